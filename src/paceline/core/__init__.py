@@ -1,0 +1,8 @@
+"""The mathematics, on tensors alone: no models, no files, no globals.
+
+- `sampling`: logits to probabilities, the one place where that happens; drawing from them
+- `divergences`, `reduction`, `fused`: losses per token; the one mean; head and loss in chunks
+- `rules`: how a drafted token is kept, and the distribution that this makes
+- `verification`: accept, recover, bonus, over a batch of blocks
+- `stats`, `speed`, `bootstrap`: counts and rates; what speed they promise; intervals
+"""

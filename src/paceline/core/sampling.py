@@ -1,0 +1,109 @@
+"""Logits to probabilities, for target and draft alike, and drawing from them.
+
+Every probability that decoding or measurement uses is made here, in float32, so that a draft equal
+to its target has equal probabilities to the last bit.
+"""
+
+# B batch, N positions, V vocabulary
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from paceline.config import StrictModel
+
+
+class SamplingParams(StrictModel):
+    """How a distribution is shaped before a token is drawn; 0 for `top_k` means all tokens."""
+
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    @property
+    def greedy(self) -> bool:
+        """Temperature 0: all mass on the likeliest token."""
+        return self.temperature == 0
+
+
+def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The distribution that tokens are drawn from.
+
+    Temperature first, then top-k, then top-p on what is left, then renormalised, the order of
+    transformers and vLLM. The likeliest token always stays. Temperature 0 is one-hot at the first
+    maximum. The repetition penalty needs the context: `apply_repetition_penalty` comes before.
+
+    Shapes: logits [..., V] -> probs [..., V], float32.
+    """
+    logits = logits.float()
+    if params.greedy:
+        best = logits.argmax(-1, keepdim=True)
+        return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+    # The largest logit goes to 0 first, or a tiny temperature overflows to inf - inf.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / params.temperature
+    if 0 < params.top_k < scaled.shape[-1]:
+        scaled = _keep_top_k(scaled, params.top_k)
+    probs = scaled.softmax(-1)
+    if params.top_p < 1:
+        probs = _keep_top_p(probs, params.top_p)
+    return probs
+
+
+def _keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """Exactly k tokens stay, ties broken by the sort, never k and its equals."""
+    kept = logits.topk(k, dim=-1).indices
+    mask = torch.ones_like(logits, dtype=torch.bool).scatter(-1, kept, value=False)
+    return logits.masked_fill(mask, -torch.inf)
+
+
+def _keep_top_p(probs: Tensor, top_p: float) -> Tensor:
+    """The smallest set of likeliest tokens whose mass reaches top_p."""
+    ordered, indices = probs.sort(dim=-1, descending=True, stable=True)
+    mass_before = ordered.cumsum(-1) - ordered
+    keep = mass_before < top_p
+    keep[..., 0] = True
+    kept = torch.zeros_like(probs).scatter(-1, indices, ordered * keep)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Divide positive logits of seen tokens by the penalty, multiply negative ones (CTRL).
+
+    Shapes: logits [..., V], seen bool, broadcast to it -> [..., V], float32.
+    Paper: Keskar et al. 2019, section 4.1. Differs: negative logits are multiplied, as in
+    transformers, so that a penalty above 1 always lowers the token.
+    """
+    logits = logits.float()
+    if penalty == 1:
+        return logits
+    penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(seen, penalised, logits)
+
+
+def mark_seen(tokens_BN: Tensor, seen_BV: Tensor) -> Tensor:
+    """What has been seen before each position of a block and before the one after it.
+
+    Shapes: tokens [B, N], seen at the block's start [B, V] -> bool [B, N + 1, V].
+    """
+    num_new = tokens_BN.shape[1]
+    seen = seen_BV[:, None].repeat(1, num_new + 1, 1)
+    for position in range(num_new):
+        index = tokens_BN[:, position, None, None].expand(-1, num_new - position, 1)
+        seen[:, position + 1 :].scatter_(-1, index, value=True)
+    return seen
+
+
+def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """Draw one token a row by inverse CDF: one uniform in [0, 1) a draw, [B].
+
+    A token of probability 0 is never drawn: the sum runs in float64 and the uniform is scaled to
+    the row's own total.
+    """
+    cdf = probs_BV.double().cumsum(-1)
+    points = uniforms_B.to(cdf).unsqueeze(-1) * cdf[..., -1:]
+    index = torch.searchsorted(cdf, points, right=True).squeeze(-1)
+    # Rounding can lift the point onto the total: then the last token that has mass is meant.
+    last = (probs_BV > 0).long().cumsum(-1).argmax(-1)
+    return torch.minimum(index, last)

@@ -1,0 +1,74 @@
+"""Counts of a decoding run; every rate is derived from them.
+
+Counts add over blocks, rows and machines; rates do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(frozen=True)
+class DecodeStats:
+    """What happened while decoding.
+
+    A token counts once, by where it came from: the prefill pass (`num_prefill_tokens`: the first
+    token of a text), an accepted draft, a recovered token, a bonus token. Drafted tokens behind an
+    accepted stop token or beyond the token budget are neither examined nor counted.
+    """
+
+    num_blocks: int = 0
+    """Target passes after the prefill; a plain autoregressive step is a block with no draft."""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_recovered: int = 0
+    num_bonus: int = 0
+    num_prefill_tokens: int = 0
+    accepted_histogram: tuple[int, ...] = field(default=())
+    """How many blocks had 0, 1, 2 ... drafted tokens accepted."""
+
+    def __add__(self, other: DecodeStats) -> DecodeStats:
+        totals: dict[str, int] = {}
+        for entry in fields(self):
+            if entry.name != "accepted_histogram":
+                totals[entry.name] = getattr(self, entry.name) + getattr(other, entry.name)
+        longer, shorter = self.accepted_histogram, other.accepted_histogram
+        if len(longer) < len(shorter):
+            longer, shorter = shorter, longer
+        padded = shorter + (0,) * (len(longer) - len(shorter))
+        histogram = tuple(a + b for a, b in zip(longer, padded, strict=True))
+        return DecodeStats(**totals, accepted_histogram=histogram)
+
+    @property
+    def num_target_calls(self) -> int:
+        """Target passes that judged a block (the prefill is not one)."""
+        return self.num_blocks
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens that blocks gave: accepted, recovered and bonus."""
+        return self.num_accepted + self.num_recovered + self.num_bonus
+
+    @property
+    def num_examined(self) -> int:
+        """Drafted tokens looked at: the accepted ones and the first rejected one of a block."""
+        return self.num_accepted + self.num_recovered
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / examined; NaN if nothing was examined."""
+        return _ratio(self.num_accepted, self.num_examined)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted, the number that vLLM reports; NaN if nothing was drafted."""
+        return _ratio(self.num_accepted, self.num_drafted)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens per target call, bonus and recovered tokens included; NaN without a call."""
+        return _ratio(self.num_emitted, self.num_target_calls)
+
+
+def _ratio(numerator: int, denominator: int) -> float:
+    return numerator / denominator if denominator else float("nan")

@@ -1,0 +1,75 @@
+"""One block judged: how many drafted tokens stay, and which token follows them.
+
+A row of the batch may have drafted fewer tokens than the widest one (its budget ends, or a policy
+stopped early); what lies beyond its own count is neither examined nor kept.
+"""
+
+# B batch, G gamma (widest block), V vocabulary
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.core.sampling import sample
+
+if TYPE_CHECKING:
+    from paceline.core.rules import Rule
+
+
+class Verdict(NamedTuple):
+    """Per row: drafted tokens kept, the token that follows them, and whether it is a bonus."""
+
+    num_accepted_B: Tensor
+    next_tokens_B: Tensor
+    is_bonus_B: Tensor
+
+
+def verify(
+    drafted_BG: Tensor,
+    num_drafted_B: Tensor,
+    draft_probs_BGV: Tensor,
+    target_probs_BHV: Tensor,
+    rule: Rule,
+    *,
+    accept_uniforms_BG: Tensor,
+    next_uniforms_B: Tensor,
+) -> Verdict:
+    """Keep drafted tokens until the first rejection, then recover; if all stay, draw a bonus.
+
+    Shapes: drafted [B, G], draft_probs [B, G, V], target_probs [B, G + 1, V] (the last one after
+    all drafted tokens), uniforms in [0, 1) -> [B] each.
+    Paper: Zhou et al. 2023, algorithm A.1.
+    """
+    num_accepted_B = count_accepted(
+        drafted_BG, num_drafted_B, draft_probs_BGV, target_probs_BHV, rule, accept_uniforms_BG
+    )
+    is_bonus_B = num_accepted_B == num_drafted_B
+    rows = torch.arange(drafted_BG.shape[0], device=drafted_BG.device)
+    next_probs_BV = target_probs_BHV[rows, num_accepted_B]
+    rejected = rows[~is_bonus_B]
+    if rejected.numel():
+        draft_probs_RV = draft_probs_BGV[rejected, num_accepted_B[rejected]]
+        next_probs_BV[rejected] = rule.residual(next_probs_BV[rejected], draft_probs_RV)
+    return Verdict(num_accepted_B, sample(next_probs_BV, next_uniforms_B), is_bonus_B)
+
+
+def count_accepted(
+    drafted_BG: Tensor,
+    num_drafted_B: Tensor,
+    draft_probs_BGV: Tensor,
+    target_probs_BHV: Tensor,
+    rule: Rule,
+    accept_uniforms_BG: Tensor,
+) -> Tensor:
+    """Length of the accepted prefix of each row, [B]."""
+    gamma = drafted_BG.shape[1]
+    # The rule looks at the drafted tokens' entries alone: G numbers a row instead of G x V.
+    p_BG1 = target_probs_BHV[:, :gamma].gather(-1, drafted_BG[..., None])
+    q_BG1 = draft_probs_BGV.gather(-1, drafted_BG[..., None])
+    accept_probs_BG = rule.accept_probs(p_BG1, q_BG1).squeeze(-1)
+    was_drafted_BG = torch.arange(gamma, device=drafted_BG.device) < num_drafted_B[:, None]
+    # In float64: a uniform just below 1 must not round up to it and reject a sure token.
+    kept_BG = (accept_uniforms_BG.double() < accept_probs_BG.double()) & was_drafted_BG
+    return kept_BG.long().cumprod(-1).sum(-1)

@@ -1,0 +1,232 @@
+"""Text that comes from outside: prompts, prompt-completion pairs, documents and chats.
+
+Reads `.txt` (a text a line), `.jsonl`, a directory of data files or a data set of the hub, and says
+which line is wrong. What becomes of a text in training is decided in `sources`; how it becomes
+tokens, in `tokens`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from paceline.config import StrictModel
+from paceline.errors import PromptError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Text = str | list[int]
+Message = dict[str, str]
+
+_WANTED = "wanted one of prompt, text, messages, tokens"
+
+
+class CorpusConfig(StrictModel):
+    """Where text is; a plain string stands for `path` alone.
+
+    Attributes:
+        path: A `.txt` or `.jsonl` file, a directory of data files, or a hub name such as `gsm8k`.
+        split: Of a data set; a file has none.
+        subset: Of a data set, such as `main` of `gsm8k`.
+        prompt_field: Column of the prompt where it is not called so; `a.b` for a nested one.
+        completion_field: Column of the completion, the same way.
+        limit: Read only the first so many texts.
+    """
+
+    path: str = Field(min_length=1)
+    split: str = "train"
+    subset: str | None = None
+    prompt_field: str | None = None
+    completion_field: str | None = None
+    limit: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_path(cls, value: Any) -> Any:
+        return {"path": str(value)} if isinstance(value, str | Path) else value
+
+    @model_validator(mode="after")
+    def _completion_needs_prompt(self) -> CorpusConfig:
+        if self.completion_field is not None and self.prompt_field is None:
+            raise ValueError("completion_field needs prompt_field beside it")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One text as it was found; `where` is what an error message calls it.
+
+    A document has `text`, a prompt has `text` and perhaps `completion`, a chat has `messages`.
+    """
+
+    where: str
+    kind: Literal["document", "prompt", "chat"]
+    text: Text = ""
+    completion: Text | None = None
+    messages: tuple[Message, ...] = ()
+
+
+def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
+    """Read every text of a corpus.
+
+    Raises:
+        PromptError: nothing there, nothing in it, or a malformed line (which is named).
+    """
+    corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=str(corpus))
+    path = Path(corpus.path)
+    match path.suffix.lower():
+        case ".txt":
+            found = _read_text(path)
+        case ".jsonl":
+            found = (_record(row, where, corpus) for row, where in _read_json_lines(path))
+        case _:
+            found = (_record(row, where, corpus) for row, where in _read_dataset(corpus))
+    records: list[Record] = []
+    for record in found:
+        records.append(record)
+        if len(records) == corpus.limit:
+            break
+    if not records:
+        raise PromptError(f"{corpus.path} holds no text; it needs at least one line of it")
+    return records
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines that are not blank, each with its name."""
+    if not path.exists():
+        raise PromptError(f"no file at {path}; check the path")
+    try:
+        with path.open("rb") as stream:
+            for number, raw in enumerate(stream, start=1):
+                where = f"{path} line {number}"
+                try:
+                    # A byte order mark can only stand at the very beginning.
+                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                except UnicodeDecodeError:
+                    raise PromptError(f"{where} is not UTF-8; convert the file to UTF-8") from None
+                if line:
+                    yield line, where
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}; name a text file") from None
+
+
+def _read_text(path: Path) -> Iterator[Record]:
+    for line, where in _read_lines(path):
+        yield Record(where, "document", text=line)
+
+
+def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    for line, where in _read_lines(path):
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            raise PromptError(
+                f"{where} is not JSON: {_shorten(line)}; write an object a line"
+            ) from None
+        if not isinstance(row, dict):
+            raise PromptError(
+                f"{where} is not a JSON object: {_shorten(line)}; {_WANTED} as its key"
+            )
+        yield row, where
+
+
+def _read_dataset(corpus: CorpusConfig) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """A directory of data files or a data set of the hub, through the datasets library."""
+    path = Path(corpus.path)
+    if path.is_file():
+        raise PromptError(f"cannot read {path}: unknown kind of file; wanted .txt or .jsonl")
+    if not path.exists() and (path.is_absolute() or corpus.path.startswith((".", "~"))):
+        raise PromptError(f"nothing at {path}; check the path")
+    # Slow to import, and most runs read a plain file.
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(corpus.path, corpus.subset, split=corpus.split)
+    except Exception as error:
+        # The library raises a dozen kinds of error, by version, for one missing data set.
+        reason = _shorten(" ".join(str(error).split()), 160)
+        raise PromptError(
+            f"cannot load {corpus.path} (subset {corpus.subset}, split {corpus.split}) as a file, "
+            f"directory or hub data set: {reason}"
+        ) from None
+    for number, row in enumerate(rows):
+        assert isinstance(row, dict)
+        yield row, f"{corpus.path} row {number}"
+
+
+def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
+    """Make sense of one object, by the columns that were named or by its keys."""
+    if corpus.prompt_field is not None:
+        completion = None
+        if corpus.completion_field is not None:
+            completion = _text(_column(row, corpus.completion_field, where), "completion", where)
+        prompt = _text(_column(row, corpus.prompt_field, where), corpus.prompt_field, where)
+        return Record(where, "prompt", text=prompt, completion=completion)
+    match row:
+        case {"messages": messages}:
+            return Record(where, "chat", messages=_messages(messages, where))
+        case {"prompt": prompt}:
+            completion = row.get("completion")
+            if completion is not None:
+                completion = _text(completion, "completion", where)
+            return Record(
+                where, "prompt", text=_text(prompt, "prompt", where), completion=completion
+            )
+        case {"text": text}:
+            return Record(where, "document", text=_text(text, "text", where))
+        case {"tokens": tokens} if not isinstance(tokens, str):
+            return Record(where, "document", text=_text(tokens, "tokens", where))
+    keys = ", ".join(map(str, row)) or "none"
+    raise PromptError(f"{where} has the keys {keys}; {_WANTED}, or name the column by prompt_field")
+
+
+def _column(row: Mapping[str, Any], dotted: str, where: str) -> Any:
+    value: Any = row
+    for key in dotted.split("."):
+        if not isinstance(value, dict) or key not in value:
+            keys = ", ".join(map(str, row))
+            raise PromptError(f"{where} has no column {dotted}; its columns are {keys}")
+        value = value[key]
+    return value
+
+
+def _text(value: Any, name: str, where: str) -> Text:
+    """A string, or a list of token numbers, that is not empty."""
+    if isinstance(value, str):
+        if not value.strip():
+            raise PromptError(f"{where} has an empty {name}; fill it or leave the line out")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise PromptError(f"{where} has half of a UTF-16 pair in its {name}; repair the text")
+        return value
+    if isinstance(value, list) and all(type(token) is int and token >= 0 for token in value):
+        if not value:
+            raise PromptError(f"{where} has an empty {name}; fill it or leave the line out")
+        return value
+    kind = type(value).__name__
+    raise PromptError(f"{where} has a {kind} as {name}; wanted a string or a list of token numbers")
+
+
+def _messages(value: Any, where: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise PromptError(f"{where} has no list of messages; wanted objects with role and content")
+    for message in value:
+        match message:
+            case {"role": str(), "content": str()}:
+                continue
+        raise PromptError(
+            f"{where} has the message {_shorten(str(message))}; wanted role and content, both strings"
+        )
+    if len(value) == 1 and value[0]["role"] == "assistant":
+        raise PromptError(
+            f"{where} has nothing but an answer; wanted a message to answer before it"
+        )
+    return tuple(value)
+
+
+def _shorten(text: str, width: int = 60) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,103 @@
+"""What every way of decoding has in common: requests in, blocks and generations out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.sampling import SamplingParams, apply_repetition_penalty, to_probs
+from paceline.decode.text import start_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.decode.result import Block, Generation
+    from paceline.decode.text import Text
+    from paceline.models.session import Model
+
+
+class Decoder(ABC):
+    """A target and a way to shape its distributions; subclasses say how blocks are made."""
+
+    def __init__(self, target: Model, sampling: SamplingParams) -> None:
+        self.target = target
+        self.sampling = sampling
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int = 128,
+        seed: int | Sequence[int] = 0,
+        eos_token_ids: Sequence[int] | None = None,
+    ) -> list[Generation]:
+        """Continue each prompt; one generation a prompt, in order.
+
+        A row's text depends on its own prompt and seed alone (in float32). Row i of an integer
+        seed s has the seed s + i; a list gives each row its own. `eos_token_ids` None: the
+        target's; an empty list: never stop early.
+
+        Raises:
+            UsageError: an empty prompt, a budget below 1, a prompt longer than the context.
+        """
+        texts = self._start(prompts, max_new_tokens, seed, eos_token_ids)
+        for _ in self._blocks(texts):
+            pass
+        return [text.finish() for text in texts]
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int = 128,
+        seed: int = 0,
+        eos_token_ids: Sequence[int] | None = None,
+    ) -> Iterator[Block]:
+        """Continue one prompt, yielding each block as it is made: the tokens of `generate`."""
+        for _, block in self._blocks(self._start([prompt], max_new_tokens, seed, eos_token_ids)):
+            yield block
+
+    def _start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        seed: int | Sequence[int],
+        eos_token_ids: Sequence[int] | None,
+    ) -> list[Text]:
+        stops = self.target.eos_token_ids if eos_token_ids is None else eos_token_ids
+        return start_texts(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            stops=frozenset(stops),
+            max_length=self._usable_length(),
+        )
+
+    def _usable_length(self) -> int | None:
+        """Longest text, prompt included, that this way of decoding can reach."""
+        return self.target.max_length
+
+    @abstractmethod
+    def _blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
+        """Work on the texts until all have ended, yielding each block with its text."""
+
+    def _probs(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        """Logits to probabilities, the same way for target and draft. [..., V] -> [..., V]."""
+        if seen is not None:
+            logits = apply_repetition_penalty(logits, seen, self.sampling.repetition_penalty)
+        return to_probs(logits, self.sampling)
+
+    def _seen(self, texts: Sequence[Text]) -> Tensor | None:
+        """Which tokens each text holds, [B, V]; None where no penalty asks."""
+        if self.sampling.repetition_penalty == 1:
+            return None
+        seen_BV = torch.zeros(len(texts), self.target.vocab_size, dtype=torch.bool)
+        for row, text in enumerate(texts):
+            seen_BV[row, text.prompt + text.tokens] = True
+        return seen_BV
+
+
+def live_rows(texts: Sequence[Text]) -> list[int]:
+    """Rows whose text has not ended."""
+    return [row for row, text in enumerate(texts) if text.stop_reason is None]

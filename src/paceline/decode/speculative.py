@@ -1,0 +1,167 @@
+"""Speculative decoding: propose, extend, verify, roll back.
+
+Between blocks, of a text of L tokens the target's session holds L - 1 and the draft's L - 2. So the
+draft starts every block with the last two tokens, whether the block before was accepted whole (it
+has not read its own last token then) or not, and both forget the same number of tokens.
+
+    text        a b c d | e            L = 5: target holds a b c d, draft holds a b c
+    propose     draft reads d e, then x, then y        drafted x y z (gamma 3)
+    extend      target reads e x y z                    4 distributions
+    verify      x stays, y is rejected, y' replaces it  accepted 1
+    roll back   both forget 3 - 1 = 2 tokens            text a b c d e x y', L = 7
+"""
+
+# B batch, G gamma, V vocabulary
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.core.rules import Lossless
+from paceline.core.sampling import SamplingParams, mark_seen, sample
+from paceline.core.verification import verify
+from paceline.decode.decoder import Decoder, live_rows
+from paceline.errors import UsageError
+from paceline.models.vocabulary import check_same_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.core.rules import Rule
+    from paceline.core.verification import Verdict
+    from paceline.decode.result import Block
+    from paceline.decode.text import Text
+    from paceline.models.session import Model, ModelSession
+
+
+class _Proposal(NamedTuple):
+    tokens_BG: Tensor
+    probs_BGV: Tensor
+
+
+class SpeculativeDecoder(Decoder):
+    """The draft proposes gamma tokens; the target judges them in one pass, by the rule.
+
+    Paper: Zhou et al. 2023, algorithm A.1.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        draft: Model,
+        rule: Rule | None = None,
+        gamma: int = 5,
+        sampling: SamplingParams | None = None,
+    ) -> None:
+        if gamma < 1:
+            raise UsageError(
+                f"gamma must be 1 or more, got {gamma}; AutoregressiveDecoder drafts nothing"
+            )
+        check_same_vocabulary(target, draft)
+        super().__init__(target, sampling or SamplingParams())
+        self.draft = draft
+        self.rule = rule or Lossless()
+        self.gamma = gamma
+
+    def _usable_length(self) -> int | None:
+        # A block may read gamma tokens that are then forgotten: they need room.
+        limits = [model.max_length for model in (self.target, self.draft)]
+        known = [limit for limit in limits if limit is not None]
+        return min(known) - self.gamma if known else None
+
+    @torch.inference_mode()
+    def _blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
+        target, draft = self.target.start_session(), self.draft.start_session()
+        texts = list(texts)
+        yield from self._prefill(target, draft, texts)
+        while live := live_rows(texts):
+            if len(live) < len(texts):
+                texts = [texts[row] for row in live]
+                target.keep_rows(torch.tensor(live))
+                draft.keep_rows(torch.tensor(live))
+            yield from self._block(target, draft, texts)
+
+    def _prefill(
+        self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]
+    ) -> Iterator[tuple[Text, Block]]:
+        """Read the prompts; the target's pass gives each text its first token."""
+        prompts = [text.prompt for text in texts]
+        first_probs_BV = self._probs(target.prefill(prompts), self._seen(texts))
+        draft.prefill(prompts)
+        draft.rollback(torch.ones(len(texts), dtype=torch.int64))
+        uniforms_B = torch.cat([text.draw_choice() for text in texts])
+        for text, token in zip(texts, sample(first_probs_BV, uniforms_B).cpu(), strict=True):
+            yield text, text.add_first(int(token))
+
+    def _block(
+        self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]
+    ) -> Iterator[tuple[Text, Block]]:
+        # A block gives at most one token more than it drafted: no text drafts past its budget.
+        num_drafted_B = torch.tensor([min(self.gamma, text.remaining - 1) for text in texts])
+        gamma = int(num_drafted_B.max())
+        seen_BV = self._seen(texts)
+        drafted = self._propose(draft, texts, gamma, seen_BV)
+        verdict = self._judge(target, texts, drafted, num_drafted_B, seen_BV)
+        num_discarded_B = gamma - verdict.num_accepted_B
+        target.rollback(num_discarded_B)
+        if gamma:
+            draft.rollback(num_discarded_B)
+        for row, text in enumerate(texts):
+            kept = drafted.tokens_BG[row, : int(verdict.num_accepted_B[row])]
+            block = text.add_block(
+                [int(token) for token in kept],
+                int(verdict.next_tokens_B[row]),
+                num_drafted=int(num_drafted_B[row]),
+            )
+            yield text, block
+
+    def _propose(
+        self, draft: ModelSession, texts: Sequence[Text], gamma: int, seen_BV: Tensor | None
+    ) -> _Proposal:
+        """Draft gamma tokens a row, one pass each."""
+        # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
+        uniforms_BG = torch.stack([text.draw_draft(self.gamma) for text in texts])
+        unread = torch.tensor([text.last_two for text in texts])
+        seen_BV = None if seen_BV is None else seen_BV.clone()
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        for position in range(gamma):
+            probs_BV = self._probs(draft.extend(unread)[:, -1], seen_BV)
+            tokens_B = sample(probs_BV, uniforms_BG[:, position])
+            if seen_BV is not None:
+                seen_BV.scatter_(1, tokens_B[:, None].to(seen_BV.device), value=True)
+            tokens.append(tokens_B.cpu())
+            probs.append(probs_BV)
+            unread = tokens[-1][:, None]
+        if not tokens:
+            empty = torch.zeros(len(texts), 0, dtype=torch.int64)
+            return _Proposal(empty, torch.zeros(len(texts), 0, self.target.vocab_size))
+        return _Proposal(torch.stack(tokens, 1), torch.stack(probs, 1))
+
+    def _judge(
+        self,
+        target: ModelSession,
+        texts: Sequence[Text],
+        drafted: _Proposal,
+        num_drafted_B: Tensor,
+        seen_BV: Tensor | None,
+    ) -> Verdict:
+        """One target pass over the newest token and the drafted ones, then the rule."""
+        newest_B1 = torch.tensor([[text.tokens[-1]] for text in texts])
+        logits_BHV = target.extend(torch.cat([newest_B1, drafted.tokens_BG], 1))
+        seen_BHV = None if seen_BV is None else mark_seen(drafted.tokens_BG, seen_BV)
+        target_probs_BHV = self._probs(logits_BHV, seen_BHV)
+        uniforms_BG = torch.stack([text.draw_accept(self.gamma) for text in texts])
+        device = target_probs_BHV.device
+        verdict = verify(
+            drafted.tokens_BG.to(device),
+            num_drafted_B.to(device),
+            drafted.probs_BGV.to(device),
+            target_probs_BHV,
+            self.rule,
+            accept_uniforms_BG=uniforms_BG[:, : drafted.tokens_BG.shape[1]].to(device),
+            next_uniforms_B=torch.cat([text.draw_choice() for text in texts]).to(device),
+        )
+        return type(verdict)(*(part.cpu() for part in verdict))

@@ -1,0 +1,152 @@
+"""One text under construction: what was asked for, its random streams, what it has so far.
+
+A text's streams are its own, and a block draws the same count of numbers from each whatever else
+is in the batch. So a request gives one text, alone or in company.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.stats import DecodeStats
+from paceline.decode.result import Block, Generation
+from paceline.errors import ContextLengthError, PromptError, UsageError
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from paceline.decode.result import Source, StopReason
+
+
+class Text:
+    """A prompt and the tokens that followed it so far."""
+
+    def __init__(
+        self, prompt: Sequence[int], budget: int, stops: Collection[int], seed: int, *, cut: bool
+    ) -> None:
+        self.prompt = list(prompt)
+        self.tokens: list[int] = []
+        self.stats = DecodeStats()
+        self.stop_reason: StopReason | None = None
+        self._budget = budget
+        self._stops = stops
+        self._cut = cut
+        self._drafting = named_generator(seed, "draft")
+        self._accepting = named_generator(seed, "accept")
+        self._choosing = named_generator(seed, "choose")
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still wanted."""
+        return self._budget - len(self.tokens)
+
+    @property
+    def last_two(self) -> tuple[int, int]:
+        """The two newest tokens; there is at least one prompt token and one new one."""
+        before = self.tokens[-2] if len(self.tokens) > 1 else self.prompt[-1]
+        return before, self.tokens[-1]
+
+    def draw_draft(self, count: int) -> Tensor:
+        """Uniforms for drafting, [count] float64."""
+        return _uniforms(count, self._drafting)
+
+    def draw_accept(self, count: int) -> Tensor:
+        """Uniforms for accepting, [count] float64."""
+        return _uniforms(count, self._accepting)
+
+    def draw_choice(self) -> Tensor:
+        """One uniform for the token that the target adds itself, [1] float64."""
+        return _uniforms(1, self._choosing)
+
+    def add_first(self, token: int) -> Block:
+        """Take the token that the pass over the prompt gave."""
+        self._append(token)
+        self.stats += DecodeStats(num_prefill_tokens=1)
+        return Block((token,), ("prefill",), num_drafted=0)
+
+    def add_block(self, accepted: Sequence[int], last: int, *, num_drafted: int) -> Block:
+        """Take accepted tokens and the one after them, up to a stop token or the budget.
+
+        The last token is a bonus if everything drafted was accepted, else a recovered one.
+        """
+        last_source: Source = "bonus" if len(accepted) == num_drafted else "recovered"
+        sources: list[Source] = []
+        for token in accepted:
+            self._append(token)
+            sources.append("accepted")
+            if self.stop_reason:
+                break
+        else:
+            self._append(last)
+            sources.append(last_source)
+        self._count(sources, num_drafted)
+        new = tuple(self.tokens[len(self.tokens) - len(sources) :])
+        return Block(new, tuple(sources), num_drafted)
+
+    def finish(self) -> Generation:
+        """The finished text."""
+        assert self.stop_reason is not None, "the text has not ended"
+        return Generation(self.tokens, self.stop_reason, self.stats)
+
+    def _append(self, token: int) -> None:
+        self.tokens.append(token)
+        if token in self._stops:
+            self.stop_reason = "eos"
+        elif self.remaining == 0:
+            self.stop_reason = "context" if self._cut else "length"
+
+    def _count(self, sources: Sequence[Source], num_drafted: int) -> None:
+        num_accepted = sources.count("accepted")
+        self.stats += DecodeStats(
+            num_blocks=1,
+            num_drafted=num_drafted,
+            num_accepted=num_accepted,
+            num_recovered=sources.count("recovered"),
+            num_bonus=sources.count("bonus"),
+            accepted_histogram=(0,) * num_accepted + (1,),
+        )
+
+
+def start_texts(
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    seed: int | Sequence[int],
+    stops: Collection[int],
+    max_length: int | None,
+) -> list[Text]:
+    """Check what was asked for and open one text a prompt.
+
+    Raises:
+        UsageError: no prompt, a bad budget, or seeds that do not match the prompts.
+        ContextLengthError: a prompt leaves no room for a token.
+    """
+    if not prompts:
+        raise PromptError("got no prompt; give at least one list of token ids")
+    if max_new_tokens < 1:
+        raise UsageError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
+    seeds = [seed + row for row in range(len(prompts))] if isinstance(seed, int) else list(seed)
+    if len(seeds) != len(prompts):
+        raise UsageError(f"got {len(seeds)} seeds for {len(prompts)} prompts; give one each")
+    texts: list[Text] = []
+    for row, (prompt, row_seed) in enumerate(zip(prompts, seeds, strict=True)):
+        if not prompt:
+            raise PromptError(f"prompt {row} is empty; every prompt needs at least one token")
+        room = max_new_tokens if max_length is None else max_length - len(prompt)
+        if room < 1:
+            raise ContextLengthError(
+                f"prompt {row} has {len(prompt)} tokens and the context holds {max_length} "
+                "(what a block needs is kept free); shorten the prompt"
+            )
+        budget = min(max_new_tokens, room)
+        texts.append(Text(prompt, budget, stops, row_seed, cut=room < max_new_tokens))
+    return texts
+
+
+def _uniforms(count: int, rng: torch.Generator) -> Tensor:
+    # float64: in float32 a token rarer than 2^-24 could not be drawn at its own rate.
+    return torch.rand(count, generator=rng, dtype=torch.float64)

@@ -1,0 +1,15 @@
+"""Models behind one seam: load them, wrap them, read texts with them, cut drafts out of them.
+
+session.py    the contract of decoding with models (ModelSession, Model)
+causal.py     any decoder-only transformers model behind it
+loading.py    hub id, local directory or GGUF file -> CausalModel
+vocabulary.py may these two models speculate together?
+draft.py      a draft from some of the target's layers; save it as an ordinary directory
+kernels.py    16-bit weights for CPUs that have no 16-bit arithmetic
+fakes.py      table models for tests
+"""
+
+from paceline.models.causal import CausalModel, wrap_model
+from paceline.models.loading import load_model
+
+__all__ = ["CausalModel", "load_model", "wrap_model"]

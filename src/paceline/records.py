@@ -1,0 +1,199 @@
+"""What is written to disk: atomic files and directories, JSON lines, run directories.
+
+A reader never sees half a file: everything is written beside its place and moved there whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.config import StrictModel
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk or a place that cannot be written into one clear line.
+
+    Libraries below wrap the operating system's error in exceptions of their own, so the text
+    is looked at as well.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        code = error.errno if isinstance(error, OSError) else None
+        full = code in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
+        if not full and not isinstance(error, PermissionError | NotADirectoryError):
+            raise
+        reason = "the disk is full" if full else f"it cannot be written ({error})"
+        raise StorageError(
+            f"could not write {path}: {reason}; what was written before is intact: "
+            "free some space or choose another place, and run again"
+        ) from error
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield a scratch directory that becomes `path` when the block ends without an error.
+
+    An existing `path` is replaced whole. On any error nothing of the scratch directory remains.
+    """
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        try:
+            yield scratch
+            if path.exists():
+                old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+                path.replace(old / "was")
+                scratch.replace(path)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                scratch.replace(path)
+            path.chmod(0o755)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+
+
+def append_jsonl(path: Path, row: dict[str, Any]) -> None:
+    """Append one row and hand it to the operating system before returning."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read rows; a last line torn by a kill is left out."""
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number != len(lines) - 1:
+                raise
+    return rows
+
+
+def config_hash(config: StrictModel) -> str:
+    """A short digest of the resolved configuration."""
+    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware and git state, for manifests and reports."""
+    packages = ("paceline", "torch", "transformers", "accelerate", "datasets", "safetensors")
+    versions: dict[str, str] = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "versions": versions,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpu_count": os.cpu_count(),
+        "git": _git_state(),
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the source tree, where Paceline runs from one."""
+    source = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(source), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", str(source))
+        return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+class RunDirectory:
+    """One run: manifest.json, metrics.jsonl, checkpoints/, result.json."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = path / "manifest.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.result = path / "result.json"
+
+    def write_manifest(self, config: StrictModel) -> None:
+        """Record the resolved configuration, its hash and where it runs."""
+        content = {
+            "config": config.model_dump(mode="json"),
+            "config_hash": config_hash(config),
+            "environment": environment(),
+        }
+        atomic_write_text(self.manifest, json.dumps(content, indent=2) + "\n")
+
+    def read_manifest(self) -> dict[str, Any] | None:
+        """The manifest of an earlier start of this run, if there was one."""
+        if not self.manifest.exists():
+            return None
+        return json.loads(self.manifest.read_text(encoding="utf-8"))
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Record what the run found."""
+        atomic_write_text(self.result, json.dumps(result, indent=2) + "\n")
+
+    def read_result(self) -> dict[str, Any] | None:
+        """The result, if the run has ended."""
+        if not self.result.exists():
+            return None
+        return json.loads(self.result.read_text(encoding="utf-8"))
