@@ -61,6 +61,8 @@ def atomic_write_text(path: Path, text: str) -> None:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
+            # mkstemp makes files that nobody else can read.
+            Path(name).chmod(0o644)
             Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -81,7 +83,12 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             if path.exists():
                 old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
                 path.replace(old / "was")
-                scratch.replace(path)
+                try:
+                    scratch.replace(path)
+                except BaseException:
+                    (old / "was").replace(path)
+                    old.rmdir()
+                    raise
                 shutil.rmtree(old, ignore_errors=True)
             else:
                 scratch.replace(path)
@@ -95,8 +102,26 @@ def append_jsonl(path: Path, row: dict[str, Any]) -> None:
     """Append one row and hand it to the operating system before returning."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _mend_last_line(path)
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
+
+
+def _mend_last_line(path: Path) -> None:
+    """Cut off a torn last line, or the next row would be glued to it and both lost."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as stream:
+        stream.seek(-1, os.SEEK_END)
+        if stream.read(1) == b"\n":
+            return
+        stream.seek(0)
+        whole, _, torn = stream.read().rpartition(b"\n")
+        try:
+            json.loads(torn)
+            stream.write(b"\n")
+        except ValueError:
+            stream.truncate(len(whole) + 1 if whole else 0)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -4,5 +4,6 @@
 - `divergences`, `reduction`, `fused`: losses per token; the one mean; head and loss in chunks
 - `rules`: how a drafted token is kept, and the distribution that this makes
 - `verification`: accept, recover, bonus, over a batch of blocks
-- `stats`, `speed`, `bootstrap`: counts and rates; what speed they promise; intervals
+- `stats`, `speed`, `bootstrap`, `goodness`: counts and rates; what speed they promise; intervals;
+  the test that a text follows a distribution
 """

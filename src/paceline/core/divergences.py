@@ -36,8 +36,11 @@ def jsd(target_log_probs: Tensor, draft_log_probs: Tensor, beta: float = 0.5) ->
     Paper: Zhou et al. 2023, section 4 and appendix A (JSD[beta]).
     """
     check_beta(beta)
+    # A token that neither can draw leaves the mixture: logaddexp's slope at (-inf, -inf) is NaN.
+    possible = (target_log_probs > -torch.inf) | (draft_log_probs > -torch.inf)
     mixture = torch.logaddexp(
-        target_log_probs + math.log(beta), draft_log_probs + math.log1p(-beta)
+        torch.where(possible, target_log_probs, 0.0) + math.log(beta),
+        torch.where(possible, draft_log_probs, 0.0) + math.log1p(-beta),
     )
     return beta * _kl(target_log_probs, mixture) + (1 - beta) * _kl(draft_log_probs, mixture)
 

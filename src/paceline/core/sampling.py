@@ -41,8 +41,10 @@ def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.greedy:
         best = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-    # The largest logit goes to 0 first, or a tiny temperature overflows to inf - inf.
-    scaled = (logits - logits.amax(-1, keepdim=True)) / params.temperature
+    # The largest logit goes to 0 first, or a tiny temperature overflows to inf - inf; one that
+    # float32 rounds to 0 would make 0 / 0 of it.
+    temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     if 0 < params.top_k < scaled.shape[-1]:
         scaled = _keep_top_k(scaled, params.top_k)
     probs = scaled.softmax(-1)

@@ -1,8 +1,8 @@
 """From acceptance and cost to speed: what speculation promises, and when it loses.
 
-gamma: tokens drafted a block; c: seconds of a draft pass / seconds of a target pass.
-Promises, not measurements: they leave out that a block of gamma + 1 tokens costs the target more
-than one token does.
+gamma: tokens drafted a block; c: seconds of a draft pass / seconds of a target pass. The papers take
+a target pass over gamma + 1 tokens for as long as one over a single token; where that does not hold,
+`block_cost_ratio` is the first divided by the second.
 """
 
 # B texts, T positions
@@ -30,9 +30,10 @@ def block_efficiency_from_text(
 
     A block started at t emits 1 + sum_i P(first i drafted tokens stay) tokens, and over y ~ p
     P(first i stay) = E[prod_{j<i} min(1, q(y_j)/p(y_j)) * beta_i], beta = sum_v min(p, q): the
-    survival of the tokens that were passed and the acceptance at the last one. Averaged over every
-    start t with gamma positions of text left. Unlike the i.i.d. estimate it knows that easy and
-    hard stretches cluster.
+    survival of the tokens that were passed and the acceptance at the last one. Every start t with
+    gamma positions of text left counts by the probability that a block starts there, given the
+    text (`_block_starts`): hard stretches are cut into more blocks. Unlike the i.i.d. estimate it
+    knows that easy and hard stretches cluster.
 
     Shapes: acceptance (beta), survival (min(1, q(y)/p(y))), mask (1 = text) [B, T] -> float.
 
@@ -57,16 +58,38 @@ def block_efficiency_from_text(
     whole = mask_BT[:, gamma - 1 :].bool()
     if not whole.any():
         raise ValueError(f"no text has {gamma} tokens; use a smaller gamma or longer texts")
-    return float(total[whole].mean())
+    weight = _block_starts(survival_BT, gamma)[:, :starts] * whole
+    return float((weight * total).sum() / weight.sum())
 
 
-def predicted_speedup(block_efficiency: float, gamma: int, cost_ratio: float) -> float:
-    """tau / (c gamma + 1).
+def _block_starts(survival_BT: Tensor, gamma: int) -> Tensor:
+    """P(a block starts at t | the text), the first one at 0. [B, T] -> [B, T].
 
-    Paper: Zhou et al. 2023, section 3.
+    Given the text, each drafted token was accepted with its survival, on its own; a rejected
+    position ends the block with the recovered token, a whole block with the bonus token.
+    """
+    batch, length = survival_BT.shape
+    starts = torch.zeros(batch, length + gamma + 1, dtype=torch.float64)
+    starts[:, 0] = 1
+    # Beyond the end nothing survives; those columns are cut off again.
+    survival = torch.nn.functional.pad(survival_BT.double(), (0, gamma))
+    for start in range(length):
+        kept = starts[:, start, None] * survival[:, start : start + gamma].cumprod(-1)
+        starts[:, start + 1] += starts[:, start]
+        starts[:, start + 1 : start + gamma + 1] -= kept
+        starts[:, start + 2 : start + gamma + 2] += kept
+    return starts[:, :length]
+
+
+def predicted_speedup(
+    block_efficiency: float, gamma: int, cost_ratio: float, block_cost_ratio: float = 1.0
+) -> float:
+    """tau / (c gamma + block_cost_ratio).
+
+    Paper: Zhou et al. 2023, section 3. Differs: theirs has block_cost_ratio 1.
     """
     _check(gamma, cost_ratio=cost_ratio)
-    return block_efficiency / (cost_ratio * gamma + 1)
+    return block_efficiency / (cost_ratio * gamma + block_cost_ratio)
 
 
 def mbsu(block_efficiency: float, gamma: int, parameter_ratio: float) -> float:
@@ -78,20 +101,21 @@ def mbsu(block_efficiency: float, gamma: int, parameter_ratio: float) -> float:
     return predicted_speedup(block_efficiency, gamma, parameter_ratio)
 
 
-def break_even_acceptance(gamma: int, cost_ratio: float) -> float:
-    """The acceptance at which speculation gains nothing: iid tau = c gamma + 1.
+def break_even_acceptance(gamma: int, cost_ratio: float, block_cost_ratio: float = 1.0) -> float:
+    """The acceptance at which speculation gains nothing: iid tau = c gamma + block_cost_ratio.
 
-    Returns: a number in [0, 1], or inf where no acceptance suffices (c >= 1).
+    Returns: a number in [0, 1], or inf where no acceptance suffices.
     """
     _check(gamma, cost_ratio=cost_ratio)
-    if gamma == 0:
+    cost = cost_ratio * gamma + block_cost_ratio
+    if cost <= 1:
         return 0.0
-    if cost_ratio >= 1:
+    if cost >= gamma + 1:
         return math.inf
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        if block_efficiency_iid(middle, gamma) < cost_ratio * gamma + 1:
+        if block_efficiency_iid(middle, gamma) < cost:
             low = middle
         else:
             high = middle

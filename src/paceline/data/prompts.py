@@ -219,7 +219,7 @@ def _messages(value: Any, where: str) -> tuple[Message, ...]:
             case {"role": str(), "content": str()}:
                 continue
         raise PromptError(
-            f"{where} has the message {_shorten(str(message))}; wanted role and content, both strings"
+            f"{where} has the message {_shorten(str(message))}; wanted role and content as strings"
         )
     if len(value) == 1 and value[0]["role"] == "assistant":
         raise PromptError(

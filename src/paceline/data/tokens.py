@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.data.prompts import CorpusConfig, Record, Text, read_records
 from paceline.errors import PromptError
@@ -47,8 +47,8 @@ def warn_of_cut_prompts(num_cut: int, num_prompts: int, max_tokens: int | None) 
     """Say once how many prompts lost their beginning."""
     if num_cut:
         warnings.warn(
-            f"{num_cut} of {num_prompts} prompts are longer than {max_tokens} tokens and lose their "
-            "beginning; raise the limit to keep them whole",
+            f"{num_cut} of {num_prompts} prompts are longer than {max_tokens} tokens and lose "
+            "their beginning; raise the limit to keep them whole",
             stacklevel=3,
         )
 
@@ -84,7 +84,8 @@ def _encode_text(
 ) -> list[int]:
     if isinstance(text, str):
         # verbose=False: a document may well be longer than the context, it is cut later.
-        return tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]  # pyright: ignore
+        tokens = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        return cast("list[int]", tokens)
     size = len(tokenizer)
     if max(text) >= size:
         raise PromptError(

@@ -58,6 +58,11 @@ class Decoder(ABC):
         for _, block in self._blocks(self._start([prompt], max_new_tokens, seed, eos_token_ids)):
             yield block
 
+    def room(self, prompt: Sequence[int]) -> int | None:
+        """New tokens that fit behind this prompt; None where the model sets no limit."""
+        limit = self._usable_length()
+        return None if limit is None else limit - len(prompt)
+
     def _start(
         self,
         prompts: Sequence[Sequence[int]],
@@ -72,6 +77,7 @@ class Decoder(ABC):
             seed=seed,
             stops=frozenset(stops),
             max_length=self._usable_length(),
+            vocab_size=self.target.vocab_size,
         )
 
     def _usable_length(self) -> int | None:
@@ -85,7 +91,8 @@ class Decoder(ABC):
     def _probs(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         """Logits to probabilities, the same way for target and draft. [..., V] -> [..., V]."""
         if seen is not None:
-            logits = apply_repetition_penalty(logits, seen, self.sampling.repetition_penalty)
+            penalty = self.sampling.repetition_penalty
+            logits = apply_repetition_penalty(logits, seen.to(logits.device), penalty)
         return to_probs(logits, self.sampling)
 
     def _seen(self, texts: Sequence[Text]) -> Tensor | None:

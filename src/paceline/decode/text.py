@@ -83,6 +83,9 @@ class Text:
         else:
             self._append(last)
             sources.append(last_source)
+        if len(sources) == sources.count("accepted"):
+            # Behind an accepted stop token nothing was examined.
+            num_drafted = len(sources)
         self._count(sources, num_drafted)
         new = tuple(self.tokens[len(self.tokens) - len(sources) :])
         return Block(new, tuple(sources), num_drafted)
@@ -118,6 +121,7 @@ def start_texts(
     seed: int | Sequence[int],
     stops: Collection[int],
     max_length: int | None,
+    vocab_size: int,
 ) -> list[Text]:
     """Check what was asked for and open one text a prompt.
 
@@ -136,6 +140,11 @@ def start_texts(
     for row, (prompt, row_seed) in enumerate(zip(prompts, seeds, strict=True)):
         if not prompt:
             raise PromptError(f"prompt {row} is empty; every prompt needs at least one token")
+        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+            raise PromptError(
+                f"prompt {row} has token ids from {min(prompt)} to {max(prompt)}, the vocabulary "
+                f"goes from 0 to {vocab_size - 1}; encode it with the target's tokenizer"
+            )
         room = max_new_tokens if max_length is None else max_length - len(prompt)
         if room < 1:
             raise ContextLengthError(

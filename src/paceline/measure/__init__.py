@@ -1,1 +1,13 @@
-""""""
+"""Is this draft worth serving, and is the output still the target's?
+
+- `measurement`: the one command: texts, acceptance, cost, prediction, paired timing, verdict
+- `acceptance`: both models over target-sampled text, teacher-forced
+- `latency`: seconds of a pass, and paired timing of whole requests
+- `verdict`: GO or NO-GO, with the reason in a sentence
+- `losslessness`: the proof that speculation leaves the target's text alone
+"""
+
+from paceline.measure.losslessness import VerifyConfig, verify_losslessness
+from paceline.measure.measurement import MeasureConfig, Measurement, measure
+
+__all__ = ["MeasureConfig", "Measurement", "VerifyConfig", "measure", "verify_losslessness"]

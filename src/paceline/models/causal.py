@@ -9,13 +9,15 @@ Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, V vocabu
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
+from paceline.errors import UnsupportedModelError
+from paceline.models.architectures import context_length, prove_rollback, refuse_by_name
 from paceline.models.session import ModelSession
 
 
@@ -37,7 +39,7 @@ class CausalModel:
         self.hf = hf
         self.tokenizer = tokenizer
         self.vocab_size = _named_tokens(tokenizer, self.head_weight.shape[0])
-        self.max_length = _context_length(hf)
+        self.max_length = context_length(hf.config)
         self.eos_token_ids = _eos_token_ids(hf, tokenizer)
         self.num_parameters = sum(weight.numel() for weight in hf.parameters())
 
@@ -211,19 +213,20 @@ def wrap_model(
     Raises:
         UnsupportedModelError: The architecture cannot roll back.
     """
-    return CausalModel(hf, tokenizer)
+    refuse_by_name(hf.config)
+    if not isinstance(hf.get_output_embeddings(), nn.Module):
+        raise UnsupportedModelError(
+            f"{type(hf).__name__} has no output head; load it with AutoModelForCausalLM"
+        )
+    model = CausalModel(hf, tokenizer)
+    prove_rollback(model)
+    return model
 
 
 def _named_tokens(tokenizer: PreTrainedTokenizerBase | None, width: int) -> int:
     if tokenizer is None:
         return width
     return min(width, max(tokenizer.get_vocab().values()) + 1)
-
-
-def _context_length(hf: PreTrainedModel) -> int | None:
-    config = hf.config.get_text_config(decoder=True)
-    length = getattr(config, "max_position_embeddings", None)
-    return int(length) if isinstance(length, int) and length > 0 else None
 
 
 def _eos_token_ids(

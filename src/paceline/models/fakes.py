@@ -87,31 +87,58 @@ class TableModel:
     def start_session(self) -> "TableSession":
         return TableSession(self)
 
+    def look_up(self, contexts: Tensor) -> Tensor:
+        """log p(next | context) for many contexts at once, [..., order] -> [..., V] float64."""
+        if self._function is not None:
+            rows = [self._function(tuple(c)).log() for c in contexts.flatten(0, -2).tolist()]
+            return torch.stack(rows).to(torch.float64).view(*contexts.shape[:-1], self.vocab_size)
+        powers = self.vocab_size ** torch.arange(self.order - 1, -1, -1)
+        return self._log_probs[(contexts * powers).sum(-1)]
+
 
 class TableSession(ModelSession):
+    """All rows in one tensor, so that a test may decode hundreds of them at once."""
+
     def __init__(self, model: TableModel) -> None:
         super().__init__(model.vocab_size, model.max_length)
         self.model = model
-        self.rows: list[list[int]] = []
+        self._history_BW = torch.zeros(0, 0, dtype=torch.int64)
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """The tokens that each row holds."""
+        lengths = self.lengths.tolist()
+        histories = self._history_BW.tolist()
+        return [row[:length] for row, length in zip(histories, lengths, strict=True)]
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        self.model.num_passes += 1
-        self.rows = [[int(token) for token in row] for row in tokens]
-        return torch.stack([self.model.log_probs(row) for row in self.rows])
+        width = max(len(row) for row in tokens)
+        padded = [[int(token) for token in row] + [0] * (width - len(row)) for row in tokens]
+        self._history_BW = torch.tensor(padded)
+        last_B = torch.tensor([len(row) - 1 for row in tokens])
+        return self._logits_at(last_B[:, None])[:, 0]
 
     def _extend(self, tokens_BN: Tensor) -> Tensor:
-        self.model.num_passes += 1
-        self.rows = self.rows or [[] for _ in tokens_BN]
-        logits = []
-        for row, new in zip(self.rows, tokens_BN.tolist(), strict=True):
-            for token in new:
-                row.append(token)
-                logits.append(self.model.log_probs(row))
-        return torch.stack(logits).view(*tokens_BN.shape, self.vocab_size)
+        tokens_BN = tokens_BN.cpu()
+        positions_BN = self.lengths[:, None] + torch.arange(tokens_BN.shape[1])
+        batch, width = len(self.lengths), int(positions_BN.max()) + 1
+        room = torch.zeros(batch, width, dtype=torch.int64)
+        old = self._history_BW[:, :width]
+        room[: len(old), : old.shape[1]] = old
+        self._history_BW = room.scatter(1, positions_BN, tokens_BN)
+        return self._logits_at(positions_BN)
 
     def _rollback(self, counts_B: Tensor) -> None:
-        for row, count in zip(self.rows, counts_B.tolist(), strict=True):
-            del row[len(row) - count :]
+        """What lies beyond `lengths` is never read and is overwritten by the next tokens."""
 
     def _keep_rows(self, rows: Tensor) -> None:
-        self.rows = [list(self.rows[index]) for index in rows.tolist()]
+        self._history_BW = self._history_BW[rows]
+
+    def _logits_at(self, positions_BN: Tensor) -> Tensor:
+        """Logits after the tokens at these positions, [B, N, V]."""
+        self.model.num_passes += 1
+        order = self.model.order
+        places_BNO = positions_BN[..., None] - torch.arange(order - 1, -1, -1)
+        flat = places_BNO.clamp(min=0).flatten(1)
+        tokens_BNO = self._history_BW.gather(1, flat).view(places_BNO.shape)
+        return self.model.look_up(torch.where(places_BNO >= 0, tokens_BNO, 0))

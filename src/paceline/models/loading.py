@@ -1,2 +1,236 @@
-def load_model(*args, **kwargs):
-    pass
+"""From a hub id, a local directory or a GGUF file to a model that can decode.
+
+Everything that can be wrong with the place is said in one line; weights that are missing or left
+over are an error, never a silent random initialisation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import huggingface_hub
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from paceline.errors import ModelLoadError, PacelineError
+from paceline.models.architectures import refuse_by_name
+from paceline.models.causal import CausalModel, wrap_model
+from paceline.models.gguf import converted_gguf
+from paceline.models.kernels import native_bfloat16
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedTokenizerBase
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") -> CausalModel:
+    """Load a decoder-only model, ready to evaluate.
+
+    Args:
+        path: A local directory, a `.gguf` file (converted once, then cached) or a hub id.
+        dtype: "auto" is bfloat16 where the hardware computes in it, else float32.
+        device: "auto" is the GPU where there is one, else the CPU.
+
+    Returns:
+        The model, with the tokenizer found in the same place (None if there is none).
+
+    Raises:
+        ModelLoadError: Nothing there, or something that cannot be read.
+        UnsupportedModelError: The architecture cannot roll back.
+    """
+    where = torch.device(_device(device))
+    with quiet():
+        place = _find(path)
+        with _reading(place):
+            config = AutoConfig.from_pretrained(place.source, **place.options)
+            refuse_by_name(config)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                place.source,
+                dtype=_dtype(dtype, where),
+                output_loading_info=True,
+                **place.options,
+            )
+            hf, info = loaded
+            _refuse_incomplete(place, info)
+            tokenizer = _tokenizer(place)
+        return wrap_model(hf.to(where).eval(), tokenizer)
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """Load only the tokenizer of a model.
+
+    Raises:
+        ModelLoadError: There is none, or it cannot be read.
+    """
+    with quiet():
+        place = _find(path)
+        with _reading(place):
+            tokenizer = _tokenizer(place)
+    if tokenizer is None:
+        raise ModelLoadError(
+            f"{path} has no tokenizer files; copy tokenizer.json and tokenizer_config.json from the "
+            "model it was made from"
+        )
+    return tokenizer
+
+
+def model_directory(path: str | Path) -> Path:
+    """The local directory behind a path, a GGUF file or a hub id (its downloaded files).
+
+    Raises:
+        ModelLoadError: Nothing there.
+    """
+    with quiet():
+        place = _find(path)
+        if place.directory:
+            return place.directory
+        return Path(
+            huggingface_hub.snapshot_download(
+                place.source, allow_patterns=["*.json", "*.txt", "*.model", "*.jinja"]
+            )
+        )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a model lies: as the user named it, and as transformers finds it."""
+
+    named: str
+    source: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> Path | None:
+        return Path(self.source) if Path(self.source).is_dir() else None
+
+
+def _find(path: str | Path) -> _Place:
+    """A directory that holds a model, converted from GGUF if need be, or a reachable hub id."""
+    local = Path(path).expanduser()
+    if local.is_file() and local.suffix == ".gguf":
+        directory = converted_gguf(local)
+        return _Place(str(path), str(directory), {"local_files_only": True})
+    if local.is_file():
+        raise ModelLoadError(
+            f"{path} is a file; name the directory that holds config.json and the weights, or a "
+            ".gguf file"
+        )
+    if not local.exists():
+        return _find_on_hub(path)
+    if not (local / "config.json").exists():
+        hint = "name the directory that holds config.json and the weights"
+        if (local / "adapter_config.json").exists():
+            hint = "it holds an adapter: merge it into its base model first"
+        raise ModelLoadError(f"{path} has no config.json; {hint}")
+    if not any(
+        (local / name).exists() or (local / f"{name}.index.json").exists() for name in _WEIGHTS
+    ):
+        raise ModelLoadError(
+            f"{path} has a config.json but no weights; expected model.safetensors (or its index) "
+            "beside it"
+        )
+    return _Place(str(path), str(local), {"local_files_only": True})
+
+
+def _find_on_hub(path: str | Path) -> _Place:
+    """Ask once and briefly whether the id exists: transformers would retry for half a minute."""
+    name = str(path)
+    if isinstance(path, Path) or not _HUB_ID.fullmatch(name):
+        raise ModelLoadError(
+            f"{path} does not exist; name a model directory, a .gguf file or a hub id like "
+            "organisation/model"
+        )
+    try:
+        huggingface_hub.model_info(name, timeout=5)
+    except Exception as error:  # offline, refused or unknown: a stored copy will do
+        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+            return _Place(name, name, {"local_files_only": True})
+        raise ModelLoadError(
+            f"{name} is no local path, and no hub id that can be reached ({_first_line(error)}); "
+            "check the spelling or the network"
+        ) from error
+    return _Place(name, name)
+
+
+@contextlib.contextmanager
+def _reading(place: _Place) -> Iterator[None]:
+    """Whatever the libraries below raise about a damaged model, as one line."""
+    try:
+        yield
+    except (PacelineError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelLoadError(
+            f"{place.named} cannot be read ({_first_line(error)}); it may be damaged or incomplete: "
+            "copy or download it again"
+        ) from error
+
+
+def _refuse_incomplete(place: _Place, info: dict[str, Any]) -> None:
+    for kind, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has unused")):
+        names = sorted(str(key) for key in info[kind])
+        if names:
+            raise ModelLoadError(
+                f"{place.named} {verb} {len(names)} weights of its config.json's architecture, for "
+                f"example {names[0]}; weights and config.json do not belong together"
+            )
+
+
+def _tokenizer(place: _Place) -> PreTrainedTokenizerBase | None:
+    if place.directory and not any((place.directory / name).exists() for name in _TOKENIZERS):
+        return None
+    return AutoTokenizer.from_pretrained(place.source, **place.options)
+
+
+def _device(device: str) -> str:
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype(dtype: DType, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if native_bfloat16(device) else torch.float32
+    return getattr(torch, dtype)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No bars and no reports while loading: what is wrong is raised, the rest is noise."""
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
+    levels = [logger.level for logger in loggers]
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0]

@@ -1,0 +1,33 @@
+"""`paceline align`: make the draft agree with the target."""
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import progress_bars, stdout
+
+
+def align(
+    config: options.ConfigFile = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    output: Annotated[str | None, typer.Option(help="Run directory; resumed if it exists.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="supervised_kd, seq_kd, imit_kd, f_distill or gkd.")
+    ] = None,
+    overrides: options.Overrides = None,
+) -> None:
+    """Distil the target into the draft; the aligned draft is OUTPUT/draft.
+
+    A run that was stopped goes on from its last checkpoint when the same command is given again.
+    """
+    from paceline.train import AlignConfig
+    from paceline.train import align as run
+
+    wanted = options.build(
+        AlignConfig, config, overrides, target=target, draft=draft, output=output, recipe=recipe
+    )
+    with progress_bars() as progress:
+        directory = run(wanted, progress)
+    stdout.print(f"{directory / 'draft'}: the aligned draft; figures in {directory}/result.json")

@@ -1,0 +1,35 @@
+"""`paceline`: the commands, and how an error leaves the program: one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from paceline.cli import align, decode, demo, draft, env, measure, validate, verify
+from paceline.errors import PacelineError
+
+app = typer.Typer(
+    name="paceline",
+    help="Draft models that keep up: measure, align, decode and ship them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (draft, align, measure, verify, decode, demo, validate, env):
+    app.command()(getattr(command, command.__name__.rpartition(".")[2]))
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 good, 1 failed or no-go, 2 wrong usage."""
+    try:
+        app()
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)

@@ -1,0 +1,40 @@
+"""`paceline measure`: is this draft worth serving?"""
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import progress_bars, stdout
+
+
+def measure(
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    config: options.ConfigFile = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    overrides: options.Overrides = None,
+    json: options.Json = False,
+) -> None:
+    """Measure acceptance, cost and real speed of a draft; exit code 1 on NO-GO."""
+    from paceline.cli.tables import measurement_table
+    from paceline.measure import MeasureConfig
+    from paceline.measure import measure as run
+
+    sampling = {
+        "sampling__temperature": temperature,
+        "sampling__top_p": top_p,
+        "sampling__top_k": top_k,
+    }
+    wanted = options.build(
+        MeasureConfig, config, overrides, target=target, draft=draft, prompts=prompts, **sampling
+    )
+    with progress_bars() as progress:
+        found = run(wanted, progress)
+    if json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        stdout.print(measurement_table(found))
+        stdout.print(str(found.verdict), style="bold green" if found.verdict.go else "bold red")
+    raise typer.Exit(0 if found.verdict.go else 1)

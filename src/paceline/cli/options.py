@@ -1,0 +1,60 @@
+"""Options that several commands share, and how they become one configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from paceline.config import apply_override, read_yaml, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.config import StrictModel
+
+    ConfigT = TypeVar("ConfigT", bound=StrictModel)
+
+Target = Annotated[
+    str | None, typer.Option(help="Target model: directory, .gguf file or hub name.")
+]
+Draft = Annotated[str | None, typer.Option(help="Draft model: directory or hub name.")]
+Prompts = Annotated[
+    str | None, typer.Option(help="Prompts: .txt (one a line), .jsonl, directory or hub data set.")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file; options win over it.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="key.subkey=value, over file and options.")
+]
+Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")]
+TopP = Annotated[float | None, typer.Option(help="Nucleus sampling: smallest set of this mass.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1 is none.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def build(
+    cls: type[ConfigT],
+    config: Path | None,
+    overrides: Sequence[str] | None,
+    **given: Any,
+) -> ConfigT:
+    """A configuration from the file, then options that were given, then `--set`.
+
+    An option named `a__b` sets the key b of a.
+    """
+    values = read_yaml(config) if config is not None else {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        node = values
+        *parents, last = name.split("__")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    for override in overrides or ():
+        apply_override(values, override)
+    return validate(cls, values)

@@ -1,0 +1,142 @@
+"""Text as it is written: pieces as soon as they are whole characters, coloured by their source."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from paceline.cli.console import stderr, stdout
+from paceline.core.stats import DecodeStats
+from paceline.data.prompts import Record
+from paceline.data.tokens import encode
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.errors import PromptError, UsageError
+from paceline.models import load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from paceline.core.sampling import SamplingParams
+    from paceline.decode import Block
+    from paceline.models import CausalModel
+
+COLOURS = {"prefill": "default", "accepted": "green", "recovered": "red", "bonus": "blue"}
+
+
+def read_prompt(prompt: str | None, path: Path | None) -> str:
+    """The prompt from the option, the file, or standard input, whichever was given."""
+    if (prompt is not None) and (path is not None):
+        raise UsageError("got both --prompt and --prompt-file; give one of them")
+    if prompt is None and path is None:
+        if sys.stdin.isatty():
+            raise UsageError("got no prompt; give --prompt, --prompt-file or standard input")
+        prompt = sys.stdin.read()
+    if path is not None:
+        try:
+            prompt = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PromptError(f"cannot read the prompt file {path}: {error}") from None
+    assert prompt is not None
+    if not prompt.strip():
+        raise PromptError("the prompt is empty; give at least one word")
+    return prompt
+
+
+def stream_text(
+    target_path: str,
+    draft_path: str | None,
+    text: str,
+    *,
+    chat: bool,
+    gamma: int,
+    max_new_tokens: int,
+    sampling: SamplingParams,
+    seed: int,
+    show: bool,
+    as_json: bool,
+) -> None:
+    """Load, decode, print."""
+    target = load_model(target_path)
+    if target.tokenizer is None:
+        raise UsageError(f"{target_path} has no tokenizer; put its tokenizer files beside it")
+    target.prepare_for_decoding()
+    if draft_path is None:
+        decoder = AutoregressiveDecoder(target, sampling)
+    else:
+        draft = load_model(draft_path)
+        draft.prepare_for_decoding()
+        decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=sampling)
+    tokens = _encode(text, target, chat=chat)
+    start = time.perf_counter()
+    blocks: list[Block] = []
+    for block in decoder.stream(tokens, max_new_tokens, seed):
+        blocks.append(block)
+        if not as_json:
+            for piece, source in _pieces(target, blocks):
+                stdout.print(piece, style=COLOURS[source] if show else None, end="", markup=False)
+    elapsed = time.perf_counter() - start
+    _finish(target, blocks, elapsed, show=show, as_json=as_json)
+
+
+def _encode(text: str, target: CausalModel, *, chat: bool) -> list[int]:
+    assert target.tokenizer is not None
+    record = Record("the prompt", "prompt", text=text)
+    if chat:
+        message = {"role": "user", "content": text}
+        record = Record("the prompt", "chat", messages=(message,))
+    return encode(record, target.tokenizer)[0]
+
+
+def _pieces(target: CausalModel, blocks: list[Block]) -> Iterator[tuple[str, str]]:
+    """The newest block's text, token by token; a token that ends inside a character waits."""
+    tokens = [token for block in blocks[:-1] for token in block.tokens]
+    printed = _whole(target, tokens)
+    for token, source in zip(blocks[-1].tokens, blocks[-1].sources, strict=True):
+        tokens.append(token)
+        text = _whole(target, tokens)
+        yield text[len(printed) :], source
+        printed = text
+
+
+def _whole(target: CausalModel, tokens: list[int]) -> str:
+    assert target.tokenizer is not None
+    text = target.tokenizer.decode(tokens, skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text.rstrip("\N{REPLACEMENT CHARACTER}")
+
+
+def _finish(
+    target: CausalModel, blocks: list[Block], elapsed: float, *, show: bool, as_json: bool
+) -> None:
+    tokens = [token for block in blocks for token in block.tokens]
+    sources = [source for block in blocks for source in block.sources]
+    counts = {source: sources.count(source) for source in COLOURS}
+    stats = DecodeStats(
+        num_blocks=len(blocks) - 1,
+        num_drafted=sum(block.num_drafted for block in blocks),
+        num_accepted=counts["accepted"],
+        num_recovered=counts["recovered"],
+        num_bonus=counts["bonus"],
+        num_prefill_tokens=counts["prefill"],
+    )
+    rate = len(tokens) / elapsed
+    if as_json:
+        text = _whole(target, tokens)
+        result = {"text": text, "tokens": tokens, "stats": asdict(stats), "seconds": elapsed}
+        typer.echo(json.dumps(result | {"tokens_per_s": rate}))
+        return
+    stdout.print()
+    tau = stats.block_efficiency
+    remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s, {tau:.2f} tokens per target call"
+    if stats.num_drafted:
+        remark += f", {stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
+    stderr.print(remark, style="dim")
+    if show:
+        legend = " ".join(f"[{COLOURS[s]}]{s} {counts[s]}[/]" for s in COLOURS if counts[s])
+        stderr.print(legend)

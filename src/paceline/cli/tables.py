@@ -1,0 +1,102 @@
+"""Measurements and proofs as a person reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
+    from paceline.measure.measurement import Measurement
+
+
+def measurement_table(found: Measurement) -> Group:
+    """Acceptance and cost, then a row a gamma, then the timing."""
+    summary = Table.grid(padding=(0, 2))
+    text, cost = found.acceptance, found.cost
+    sampling = found.config.sampling
+    shape = (
+        f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k}"
+    )
+    summary.add_row(
+        "text", f"{text.num_tokens} target tokens after {text.num_prompts} prompts, {shape}"
+    )
+    summary.add_row("expected acceptance", str(text.expected_acceptance))
+    summary.add_row("greedy draft acceptance", str(text.greedy_draft_acceptance))
+    summary.add_row("greedy agreement", str(text.greedy_agreement))
+    passes = f"target {cost.target_pass_s * 1e3:.1f} ms, draft {cost.draft_pass_s * 1e3:.1f} ms"
+    summary.add_row("one pass", f"{passes}, cost ratio {cost.cost_ratio:.3f}")
+    return Group(summary, _gamma_table(found), *_speed_lines(found))
+
+
+def _gamma_table(found: Measurement) -> Table:
+    table = Table(
+        "gamma",
+        "tokens per target call",
+        "break-even acceptance",
+        "predicted speedup",
+        "block cost",
+        "expected speedup",
+        "MBSU",
+        box=None,
+        pad_edge=False,
+    )
+    for column in table.columns:
+        column.justify = "right"
+    for row in found.gammas:
+        needed = row.break_even_acceptance
+        table.add_row(
+            f"{row.gamma}{'*' if row.gamma == found.best_gamma else ''}",
+            f"{row.block_efficiency:.3f}",
+            "none" if needed is None else f"{needed:.3f}",
+            f"{row.predicted_speedup:.3f}",
+            f"{row.block_cost_ratio:.2f}",
+            f"{row.expected_speedup:.3f}",
+            f"{row.mbsu:.3f}",
+        )
+    return table
+
+
+def _speed_lines(found: Measurement) -> Iterator[str]:
+    if (speed := found.speed) is None:
+        return
+    yield (
+        f"measured speedup {speed.speedup} at gamma {speed.gamma}: "
+        f"{speed.baseline_tokens_per_s:.1f} -> {speed.speculative_tokens_per_s:.1f} tokens/s, "
+        f"{speed.measured_over_predicted:.2f} of the predicted {speed.predicted_speedup:.3f}"
+    )
+
+
+def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
+    """What was proved, on how much, at what odds."""
+    greedy = report.greedy
+    same = (
+        f"{greedy.num_identical} of {greedy.num_prompts} texts ({greedy.num_tokens} tokens) equal"
+    )
+    if greedy.num_ties:
+        same += f", {greedy.num_ties} part at a tie of the target's logits"
+    fault = f"; first difference: {greedy.first_difference}" if greedy.first_difference else ""
+    yield f"greedy:  {_mark(greedy.passed)}  {same}{fault}"
+    yield f"sampled: {_mark(report.distribution.passed)}  {_describe(report.distribution)}"
+    if (broken := report.broken_distribution) is not None:
+        verdict = (
+            "caught" if not broken.passed else "NOT CAUGHT: sample more tokens (--set num_prompts)"
+        )
+        yield f"broken rule: {verdict}; {_describe(broken)}"
+
+
+def _mark(passed: bool) -> str:
+    return "passed" if passed else "FAILED"
+
+
+def _describe(check: DistributionCheck) -> str:
+    beyond = f", {check.num_impossible} impossible" if check.num_impossible else ""
+    return (
+        f"G {check.g_statistic:.1f} over {check.num_cells} cells of {check.num_tokens} tokens{beyond}, "
+        f"p {check.p_value:.2g} (a lossless rule falls below {check.false_alarm:g} once in "
+        f"{1 / check.false_alarm:,.0f} runs)"
+    )

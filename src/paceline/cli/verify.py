@@ -1,0 +1,42 @@
+"""`paceline verify`: is the output still exactly the target's?"""
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import progress_bars, stdout
+
+
+def verify(
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    config: options.ConfigFile = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    self_test: Annotated[
+        bool | None, typer.Option("--self-test", help="Also run a broken rule, to be caught.")
+    ] = None,
+    overrides: options.Overrides = None,
+    json: options.Json = False,
+) -> None:
+    """Prove that speculation leaves the target's text alone; exit code 1 if it does not."""
+    from paceline.cli.tables import losslessness_lines
+    from paceline.measure import VerifyConfig, verify_losslessness
+
+    given = {"target": target, "draft": draft, "prompts": prompts, "self_test": self_test}
+    given |= {
+        f"sampling__{key}": value
+        for key, value in {"temperature": temperature, "top_p": top_p, "top_k": top_k}.items()
+    }
+    wanted = options.build(VerifyConfig, config, overrides, **given)
+    with progress_bars() as progress:
+        report = verify_losslessness(wanted, progress)
+    if json:
+        typer.echo(report.model_dump_json(indent=2))
+    else:
+        for line in losslessness_lines(report):
+            stdout.print(line)
+    raise typer.Exit(0 if report.passed else 1)

@@ -1,0 +1,70 @@
+"""Completions sampled from a model, for training text and held-out text.
+
+Not the decoder that users time: no stopping reasons, no streaming, no counts.
+"""
+
+# B rows still being written, N new tokens, V vocabulary
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.sampling import SamplingParams, apply_repetition_penalty, sample, to_probs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from paceline.models.session import Model
+
+
+def sample_completions(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    uniforms_BN: Tensor,
+    *,
+    sampling: SamplingParams | None = None,
+    eos_token_ids: Collection[int] | None = None,
+) -> list[list[int]]:
+    """Continue every prompt by at most N tokens; a token that ends the text is kept as the last.
+
+    Row b draws with its own uniforms and no others, so its text does not depend on the rows beside
+    it. Rows that end leave the batch.
+
+    Shapes: uniforms [B, N] in [0, 1) -> B lists of 1 to N tokens.
+    """
+    sampling = sampling or SamplingParams()
+    ends = set(model.eos_token_ids if eos_token_ids is None else eos_token_ids)
+    completions: list[list[int]] = [[] for _ in prompts]
+    session = model.start_session()
+    logits_BV = session.prefill(prompts)
+    seen_BV = _seen(prompts, logits_BV) if sampling.repetition_penalty != 1 else None
+    writing = torch.arange(len(prompts))
+    num_new = uniforms_BN.shape[1]
+    for position in range(num_new):
+        if seen_BV is not None:
+            logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
+        tokens_B = sample(to_probs(logits_BV, sampling), uniforms_BN[writing, position]).cpu()
+        for row, token in zip(writing.tolist(), tokens_B.tolist(), strict=True):
+            completions[row].append(token)
+        goes_on = torch.tensor([token not in ends for token in tokens_B.tolist()])
+        if position == num_new - 1 or not goes_on.any():
+            break
+        if seen_BV is not None:
+            seen_BV.scatter_(1, tokens_B[:, None].to(seen_BV.device), value=True)
+        if not goes_on.all():
+            kept = goes_on.nonzero().squeeze(-1)
+            session.keep_rows(kept)
+            writing, tokens_B = writing[kept], tokens_B[kept]
+            seen_BV = None if seen_BV is None else seen_BV[kept.to(seen_BV.device)]
+        logits_BV = session.extend(tokens_B[:, None])[:, -1]
+    return completions
+
+
+def _seen(prompts: Sequence[Sequence[int]], logits_BV: Tensor) -> Tensor:
+    """Which tokens each prompt holds, for the repetition penalty."""
+    seen_BV = torch.zeros(logits_BV.shape, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        seen_BV[row, torch.tensor(list(prompt))] = True
+    return seen_BV.to(logits_BV.device)

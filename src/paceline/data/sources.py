@@ -1,0 +1,184 @@
+"""Where training text comes from (Alg. A.2): a fixed corpus, the draft, the target, or a mix.
+
+Everything random here is drawn from generators named after the number of examples drawn so far, so
+that one integer is the whole state of a source: restore it, and the same batches follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import torch
+
+from paceline.data.collate import Row
+from paceline.data.generation import sample_completions
+from paceline.errors import PromptError
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.core.sampling import SamplingParams
+    from paceline.data.examples import Example
+    from paceline.models.session import Model
+
+Origin = Literal["fixed", "draft", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch:
+    """The rows of one optimiser step that fall to this process, and who wrote them."""
+
+    rows: list[Row]
+    origin: Origin
+
+
+class BatchSource(Protocol):
+    """The seam between training and where its text comes from."""
+
+    def next_batch(self) -> TextBatch:
+        """The next step's text."""
+        ...
+
+
+class Shard(NamedTuple):
+    """Which process this is, of how many; rows of a step are dealt out in turn."""
+
+    rank: int = 0
+    world_size: int = 1
+
+
+class ExampleStream:
+    """Examples in a fresh random order every epoch, a step's batch at a time.
+
+    Attributes:
+        num_drawn: Examples handed out so far, over all processes. Setting it moves the stream.
+    """
+
+    def __init__(
+        self, examples: Sequence[Example], batch_size: int, *, seed: int, shard: Shard | None = None
+    ) -> None:
+        shard = shard or Shard()
+        self.examples = examples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.mine = slice(shard.rank, None, shard.world_size)
+        self.num_drawn = 0
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def take_batch(self) -> list[Example]:
+        """This process's share of the next batch, over the end of an epoch if need be."""
+        first = self.num_drawn
+        self.num_drawn += self.batch_size
+        return [self._at(position) for position in range(first, self.num_drawn)[self.mine]]
+
+    def _at(self, position: int) -> Example:
+        epoch, index = divmod(position, len(self.examples))
+        if epoch != self._epoch:
+            rng = named_generator(self.seed, "example order", epoch)
+            self._order = torch.randperm(len(self.examples), generator=rng).tolist()
+            self._epoch = epoch
+        return self.examples[self._order[index]]
+
+
+class FixedText:
+    """Texts of the corpus as they are."""
+
+    def __init__(self, stream: ExampleStream) -> None:
+        self.stream = stream
+
+    def next_batch(self) -> TextBatch:
+        """Rows of the next examples.
+
+        Raises:
+            PromptError: an example has no completion.
+        """
+        rows: list[Row] = []
+        for example in self.stream.take_batch():
+            if example.trained_from is None:
+                raise PromptError(
+                    f"{example.where} has a prompt but no completion, and fixed text needs both; "
+                    "add completions, or set fixed_fraction to 0"
+                )
+            rows.append(Row(example.tokens, example.trained_from))
+        return TextBatch(rows, "fixed")
+
+
+class SampledText:
+    """Prompts of the corpus, continued by a model as it is at this moment.
+
+    Whatever a completion in the corpus says is not used.
+    """
+
+    def __init__(
+        self,
+        stream: ExampleStream,
+        model: Model,
+        origin: Literal["draft", "target"],
+        *,
+        sampling: SamplingParams,
+        max_new_tokens: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self.stream = stream
+        self.model = model
+        self.origin: Literal["draft", "target"] = origin
+        self.sampling = sampling
+        self.max_new_tokens = max_new_tokens
+        self.eos_token_ids = eos_token_ids
+
+    def next_batch(self) -> TextBatch:
+        """Rows of the next prompts with fresh completions; the prompt carries no loss."""
+        rng = named_generator(self.stream.seed, f"{self.origin} text", self.stream.num_drawn)
+        # Drawn for the whole step, so that a row's text is the same on one process as on many.
+        size = (self.stream.batch_size, self.max_new_tokens)
+        uniforms_BN = torch.rand(size, generator=rng, dtype=torch.float64)[self.stream.mine]
+        prompts = [example.prompt for example in self.stream.take_batch()]
+        completions = sample_completions(
+            self.model,
+            prompts,
+            uniforms_BN,
+            sampling=self.sampling,
+            eos_token_ids=self.eos_token_ids,
+        )
+        pairs = zip(prompts, completions, strict=True)
+        rows = [Row([*prompt, *written], len(prompt)) for prompt, written in pairs]
+        return TextBatch(rows, self.origin)
+
+
+class MixedText:
+    """A biased coin a batch: fixed with probability lambda1, else draft with lambda2, else target.
+
+    Paper: Zhou et al. 2023, Alg. A.2. Differs: the uniforms lie in [0, 1) and are compared with <,
+    so that a fraction of 0 is never and of 1 is always.
+    """
+
+    def __init__(
+        self,
+        stream: ExampleStream,
+        fixed: BatchSource,
+        draft: BatchSource,
+        target: BatchSource,
+        *,
+        fixed_fraction: float,
+        draft_fraction: float,
+    ) -> None:
+        self.stream = stream
+        self.sources: dict[Origin, BatchSource] = {"fixed": fixed, "draft": draft, "target": target}
+        self.fixed_fraction = fixed_fraction
+        self.draft_fraction = draft_fraction
+
+    def next_batch(self) -> TextBatch:
+        """A batch of whichever source the coins choose; all draw from one stream of examples."""
+        rng = named_generator(self.stream.seed, "batch origin", self.stream.num_drawn)
+        first, second = torch.rand(2, generator=rng, dtype=torch.float64).tolist()
+        origin: Origin
+        if first < self.fixed_fraction:
+            origin = "fixed"
+        elif second < self.draft_fraction:
+            origin = "draft"
+        else:
+            origin = "target"
+        return self.sources[origin].next_batch()

@@ -1,0 +1,144 @@
+"""Both models over the same text: per position, would the draft's proposal have been accepted?
+
+Teacher-forced: one pass of each model over text that the target sampled. Nothing is decoded, so
+the figures hold for any gamma.
+"""
+
+# B batch, T positions, V vocabulary
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.core.sampling import apply_repetition_penalty, mark_seen, to_probs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.core.sampling import SamplingParams
+    from paceline.models.session import Model
+    from paceline.progress import Progress
+
+# Rows scored together: [rows, 64 tokens, 50k vocabulary] of two models is about 200 MB at 8.
+_ROWS = 4
+
+
+class TextScores(NamedTuple):
+    """What each position of each text says about the draft, [B, T]; 0 beyond a text's end.
+
+    `acceptance`: sum_v min(p, q). `survival`: min(1, q(y)/p(y)) of the text's own token y.
+    `greedy_draft`: p(argmax q), what an engine that drafts greedily gets. `agreement`: argmax q is
+    argmax p, of the untempered distributions.
+    """
+
+    acceptance_BT: Tensor
+    survival_BT: Tensor
+    greedy_draft_BT: Tensor
+    agreement_BT: Tensor
+    mask_BT: Tensor
+
+
+@torch.inference_mode()
+def score_texts(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    sampling: SamplingParams,
+    progress: Progress,
+) -> TextScores:
+    """Score every completion after its prompt.
+
+    Shapes: B prompts, B completions of at least one token -> [B, T], T the longest completion.
+    Paper: Zhou et al. 2023, section 3 (acceptance, on text of the target).
+    """
+    width = max(len(completion) for completion in completions)
+    parts: list[list[Tensor]] = []
+    for start in range(0, len(prompts), _ROWS):
+        rows = slice(start, start + _ROWS)
+        scores = _score_rows(target, draft, prompts[rows], completions[rows], sampling)
+        parts.append([_widen(score, width) for score in scores])
+        progress("scoring", min(start + _ROWS, len(prompts)), len(prompts))
+    return TextScores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _score_rows(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    sampling: SamplingParams,
+) -> TextScores:
+    width = max(len(completion) for completion in completions)
+    tokens_BT = torch.zeros(len(prompts), width, dtype=torch.int64)
+    mask_BT = torch.zeros(len(prompts), width, dtype=torch.bool)
+    for row, completion in enumerate(completions):
+        tokens_BT[row, : len(completion)] = torch.tensor(completion)
+        mask_BT[row, : len(completion)] = True
+    target_logits_BTV = _forced_logits(target, prompts, tokens_BT)
+    draft_logits_BTV = _forced_logits(draft, prompts, tokens_BT)
+    agreement_BT = draft_logits_BTV.argmax(-1) == target_logits_BTV.argmax(-1)
+    seen_BTV = _seen(prompts, tokens_BT, target.vocab_size, sampling)
+    p_BTV = _to_probs(target_logits_BTV, seen_BTV, sampling)
+    q_BTV = _to_probs(draft_logits_BTV, seen_BTV, sampling)
+    # 1 - TVD, not the sum of minima: exactly 1 when both are equal, however the sum rounds.
+    acceptance_BT = 1 - 0.5 * (p_BTV - q_BTV).abs().sum(-1)
+    index_BT1 = tokens_BT[..., None].to(p_BTV.device)
+    p_BT, q_BT = p_BTV.gather(-1, index_BT1), q_BTV.gather(-1, index_BT1)
+    survival_BT = (q_BT / p_BT.clamp(min=1e-30)).clamp(max=1).squeeze(-1)
+    greedy_BT = p_BTV.gather(-1, q_BTV.argmax(-1, keepdim=True)).squeeze(-1)
+    scores = (acceptance_BT, survival_BT, greedy_BT, agreement_BT.float())
+    acceptance, survival, greedy_draft, agreement = (score.cpu() * mask_BT for score in scores)
+    return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT)
+
+
+@torch.inference_mode()
+def forced_probs(
+    target: Model,
+    draft: Model,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    sampling: SamplingParams,
+) -> tuple[Tensor, Tensor]:
+    """Both models' exact distributions before each token of one text, [T, V] each."""
+    tokens_1T = torch.tensor([list(tokens)])
+    seen_1TV = _seen([prompt], tokens_1T, target.vocab_size, sampling)
+    p_1TV, q_1TV = (
+        _to_probs(_forced_logits(model, [prompt], tokens_1T), seen_1TV, sampling)
+        for model in (target, draft)
+    )
+    return p_1TV[0], q_1TV[0]
+
+
+def _forced_logits(model: Model, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
+    """Logits before each completion token, [B, T, V]."""
+    session = model.start_session()
+    first_BV = session.prefill(prompts)
+    if tokens_BT.shape[1] == 1:
+        return first_BV[:, None]
+    return torch.cat([first_BV[:, None], session.extend(tokens_BT[:, :-1])], 1)
+
+
+def _seen(
+    prompts: Sequence[Sequence[int]], tokens_BT: Tensor, vocab_size: int, sampling: SamplingParams
+) -> Tensor | None:
+    """What stands before each position, [B, T, V]; None where no penalty asks."""
+    if sampling.repetition_penalty == 1:
+        return None
+    seen_BV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        seen_BV[row, list(prompt)] = True
+    return mark_seen(tokens_BT[:, :-1], seen_BV)
+
+
+def _to_probs(logits_BTV: Tensor, seen_BTV: Tensor | None, sampling: SamplingParams) -> Tensor:
+    if seen_BTV is not None:
+        seen_BTV = seen_BTV.to(logits_BTV.device)
+        logits_BTV = apply_repetition_penalty(logits_BTV, seen_BTV, sampling.repetition_penalty)
+    return to_probs(logits_BTV, sampling)
+
+
+def _widen(score_BT: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(score_BT, (0, width - score_BT.shape[1]))

@@ -1,0 +1,256 @@
+"""Proof, on the user's own pair and sampler, that speculation leaves the target's text alone.
+
+Two claims are tested. Greedy: speculative text is the target's own greedy text, token for token.
+Sampled: every token that a block gave follows the target's exact next-token distribution there.
+
+The second is a G-test over all contexts at once (`core.goodness`): a rule that lets the draft
+through fills the cells of the tokens that the draft proposes too often.
+"""
+
+# T positions, V vocabulary, K cells
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from paceline.config import StrictModel
+from paceline.core.goodness import equal_mass_cells, g_test
+from paceline.core.rules import Lossless
+from paceline.core.sampling import SamplingParams
+from paceline.data import CorpusConfig, read_prompts
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.errors import UsageError
+from paceline.measure.acceptance import forced_probs
+from paceline.models import load_model
+from paceline.models.vocabulary import check_same_vocabulary
+from paceline.progress import Progress, silent
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.core.rules import Rule
+    from paceline.decode import Generation
+    from paceline.models.session import Model
+
+# Two logits closer than this are a tie that float32 may break either way.
+_TIE = 1e-3
+
+
+class VerifyConfig(StrictModel):
+    """What to prove, on how much. The odds that a lossless rule fails are `false_alarm`."""
+
+    target: str
+    draft: str
+    prompts: CorpusConfig
+    num_prompts: int = Field(default=20, ge=1)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_new_tokens: int = Field(default=64, ge=2)
+    gamma: int = Field(default=4, ge=1)
+    sampling: SamplingParams = SamplingParams()
+    num_cells: int = Field(default=16, ge=2)
+    batch_size: int = Field(default=20, ge=1)
+    false_alarm: float = Field(default=1e-4, gt=0, lt=1)
+    seed: int = 0
+    self_test: bool = False
+    # float32: in fewer bits a pass over a block and a pass over a token may round apart.
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    device: str = "auto"
+
+
+class GreedyCheck(StrictModel):
+    """Greedy speculative text against greedy target text."""
+
+    num_prompts: int
+    num_tokens: int
+    num_identical: int
+    num_ties: int
+    """Texts that part where the target's two best logits are closer than float32 can tell."""
+    first_difference: str | None
+
+    @property
+    def passed(self) -> bool:
+        return self.first_difference is None
+
+
+class DistributionCheck(StrictModel):
+    """The G-test of sampled tokens."""
+
+    num_tokens: int
+    num_cells: int
+    num_impossible: int
+    """Tokens that the target gives no chance at all, such as those outside its top-k."""
+    cell_counts: list[int]
+    g_statistic: float
+    p_value: float
+    false_alarm: float
+
+    @property
+    def passed(self) -> bool:
+        return self.p_value >= self.false_alarm and self.num_impossible == 0
+
+
+class LosslessnessReport(StrictModel):
+    """Both checks, and those of the broken rule when a self-test was asked for."""
+
+    config: VerifyConfig
+    greedy: GreedyCheck
+    distribution: DistributionCheck
+    broken_distribution: DistributionCheck | None
+
+    @property
+    def passed(self) -> bool:
+        """Both claims hold, and the self-test, if any, caught the broken rule."""
+        caught = self.broken_distribution is None or not self.broken_distribution.passed
+        return self.greedy.passed and self.distribution.passed and caught
+
+
+class KeepsHalfOfTheRejected(Lossless):
+    """The broken rule of the self-test: of the tokens it should reject it keeps every second."""
+
+    exact = False
+
+    def accept_probs(
+        self,
+        target_probs: Tensor,
+        draft_probs: Tensor,
+        *,
+        target_raw: Tensor | None = None,
+        draft_raw: Tensor | None = None,
+    ) -> Tensor:
+        return 0.5 + 0.5 * super().accept_probs(target_probs, draft_probs)
+
+
+def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> LosslessnessReport:
+    """Load both models and test both claims.
+
+    Raises:
+        UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
+    """
+    target = load_model(config.target, dtype=config.dtype, device=config.device)
+    if target.tokenizer is None:
+        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
+    draft = load_model(config.draft, dtype=config.dtype, device=config.device)
+    check_same_vocabulary(target, draft)
+    return verify_models(target, draft, prompts, config, progress)
+
+
+def verify_models(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    config: VerifyConfig,
+    progress: Progress = silent,
+    rule: Rule | None = None,
+) -> LosslessnessReport:
+    """Test a rule (the lossless one) on models that are there and prompts that are tokens."""
+    prompts = prompts[: config.num_prompts]
+    rule = rule or Lossless()
+    greedy = check_greedy(target, draft, prompts, config, rule, progress)
+    distribution = check_distribution(target, draft, prompts, config, rule, progress)
+    broken = None
+    if config.self_test:
+        broken_rule = KeepsHalfOfTheRejected()
+        broken = check_distribution(target, draft, prompts, config, broken_rule, progress)
+    return LosslessnessReport(
+        config=config, greedy=greedy, distribution=distribution, broken_distribution=broken
+    )
+
+
+def check_greedy(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    config: VerifyConfig,
+    rule: Rule,
+    progress: Progress = silent,
+) -> GreedyCheck:
+    """Decode every prompt greedily with and without the draft and compare."""
+    sampling = config.sampling.model_copy(update={"temperature": 0.0})
+    plain = AutoregressiveDecoder(target, sampling)
+    speculative = SpeculativeDecoder(target, draft, rule, config.gamma, sampling)
+    num_tokens = num_identical = num_ties = 0
+    first_difference: str | None = None
+    for start in range(0, len(prompts), config.batch_size):
+        batch = prompts[start : start + config.batch_size]
+        wanted = plain.generate(batch, config.max_new_tokens)
+        got = speculative.generate(batch, config.max_new_tokens)
+        for row, (want, have) in enumerate(zip(wanted, got, strict=True)):
+            num_tokens += len(want.tokens)
+            place = first_split(want.tokens, have.tokens)
+            if place is None:
+                num_identical += 1
+            elif _is_tie(target, batch[row], want.tokens[:place]):
+                num_ties += 1
+            else:
+                first_difference = first_difference or _describe(start + row, place, want, have)
+        progress("greedy texts", start + len(batch), len(prompts))
+    return GreedyCheck(
+        num_prompts=len(prompts),
+        num_tokens=num_tokens,
+        num_identical=num_identical,
+        num_ties=num_ties,
+        first_difference=first_difference,
+    )
+
+
+def first_split(wanted: Sequence[int], got: Sequence[int]) -> int | None:
+    """The first position where two texts differ; None where they are one."""
+    for position, (want, have) in enumerate(zip(wanted, got, strict=False)):
+        if want != have:
+            return position
+    return None if len(wanted) == len(got) else min(len(wanted), len(got))
+
+
+def _is_tie(target: Model, prompt: Sequence[int], tokens: Sequence[int]) -> bool:
+    logits_V = target.start_session().prefill([[*prompt, *tokens]])[0]
+    best, second = logits_V.topk(2).values
+    return float(best - second) < _TIE
+
+
+def _describe(row: int, place: int, want: Generation, have: Generation) -> str:
+    def token(generation: Generation) -> str:
+        return str(generation.tokens[place]) if place < len(generation.tokens) else "the end"
+
+    return f"prompt {row}, token {place}: wanted {token(want)}, got {token(have)}"
+
+
+def check_distribution(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    config: VerifyConfig,
+    rule: Rule,
+    progress: Progress = silent,
+) -> DistributionCheck:
+    """Sample text by the rule and count the cells that its tokens fall into."""
+    decoder = SpeculativeDecoder(target, draft, rule, config.gamma, config.sampling)
+    rng = named_generator(config.seed, "cells")
+    counts_K = torch.zeros(config.num_cells, dtype=torch.int64)
+    num_impossible = 0
+    for start in range(0, len(prompts), config.batch_size):
+        batch = prompts[start : start + config.batch_size]
+        texts = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
+        for prompt, text in zip(batch, texts, strict=True):
+            p_TV, q_TV = forced_probs(target, draft, prompt, text.tokens, config.sampling)
+            # The first token is the prefill's: no rule had a say in it.
+            cells_T, possible_T = equal_mass_cells(
+                p_TV[1:], q_TV[1:], torch.tensor(text.tokens[1:]), config.num_cells, rng=rng
+            )
+            counts_K += torch.bincount(cells_T[possible_T], minlength=config.num_cells)
+            num_impossible += int((~possible_T).sum())
+        progress(f"sampled texts ({type(rule).__name__})", start + len(batch), len(prompts))
+    g, p_value = g_test(counts_K)
+    return DistributionCheck(
+        num_tokens=int(counts_K.sum()) + num_impossible,
+        num_cells=config.num_cells,
+        num_impossible=num_impossible,
+        cell_counts=[int(count) for count in counts_K],
+        g_statistic=g,
+        p_value=p_value,
+        false_alarm=config.false_alarm,
+    )

@@ -1,0 +1,241 @@
+"""Is this draft worth serving? Texts, acceptance, cost, prediction, paired timing, verdict."""
+
+# B texts, T positions
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from paceline.config import StrictModel
+from paceline.core import speed as speed_model
+from paceline.core.bootstrap import ratio_interval
+from paceline.core.sampling import SamplingParams
+from paceline.data import CorpusConfig, read_prompts
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.errors import UsageError
+from paceline.measure.acceptance import TextScores, score_texts
+from paceline.measure.latency import PassCosts, time_pairs, time_passes
+from paceline.measure.results import AcceptanceRow, CostRow, GammaRow, IntervalRow, SpeedRow
+from paceline.measure.verdict import Verdict, judge
+from paceline.models import load_model
+from paceline.models.vocabulary import check_same_vocabulary
+from paceline.progress import Progress, silent
+from paceline.records import environment
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paceline.models.session import Model
+
+Gamma = Annotated[int, Field(ge=1)]
+
+
+class MeasureConfig(StrictModel):
+    """What to measure. `timed_prompts` 0 leaves the paired timing out."""
+
+    target: str
+    draft: str
+    prompts: CorpusConfig
+    num_prompts: int = Field(default=32, ge=1)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    sampling: SamplingParams = SamplingParams()
+    gammas: tuple[Gamma, ...] = Field(default=(1, 2, 3, 4, 5, 6, 8), min_length=1)
+    batch_size: int = Field(default=16, ge=1)
+    pass_repeats: int = Field(default=15, ge=1)
+    timed_prompts: int = Field(default=8, ge=0)
+    timed_repeats: int = Field(default=1, ge=1)
+    seed: int = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+
+
+class Measurement(StrictModel):
+    """All that was found, with what it was found on."""
+
+    schema_version: int = 1
+    config: MeasureConfig
+    acceptance: AcceptanceRow
+    cost: CostRow
+    gammas: list[GammaRow]
+    best_gamma: int
+    """The gamma of the largest expected speedup; 0 where decoding without a draft is best."""
+    speed: SpeedRow | None
+    verdict: Verdict
+    environment: dict[str, object]
+
+
+def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
+    """Load both models and measure them.
+
+    Raises:
+        UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
+    """
+    target = load_model(config.target, dtype=config.dtype, device=config.device)
+    if target.tokenizer is None:
+        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
+    draft = load_model(config.draft, dtype=config.dtype, device=config.device)
+    check_same_vocabulary(target, draft)
+    target.prepare_for_decoding()
+    draft.prepare_for_decoding()
+    return measure_models(target, draft, prompts, config, progress)
+
+
+def measure_models(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    config: MeasureConfig,
+    progress: Progress = silent,
+) -> Measurement:
+    """Measure two models that are already there, on prompts that are already tokens."""
+    prompts = prompts[: config.num_prompts]
+    completions = sample_texts(target, prompts, config, progress)
+    scores = score_texts(target, draft, prompts, completions, config.sampling, progress)
+    acceptance = summarise_acceptance(scores, config.seed)
+    gammas = usable_gammas(config.gammas, scores)
+    # A pass is timed in the middle of a typical text.
+    middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
+    costs = time_passes(
+        target, draft, middle, gammas, num_repeats=config.pass_repeats, progress=progress
+    )
+    parameters = target.num_parameters, draft.num_parameters
+    rows = [_gamma_row(gamma, scores, acceptance, costs, parameters) for gamma in gammas]
+    best = max(rows, key=lambda row: row.expected_speedup)
+    timed = _time_requests(target, draft, prompts, best, config, progress)
+    return Measurement(
+        config=config,
+        acceptance=acceptance,
+        cost=CostRow(
+            target_pass_s=costs.target_pass_s,
+            draft_pass_s=costs.draft_pass_s,
+            cost_ratio=costs.cost_ratio,
+            target_parameters=parameters[0],
+            draft_parameters=parameters[1],
+        ),
+        gammas=rows,
+        best_gamma=best.gamma if best.expected_speedup > 1 else 0,
+        speed=timed,
+        verdict=judge(acceptance, best, timed),
+        environment=environment(),
+    )
+
+
+def sample_texts(
+    target: Model,
+    prompts: Sequence[Sequence[int]],
+    config: MeasureConfig,
+    progress: Progress = silent,
+) -> list[list[int]]:
+    """The text that acceptance is measured on: sampled from the target, as it will be served."""
+    decoder = AutoregressiveDecoder(target, config.sampling)
+    completions: list[list[int]] = []
+    for start in range(0, len(prompts), config.batch_size):
+        batch = prompts[start : start + config.batch_size]
+        generations = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
+        completions += [generation.tokens for generation in generations]
+        progress("sampling target text", len(completions), len(prompts))
+    return completions
+
+
+def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
+    """Ratios of sums over texts, with intervals over texts."""
+    lengths_B = scores.mask_BT.sum(-1)
+
+    def interval(score_BT: Tensor) -> IntervalRow:
+        rng = named_generator(seed, "bootstrap")
+        return IntervalRow.of(ratio_interval(score_BT.sum(-1), lengths_B, rng=rng))
+
+    reached_T = scores.mask_BT.sum(0)
+    by_position_T = scores.acceptance_BT.sum(0) / reached_T.clamp(min=1)
+    return AcceptanceRow(
+        num_prompts=len(lengths_B),
+        num_tokens=int(lengths_B.sum()),
+        expected_acceptance=interval(scores.acceptance_BT),
+        greedy_draft_acceptance=interval(scores.greedy_draft_BT),
+        greedy_agreement=interval(scores.agreement_BT),
+        acceptance_by_position=[float(mean) for mean in by_position_T],
+    )
+
+
+def usable_gammas(gammas: Sequence[int], scores: TextScores) -> list[int]:
+    """The gammas that some text is long enough for.
+
+    Raises:
+        UsageError: none is.
+    """
+    longest = int(scores.mask_BT.sum(-1).max())
+    usable = sorted({gamma for gamma in gammas if gamma <= longest})
+    if not usable:
+        raise UsageError(
+            f"the longest text has {longest} tokens, shorter than every gamma asked for "
+            f"({min(gammas)} and more); ask for smaller gammas or more new tokens"
+        )
+    return usable
+
+
+def _gamma_row(
+    gamma: int,
+    scores: TextScores,
+    acceptance: AcceptanceRow,
+    costs: PassCosts,
+    parameters: tuple[int, int],
+) -> GammaRow:
+    tau = speed_model.block_efficiency_from_text(
+        scores.acceptance_BT, scores.survival_BT, scores.mask_BT, gamma
+    )
+    alpha = min(max(acceptance.expected_acceptance.value, 0.0), 1.0)
+    ratio, block = costs.cost_ratio, costs.block_cost_ratio(gamma)
+    break_even = speed_model.break_even_acceptance(gamma, ratio, block)
+    return GammaRow(
+        gamma=gamma,
+        block_efficiency_iid=speed_model.block_efficiency_iid(alpha, gamma),
+        block_efficiency=tau,
+        break_even_acceptance=None if math.isinf(break_even) else break_even,
+        predicted_speedup=speed_model.predicted_speedup(tau, gamma, ratio),
+        mbsu=speed_model.mbsu(tau, gamma, parameters[1] / parameters[0]),
+        block_cost_ratio=block,
+        expected_speedup=speed_model.predicted_speedup(tau, gamma, ratio, block),
+    )
+
+
+def _time_requests(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    best: GammaRow,
+    config: MeasureConfig,
+    progress: Progress,
+) -> SpeedRow | None:
+    """Paired timing at the best gamma, also where it promises a loss: a no-go is measured too."""
+    if config.timed_prompts == 0:
+        return None
+    times = time_pairs(
+        AutoregressiveDecoder(target, config.sampling),
+        SpeculativeDecoder(target, draft, gamma=best.gamma, sampling=config.sampling),
+        prompts[: config.timed_prompts],
+        max_new_tokens=config.max_new_tokens,
+        seed=config.seed,
+        num_repeats=config.timed_repeats,
+        progress=progress,
+    )
+    rng = named_generator(config.seed, "bootstrap-speed")
+    speedup = IntervalRow.of(times.speedup(rng))
+    return SpeedRow(
+        gamma=best.gamma,
+        num_requests=len(times.baseline_s),
+        num_tokens=times.num_tokens,
+        speedup=speedup,
+        predicted_speedup=best.predicted_speedup,
+        measured_over_predicted=speedup.value / best.predicted_speedup,
+        baseline_tokens_per_s=times.num_tokens / sum(times.baseline_s),
+        speculative_tokens_per_s=times.num_tokens / sum(times.method_s),
+        block_efficiency=times.stats.block_efficiency,
+        acceptance_rate=times.stats.acceptance_rate,
+    )

@@ -1,0 +1,86 @@
+"""The rows that a measurement is made of; one schema for JSON, tables and reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.config import StrictModel
+
+if TYPE_CHECKING:
+    from paceline.core.bootstrap import Interval
+
+
+class IntervalRow(StrictModel):
+    """A ratio of sums with its 95% interval, resampled over prompts."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, interval: Interval) -> IntervalRow:
+        return cls(value=interval.value, low=interval.low, high=interval.high)
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+class AcceptanceRow(StrictModel):
+    """How well the draft agrees with the target, on text that the target sampled."""
+
+    num_prompts: int
+    num_tokens: int
+    expected_acceptance: IntervalRow
+    """sum_t sum_v min(p, q) / number of tokens: what an engine that samples its drafts gets."""
+    greedy_draft_acceptance: IntervalRow
+    """p(argmax q): what an engine that drafts greedily gets."""
+    greedy_agreement: IntervalRow
+    """argmax q is argmax p."""
+    acceptance_by_position: list[float]
+    """expected_acceptance of the first, second, ... new token, over the texts that reach it."""
+
+
+class CostRow(StrictModel):
+    """What a pass costs; seconds are medians of interleaved passes at batch 1."""
+
+    target_pass_s: float
+    draft_pass_s: float
+    cost_ratio: float
+    """c: draft pass / target pass."""
+    target_parameters: int
+    draft_parameters: int
+
+
+class GammaRow(StrictModel):
+    """What a block of `gamma` drafted tokens promises."""
+
+    gamma: int
+    block_efficiency_iid: float
+    """(1 - alpha^(gamma+1)) / (1 - alpha)."""
+    block_efficiency: float
+    """From products of per-position acceptance along the text."""
+    break_even_acceptance: float | None
+    """None: no acceptance suffices."""
+    predicted_speedup: float
+    """block_efficiency / (c gamma + 1)."""
+    mbsu: float
+    """The same with c = parameter ratio."""
+    block_cost_ratio: float
+    """Target pass over gamma + 1 tokens / over one; the prediction above takes it for 1."""
+    expected_speedup: float
+    """block_efficiency / (c gamma + block_cost_ratio): what this machine can reach."""
+
+
+class SpeedRow(StrictModel):
+    """Whole requests at one gamma: baseline seconds / speculative seconds, interleaved."""
+
+    gamma: int
+    num_requests: int
+    num_tokens: int
+    speedup: IntervalRow
+    predicted_speedup: float
+    measured_over_predicted: float
+    baseline_tokens_per_s: float
+    speculative_tokens_per_s: float
+    block_efficiency: float
+    acceptance_rate: float

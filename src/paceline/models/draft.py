@@ -1,0 +1,129 @@
+"""A draft cut out of its target: some of the layers, the same embeddings, head and tokenizer."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
+from paceline.models.causal import CausalModel
+from paceline.models.loading import model_directory, quiet
+from paceline.records import atomic_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from collections.abc import Sequence
+
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "chat_template*",
+)
+
+
+def subset_layers(target: CausalModel, layers: Sequence[int]) -> CausalModel:
+    """A model of only these layers of the target; its weights are copies.
+
+    Args:
+        target: Left as it is.
+        layers: Increasing indices, for example [0, 1, 2, 29].
+
+    Raises:
+        UsageError: No index, or indices that repeat, decrease or name no layer.
+        UnsupportedModelError: The model does not keep its layers in one list.
+    """
+    name, old = _layer_list(target.hf)
+    _check_indices(layers, len(old))
+    kept = nn.ModuleList()
+    # one memo for both copies: layers and model go on to share one config, and ties stay ties
+    memo: dict[int, Any] = {id(old): kept}
+    hf = copy.deepcopy(target.hf, memo)
+    kept.extend(copy.deepcopy(old[index], memo) for index in layers)
+    for index, layer in enumerate(kept):
+        for module in layer.modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                module.layer_idx = index  # pyright: ignore[reportArgumentType]
+    assert hf.get_submodule(name) is kept, "the copy holds the layers it was cut to"
+    _shorten_config(hf.config.get_text_config(decoder=True), layers)
+    return CausalModel(hf, target.tokenizer)
+
+
+def save_draft(
+    draft: CausalModel, tokenizer_source: str | Path, out: Path, dtype: torch.dtype | None = None
+) -> None:
+    """Write an ordinary model directory, whole or not at all; an older one there is replaced.
+
+    Args:
+        draft: What to save.
+        tokenizer_source: Where the target was loaded from (directory, GGUF file or hub id); its
+            tokenizer files are copied byte for byte.
+        out: The directory to make.
+        dtype: What to store the weights in; None stores them as they are.
+
+    Raises:
+        StorageError: The disk is full or the place cannot be written.
+    """
+    source = model_directory(tokenizer_source)
+    files = [path for pattern in _TOKENIZER_FILES for path in sorted(source.glob(pattern))]
+    if not files:
+        raise ModelLoadError(
+            f"{tokenizer_source} has no tokenizer files to give to the draft; name the target's own "
+            "directory"
+        )
+    hf = draft.hf if dtype is None else copy.deepcopy(draft.hf).to(dtype)  # pyright: ignore
+    rows = hf.get_input_embeddings().weight.shape[0]
+    hf.config.get_text_config(decoder=True).vocab_size = rows
+    with quiet(), atomic_directory(out) as scratch:
+        hf.save_pretrained(scratch)
+        for path in files:
+            if path.is_dir():
+                shutil.copytree(path, scratch / path.name)
+            else:
+                shutil.copyfile(path, scratch / path.name)
+
+
+def _layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """The one list of as many modules as the model has layers."""
+    count = hf.config.get_text_config(decoder=True).num_hidden_layers
+    lists = [
+        (name, module)
+        for name, module in hf.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    # experts or heads may come in lists of the same length, but only inside a layer
+    outer = [(n, m) for n, m in lists if not any(n.startswith(f"{other}.") for other, _ in lists)]
+    if len(outer) != 1:
+        raise UnsupportedModelError(
+            f"{hf.config.model_type} keeps its {count} layers in {len(outer)} lists, so no subset can "
+            "be cut out; name a draft directory of your own instead"
+        )
+    return outer[0]
+
+
+def _check_indices(layers: Sequence[int], count: int) -> None:
+    increasing = all(a < b for a, b in itertools.pairwise(layers))
+    if not layers or not increasing or layers[0] < 0 or layers[-1] >= count:
+        raise UsageError(
+            f"got layers {','.join(map(str, layers)) or '(none)'}; wanted increasing numbers from 0 to "
+            f"{count - 1}, for example 0,1,2,{count - 1}"
+        )
+
+
+def _shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
+    """Fewer layers, and every list with one entry a layer (layer_types and its like) cut alike."""
+    count = config.num_hidden_layers
+    for key, value in list(vars(config).items()):
+        if "layer" in key and isinstance(value, list) and len(value) == count:
+            setattr(config, key, [value[index] for index in layers])
+    config.num_hidden_layers = len(layers)

@@ -1,0 +1,129 @@
+"""The state of training on disk: whole checkpoints only, and runs that go on where they stopped.
+
+A checkpoint is a directory `step-00000100` with `draft/` (an ordinary model directory, float32),
+`optimizer.pt` and `state.json`. There is no state of random generators to save: every draw is made
+from a generator named after the number of examples drawn, which `state.json` holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.errors import ConfigError, StorageError
+from paceline.models.draft import save_draft
+from paceline.records import atomic_directory, atomic_write_text, read_jsonl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.models.causal import CausalModel
+    from paceline.records import RunDirectory
+    from paceline.train.config import AlignConfig
+
+# A run may be given more time or another place, and be watched differently, when it goes on.
+_MAY_CHANGE = {"output", "num_steps", "max_seconds", "max_loss_ratio", "checkpoints"}
+
+
+@dataclass
+class TrainingState:
+    """Where training is. `num_drawn` is the state of the text source."""
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    num_drawn: int = 0
+    recent_losses: list[float] = field(default_factory=list)
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, directory: Path, tokenizer_source: Path, keep: int) -> None:
+        self.directory = directory
+        self.tokenizer_source = tokenizer_source
+        self.keep = keep
+
+    def all(self) -> list[Path]:
+        """Every whole checkpoint, oldest first."""
+        return sorted(self.directory.glob("step-*"))
+
+    def latest(self) -> Path | None:
+        """The newest one, if any."""
+        return next(reversed(self.all()), None)
+
+    def save(
+        self, draft: CausalModel, optimizer: torch.optim.Optimizer, state: TrainingState
+    ) -> Path:
+        """Write a checkpoint whole, then drop the oldest ones beyond `keep`.
+
+        Raises:
+            StorageError: it could not be written; earlier ones are as they were.
+        """
+        path = self.directory / f"step-{state.step:08d}"
+        with atomic_directory(path) as scratch:
+            save_draft(draft, self.tokenizer_source, scratch / "draft")
+            with (scratch / "optimizer.pt").open("wb") as stream:
+                torch.save(optimizer.state_dict(), stream)
+            content = json.dumps(dataclasses.asdict(state))
+            (scratch / "state.json").write_text(content + "\n", encoding="utf-8")
+        for old in self.all()[: -self.keep]:
+            shutil.rmtree(old)
+        return path
+
+    def sweep(self) -> None:
+        """Remove what a killed run left half-written."""
+        for scratch in self.directory.glob(".step-*"):
+            shutil.rmtree(scratch)
+
+
+def read_state(checkpoint: Path | None) -> TrainingState:
+    """The state a run goes on from; without a checkpoint, its beginning."""
+    if checkpoint is None:
+        return TrainingState()
+    return TrainingState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path | None) -> None:
+    """Load the optimiser's moments."""
+    if checkpoint is not None:
+        optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+
+
+def check_run_directory(run: RunDirectory, config: AlignConfig, *, resume: bool) -> None:
+    """May this run be written here?
+
+    Raises:
+        ConfigError: something else is there, or the same run with another configuration.
+        StorageError: the place is a file.
+    """
+    if run.path.exists() and not run.path.is_dir():
+        raise StorageError(f"output {run.path} is a file; choose a directory that is new")
+    manifest = run.read_manifest()
+    if manifest is None:
+        if run.path.exists() and any(not p.name.startswith(".") for p in run.path.iterdir()):
+            raise ConfigError(f"output {run.path} is not empty and holds no run; choose another")
+        return
+    if not resume:
+        raise ConfigError(
+            f"output {run.path} already holds a run; resume it, or choose another output"
+        )
+    before, now = manifest["config"], config.model_dump(mode="json")
+    keys = sorted(before.keys() | now.keys())
+    changed = [k for k in keys if k not in _MAY_CHANGE and before.get(k) != now.get(k)]
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"output {run.path} holds a run with another {', '.join(changed)} ({key} was "
+            f"{before.get(key)}, is now {now.get(key)}); choose another output or the old values"
+        )
+
+
+def rewind_metrics(run: RunDirectory, step: int) -> None:
+    """Drop the rows of steps that are to be made again."""
+    rows = [row for row in read_jsonl(run.metrics) if row["step"] <= step]
+    atomic_write_text(run.metrics, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,92 @@
+"""When training has stopped making sense, and who may ask it to stop."""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from paceline.train.step import StepFigures
+
+_WINDOW = 50  # steps of the running median
+_SETTLED = 20  # losses before the median means something
+_PATIENCE = 3  # steps in a row: one strange batch is no divergence
+
+
+class LossGuard:
+    """Ends a run whose loss or gradient is not finite, or whose loss exploded."""
+
+    def __init__(self, max_ratio: float, recent: Iterable[float] = ()) -> None:
+        self.max_ratio = max_ratio
+        self.recent = deque(recent, maxlen=_WINDOW)
+        self.num_high = 0
+        self.num_bad_gradients = 0
+
+    @property
+    def calm(self) -> bool:
+        """Whether this is a state worth saving."""
+        return self.num_high == 0 and self.num_bad_gradients == 0
+
+    def check(self, step: int, figures: StepFigures, saved: Path | None) -> None:
+        """Look at one step.
+
+        Raises:
+            TrainingError: training cannot go on; the message names the last good checkpoint.
+        """
+        if not math.isfinite(figures.loss):
+            raise _failure(f"the loss became {figures.loss} at step {step}", saved)
+        bad = not math.isfinite(figures.gradient_norm)
+        self.num_bad_gradients = self.num_bad_gradients + 1 if bad else 0
+        if self.num_bad_gradients >= _PATIENCE:
+            raise _failure(f"the gradient was not finite {_PATIENCE} times up to step {step}", saved)
+        usual = statistics.median(self.recent) if len(self.recent) >= _SETTLED else math.inf
+        high = figures.loss > self.max_ratio * usual
+        self.num_high = self.num_high + 1 if high else 0
+        if self.num_high >= _PATIENCE:
+            raise _failure(
+                f"the loss exploded: {figures.loss:.4g} at step {step}, usually {usual:.4g}", saved
+            )
+        if not high:
+            self.recent.append(figures.loss)
+
+
+def _failure(what: str, saved: Path | None) -> TrainingError:
+    where = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved yet"
+    cure = "start again from it" if saved else "start again"
+    return TrainingError(f"{what}; {where}; {cure} with a smaller optimizer.learning_rate")
+
+
+class StopRequest:
+    """Turns Ctrl-C and a polite kill into a wish that is granted between two steps.
+
+    In the middle of a step they would leave half-updated weights. A second Ctrl-C ends at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        # Python lets only the main thread handle signals.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

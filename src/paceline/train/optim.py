@@ -1,0 +1,133 @@
+"""Optimisers and learning-rate schedules, as configuration and as torch objects.
+
+A schedule is a function of progress, not of a count of steps: progress is the larger of steps done
+and time spent, each as a part of its budget, so one schedule serves both kinds of run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from paceline.config import StrictModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Constant(StrictModel):
+    """The learning rate stays."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class Linear(StrictModel):
+    """A straight line down to `final_fraction` of the learning rate."""
+
+    kind: Literal["linear"] = "linear"
+    final_fraction: Fraction = 0.0
+
+
+class Cosine(StrictModel):
+    """Half a cosine down to `final_fraction` of the learning rate."""
+
+    kind: Literal["cosine"] = "cosine"
+    final_fraction: Fraction = 0.0
+
+
+class CoolDown(StrictModel):
+    """Constant up to `begin`, then half a cosine. Paper: Zhou et al. 2023, Table B.1."""
+
+    kind: Literal["cool_down"] = "cool_down"
+    begin: float = Field(default=0.5, ge=0, lt=1)
+    final_fraction: Fraction = 0.1
+
+
+Schedule = Annotated[Constant | Linear | Cosine | CoolDown, Field(discriminator="kind")]
+
+
+class Warmup(StrictModel):
+    """What both optimisers share: a linear rise from 0, then the schedule.
+
+    Attributes:
+        warmup_fraction: Part of the run.
+        warmup_steps: The same as a number of steps; wins where it is given.
+    """
+
+    warmup_fraction: Fraction = 5_000 / 300_000
+    warmup_steps: int | None = Field(default=None, ge=0)
+
+
+class Adafactor(Warmup):
+    """Adafactor (Shazeer and Stern 2018); the learning rate is relative to a weight's size.
+
+    Paper: Zhou et al. 2023, Table B.1. Differs: the warm-up is the same part of the run, 1/60,
+    instead of 5,000 steps of whatever length; at 300,000 steps they are one.
+    """
+
+    kind: Literal["adafactor"] = "adafactor"
+    learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    schedule: Schedule = CoolDown()
+
+
+class AdamW(Warmup):
+    """AdamW; weight decay falls on matrices only, not on norms and biases."""
+
+    kind: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    schedule: Schedule = Cosine(final_fraction=0.1)
+
+
+Optimizer = Annotated[Adafactor | AdamW, Field(discriminator="kind")]
+
+
+def build_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The torch optimiser over the parameters that are trained."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    match config:
+        case Adafactor():
+            return torch.optim.Adafactor(groups, lr=config.learning_rate)
+        case AdamW():
+            return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas)
+
+
+def learning_rate(config: Optimizer, step: int, progress: float) -> float:
+    """The learning rate of step `step` (from 1) that ends at `progress` (in (0, 1])."""
+    if config.warmup_steps is not None:
+        rise = step / config.warmup_steps if config.warmup_steps else 1.0
+    else:
+        rise = progress / config.warmup_fraction if config.warmup_fraction else 1.0
+    return config.learning_rate * min(1.0, rise) * _level(config.schedule, progress)
+
+
+def _level(schedule: Schedule, progress: float) -> float:
+    """The part of the full rate that is left at this progress."""
+    progress = min(progress, 1.0)
+    match schedule:
+        case Constant():
+            return 1.0
+        case Linear(final_fraction=final):
+            return 1.0 + progress * (final - 1.0)
+        case Cosine(final_fraction=final):
+            return _half_cosine(progress, final)
+        case CoolDown(begin=begin, final_fraction=final):
+            return _half_cosine(max(0.0, (progress - begin) / (1.0 - begin)), final)
+
+
+def _half_cosine(progress: float, final: float) -> float:
+    return final + (1.0 - final) * (1.0 + math.cos(math.pi * progress)) / 2.0

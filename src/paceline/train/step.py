@@ -1,0 +1,185 @@
+"""One optimiser step: score the text with the target, move the draft towards it.
+
+Knows nothing of where text comes from, of budgets or files.
+"""
+
+# B rows, T positions, N trained positions, C tokens of a chunk, D hidden, V vocabulary
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.fused import Head, chunked_loss
+from paceline.core.reduction import count_units, token_weights
+from paceline.data.collate import TokenBatch, collate
+from paceline.train.objectives import reads_target, token_losses
+from paceline.train.optim import build_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accelerate import Accelerator
+
+    from paceline.data.collate import Row
+    from paceline.models.causal import CausalModel
+    from paceline.train.config import AlignConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What one step says about itself, over all processes; the loss is from before the update."""
+
+    loss: float
+    gradient_norm: float
+    num_tokens: int
+
+
+class DraftLoss(nn.Module):
+    """The draft's pass and its loss as one module, which is what data parallelism wraps."""
+
+    def __init__(
+        self,
+        draft: CausalModel,
+        target: CausalModel,
+        config: AlignConfig,
+        *,
+        vocab_size: int,
+        bfloat16: bool,
+    ) -> None:
+        super().__init__()
+        self.hf = draft.hf
+        self.draft = draft
+        self.target = target
+        self.terms = config.objective
+        self.chunk_tokens = config.chunk_tokens
+        self.vocab_size = vocab_size
+        self.bfloat16 = bfloat16
+
+    def forward(
+        self, batch: TokenBatch, weights_BT: Tensor, target_hidden_ND: Tensor | None
+    ) -> Tensor:
+        """Sum over trained positions of weight times loss."""
+        labels_N = batch.labels_BT[batch.mask_BT]
+        target_head = _head(self.target)
+
+        def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
+            target_log_probs_CV = None
+            if target_hidden_ND is not None:
+                with torch.no_grad():
+                    target_log_probs_CV = target_head.log_probs(
+                        target_hidden_ND[rows], self.vocab_size
+                    )
+            return token_losses(self.terms, target_log_probs_CV, draft_log_probs_CV, labels_N[rows])
+
+        with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.bfloat16):
+            hidden_BTD = self.draft.body(batch.tokens_BT, batch.attention_BT)
+            return chunked_loss(
+                hidden_BTD[batch.mask_BT],
+                _head(self.draft),
+                loss_of_chunk,
+                weights_BT[batch.mask_BT],
+                chunk_size=self.chunk_tokens,
+                vocab_size=self.vocab_size,
+            )
+
+
+class Stepper:
+    """Holds the models and the optimiser, and makes steps.
+
+    The draft stays in evaluation mode: in decoder-only models that means no dropout, which is what
+    Table B.1 asks for, and nothing else.
+    """
+
+    def __init__(
+        self,
+        draft: CausalModel,
+        target: CausalModel,
+        config: AlignConfig,
+        accelerator: Accelerator,
+        *,
+        vocab_size: int,
+        bfloat16: bool,
+    ) -> None:
+        self.draft = draft
+        self.target = target
+        self.config = config
+        self.accelerator = accelerator
+        draft.hf.eval().requires_grad_(True)
+        target.hf.eval().requires_grad_(False)
+        if config.freeze_embeddings:
+            freeze_embeddings(draft)
+        loss = DraftLoss(draft, target, config, vocab_size=vocab_size, bfloat16=bfloat16)
+        self.loss: nn.Module = accelerator.prepare_model(loss)
+        self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
+        self.optimizer = build_optimizer(config.optimizer, self.parameters)
+
+    def step(self, rows: Sequence[Row], learning_rate: float) -> StepFigures:
+        """Score the rows, add up gradients over their parts, update unless one is not finite.
+
+        Every part is divided by the units of the whole step, over parts and processes, so that
+        cutting a step up does not change it.
+        """
+        batches = self._cut(rows)
+        mean = self.config.mean
+        units = sum(count_units(batch.mask_BT, mean) for batch in batches)
+        tokens = sum(batch.mask_BT.sum() for batch in batches)
+        units, tokens = self._add_up(units, tokens)
+        total = torch.zeros((), device=self.accelerator.device)
+        for index, batch in enumerate(batches):
+            weights_BT = token_weights(batch.mask_BT, mean=mean, total=units)
+            with self._synchronised(last=index == len(batches) - 1):
+                part = self.loss(batch, weights_BT, self.score(batch))
+                # Data parallelism averages gradients over processes; these parts are to be summed.
+                (part * self.accelerator.num_processes).backward()
+            total += part.detach()
+        (loss,) = self._add_up(total)
+        return StepFigures(loss, self._update(learning_rate), int(tokens))
+
+    @torch.no_grad()
+    def score(self, batch: TokenBatch) -> Tensor | None:
+        """The target's hidden states at the trained positions; None if labels are all it takes."""
+        if not reads_target(self.config.objective):
+            return None
+        return self.target.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
+
+    def _cut(self, rows: Sequence[Row]) -> list[TokenBatch]:
+        parts = self.config.gradient_accumulation_steps
+        size = len(rows) // parts
+        cut = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [collate(part).to(self.accelerator.device) for part in cut]
+
+    def _update(self, learning_rate: float) -> float:
+        """Clip, update, forget the gradient. -> the gradient's norm before clipping."""
+        limit = self.config.max_gradient_norm or torch.inf
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+        if torch.isfinite(torch.tensor(norm)):
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _synchronised(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Gradients travel between processes once a step."""
+        return contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
+
+    def _add_up(self, *values: Tensor | int) -> list[float]:
+        """Sums over all processes."""
+        stacked = torch.stack(
+            [torch.as_tensor(v, dtype=torch.float32, device=self.accelerator.device) for v in values]
+        )
+        return self.accelerator.reduce(stacked, "sum").tolist()
+
+
+def freeze_embeddings(draft: CausalModel) -> None:
+    """Leave the input embeddings and the output head as the draft brought them."""
+    for module in (draft.hf.get_input_embeddings(), draft.hf.get_output_embeddings()):
+        module.requires_grad_(False)
+
+
+def _head(model: CausalModel) -> Head:
+    return Head(model.head_weight, model.head_bias)

@@ -1,0 +1,40 @@
+"""Shared by all tests: no network, no cache outside the test, tiny models."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+from tiny import tiny_hf, tiny_pair, tiny_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from paceline.models import CausalModel
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path_factory.getbasetemp() / "paceline-cache"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return tiny_tokenizer()
+
+
+@pytest.fixture
+def pair() -> tuple[CausalModel, CausalModel]:
+    """A random target of four layers and a random draft of two, with one tokenizer."""
+    return tiny_pair()
+
+
+@pytest.fixture
+def model_directory(tmp_path: Path) -> Path:
+    """A tiny llama saved as an ordinary model directory with its tokenizer."""
+    tokenizer = tiny_tokenizer()
+    path = tmp_path / "tiny-llama"
+    tiny_hf("llama", vocab_size=len(tokenizer)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path

@@ -1,0 +1,93 @@
+"""Whatever a session read and forgot, its logits are those of a plain pass over what it kept.
+
+The plain pass is the reference: one row alone, no cache, no padding, no mask.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tiny import tiny_model
+
+from paceline.models import CausalModel
+from paceline.models.architectures import PROVEN
+from paceline.models.fakes import TableModel
+
+VOCABULARY = 61
+
+# one step of a session, on rows that the test draws to fit
+prompt = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=9)
+step = st.tuples(st.sampled_from(["extend", "rollback", "keep_rows"]), st.integers(0, 2**32 - 1))
+
+
+@cache
+def model_of(architecture: str) -> CausalModel:
+    return tiny_model(architecture)
+
+
+def plain_logits(model: CausalModel | TableModel, tokens: list[int]) -> torch.Tensor:
+    """After every token of one row, [N, V]."""
+    if isinstance(model, TableModel):
+        return torch.stack([model.log_probs(tokens[: end + 1]) for end in range(len(tokens))])
+    with torch.inference_mode():
+        return model.hf(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def assert_same(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=3e-5)
+
+
+def play(
+    model: CausalModel | TableModel, prompts: list[list[int]], steps: list[tuple[str, int]]
+) -> None:
+    """Run the steps on a session and, in parallel, on plain lists of tokens."""
+    session, rows = model.start_session(), [list(row) for row in prompts]
+    logits_BV = session.prefill(prompts)
+    for row, got in zip(rows, logits_BV, strict=True):
+        assert_same(got, plain_logits(model, row)[-1])
+    for kind, seed in steps:
+        rng = torch.Generator().manual_seed(seed)
+
+        def draw(high: int, count: int, rng: torch.Generator = rng) -> list[int]:
+            return torch.randint(high, (count,), generator=rng).tolist()
+
+        match kind:
+            case "extend":
+                count = draw(4, 1)[0] + 1
+                new = [draw(VOCABULARY, count) for _ in rows]
+                logits_BNV = session.extend(torch.tensor(new))
+                rows = [row + added for row, added in zip(rows, new, strict=True)]
+                for row, got in zip(rows, logits_BNV, strict=True):
+                    assert_same(got, plain_logits(model, row)[-count:])
+            case "rollback":
+                counts = [draw(len(row) + 1, 1)[0] for row in rows]
+                session.rollback(torch.tensor(counts))
+                rows = [row[: len(row) - gone] for row, gone in zip(rows, counts, strict=True)]
+            case "keep_rows":
+                kept = torch.randperm(len(rows), generator=rng)[: draw(len(rows), 1)[0] + 1]
+                session.keep_rows(kept)
+                rows = [rows[index] for index in kept.tolist()]
+        assert session.lengths.tolist() == [len(row) for row in rows]
+
+
+@pytest.mark.parametrize("architecture", PROVEN)
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(prompts=st.lists(prompt, min_size=1, max_size=4), steps=st.lists(step, max_size=7))
+def test_any_session_equals_a_plain_pass_over_what_it_kept(
+    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
+):
+    play(model_of(architecture), prompts, steps)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(prompts=st.lists(prompt, min_size=1, max_size=4), steps=st.lists(step, max_size=7))
+def test_the_fake_keeps_the_same_contract(prompts: list[list[int]], steps: list[tuple[str, int]]):
+    play(TableModel.random(VOCABULARY, order=2, seed=3), prompts, steps)
