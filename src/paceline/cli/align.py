@@ -12,16 +12,14 @@ def align(
     config: options.ConfigFile = None,
     target: options.Target = None,
     draft: options.Draft = None,
-    output: Annotated[str | None, typer.Option(help="Run directory; resumed if it exists.")] = None,
+    output: Annotated[str | None, typer.Option(help="Run directory to make.")] = None,
     recipe: Annotated[
         str | None, typer.Option(help="supervised_kd, seq_kd, imit_kd, f_distill or gkd.")
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
     overrides: options.Overrides = None,
 ) -> None:
-    """Distil the target into the draft; the aligned draft is OUTPUT/draft.
-
-    A run that was stopped goes on from its last checkpoint when the same command is given again.
-    """
+    """Distil the target into the draft; the aligned draft is OUTPUT/draft."""
     from paceline.train import AlignConfig
     from paceline.train import align as run
 
@@ -29,5 +27,5 @@ def align(
         AlignConfig, config, overrides, target=target, draft=draft, output=output, recipe=recipe
     )
     with progress_bars() as progress:
-        directory = run(wanted, progress)
+        directory = run(wanted, resume=resume, progress=progress)
     stdout.print(f"{directory / 'draft'}: the aligned draft; figures in {directory}/result.json")

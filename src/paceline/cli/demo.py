@@ -5,16 +5,30 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import options
+from paceline.cli.console import stdout
+
 
 def demo(
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     out: Annotated[Path, typer.Option(help="Where results and the draft stay.")] = Path(
         "runs/demo"
     ),
+    config: options.ConfigFile = Path("configs/align/demo.yaml"),
     minutes: Annotated[float, typer.Option(help="Time for the alignment.")] = 6.0,
     layers: Annotated[str, typer.Option(help="Layers of the target to draft with.")] = "0,1,2,29",
 ) -> None:
     """Draft, measure, align, measure, verify, decode; resumes where an earlier run stopped."""
-    from paceline.demo import run_demo
+    from paceline.cli.demo_story import Story, before_and_after
+    from paceline.cli.draft import parse_layers
 
-    run_demo(target, out, minutes=minutes, layers=layers)
+    story = Story(target, out, layers=parse_layers(layers))
+    story.prepare()
+    before = [story.measure("before", story.start, temperature, 4) for temperature in (1.0, 0.0)]
+    story.align(config or Path("configs/align/demo.yaml"), minutes)
+    after = [story.measure("after", story.aligned, temperature, 8) for temperature in (1.0, 0.0)]
+    report = story.verify()
+    story.decode(after[1].best_gamma or 1)
+    stdout.print(before_and_after(before, after))
+    stdout.print(f"The aligned draft is {story.aligned}; every figure above is in {out}.")
+    raise typer.Exit(0 if after[0].verdict.go and report.passed else 1)

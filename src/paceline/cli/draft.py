@@ -15,12 +15,7 @@ def draft(
     out: Annotated[Path, typer.Option(help="Directory to write the draft to.")],
 ) -> None:
     """Make a draft from a subset of the target's layers, with the target's tokenizer."""
-    try:
-        chosen = [int(layer) for layer in layers.split(",")]
-    except ValueError:
-        raise UsageError(
-            f"--layers wants numbers with commas between, such as 0,1,2,29; got {layers!r}"
-        ) from None
+    chosen = parse_layers(layers)
     from paceline.models import load_model
     from paceline.models.draft import save_draft, subset_layers
 
@@ -29,3 +24,13 @@ def draft(
     save_draft(small, target, out)
     share = small.num_parameters / model.num_parameters
     stdout.print(f"{out}: {len(chosen)} layers, {small.num_parameters:,} parameters ({share:.1%})")
+
+
+def parse_layers(text: str) -> list[int]:
+    """`0,1,2,29` to numbers."""
+    try:
+        return [int(layer) for layer in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--layers wants numbers with commas between, such as 0,1,2,29; got {text!r}"
+        ) from None

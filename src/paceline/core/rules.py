@@ -171,7 +171,8 @@ class Lossy(Rule):
 
     @model_validator(mode="after")
     def _beta_recovers_no_more_than_was_rejected(self) -> Lossy:
-        if self.beta < 1 - self.alpha:
+        # 1 - 0.7 is a little above 0.3 in binary; who writes 0.3 means it.
+        if self.beta < (1 - self.alpha) * (1 - 1e-9):
             raise ValueError(f"lossy beta must be at least 1 - alpha = {1 - self.alpha:g}")
         return self
 

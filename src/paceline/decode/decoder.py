@@ -25,6 +25,7 @@ class Decoder(ABC):
     def __init__(self, target: Model, sampling: SamplingParams) -> None:
         self.target = target
         self.sampling = sampling
+        self.vocab_size = target.vocab_size
 
     def generate(
         self,
@@ -77,7 +78,7 @@ class Decoder(ABC):
             seed=seed,
             stops=frozenset(stops),
             max_length=self._usable_length(),
-            vocab_size=self.target.vocab_size,
+            vocab_size=self.vocab_size,
         )
 
     def _usable_length(self) -> int | None:
@@ -90,6 +91,8 @@ class Decoder(ABC):
 
     def _probs(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         """Logits to probabilities, the same way for target and draft. [..., V] -> [..., V]."""
+        # One of the models may give logits for padding that the other does not have.
+        logits = logits[..., : self.vocab_size]
         if seen is not None:
             penalty = self.sampling.repetition_penalty
             logits = apply_repetition_penalty(logits, seen.to(logits.device), penalty)
@@ -99,7 +102,7 @@ class Decoder(ABC):
         """Which tokens each text holds, [B, V]; None where no penalty asks."""
         if self.sampling.repetition_penalty == 1:
             return None
-        seen_BV = torch.zeros(len(texts), self.target.vocab_size, dtype=torch.bool)
+        seen_BV = torch.zeros(len(texts), self.vocab_size, dtype=torch.bool)
         for row, text in enumerate(texts):
             seen_BV[row, text.prompt + text.tokens] = True
         return seen_BV

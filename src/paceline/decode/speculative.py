@@ -44,6 +44,9 @@ class _Proposal(NamedTuple):
 class SpeculativeDecoder(Decoder):
     """The draft proposes gamma tokens; the target judges them in one pass, by the rule.
 
+    A block needs room for gamma tokens that may be forgotten again, so a text ends that much before
+    the context does.
+
     Paper: Zhou et al. 2023, algorithm A.1.
     """
 
@@ -59,8 +62,9 @@ class SpeculativeDecoder(Decoder):
             raise UsageError(
                 f"gamma must be 1 or more, got {gamma}; AutoregressiveDecoder drafts nothing"
             )
-        check_same_vocabulary(target, draft)
+        shared_vocab_size = check_same_vocabulary(target, draft)
         super().__init__(target, sampling or SamplingParams())
+        self.vocab_size = shared_vocab_size
         self.draft = draft
         self.rule = rule or Lossless()
         self.gamma = gamma
@@ -137,7 +141,7 @@ class SpeculativeDecoder(Decoder):
             unread = tokens[-1][:, None]
         if not tokens:
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
-            return _Proposal(empty, torch.zeros(len(texts), 0, self.target.vocab_size))
+            return _Proposal(empty, torch.zeros(len(texts), 0, self.vocab_size))
         return _Proposal(torch.stack(tokens, 1), torch.stack(probs, 1))
 
     def _judge(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import apply_repetition_penalty, mark_seen, to_probs
+from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,10 +78,11 @@ def _score_rows(
     for row, completion in enumerate(completions):
         tokens_BT[row, : len(completion)] = torch.tensor(completion)
         mask_BT[row, : len(completion)] = True
-    target_logits_BTV = _forced_logits(target, prompts, tokens_BT)
-    draft_logits_BTV = _forced_logits(draft, prompts, tokens_BT)
+    width = check_same_vocabulary(target, draft)
+    target_logits_BTV = _forced_logits(target, prompts, tokens_BT)[..., :width]
+    draft_logits_BTV = _forced_logits(draft, prompts, tokens_BT)[..., :width]
     agreement_BT = draft_logits_BTV.argmax(-1) == target_logits_BTV.argmax(-1)
-    seen_BTV = _seen(prompts, tokens_BT, target.vocab_size, sampling)
+    seen_BTV = _seen(prompts, tokens_BT, width, sampling)
     p_BTV = _to_probs(target_logits_BTV, seen_BTV, sampling)
     q_BTV = _to_probs(draft_logits_BTV, seen_BTV, sampling)
     # 1 - TVD, not the sum of minima: exactly 1 when both are equal, however the sum rounds.
@@ -104,9 +106,10 @@ def forced_probs(
 ) -> tuple[Tensor, Tensor]:
     """Both models' exact distributions before each token of one text, [T, V] each."""
     tokens_1T = torch.tensor([list(tokens)])
-    seen_1TV = _seen([prompt], tokens_1T, target.vocab_size, sampling)
+    width = check_same_vocabulary(target, draft)
+    seen_1TV = _seen([prompt], tokens_1T, width, sampling)
     p_1TV, q_1TV = (
-        _to_probs(_forced_logits(model, [prompt], tokens_1T), seen_1TV, sampling)
+        _to_probs(_forced_logits(model, [prompt], tokens_1T)[..., :width], seen_1TV, sampling)
         for model in (target, draft)
     )
     return p_1TV[0], q_1TV[0]

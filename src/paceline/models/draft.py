@@ -15,8 +15,8 @@ from paceline.models.loading import model_directory, quiet
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Sequence
+    from pathlib import Path
 
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -48,6 +48,13 @@ class Evaluation(StrictModel):
     sampling: SamplingParams = SamplingParams()
     gamma: int = Field(default=5, ge=1)
 
+    @field_validator("sampling")
+    @classmethod
+    def _no_penalty(cls, sampling: SamplingParams) -> SamplingParams:
+        if sampling.repetition_penalty != 1:
+            raise ValueError("repetition_penalty must be 1 here; `measure` knows penalties")
+        return sampling
+
 
 class Checkpoints(StrictModel):
     """How often the state of training is saved, whichever comes first; and how many are kept."""

@@ -1,6 +1,6 @@
 """How well the draft agrees with the target on held-out text that the target wrote."""
 
-# B texts, T positions, N positions of all texts, C positions of a chunk, D hidden, V vocabulary
+# B texts, T positions, N positions of all texts, C of a chunk, D hidden, V vocabulary
 from __future__ import annotations
 
 import json
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from paceline.core.fused import Head
 from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
 from paceline.data.collate import Row, collate
@@ -18,7 +19,7 @@ from paceline.records import atomic_write_text, read_jsonl
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from paceline.core.sampling import SamplingParams
@@ -77,6 +78,14 @@ def _write(
     return sample_completions(target, prompts, torch.stack(uniforms), sampling=settings.sampling)
 
 
+class PositionScores(NamedTuple):
+    """For each position: sum_v min(p, q); min(1, q(y)/p(y)) of the text's token y; same argmax?"""
+
+    acceptance_N: Tensor
+    survival_N: Tensor
+    agreement_N: Tensor
+
+
 class Evaluator:
     """Compares drafts with the target on one set of texts; the target reads them once."""
 
@@ -90,15 +99,19 @@ class Evaluator:
         vocab_size: int,
     ) -> None:
         self.target = target
-        self.rows = rows
         self.sampling = sampling
         self.gamma = gamma
         self.vocab_size = vocab_size
-        self._target_hidden_ND: Tensor | None = None
+        self.batches = [
+            collate(rows[start : start + _ROWS]).to(target.device)
+            for start in range(0, len(rows), _ROWS)
+        ]
+        self.labels_N = torch.cat([batch.labels_BT[batch.mask_BT] for batch in self.batches])
+        self.lengths = [len(row.tokens) - row.trained_from for row in rows]
+        self.target_hidden_ND = self._hidden(target)
 
-    @torch.no_grad()
     def evaluate(self, draft: CausalModel) -> Figures:
-        """The figures of DESIGN section 4 on these texts.
+        """The draft's figures on these texts.
 
         expected_acceptance: sum over positions of sum_v min(p, q), divided by the positions.
         greedy_agreement: part of the positions where both have the same likeliest token.
@@ -106,34 +119,52 @@ class Evaluator:
             text is shorter than gamma.
         Paper: Zhou et al. 2023, section 3.
         """
-        if self._target_hidden_ND is None:
-            self._target_hidden_ND = self._hidden(self.target)
-        scores = self._scores(self._target_hidden_ND, self._hidden(draft), draft)
+        scores = self._scores(draft)
         figures = {
             "expected_acceptance": float(scores.acceptance_N.double().mean()),
             "greedy_agreement": float(scores.agreement_N.double().mean()),
-            "num_tokens": float(len(scores.acceptance_N)),
+            "num_tokens": float(len(self.labels_N)),
         }
-        lengths = [len(row.tokens) - row.trained_from for row in self.rows]
-        if max(lengths) >= self.gamma:
+        if max(self.lengths) >= self.gamma:
             figures["block_efficiency"] = block_efficiency_from_text(
-                pad_sequence(scores.acceptance_N.split(lengths), batch_first=True),
-                pad_sequence(scores.survival_N.split(lengths), batch_first=True),
-                pad_sequence([torch.ones(length) for length in lengths], batch_first=True),
+                self._by_text(scores.acceptance_N),
+                self._by_text(scores.survival_N),
+                self._by_text(torch.ones(len(self.labels_N))),
                 self.gamma,
             )
         return figures
 
-    def _hidden(self, model: CausalModel) -> Tensor:
-        """Final hidden states at the predicting positions of all texts, text after text."""
-        parts: list[Tensor] = []
-        for batch in self._batches():
-            tokens_BT = batch.tokens_BT.to(model.device)
-            attention = batch.attention_BT
-            attention = None if attention is None else attention.to(model.device)
-            parts.append(model.body(tokens_BT, attention)[batch.mask_BT.to(model.device)])
-        return torch.cat(parts)
+    @torch.no_grad()
+    def _scores(self, draft: CausalModel) -> PositionScores:
+        draft_hidden_ND = self._hidden(draft)
+        parts: list[tuple[Tensor, ...]] = []
+        for start in range(0, len(self.labels_N), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            target_log_probs_CV = self._log_probs(self.target, self.target_hidden_ND[rows])
+            draft_log_probs_CV = self._log_probs(draft, draft_hidden_ND[rows])
+            agreement_C = target_log_probs_CV.argmax(-1) == draft_log_probs_CV.argmax(-1)
+            target_probs_CV = to_probs(target_log_probs_CV, self.sampling)
+            draft_probs_CV = to_probs(draft_log_probs_CV, self.sampling)
+            acceptance_C = torch.minimum(target_probs_CV, draft_probs_CV).sum(-1)
+            labels_C1 = self.labels_N[rows, None]
+            ratio_C1 = draft_probs_CV.gather(-1, labels_C1) / target_probs_CV.gather(-1, labels_C1)
+            parts.append((acceptance_C, ratio_C1.squeeze(-1).clamp(max=1), agreement_C))
+        columns = zip(*parts, strict=True)
+        return PositionScores(*(torch.cat(column).cpu() for column in columns))
 
-    def _batches(self) -> Iterator:
-        for start in range(0, len(self.rows), _ROWS):
-            yield collate(self.rows[start : start + _ROWS])
+    @torch.no_grad()
+    def _hidden(self, model: CausalModel) -> Tensor:
+        """Final hidden states where a text's token is predicted, text after text. -> [N, D]."""
+        return torch.cat(
+            [
+                model.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
+                for batch in self.batches
+            ]
+        )
+
+    def _log_probs(self, model: CausalModel, hidden_CD: Tensor) -> Tensor:
+        return Head(model.head_weight, model.head_bias).log_probs(hidden_CD, self.vocab_size)
+
+    def _by_text(self, values_N: Tensor) -> Tensor:
+        """One row a text, 0 beyond its end. [N] -> [B, T]."""
+        return pad_sequence(list(values_N.split(self.lengths)), batch_first=True)

@@ -47,7 +47,9 @@ class LossGuard:
         bad = not math.isfinite(figures.gradient_norm)
         self.num_bad_gradients = self.num_bad_gradients + 1 if bad else 0
         if self.num_bad_gradients >= _PATIENCE:
-            raise _failure(f"the gradient was not finite {_PATIENCE} times up to step {step}", saved)
+            raise _failure(
+                f"the gradient was not finite {_PATIENCE} times up to step {step}", saved
+            )
         usual = statistics.median(self.recent) if len(self.recent) >= _SETTLED else math.inf
         high = figures.loss > self.max_ratio * usual
         self.num_high = self.num_high + 1 if high else 0

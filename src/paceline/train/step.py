@@ -57,7 +57,7 @@ class DraftLoss(nn.Module):
         self.terms = config.objective
         self.chunk_tokens = config.chunk_tokens
         self.vocab_size = vocab_size
-        self.bfloat16 = bfloat16
+        self.autocast = bfloat16
 
     def forward(
         self, batch: TokenBatch, weights_BT: Tensor, target_hidden_ND: Tensor | None
@@ -75,7 +75,7 @@ class DraftLoss(nn.Module):
                     )
             return token_losses(self.terms, target_log_probs_CV, draft_log_probs_CV, labels_N[rows])
 
-        with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
             hidden_BTD = self.draft.body(batch.tokens_BT, batch.attention_BT)
             return chunked_loss(
                 hidden_BTD[batch.mask_BT],
@@ -170,15 +170,21 @@ class Stepper:
     def _add_up(self, *values: Tensor | int) -> list[float]:
         """Sums over all processes."""
         stacked = torch.stack(
-            [torch.as_tensor(v, dtype=torch.float32, device=self.accelerator.device) for v in values]
+            [
+                torch.as_tensor(v, dtype=torch.float32, device=self.accelerator.device)
+                for v in values
+            ]
         )
-        return self.accelerator.reduce(stacked, "sum").tolist()
+        summed = self.accelerator.reduce(stacked, "sum")
+        assert isinstance(summed, Tensor)
+        return summed.tolist()
 
 
 def freeze_embeddings(draft: CausalModel) -> None:
     """Leave the input embeddings and the output head as the draft brought them."""
     for module in (draft.hf.get_input_embeddings(), draft.hf.get_output_embeddings()):
-        module.requires_grad_(False)
+        if module is not None:
+            module.requires_grad_(False)
 
 
 def _head(model: CausalModel) -> Head:

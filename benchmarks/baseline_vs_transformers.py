@@ -1,0 +1,128 @@
+"""Is our plain decoding no slower than transformers' `generate`, and is our text the same?
+
+Same model, dtype, prompts, tokens; interleaved in one process, the first to go changing every time.
+Prints, for plain weights and for the weights that `paceline decode` uses:
+  - seconds of `generate` / seconds of `AutoregressiveDecoder`, with its interval
+and, with a draft, in float32, greedy:
+  - how many speculative texts equal transformers' greedy text token for token.
+
+    python benchmarks/baseline_vs_transformers.py --target MODEL --prompts FILE [--draft MODEL]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.bootstrap import ratio_interval
+from paceline.core.sampling import SamplingParams
+from paceline.data import read_prompts
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.models import load_model
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.models import CausalModel
+
+
+def transformers_generate(model: CausalModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """Greedy text of exactly this many tokens by transformers."""
+    tokens = torch.tensor([list(prompt)], device=model.device)
+    generated = model.hf.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        do_sample=False,
+        max_new_tokens=num_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return generated[0, len(prompt) :].tolist()
+
+
+def ours(model: CausalModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """The same by our baseline."""
+    decoder = AutoregressiveDecoder(model, SamplingParams(temperature=0))
+    return decoder.generate([prompt], num_tokens, eos_token_ids=[])[0].tokens
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Wall-clock time of one call."""
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def compare_speed(
+    name: str, theirs: CausalModel, model: CausalModel, prompts: list[list[int]], num_tokens: int
+) -> None:
+    """Print the paired ratio."""
+    for warm in (transformers_generate, ours):
+        warm(theirs if warm is transformers_generate else model, prompts[0], 8)
+    rows: list[tuple[float, float]] = []
+    for number, prompt in enumerate(prompts):
+        runs = (
+            lambda prompt=prompt: transformers_generate(theirs, prompt, num_tokens),
+            lambda prompt=prompt: ours(model, prompt, num_tokens),
+        )
+        order = (0, 1) if number % 2 else (1, 0)
+        spent = {which: seconds(runs[which]) for which in order}
+        rows.append((spent[0], spent[1]))
+    times = torch.tensor(rows)
+    ratio = ratio_interval(times[:, 0], times[:, 1], rng=named_generator(0, "bench"))
+    rate = len(prompts) * num_tokens / float(times[:, 1].sum())
+    print(
+        f"{name}: generate / ours = {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), "
+        f"ours {rate:.1f} tokens/s, {len(prompts)} prompts x {num_tokens} tokens"
+    )
+
+
+def compare_text(
+    target: CausalModel, draft: CausalModel, prompts: list[list[int]], num_tokens: int
+) -> None:
+    """Print how many greedy speculative texts equal those of transformers."""
+    decoder = SpeculativeDecoder(target, draft, gamma=4, sampling=SamplingParams(temperature=0))
+    same = 0
+    for prompt in prompts:
+        text = decoder.generate([prompt], num_tokens, eos_token_ids=[])[0].tokens
+        same += text == transformers_generate(target, prompt, num_tokens)
+    print(
+        f"greedy speculative text equals transformers' generate: {same} of {len(prompts)} prompts"
+    )
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--draft")
+    parser.add_argument("--num-prompts", type=int, default=20)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="auto")
+    options = parser.parse_args()
+
+    plain = load_model(options.target, dtype=options.dtype)
+    assert plain.tokenizer is not None
+    prompts = read_prompts(options.prompts, plain.tokenizer, max_tokens=options.prompt_tokens)
+    prompts = prompts[: options.num_prompts]
+    print(f"{options.target}, {plain.dtype}, {torch.get_num_threads()} threads")
+    compare_speed("plain weights", plain, plain, prompts, options.new_tokens)
+    prepared = load_model(options.target, dtype=options.dtype)
+    prepared.prepare_for_decoding()
+    compare_speed("decoding weights", plain, prepared, prompts, options.new_tokens)
+    if options.draft:
+        target = load_model(options.target, dtype="float32")
+        draft = load_model(options.draft, dtype="float32")
+        compare_text(target, draft, prompts, options.new_tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The demo's stages, in order; each leaves a file, and a stage whose file is there is not run again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from paceline.cli.console import progress_bars, stdout
+from paceline.cli.streaming import stream_text
+from paceline.cli.tables import losslessness_lines, measurement_table
+from paceline.config import StrictModel, read_yaml, validate
+from paceline.core.sampling import SamplingParams
+from paceline.data import read_prompts
+from paceline.data.python_docs import PythonDocs, write_python_docs
+from paceline.measure import (
+    LosslessnessReport,
+    MeasureConfig,
+    Measurement,
+    VerifyConfig,
+    measure,
+    verify_losslessness,
+)
+from paceline.models import load_model
+from paceline.models.draft import save_draft, subset_layers
+from paceline.models.loading import load_tokenizer
+from paceline.records import atomic_write_text
+from paceline.train import AlignConfig, align
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+_PROMPT_TOKENS = 32
+_NEW_TOKENS = 64
+
+
+class Story:
+    """Where everything is, and what has been done."""
+
+    def __init__(self, target: str, out: Path, *, layers: Sequence[int]) -> None:
+        self.target = target
+        self.out = out
+        self.layers = layers
+        self.start = out / "draft-before"
+        self.aligned = out / "align" / "draft"
+        self.docs = PythonDocs(*(out / "data" / f"{name}.jsonl" for name in PythonDocs._fields))
+
+    def prepare(self) -> None:
+        """Text and the draft to start from."""
+        if not all(path.exists() for path in self.docs):
+            _headline("Python's own documentation, split once into training and held-out text")
+            write_python_docs(self.out / "data")
+        if not self.start.exists():
+            _headline(f"A draft from layers {','.join(map(str, self.layers))} of the target")
+            draft = subset_layers(load_model(self.target), self.layers)
+            save_draft(draft, self.target, self.start)
+
+    def align(self, config: Path, minutes: float) -> None:
+        """Distil; goes on where it was stopped, returns at once if it has ended."""
+        values = read_yaml(config) | {
+            "target": self.target,
+            "draft": str(self.start),
+            "output": str(self.out / "align"),
+            "max_seconds": 60 * minutes,
+        }
+        values["data"] = values.get("data", {}) | {"train": str(self.docs.train)}
+        wanted = validate(AlignConfig, values)
+        _headline(f"Align the draft with the target ({minutes:g} minutes)")
+        with progress_bars() as progress:
+            align(wanted, resume=True, progress=progress)
+
+    def measure(self, name: str, draft: Path, temperature: float, timed: int) -> Measurement:
+        """Measure on held-out prompts, or read what was measured before."""
+        config = MeasureConfig(
+            target=self.target,
+            draft=str(draft),
+            prompts=self._prompts(),
+            max_prompt_tokens=_PROMPT_TOKENS,
+            max_new_tokens=_NEW_TOKENS,
+            sampling=SamplingParams(temperature=temperature),
+            timed_prompts=timed,
+        )
+        path = self.out / f"measure-{name}-t{temperature:g}.json"
+        when = f"temperature {temperature:g}, held-out prompts"
+        _headline(f"Measure the draft {name} alignment ({when})")
+        found = _remember(path, Measurement, config, measure)
+        stdout.print(measurement_table(found))
+        style = "bold green" if found.verdict.go else "bold red"
+        stdout.print(str(found.verdict), style=style)
+        return found
+
+    def verify(self) -> LosslessnessReport:
+        """Prove that the text is still the target's, and that the proof can fail."""
+        config = VerifyConfig(
+            target=self.target,
+            draft=str(self.aligned),
+            prompts=self._prompts(),
+            max_prompt_tokens=_PROMPT_TOKENS,
+            max_new_tokens=_NEW_TOKENS,
+            self_test=True,
+        )
+        _headline("Verify that speculation leaves the target's text alone (float32)")
+        path = self.out / "verify.json"
+        report = _remember(path, LosslessnessReport, config, verify_losslessness)
+        for line in losslessness_lines(report):
+            stdout.print(line)
+        return report
+
+    def decode(self, gamma: int) -> None:
+        """One held-out prompt, coloured."""
+        tokenizer = load_tokenizer(self.target)
+        tokens = read_prompts(str(self.docs.prompts), tokenizer, max_tokens=_PROMPT_TOKENS)[0]
+        prompt = tokenizer.decode(tokens)
+        assert isinstance(prompt, str)
+        _headline("Decode one held-out prompt, coloured by where each token came from")
+        stdout.print(prompt, style="dim", end="", markup=False)
+        stream_text(
+            self.target,
+            str(self.aligned),
+            prompt,
+            chat=False,
+            gamma=gamma,
+            max_new_tokens=_NEW_TOKENS,
+            sampling=SamplingParams(temperature=0),
+            seed=0,
+            show=True,
+            as_json=False,
+        )
+
+    def _prompts(self) -> Any:
+        return str(self.docs.prompts)
+
+
+def before_and_after(before: Sequence[Measurement], after: Sequence[Measurement]) -> Table:
+    """The closing table: a column for each end of the alignment."""
+    table = Table("", "before", "after", title="Held-out Python documentation")
+    for old, new in zip(before, after, strict=True):
+        at = f"T={new.config.sampling.temperature:g}"
+        rows: list[tuple[str, Callable[[Measurement], str]]] = [
+            (f"expected acceptance, {at}", lambda m: str(m.acceptance.expected_acceptance)),
+            (f"greedy agreement, text at {at}", lambda m: str(m.acceptance.greedy_agreement)),
+            (f"tokens per target call, {at}", _tau),
+            (f"measured speedup, {at}", _speedup),
+            (f"verdict, {at}", lambda m: "GO" if m.verdict.go else "NO-GO"),
+        ]
+        for name, figure in rows:
+            table.add_row(name, figure(old), figure(new))
+        table.add_section()
+    return table
+
+
+def _tau(found: Measurement) -> str:
+    return "-" if found.speed is None else f"{found.speed.block_efficiency:.3f}"
+
+
+def _speedup(found: Measurement) -> str:
+    if found.speed is None:
+        return "not timed"
+    return f"{found.speed.speedup}x at gamma {found.speed.gamma}"
+
+
+def _headline(text: str) -> None:
+    stdout.print(f"\n== {text}", style="bold")
+
+
+def _remember(path: Path, kind: type[Any], config: StrictModel, run: Callable[..., Any]) -> Any:
+    """The result of an earlier run of the same configuration, or a new one, written down."""
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored.get("config") == config.model_dump(mode="json"):
+            return kind.model_validate(stored)
+    with progress_bars() as progress:
+        result = run(config, progress)
+    atomic_write_text(path, result.model_dump_json(indent=2) + "\n")
+    return result

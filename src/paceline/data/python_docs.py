@@ -1,0 +1,83 @@
+"""Python's own documentation as a corpus: the language reference's topics and all docstrings.
+
+It is on every machine that runs Paceline, so the demo and the benchmarks need no download. Documents
+are split once, by a hash of their text: one that is held out is never trained on, on any machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sysconfig
+import warnings
+from pathlib import Path
+from pydoc_data import topics  # the text behind help("topic")
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.records import atomic_write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
+_SHORTEST_DOCUMENT = 40
+# Long enough for a prompt of 32 tokens that is a part of the document, not all of it.
+_SHORTEST_PROMPT = 300
+_HELD_OUT_SHARE = 0.08
+
+
+class PythonDocs(NamedTuple):
+    """Files of one document a line, `{"text": ...}`; `prompts` is the held-out ones of some length."""
+
+    train: Path
+    held_out: Path
+    prompts: Path
+
+
+def write_python_docs(folder: Path) -> PythonDocs:
+    """Write the three files into `folder`, each whole or not at all."""
+    files = PythonDocs(*(folder / f"{name}.jsonl" for name in PythonDocs._fields))
+    train: list[str] = []
+    held_out: list[str] = []
+    for document in python_documents():
+        (held_out if _is_held_out(document) else train).append(document)
+    prompts = [document for document in held_out if len(document) >= _SHORTEST_PROMPT]
+    for path, documents in zip(files, (train, held_out, prompts), strict=True):
+        # In the order of their hashes: neighbours in the library are not neighbours here.
+        rows = sorted(documents, key=_digest)
+        atomic_write_text(path, "".join(json.dumps({"text": row}) + "\n" for row in rows))
+    return files
+
+
+def python_documents() -> list[str]:
+    """Every topic and docstring of some length, once each."""
+    found = dict.fromkeys(topics.topics.values())
+    standard_library = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(standard_library.rglob("*.py")):
+        if not _SKIPPED.intersection(path.relative_to(standard_library).parts):
+            found.update(dict.fromkeys(_docstrings(path)))
+    documents = (text.strip() for text in found)
+    return list(dict.fromkeys(text for text in documents if len(text) >= _SHORTEST_DOCUMENT))
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old code has escapes that Python now warns of
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield text
+
+
+def _digest(document: str) -> str:
+    return hashlib.sha256(document.encode()).hexdigest()
+
+
+def _is_held_out(document: str) -> bool:
+    return int(_digest(document)[:8], 16) / 2**32 < _HELD_OUT_SHARE

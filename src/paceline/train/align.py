@@ -1,0 +1,264 @@
+"""Alignment from a configuration to a run directory: set up, train, compare before and after.
+
+Paper: Zhou et al. 2023, Alg. A.2.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from accelerate import Accelerator
+
+from paceline.data.examples import Lengths, build_examples
+from paceline.data.prompts import read_records
+from paceline.data.sources import ExampleStream, FixedText, MixedText, SampledText, Shard
+from paceline.data.tokens import read_prompts
+from paceline.errors import ConfigError, ContextLengthError, UsageError
+from paceline.models.draft import save_draft
+from paceline.models.kernels import native_bfloat16
+from paceline.models.loading import load_model, model_directory
+from paceline.models.vocabulary import check_same_vocabulary
+from paceline.progress import silent
+from paceline.records import RunDirectory, read_jsonl
+from paceline.train.checkpoint import (
+    CheckpointStore,
+    check_run_directory,
+    read_state,
+    restore_optimizer,
+    rewind_metrics,
+)
+from paceline.train.evaluation import Evaluator, held_out_text
+from paceline.train.loop import Parts, TrainingLoop
+from paceline.train.step import Stepper
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.models.causal import CausalModel
+    from paceline.progress import Progress
+    from paceline.train.checkpoint import TrainingState
+    from paceline.train.config import AlignConfig
+    from paceline.train.evaluation import Figures
+
+_DTYPES = {"float32", "bfloat16", "float16"}
+
+
+def align(config: AlignConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
+    """Train the draft to agree with the target; everything ends up in the run directory.
+
+    Args:
+        config: What to do.
+        resume: Go on with the run in `config.output` if there is one; a finished one is left as
+            it is.
+        progress: Called as work goes on.
+
+    Returns:
+        The run directory: `draft/` is the aligned draft, `result.json` its figures.
+
+    Raises:
+        UsageError: a model, a text or a setting cannot be used.
+        TrainingError: training failed or was stopped; checkpoints stay.
+        StorageError: something could not be written; checkpoints stay.
+    """
+    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+    progress = progress if accelerator.is_main_process else silent
+    run = RunDirectory(config.output)
+    check_run_directory(run, config, resume=resume)
+    if _is_finished(run, config):
+        return run.path
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        run.write_manifest(config)
+    parts, state = _set_up(config, accelerator, run, progress)
+    loop = TrainingLoop(parts, state)
+    before = _figures_before(run, loop)
+    loop.run()
+    if accelerator.is_main_process:
+        _finish(parts, state, before)
+    accelerator.wait_for_everyone()
+    return run.path
+
+
+def _is_finished(run: RunDirectory, config: AlignConfig) -> bool:
+    """Whether this run, with this budget, has its result."""
+    manifest = run.read_manifest()
+    if manifest is None or run.read_result() is None:
+        return False
+    now = config.model_dump(mode="json")
+    return all(manifest["config"][key] == now[key] for key in ("num_steps", "max_seconds"))
+
+
+def _set_up(
+    config: AlignConfig, accelerator: Accelerator, run: RunDirectory, progress: Progress
+) -> tuple[Parts, TrainingState]:
+    progress("loading", 0, 1)
+    store = CheckpointStore(
+        run.checkpoints, model_directory(config.target), config.checkpoints.keep
+    )
+    checkpoint = store.latest()
+    if accelerator.is_main_process:
+        store.sweep()
+    state = read_state(checkpoint)
+    bfloat16 = _takes_bfloat16(config, accelerator.device)
+    device = str(accelerator.device)
+    target = load_model(config.target, dtype="bfloat16" if bfloat16 else "float32", device=device)
+    start = config.draft if checkpoint is None else checkpoint / "draft"
+    draft = load_model(start, dtype="float32", device=device)
+    vocab_size = check_same_vocabulary(target, draft)
+    _check_lengths(config, target, draft)
+    shard = Shard(accelerator.process_index, accelerator.num_processes)
+    stream = _stream(config, target, shard)
+    stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
+    restore_optimizer(stepper.optimizer, checkpoint)
+    progress("loading", 1, 1)
+    evaluator = None
+    if accelerator.is_main_process:
+        rewind_metrics(run, state.step if checkpoint else -1)
+        evaluator = _evaluator(config, target, run, vocab_size, progress)
+    parts = Parts(
+        config=config,
+        accelerator=accelerator,
+        stepper=stepper,
+        source=_source(config, stream, draft, target),
+        stream=stream,
+        run=run,
+        store=store,
+        evaluator=evaluator,
+        progress=progress,
+    )
+    return parts, state
+
+
+def _takes_bfloat16(config: AlignConfig, device: torch.device) -> bool:
+    if config.precision == "auto":
+        return native_bfloat16(device)
+    return config.precision == "bfloat16"
+
+
+def _check_lengths(config: AlignConfig, target: CausalModel, draft: CausalModel) -> None:
+    """Every text that can come up must fit both contexts."""
+    settings = config.evaluation
+    longest = {"max_prompt_tokens + max_completion_tokens": _lengths(config)}
+    if config.data.held_out is not None:
+        held_out = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)
+        longest["evaluation.max_prompt_tokens + max_new_tokens"] = held_out
+    for model, name in ((target, "target"), (draft, "draft")):
+        for keys, lengths in longest.items():
+            if model.max_length is not None and sum(lengths) > model.max_length:
+                raise ContextLengthError(
+                    f"{keys} is {sum(lengths)}, but the {name}'s context holds {model.max_length}; "
+                    "lower one of the two"
+                )
+
+
+def _lengths(config: AlignConfig) -> Lengths:
+    return Lengths(config.max_prompt_tokens, config.max_completion_tokens)
+
+
+def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleStream:
+    """The training corpus, tokenised and cut to size."""
+    if target.tokenizer is None:
+        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    parts = shard.world_size * config.gradient_accumulation_steps
+    if config.batch_size % parts:
+        raise ConfigError(
+            f"batch_size {config.batch_size} cannot be dealt out to {shard.world_size} processes "
+            f"with gradient_accumulation_steps {config.gradient_accumulation_steps}; make it a "
+            f"multiple of {parts}"
+        )
+    examples = build_examples(
+        read_records(config.data.train),
+        target.tokenizer,
+        _lengths(config),
+        eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
+        train_document_prompts=config.data.train_document_prompts,
+    )
+    return ExampleStream(examples, config.batch_size, seed=config.seed, shard=shard)
+
+
+def _source(
+    config: AlignConfig, stream: ExampleStream, draft: CausalModel, target: CausalModel
+) -> MixedText:
+    """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
+    models: tuple[tuple[CausalModel, Literal["draft", "target"]], ...]
+    models = (draft, "draft"), (target, "target")
+    drafted, written = (
+        SampledText(
+            stream,
+            model,
+            origin,
+            sampling=config.sampling,
+            max_new_tokens=config.max_completion_tokens,
+            eos_token_ids=target.eos_token_ids,
+        )
+        for model, origin in models
+    )
+    return MixedText(
+        stream,
+        FixedText(stream),
+        drafted,
+        written,
+        fixed_fraction=config.fixed_fraction,
+        draft_fraction=config.draft_fraction,
+    )
+
+
+def _evaluator(
+    config: AlignConfig,
+    target: CausalModel,
+    run: RunDirectory,
+    vocab_size: int,
+    progress: Progress,
+) -> Evaluator | None:
+    """Held-out text of the target, written once a run."""
+    settings = config.evaluation
+    if config.data.held_out is None or target.tokenizer is None:
+        return None
+    prompts = read_prompts(
+        config.data.held_out, target.tokenizer, max_tokens=settings.max_prompt_tokens
+    )
+    cache = run.path / "held_out.jsonl"
+    rows = held_out_text(target, prompts, settings, cache, seed=config.seed, progress=progress)
+    return Evaluator(target, rows, settings.sampling, gamma=settings.gamma, vocab_size=vocab_size)
+
+
+def _figures_before(run: RunDirectory, loop: TrainingLoop) -> Figures | None:
+    """The unaligned draft's figures: measured at the start, read when a run goes on."""
+    if loop.state.step == 0:
+        return loop.evaluate()
+    rows = [row for row in read_jsonl(run.metrics) if row["step"] == 0]
+    return rows[0]["evaluation"] if rows else None
+
+
+def _finish(parts: Parts, state: TrainingState, before: Figures | None) -> None:
+    """Save the draft, and judge what was saved, not what was in memory."""
+    config, run = parts.config, parts.run
+    out = run.path / "draft"
+    save_draft(parts.stepper.draft, parts.store.tokenizer_source, out, _stored_dtype(config))
+    after = None
+    if parts.evaluator is not None:
+        parts.progress("evaluating", 0, 1)
+        saved = load_model(out, dtype="float32", device=str(parts.accelerator.device))
+        after = parts.evaluator.evaluate(saved)
+        parts.progress("evaluating", 1, 1)
+    rows = [row for row in read_jsonl(run.metrics) if "loss" in row]
+    run.write_result(
+        {
+            "draft": str(out),
+            "num_steps": state.step,
+            "elapsed_s": round(state.elapsed_s, 3),
+            "num_tokens": sum(row["num_tokens"] for row in rows),
+            "final_loss": rows[-1]["loss"],
+            "before": before,
+            "after": after,
+        }
+    )
+
+
+def _stored_dtype(config: AlignConfig) -> torch.dtype | None:
+    """What the unaligned draft's weights are stored in; the aligned draft's will be the same."""
+    settings = json.loads((model_directory(config.draft) / "config.json").read_text("utf-8"))
+    name = settings.get("dtype") or settings.get("torch_dtype")
+    return getattr(torch, name) if name in _DTYPES else None

@@ -1,0 +1,167 @@
+"""The training loop: take text, make a step, keep watch, until a budget is spent."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.errors import TrainingError
+from paceline.records import append_jsonl
+from paceline.train.guard import LossGuard, StopRequest
+from paceline.train.optim import learning_rate
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from paceline.data.sources import BatchSource, ExampleStream
+    from paceline.progress import Progress
+    from paceline.records import RunDirectory
+    from paceline.train.checkpoint import CheckpointStore, TrainingState
+    from paceline.train.config import AlignConfig
+    from paceline.train.evaluation import Evaluator, Figures
+    from paceline.train.step import Stepper
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop runs on. Only the main process has an evaluator."""
+
+    config: AlignConfig
+    accelerator: Accelerator
+    stepper: Stepper
+    source: BatchSource
+    stream: ExampleStream
+    run: RunDirectory
+    store: CheckpointStore
+    evaluator: Evaluator | None
+    progress: Progress
+
+
+class TrainingLoop:
+    """Steps from a state to the end of the budget."""
+
+    def __init__(self, parts: Parts, state: TrainingState) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.state = state
+        self.guard = LossGuard(parts.config.max_loss_ratio, state.recent_losses)
+        self.saved = parts.store.latest()
+        self._clock = time.monotonic() - state.elapsed_s
+        self._last_save_s = state.elapsed_s
+        parts.stream.num_drawn = state.num_drawn
+
+    def run(self) -> None:
+        """Train until the budget is spent, then save.
+
+        Raises:
+            TrainingError: the loss is not finite or exploded, or somebody asked to stop.
+            StorageError: a checkpoint could not be written.
+        """
+        with StopRequest() as request:
+            while not self._finished():
+                self._advance()
+                stopped = self._agree(stopped=request.asked)
+                if not self._finished():
+                    self._evaluate_if_due()
+                if stopped or self._finished() or self._save_is_due():
+                    self._save(always=stopped or self._finished())
+                if stopped:
+                    raise TrainingError(
+                        f"stopped after step {self.state.step} as asked; the state is saved in "
+                        f"{self.saved}; resume the run to go on"
+                    )
+
+    def _advance(self) -> None:
+        started = time.monotonic()
+        self.state.step += 1
+        rate = learning_rate(self.config.optimizer, self.state.step, self._progress())
+        batch = self.parts.source.next_batch()
+        figures = self.parts.stepper.step(batch.rows, rate)
+        self.state.num_drawn = self.parts.stream.num_drawn
+        now = time.monotonic()
+        self.state.elapsed_s = now - self._clock
+        self._write(
+            {
+                "step": self.state.step,
+                "loss": figures.loss,
+                "learning_rate": rate,
+                "gradient_norm": figures.gradient_norm,
+                "num_tokens": figures.num_tokens,
+                "tokens_per_s": round(figures.num_tokens / (now - started), 1),
+                "origin": batch.origin,
+                "elapsed_s": round(self.state.elapsed_s, 3),
+            }
+        )
+        self.guard.check(self.state.step, figures, self.saved)
+        self._report(f"loss {figures.loss:.3f}")
+
+    def _progress(self) -> float:
+        """The part of the nearer budget that is spent when this step ends, in (0, 1]."""
+        of_steps = self.state.step / self.config.num_steps if self.config.num_steps else 0.0
+        of_time = 0.0
+        if self.config.max_seconds:
+            of_time = self.state.elapsed_s / self.config.max_seconds
+        return min(1.0, max(of_steps, of_time))
+
+    def _finished(self) -> bool:
+        return self._progress() >= 1
+
+    def _agree(self, *, stopped: bool) -> bool:
+        """Let all processes read one clock and stop together."""
+        if self.parts.accelerator.num_processes == 1:
+            return stopped
+        mine = torch.tensor([[self.state.elapsed_s, float(stopped)]], dtype=torch.float32)
+        everyone = self.parts.accelerator.gather(mine.to(self.parts.accelerator.device))
+        assert isinstance(everyone, torch.Tensor)
+        self.state.elapsed_s, asked = everyone.amax(0).tolist()
+        return asked > 0
+
+    def _evaluate_if_due(self) -> None:
+        every = self.config.evaluation.every_steps
+        if every is not None and self.state.step % every == 0:
+            self.evaluate()
+
+    def evaluate(self) -> Figures | None:
+        """Figures of the draft as it is now, on the main process; the others wait."""
+        figures = None
+        if self.parts.evaluator is not None:
+            figures = self.parts.evaluator.evaluate(self.parts.stepper.draft)
+            self._write({"step": self.state.step, "evaluation": figures})
+            self._report(f"held-out acceptance {figures['expected_acceptance']:.3f}")
+        self.parts.accelerator.wait_for_everyone()
+        return figures
+
+    def _save_is_due(self) -> bool:
+        settings = self.config.checkpoints
+        by_step = settings.every_steps and self.state.step % settings.every_steps == 0
+        by_time = settings.every_seconds and (
+            self.state.elapsed_s - self._last_save_s >= settings.every_seconds
+        )
+        return bool(by_step or by_time)
+
+    def _save(self, *, always: bool = False) -> None:
+        """A checkpoint of a state worth coming back to."""
+        self._last_save_s = self.state.elapsed_s
+        if not (self.guard.calm or always):
+            return
+        if not all(bool(weight.isfinite().all()) for weight in self.parts.stepper.parameters):
+            raise TrainingError(
+                f"weights of the draft are not finite after step {self.state.step}; the last good "
+                f"checkpoint is {self.saved}; start again with a smaller optimizer.learning_rate"
+            )
+        if self.parts.accelerator.is_main_process:
+            self.state.recent_losses = list(self.guard.recent)
+            stepper = self.parts.stepper
+            self.parts.store.save(stepper.draft, stepper.optimizer, self.state)
+        self.parts.accelerator.wait_for_everyone()
+        self.saved = self.parts.store.latest()
+
+    def _write(self, row: dict[str, object]) -> None:
+        if self.parts.accelerator.is_main_process:
+            append_jsonl(self.parts.run.metrics, row)
+
+    def _report(self, note: str) -> None:
+        self.parts.progress("training", self._progress(), 1.0, note)

@@ -1,0 +1,218 @@
+"""The command line on a tiny model: what it prints, what it returns, what it says of mistakes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aligning import write_pair
+from paceline.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny target, a tiny draft and a corpus."""
+    return write_pair(tmp_path_factory.mktemp("cli"))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line in this process. -> exit code, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        code = stop.value.code
+        return 0 if code is None else code, captured.out, captured.err
+
+    return call
+
+
+def _pair(folder):
+    return "--target", folder / "target", "--draft", folder / "draft"
+
+
+MEASURE = [
+    "--set",
+    "num_prompts=4",
+    "--set",
+    "max_prompt_tokens=6",
+    "--set",
+    "max_new_tokens=8",
+    "--set",
+    "gammas=[1,2]",
+    "--set",
+    "pass_repeats=1",
+    "--set",
+    "timed_prompts=2",
+]
+
+
+def test_measure_prints_json_and_its_exit_code_is_the_verdict(run, folder):
+    prompts = folder / "corpus.jsonl"
+    code, out, _ = run("measure", *_pair(folder), "--prompts", prompts, "--json", *MEASURE)
+    found = json.loads(out)
+    assert code == (0 if found["verdict"]["go"] else 1)
+    assert found["acceptance"]["num_tokens"] <= 4 * 8
+    assert [row["gamma"] for row in found["gammas"]] == [1, 2]
+
+
+def test_measure_prints_a_table_and_a_verdict_in_one_sentence(run, folder):
+    prompts = folder / "corpus.jsonl"
+    _, out, _ = run("measure", *_pair(folder), "--prompts", prompts, *MEASURE)
+    assert "expected acceptance" in out
+    assert out.strip().splitlines()[-1].startswith(("GO: ", "NO-GO: "))
+
+
+def test_a_draft_equal_to_its_target_has_acceptance_one(run, folder):
+    target = folder / "target"
+    arguments = ("--target", target, "--draft", target, "--prompts", folder / "corpus.jsonl")
+    _, out, _ = run("measure", *arguments, "--json", *MEASURE)
+    assert json.loads(out)["acceptance"]["expected_acceptance"]["value"] == 1.0
+
+
+def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
+    prompts = folder / "corpus.jsonl"
+    code, out, _ = run("verify", *_pair(folder), "--prompts", prompts, "--self-test")
+    assert code == 0
+    assert "greedy:  passed" in out
+    assert "sampled: passed" in out
+    assert "broken rule: caught" in out
+
+
+def test_decode_with_a_draft_writes_the_targets_greedy_text(run, folder):
+    common = (
+        "--prompt",
+        "the cat sat on",
+        "--temperature",
+        "0",
+        "--max-new-tokens",
+        "16",
+        "--json",
+    )
+    _, alone, _ = run("decode", "--target", folder / "target", *common)
+    _, drafted, _ = run("decode", *_pair(folder), *common)
+    assert json.loads(drafted)["tokens"] == json.loads(alone)["tokens"]
+    assert json.loads(drafted)["stats"]["num_drafted"] > 0
+
+
+def test_decode_streams_the_text_on_stdout_and_remarks_on_stderr(run, folder):
+    common = ("--prompt", "the cat", "--temperature", "0", "--max-new-tokens", "12")
+    _, as_json, _ = run("decode", *_pair(folder), *common, "--json")
+    code, out, err = run("decode", *_pair(folder), *common, "--show")
+    assert code == 0
+    assert out.rstrip("\n") == json.loads(as_json)["text"].rstrip("\n")
+    assert "tokens per target call" in err
+
+
+def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
+    out = tmp_path / "small"
+    code, text, _ = run("draft", "--target", folder / "target", "--layers", "0,3", "--out", out)
+    assert code == 0
+    assert "2 layers" in text
+    arguments = (
+        "--target",
+        folder / "target",
+        "--draft",
+        out,
+        "--prompts",
+        folder / "corpus.jsonl",
+    )
+    assert run("measure", *arguments, *MEASURE)[0] in (0, 1)
+
+
+def test_validate_prints_a_configuration_that_validates_again(run, tmp_path):
+    first = tmp_path / "a.yaml"
+    first.write_text("target: t\ndraft: d\nprompts: p.txt\n")
+    _, resolved, _ = run("validate", "measure", first, "--set", "sampling.temperature=0.5")
+    second = tmp_path / "b.yaml"
+    second.write_text(resolved)
+    assert run("validate", "measure", second)[1] == resolved
+    assert "temperature: 0.5" in resolved
+
+
+def test_env_names_versions(run):
+    assert "torch" in json.loads(run("env")[1])["versions"]
+
+
+def _one_line(err):
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("paceline: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ("measure --target nowhere/model --draft {d} --prompts {p}", "nowhere/model"),
+        ("measure --target {empty} --draft {d} --prompts {p}", "config.json"),
+        ("measure --target {t} --draft {d} --prompts nowhere.txt", "nowhere.txt"),
+        ("measure --target {t} --draft {d} --prompts {blank}", "no text"),
+        ("measure --target {t} --draft {d} --prompts {broken}", "line 2"),
+        ("measure --target {t} --draft {d} --prompts {p} --set gammas=[0]", "gammas"),
+        ("measure --target {t} --draft {d} --prompts {p} --temperature -1", "temperature"),
+        ("measure --target {t} --draft {d} --prompts {p} --set nonsense=1", "nonsense"),
+        ("measure --target {t} --draft {d}", "prompts"),
+        ("decode --target {t} --draft {d} --gamma 0 --prompt the", "gamma must be 1 or more"),
+        ("decode --target {t} --prompt-file {long}", "shorten the prompt"),
+        ("decode --target {t} --prompt-file nowhere.txt", "nowhere.txt"),
+        ("decode --target {corrupt} --prompt the", "corrupt"),
+        ("decode --target {gguf} --prompt the", "gguf"),
+        ("draft --target {t} --layers 0,9 --out {out}", "0,9"),
+        ("draft --target {t} --layers a,b --out {out}", "a,b"),
+        (
+            "align --target {t} --draft {d} --output {out} --set num_steps=1 --set data.train={p} "
+            "--set objective.kind=jsd --set objective.beta=1",
+            "use forward_kl or reverse_kl",
+        ),
+        ("align --config nowhere.yaml", "nowhere.yaml"),
+        ("validate align {broken}", "YAML"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_two(run, folder, tmp_path, arguments, wanted):
+    places = {"t": folder / "target", "d": folder / "draft", "p": folder / "corpus.jsonl"}
+    places |= {name: tmp_path / name for name in ("empty", "corrupt", "out")}
+    places |= {name: tmp_path / f"{name}.txt" for name in ("blank", "long")}
+    places |= {"broken": tmp_path / "broken.jsonl", "gguf": tmp_path / "model.gguf"}
+    places["empty"].mkdir()
+    places["blank"].write_text("\n\n")
+    places["long"].write_text("the cat " * 200)
+    places["broken"].write_text('{"text": "fine"}\n{"text": \n')
+    places["gguf"].write_bytes(b"GGUF" + bytes(20))
+    places["corrupt"].mkdir()
+    for file in (folder / "target").iterdir():
+        content = file.read_bytes()
+        is_weights = file.suffix == ".safetensors"
+        (places["corrupt"] / file.name).write_bytes(content[:100] if is_weights else content)
+    code, out, err = run(*arguments.format(**places).split())
+    assert code == 2
+    assert out == ""
+    assert wanted in _one_line(err)
+    assert not Path(places["out"]).exists()
+
+
+def test_mismatched_tokenizers_are_refused_in_one_line(run, folder, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in (folder / "draft").iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    pair = ("--target", folder / "target", "--draft", other)
+    code, _, err = run("measure", *pair, "--prompts", folder / "corpus.jsonl", *MEASURE)
+    assert code == 2
+    assert "tokenizers of target and draft differ in 2 of" in _one_line(err)
+
+
+def test_the_installed_program_runs_without_a_traceback():
+    command = [sys.executable, "-m", "paceline.cli.main", "measure", "--target", "nowhere/at/all"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,217 @@
+"""The house keeps its own rules: sizes, names, randomness, pins, commands that documents name."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer.main
+from packaging.requirements import Requirement
+
+import paceline
+from paceline.cli.main import app
+from paceline.cli.options import build
+from paceline.cli.validate import Kind
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src/paceline").rglob("*.py"))
+PROGRAMS = sorted(
+    path for top in ("src", "tests", "benchmarks") for path in (ROOT / top).rglob("*.py")
+)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_no_file_is_longer_than_400_lines():
+    sizes = {name_of(path): len(path.read_text().splitlines()) for path in PROGRAMS}
+    assert {name: size for name, size in sizes.items() if size > 400} == {}
+
+
+def test_no_function_is_longer_than_60_lines():
+    sizes = {
+        f"{name_of(path)}:{node.name}": node.end_lineno - node.lineno + 1
+        for path in PROGRAMS
+        for node in functions(path)
+        if node.end_lineno is not None
+    }
+    assert {name: size for name, size in sizes.items() if size > 60} == {}
+
+
+@pytest.mark.parametrize("word", ["TODO", "FIXME", "XXX", "NotImplementedError"])
+def test_nothing_in_the_package_is_left_for_later(word: str):
+    assert [name_of(path) for path in SOURCES if word in path.read_text()] == []
+
+
+def test_imports_are_absolute():
+    relative = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in PROGRAMS
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and node.level > 0
+    ]
+    assert relative == []
+
+
+def test_every_module_of_the_package_says_what_it_is():
+    silent = [
+        name_of(path)
+        for path in SOURCES
+        if len((ast.get_docstring(tree_of(path)) or "").split()) < 3
+    ]
+    assert silent == []
+
+
+def test_no_module_is_a_drawer_for_odds_and_ends():
+    drawers = {"utils", "util", "helpers", "helper", "common", "misc"}
+    assert [name_of(path) for path in PROGRAMS if path.stem in drawers] == []
+
+
+def test_parameters_bear_the_names_of_the_glossary():
+    refused = {"p", "q", "teacher", "student", "verifier", "assistant", "lookahead", "lmbda"}
+    named = [
+        f"{name_of(path)}:{node.name}({argument.arg})"
+        for path in SOURCES
+        for node in functions(path)
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if argument.arg in refused
+    ]
+    assert named == []
+
+
+def test_randomness_is_an_argument_everywhere():
+    draws = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal"}
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            where = f"{name_of(path)}:{node.lineno}"
+            called = ast.unparse(node.func)
+            assert called not in {"torch.manual_seed", "torch.seed"}, where
+            if called.startswith("torch.") and node.func.attr in draws:
+                given = {keyword.arg for keyword in node.keywords}
+                assert "generator" in given, f"{where}: {called} draws from the global stream"
+
+
+def texts() -> Iterator[Path]:
+    """Everything a reader of the repository may open."""
+    yield from PROGRAMS
+    yield from DOCUMENTS
+    yield from CONFIGS
+    yield from (ROOT / name for name in ("Makefile", "constraints.txt", "pyproject.toml"))
+    yield from (ROOT / name for name in (".ci/run", ".pre-commit-config.yaml"))
+
+
+def test_nothing_names_one_machine():
+    # Put together here, so that this file does not name them either.
+    folders = "|".join(("work", "root", "home", "Users", "opt", "tmp"))
+    private = re.compile(
+        rf"(?<![\w.*)}}~-])/(?:{folders})/|--?(?:extra-)?index-url|--find-" + "links"
+    )
+    found = [
+        f"{name_of(path)}:{number}: {line.strip()}"
+        for path in texts()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if private.search(line) and path != Path(__file__)
+    ]
+    assert found == []
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def test_make_offers_the_two_commands():
+    assert {"test", "demo", "lint", "format", "clean", "help"} <= targets()
+
+
+def code_in(document: Path) -> Iterator[str]:
+    """Lines of fenced blocks, and inline code; a line that ends in a backslash goes on."""
+    text = document.read_text(encoding="utf-8")
+    for fence in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        yield from fence.replace("\\\n", " ").splitlines()
+    yield from re.findall(r"`([^`\n]+)`", text)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_make_targets_that_a_document_names_exist(document: Path):
+    named = {
+        word
+        for line in code_in(document)
+        for words in re.findall(r"^\s*(?:\$ )?make ((?:[a-z]+ ?)+)", line)
+        for word in words.split()
+    }
+    assert named <= targets()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_commands_and_options_that_a_document_names_exist(document: Path):
+    commands = typer.main.get_command(app).commands  # pyright: ignore
+    for line in code_in(document):
+        called = re.match(r"^\s*(?:\$ )?(?:\.venv/bin/)?paceline ([a-z-]+)(.*)", line)
+        if called is None:
+            continue
+        verb, rest = called.groups()
+        assert verb in commands, f"{name_of(document)}: {line}"
+        known = {option for parameter in commands[verb].params for option in parameter.opts}
+        given = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", rest.partition(" #")[0]))
+        assert given <= known | {"--help"}, f"{name_of(document)}: {line}"
+
+
+def kind_of(config: Path) -> Kind:
+    """The command a configuration is for: its folder's name, or the first word of its own."""
+    words = [config.parent.name, *re.split(r"[_.-]", config.name)]
+    return next(Kind(word) for word in words if word in set(Kind))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_configurations_fit_their_schema_and_say_what_they_cost(config: Path):
+    from paceline.measure import MeasureConfig, VerifyConfig
+    from paceline.train import AlignConfig
+
+    schemas = {Kind.align: AlignConfig, Kind.measure: MeasureConfig, Kind.verify: VerifyConfig}
+    build(schemas[kind_of(config)], config, None)
+    assert config.read_text().startswith("# "), "begin with hardware, time and expected figures"
+
+
+def test_every_dependency_is_pinned_to_one_version():
+    pins = [
+        Requirement(line)
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert all(re.fullmatch(r"==[^*]+", str(pin.specifier)) for pin in pins)
+    versions = {canonical(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    optional = PROJECT["optional-dependencies"].values()
+    for text in [*PROJECT["dependencies"], *(text for extra in optional for text in extra)]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(versions[canonical(wanted.name)]), text
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_package_states_its_version_licence_and_types():
+    assert PROJECT["version"] == paceline.__version__
+    assert PROJECT["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert (ROOT / "src/paceline/py.typed").exists()

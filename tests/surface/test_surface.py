@@ -1,0 +1,248 @@
+"""The public surface, frozen: what users import and type. Add to it; never rename."""
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+import torch
+import typer.main
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.core.rules import Lenient, Lossless, Lossy, Rule
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, Generation, SpeculativeDecoder
+from tiny import tiny_model
+
+NAMES = {
+    "paceline.core.sampling": "SamplingParams to_probs",
+    "paceline.core.divergences": "forward_kl reverse_kl jsd tvd negative_log_acceptance",
+    "paceline.core.rules": "Lossless Lenient Lossy",
+    "paceline.core.speed": (
+        "block_efficiency_iid predicted_speedup mbsu break_even_acceptance best_gamma"
+    ),
+    "paceline.core.stats": "DecodeStats",
+    "paceline.models": "load_model wrap_model",
+    "paceline.decode": "AutoregressiveDecoder SpeculativeDecoder",
+    "paceline.train": "align AlignConfig",
+    "paceline.measure": "measure MeasureConfig Measurement",
+}
+
+# A name ends in "=" and its default where it has one; "*": by name only from here on.
+SIGNATURES = {
+    "core.sampling:to_probs": "logits params",
+    "core.divergences:forward_kl": "target_log_probs draft_log_probs",
+    "core.divergences:reverse_kl": "target_log_probs draft_log_probs",
+    "core.divergences:jsd": "target_log_probs draft_log_probs beta=0.5",
+    "core.divergences:tvd": "target_log_probs draft_log_probs",
+    "core.divergences:negative_log_acceptance": "target_log_probs draft_log_probs",
+    "core.rules:Lenient": "kind='linear' epsilon=1.0",
+    "core.rules:Lossy": "alpha beta=1.0",
+    "core.speed:block_efficiency_iid": "acceptance gamma",
+    "core.speed:predicted_speedup": "block_efficiency gamma cost_ratio",
+    "core.speed:mbsu": "block_efficiency gamma parameter_ratio",
+    "core.speed:break_even_acceptance": "gamma cost_ratio",
+    "core.speed:best_gamma": "acceptance cost_ratio",
+    "models:load_model": "path dtype='auto' device='auto'",
+    "models:wrap_model": "hf_model tokenizer=None",
+    "decode:AutoregressiveDecoder": "target sampling=None",
+    "decode:SpeculativeDecoder": "target draft rule=None gamma=5 sampling=None",
+    "decode:SpeculativeDecoder.generate": (
+        "self prompts max_new_tokens=128 seed=0 eos_token_ids=None"
+    ),
+    "decode:SpeculativeDecoder.stream": "self prompt max_new_tokens=128 seed=0 eos_token_ids=None",
+    "train:align": "config",
+    "measure:measure": "config",
+}
+
+OPTIONS = {
+    "draft": "--target --layers --out",
+    "align": "--target --draft --output --recipe --config --set",
+    "measure": ("--target --draft --prompts --config --set --json --temperature --top-p --top-k"),
+    "verify": (
+        "--target --draft --prompts --config --set --json --temperature --top-p --top-k --self-test"
+    ),
+    "decode": (
+        "--target --draft --prompt --prompt-file --gamma --max-new-tokens --temperature --top-p "
+        "--top-k --repetition-penalty --seed --show --json"
+    ),
+    "demo": "--target --out",
+    "validate": "--set",
+    "env": "",
+}
+
+
+def find(name: str) -> Any:
+    return pkgutil.resolve_name(f"paceline.{name}")
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """Names with defaults, as in SIGNATURES."""
+    written: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in written:
+            written.append("*")
+        has_default = parameter.default is not parameter.empty
+        written.append(parameter.name + (f"={parameter.default!r}" if has_default else ""))
+    return written
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_public_names_can_be_imported_from_where_they_are_documented(module: str):
+    missing = [n for n in NAMES[module].split() if not hasattr(importlib.import_module(module), n)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("function", SIGNATURES)
+def test_public_signatures_begin_as_documented(function: str):
+    documented = SIGNATURES[function].split()
+    assert parameters(find(function))[: len(documented)] == documented
+
+
+@pytest.mark.parametrize("function", SIGNATURES)
+def test_whatever_was_added_to_a_public_signature_may_be_left_out(function: str):
+    added = parameters(find(function))[len(SIGNATURES[function].split()) :]
+    assert all("=" in name or name == "*" for name in added)
+
+
+@pytest.mark.parametrize("rule", [Lossless, Lenient, Lossy])
+@pytest.mark.parametrize("method", ["accept_probs", "residual", "induced_distribution", "pi"])
+def test_rules_share_one_signature(rule: type[Rule], method: str):
+    documented = ["self", "target_probs", "draft_probs", "*", "target_raw=None", "draft_raw=None"]
+    assert parameters(getattr(rule, method)) == documented
+
+
+def test_rules_say_whether_the_text_follows_the_target():
+    assert (Lossless().exact, Lenient("linear", 0.5).exact, Lossy(0.3).exact) == (
+        True,
+        False,
+        False,
+    )
+
+
+def test_rules_take_their_parameters_by_position():
+    assert Lossy(0.3) == Lossy(alpha=0.3, beta=1.0)
+    assert Lossy(0.3, 1.5).beta == 1.5
+    assert Lenient("square", 0.5) == Lenient(kind="square", epsilon=0.5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "attribute"), [(Lossy(0.3), "alpha"), (Lenient("linear", 0.5), "epsilon")]
+)
+def test_rules_cannot_be_changed(rule: Rule, attribute: str):
+    with pytest.raises(FrozenInstanceError):
+        setattr(rule, attribute, 0.1)
+
+
+def test_sampling_params_have_the_documented_defaults():
+    params = SamplingParams(temperature=0.7)
+    assert (params.temperature, params.top_p, params.top_k) == (0.7, 1.0, 0)
+    assert (SamplingParams().temperature, params.repetition_penalty) == (1.0, 1.0)
+
+
+def test_sampling_params_refuse_change_and_unknown_keys():
+    with pytest.raises(ValidationError):
+        SamplingParams().temperature = 0.5  # pyright: ignore
+    with pytest.raises(ValidationError):
+        SamplingParams.model_validate({"topk": 3})
+
+
+def test_decoders_default_to_lossless_sampling_of_the_model_as_it_is():
+    decoder = SpeculativeDecoder(tiny_model(seed=0), tiny_model(seed=1))
+    assert decoder.rule == Lossless()
+    assert decoder.gamma == 5
+    assert decoder.sampling == SamplingParams()
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "speculative"])
+def test_generations_have_tokens_a_reason_and_counts(method: str):
+    target = tiny_model(seed=0)
+    decoder = AutoregressiveDecoder(target)
+    if method == "speculative":
+        decoder = SpeculativeDecoder(target, tiny_model(seed=1), Lossless(), 2)
+    (generation,) = decoder.generate([[3, 4, 5]], max_new_tokens=6, seed=1, eos_token_ids=[])
+    assert isinstance(generation, Generation)
+    assert len(generation.tokens) == 6
+    assert generation.stop_reason == "length"
+    assert generation.stats.num_emitted + generation.stats.num_prefill_tokens == 6
+
+
+def test_divergences_take_the_target_first():
+    target, draft = torch.tensor([0.5, 0.5]).log(), torch.tensor([1.0, 0.0]).log()
+    forward_kl, reverse_kl = (
+        find("core.divergences:forward_kl"),
+        find("core.divergences:reverse_kl"),
+    )
+    # KL(p || q) is infinite where q misses a token of p; KL(q || p) is log 2.
+    assert forward_kl(target, draft) == torch.inf
+    assert reverse_kl(target, draft) == pytest.approx(torch.tensor(2.0).log().item())
+
+
+def test_the_command_line_has_every_documented_command_and_option():
+    commands = typer.main.get_command(app).commands  # pyright: ignore
+    assert set(OPTIONS) <= set(commands)
+    for verb, options in OPTIONS.items():
+        offered = {option for parameter in commands[verb].params for option in parameter.opts}
+        assert set(options.split()) <= offered, verb
+
+
+def test_help_lists_every_command():
+    shown = CliRunner().invoke(app, ["--help"])
+    assert shown.exit_code == 0
+    listed = {line.split()[0] for line in shown.output.splitlines() if line.startswith("  ")}
+    assert set(OPTIONS) <= listed
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_every_command_explains_itself(verb: str):
+    shown = CliRunner().invoke(app, [verb, "--help"])
+    assert shown.exit_code == 0
+    commands = typer.main.get_command(app).commands  # pyright: ignore
+    unexplained = [p.name for p in commands[verb].params if not getattr(p, "help", None)]
+    assert unexplained == []
+
+
+def test_help_does_not_wait_for_torch():
+    """No clock: a command line that loads none of these answers in a fraction of a second."""
+    heavy = "torch transformers accelerate datasets scipy numpy pandas huggingface_hub"
+    program = (
+        "import sys, typer.main, paceline.cli.main as cli; typer.main.get_command(cli.app); "
+        f"print(*sorted(set({heavy.split()}) & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == ""
+
+
+def test_importing_the_package_loads_nothing():
+    program = "import sys, paceline; print('torch' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["no-such-command"], ["decode"], ["measure", "--no-such-option"], ["validate", "poem", "x"]],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_with_2(arguments: list[str]):
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_an_error_is_one_line_on_stderr_and_an_exit_code(tmp_path: Any):
+    command = [sys.executable, "-c", "from paceline.cli.main import main; main()"]
+    command += ["validate", "align", str(tmp_path / "missing.yaml")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("paceline: no configuration file at ")
+    assert run.stderr.count("\n") == 1

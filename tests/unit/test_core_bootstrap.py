@@ -1,0 +1,100 @@
+"""Intervals for ratios of sums: their coverage, and what they do with very little."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.bootstrap import ratio_interval
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def simulated_units(rng: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
+    """Texts of 10 to 109 tokens; longer ones are accepted more. True ratio: see below."""
+    lengths = torch.randint(10, 110, (count,), generator=rng).double()
+    rates = 0.3 + 0.4 * lengths / 110 + 0.2 * (torch.rand(count, generator=rng).double() - 0.5)
+    return rates * lengths, lengths
+
+
+def true_ratio() -> float:
+    lengths = range(10, 110)
+    return sum((0.3 + 0.4 * n / 110) * n for n in lengths) / sum(lengths)
+
+
+@pytest.mark.parametrize(("confidence", "low", "high"), [(0.95, 0.90, 0.99), (0.5, 0.40, 0.60)])
+def test_the_interval_holds_the_truth_about_as_often_as_it_says(
+    confidence: float, low: float, high: float
+):
+    """400 samples of 60 units, fixed seed.
+
+    Coverage is binomial with a standard deviation of 1.1 (2.5) points around its own truth, which
+    lies a point or so below the nominal one for percentile intervals; the bounds are 4 deviations
+    away, odds of a false alarm about 1 in 10,000 for a new seed.
+    """
+    rng = generator(1)
+    covered = 0
+    for _ in range(400):
+        tops, bottoms = simulated_units(rng, 60)
+        interval = ratio_interval(tops, bottoms, rng=rng, confidence=confidence, num_resamples=400)
+        covered += interval.low <= true_ratio() <= interval.high
+    assert low <= covered / 400 <= high
+
+
+def test_the_value_is_the_ratio_of_sums_and_not_the_mean_of_ratios():
+    interval = ratio_interval(
+        torch.tensor([1.0, 80.0]), torch.tensor([10.0, 100.0]), rng=generator()
+    )
+    assert interval.value == pytest.approx(81 / 110)
+    assert interval.low == pytest.approx(0.1)
+    assert interval.high == pytest.approx(0.8)
+
+
+def test_more_units_make_a_narrower_interval():
+    widths = []
+    for count in (20, 2000):
+        tops, bottoms = simulated_units(generator(2), count)
+        interval = ratio_interval(tops, bottoms, rng=generator(3), num_resamples=500)
+        widths.append(interval.high - interval.low)
+    assert widths[1] == pytest.approx(widths[0] / 10, rel=0.5)
+
+
+def test_the_same_generator_gives_the_same_interval():
+    tops, bottoms = simulated_units(generator(4), 30)
+    first, second = (ratio_interval(tops, bottoms, rng=generator(5)) for _ in range(2))
+    assert first == second
+
+
+def test_units_without_spread_make_a_point():
+    interval = ratio_interval(torch.full((9,), 3), torch.full((9,), 4), rng=generator())
+    assert interval == (0.75, 0.75, 0.75)
+
+
+def test_one_unit_tells_nothing_of_the_spread():
+    interval = ratio_interval(torch.tensor([3.0]), torch.tensor([4.0]), rng=generator())
+    assert interval == (0.75, 0.75, 0.75)
+
+
+def test_units_of_denominator_zero_leave_every_bound_a_number():
+    tops, bottoms = torch.tensor([0.0, 0.0, 2.0]), torch.tensor([0.0, 0.0, 4.0])
+    interval = ratio_interval(tops, bottoms, rng=generator())
+    assert all(math.isfinite(bound) for bound in interval)
+    assert interval.value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tops", "bottoms", "said"),
+    [
+        (torch.zeros(0), torch.zeros(0), "no units to take a ratio of"),
+        (torch.ones(3), torch.zeros(3), "no units to take a ratio of"),
+        (torch.ones(3), torch.ones(2), "wanted two vectors of one length"),
+        (torch.ones(3, 2), torch.ones(3, 2), "wanted two vectors of one length"),
+    ],
+)
+def test_nothing_to_divide_is_an_error_of_one_line(tops: Tensor, bottoms: Tensor, said: str):
+    with pytest.raises(ValueError, match=said) as caught:
+        ratio_interval(tops, bottoms, rng=generator())
+    assert "\n" not in str(caught.value)

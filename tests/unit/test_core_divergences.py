@@ -1,0 +1,217 @@
+"""Divergences on three tokens by hand, and their slopes against finite differences."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.divergences import forward_kl, jsd, negative_log_acceptance, reverse_kl, tvd
+
+Divergence = Callable[[Tensor, Tensor], Tensor]
+
+
+def skewed_jsd(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+    return jsd(target_log_probs, draft_log_probs, beta=0.25)
+
+
+ALL = [forward_kl, reverse_kl, jsd, skewed_jsd, tvd, negative_log_acceptance]
+every = pytest.mark.parametrize("divergence", ALL)
+
+TARGET = (0.7, 0.2, 0.1)
+DRAFT = (0.1, 0.3, 0.6)
+
+
+def logs(probs: tuple[float, ...]) -> Tensor:
+    return torch.tensor([math.log(p) if p else -math.inf for p in probs], dtype=torch.float64)
+
+
+def random_logits(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def slope(divergence: Divergence, target: Tensor, draft_logits: list[float]) -> Tensor:
+    logits = torch.tensor(draft_logits, dtype=target.dtype, requires_grad=True)
+    divergence(target, logits.log_softmax(-1)).backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+@pytest.mark.parametrize(
+    ("divergence", "by_hand"),
+    [
+        # .7 ln 7 + .2 ln(2/3) + .1 ln(1/6)
+        (forward_kl, 1.101868),
+        # .1 ln(1/7) + .3 ln(3/2) + .6 ln 6
+        (reverse_kl, 1.002104),
+        # m = (.4, .25, .35)
+        (jsd, 0.230646),
+        # m = (.25, .275, .475): .25 x .501228 + .75 x .074643
+        (skewed_jsd, 0.181290),
+        # (.6 + .1 + .5) / 2
+        (tvd, 0.6),
+        # -ln(.1 + .2 + .1)
+        (negative_log_acceptance, 0.916291),
+    ],
+)
+def test_three_tokens_give_the_numbers_worked_out_by_hand(divergence: Divergence, by_hand: float):
+    assert float(divergence(logs(TARGET), logs(DRAFT))) == pytest.approx(by_hand, abs=2e-6)
+    in_float32 = divergence(logs(TARGET).float(), logs(DRAFT).float())
+    assert float(in_float32) == pytest.approx(by_hand, abs=2e-6)
+
+
+@every
+def test_a_distribution_is_at_distance_zero_from_itself(divergence: Divergence):
+    same = random_logits(4, 50, seed=1).log_softmax(-1)
+    assert torch.allclose(divergence(same, same), torch.zeros(4, dtype=torch.float64), atol=1e-14)
+
+
+@every
+def test_different_distributions_are_apart(divergence: Divergence):
+    p, q = random_logits(2, 100, 5, seed=2).log_softmax(-1)
+    assert (divergence(p, q) > 0).all()
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, -0.5, 1.5, math.nan])
+def test_jsd_at_an_end_is_an_error_that_names_the_right_choice(beta: float):
+    with pytest.raises(ValueError, match=f"got {beta}; use forward_kl or reverse_kl") as caught:
+        jsd(logs(TARGET), logs(DRAFT), beta)
+    assert "\n" not in str(caught.value)
+
+
+def test_jsd_is_symmetric_at_one_half_and_swaps_beta_elsewhere():
+    p, q = logs(TARGET), logs(DRAFT)
+    assert float(jsd(p, q)) == pytest.approx(float(jsd(q, p)), abs=1e-15)
+    assert float(jsd(p, q, 0.2)) == pytest.approx(float(jsd(q, p, 0.8)), abs=1e-15)
+    assert float(jsd(p, q, 0.2)) != pytest.approx(float(jsd(q, p, 0.2)), abs=1e-3)
+
+
+def test_jsd_near_its_ends_leans_to_the_kl_that_each_end_names():
+    # d/d beta at 0 is KL(p || q); by symmetry KL(q || p) at 1.
+    p, q = logs(TARGET), logs(DRAFT)
+    assert float(jsd(p, q, 1e-6)) / 1e-6 == pytest.approx(1.101868, abs=1e-4)
+    assert float(jsd(p, q, 1 - 1e-6)) / 1e-6 == pytest.approx(1.002104, abs=1e-4)
+
+
+def test_tvd_is_one_less_the_overlap_and_nla_the_log_of_it():
+    p, q = random_logits(2, 200, 7, seed=3).softmax(-1)
+    overlap = torch.tensor(
+        [
+            sum(min(a, b) for a, b in zip(*row, strict=True))
+            for row in zip(p.tolist(), q.tolist(), strict=True)
+        ],
+        dtype=torch.float64,
+    )
+    assert torch.allclose(tvd(p.log(), q.log()), 1 - overlap, atol=1e-12)
+    assert torch.allclose(negative_log_acceptance(p.log(), q.log()), -overlap.log(), atol=1e-12)
+
+
+@every
+def test_slopes_equal_finite_differences(divergence: Divergence):
+    target = random_logits(3, 6, seed=4).log_softmax(-1)
+    draft_logits = random_logits(3, 6, seed=5).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda logits: divergence(target, logits.log_softmax(-1)), (draft_logits,)
+    )
+
+
+@every
+def test_a_small_step_against_the_slope_brings_the_draft_closer(divergence: Divergence):
+    target = logs(TARGET)
+    start = [0.0, 0.0, 1.0]
+    step = torch.tensor(start, dtype=torch.float64) - 0.01 * slope(divergence, target, start)
+    before = divergence(target, torch.tensor(start, dtype=torch.float64).log_softmax(-1))
+    assert divergence(target, step.log_softmax(-1)) < before
+
+
+# Liger-Kernel#1384: a tie between p and q must not push the draft anywhere.
+@pytest.mark.parametrize("divergence", [tvd, negative_log_acceptance])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_draft_equal_to_its_target_gets_no_push(divergence: Divergence, dtype: torch.dtype):
+    logits = random_logits(5, 40, seed=6).to(dtype)
+    draft = logits.log_softmax(-1).requires_grad_()
+    divergence(logits.log_softmax(-1), draft).sum().backward()
+    assert draft.grad is not None
+    assert (draft.grad == 0).all()
+
+
+# Liger-Kernel#1384
+@pytest.mark.parametrize(
+    ("divergence", "expected"),
+    [
+        # half the sign of q - p, times q
+        (tvd, [0.5 * 0.5, 0.0, -0.5 * 0.125]),
+        # where q < p: -q / overlap, overlap = .25 + .375 + .125
+        (negative_log_acceptance, [0.0, 0.0, -0.125 / 0.75]),
+    ],
+)
+def test_a_tied_token_alone_has_slope_zero(divergence: Divergence, expected: list[float]):
+    target = logs((0.25, 0.375, 0.375))
+    draft = logs((0.5, 0.375, 0.125)).requires_grad_()
+    divergence(target, draft).backward()
+    assert draft.grad is not None
+    assert draft.grad.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "by_hand"),
+    [
+        (forward_kl, math.log(2)),  # .5 ln(.5/.25) twice
+        (reverse_kl, math.inf),  # the draft puts half its mass where the target has none
+        (jsd, 0.5 * math.log(4 / 3) + 0.25 * math.log(2 / 3) + 0.25 * math.log(2)),
+        (tvd, 0.5),
+        (negative_log_acceptance, math.log(2)),
+    ],
+)
+def test_tokens_that_the_target_never_says_by_hand(divergence: Divergence, by_hand: float):
+    value = divergence(logs((0.5, 0.5, 0, 0)), logs((0.25, 0.25, 0.5, 0)))
+    assert float(value) == pytest.approx(by_hand, abs=1e-12)
+
+
+@every
+def test_tokens_that_neither_can_say_leave_value_and_slope_alone(divergence: Divergence):
+    short = slope(divergence, logs(TARGET), [0.3, 0.1, -0.2])
+    padded = slope(divergence, logs((*TARGET, 0.0)), [0.3, 0.1, -0.2, -math.inf])
+    assert padded[3] == 0
+    assert torch.allclose(padded[:3], short, atol=1e-12)
+    extended = divergence(logs((*TARGET, 0.0)), logs((*DRAFT, 0.0)))
+    assert extended == divergence(logs(TARGET), logs(DRAFT))
+
+
+@pytest.mark.parametrize("divergence", [forward_kl, jsd, tvd, negative_log_acceptance])
+def test_slopes_are_numbers_where_only_the_target_has_impossible_tokens(divergence: Divergence):
+    assert torch.isfinite(slope(divergence, logs((0.5, 0.5, 0.0)), [1.0, 0.0, 2.0])).all()
+
+
+@pytest.mark.parametrize("divergence", [reverse_kl, jsd, tvd, negative_log_acceptance])
+def test_slopes_are_numbers_where_only_the_draft_has_impossible_tokens(divergence: Divergence):
+    found = slope(divergence, logs(TARGET), [1.0, 0.0, -math.inf])
+    assert torch.isfinite(found).all()
+
+
+def test_nla_has_a_slope_where_the_overlap_is_e_to_the_minus_200():
+    target = torch.tensor([0.0, -200.0])
+    logits = torch.tensor([-200.0, 0.0], requires_grad=True)
+    value = negative_log_acceptance(target.log_softmax(-1), logits.log_softmax(-1))
+    value.backward()
+    assert float(value.detach()) == pytest.approx(200 - math.log(2), abs=1e-3)
+    assert logits.grad is not None
+    # Half of the overlap hangs on each token; only the first one depends on the draft.
+    assert logits.grad.tolist() == pytest.approx([-0.5, 0.5], abs=1e-6)
+    vanished = torch.tensor([-200.0, 0.0], requires_grad=True)
+    tvd(target.log_softmax(-1), vanished.log_softmax(-1)).backward()
+    assert vanished.grad is not None
+    assert vanished.grad.tolist() == [0, 0]
+
+
+@every
+def test_every_position_stands_for_itself(divergence: Divergence):
+    p, q = random_logits(2, 2, 3, 5, seed=8).log_softmax(-1)
+    together = divergence(p, q)
+    assert together.shape == (2, 3)
+    for row in range(2):
+        for column in range(3):
+            alone = divergence(p[row, column], q[row, column])
+            assert float(together[row, column]) == pytest.approx(float(alone), abs=1e-14)

@@ -1,0 +1,225 @@
+"""Logits to probabilities and drawing from them, against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from paceline.core.sampling import (
+    SamplingParams,
+    apply_repetition_penalty,
+    mark_seen,
+    sample,
+    to_probs,
+)
+
+
+def logs(*probs: float) -> torch.Tensor:
+    return torch.tensor([math.log(p) if p else -math.inf for p in probs])
+
+
+def shaped(probs: list[float], **params: float) -> list[float]:
+    return to_probs(logs(*probs), SamplingParams.model_validate(params)).tolist()
+
+
+def test_temperature_zero_puts_all_mass_on_the_first_of_equal_maxima():
+    logits = torch.tensor([[0.5, 2.0, 2.0, 1.0], [3.0, -1.0, 3.0, 3.0]])
+    expected = [[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
+    assert to_probs(logits, SamplingParams(temperature=0)).tolist() == expected
+
+
+def test_temperature_zero_ignores_top_k_and_top_p():
+    params = SamplingParams(temperature=0, top_k=2, top_p=0.1)
+    assert to_probs(logs(0.3, 0.4, 0.3), params).tolist() == [0, 1, 0]
+
+
+def test_temperature_one_half_squares_the_odds():
+    total = 0.25 + 0.09 + 0.04
+    expected = [0.25 / total, 0.09 / total, 0.04 / total]
+    assert shaped([0.5, 0.3, 0.2], temperature=0.5) == pytest.approx(expected, abs=1e-7)
+
+
+def test_temperature_two_takes_the_root_of_the_odds():
+    roots = [math.sqrt(p) for p in (0.5, 0.3, 0.2)]
+    expected = [root / sum(roots) for root in roots]
+    assert shaped([0.5, 0.3, 0.2], temperature=2.0) == pytest.approx(expected, abs=1e-7)
+
+
+def test_top_k_keeps_the_k_likeliest_and_renormalises():
+    expected = [5 / 8, 0, 3 / 8, 0]
+    assert shaped([0.5, 0.1, 0.3, 0.1], top_k=2) == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_top_k_keeps_exactly_k_where_tokens_tie(k: int):
+    probs = to_probs(torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]), SamplingParams(top_k=k))
+    assert sorted(probs.tolist(), reverse=True) == pytest.approx([1 / k] * k + [0] * (5 - k))
+
+
+@pytest.mark.parametrize("k", [0, 3, 4, 1000])
+def test_top_k_of_zero_or_of_the_whole_vocabulary_changes_nothing(k: int):
+    assert shaped([0.5, 0.3, 0.2], top_k=k) == pytest.approx([0.5, 0.3, 0.2], abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "expected"),
+    [
+        (1e-9, [1, 0, 0, 0]),
+        (0.5, [1, 0, 0, 0]),  # 0.5 is reached by the first token alone
+        (0.51, [2 / 3, 0, 1 / 3, 0]),
+        (0.75, [2 / 3, 0, 1 / 3, 0]),
+        (0.76, [4 / 7, 1 / 7, 2 / 7, 0]),  # of two equal tokens the first one fills the set
+        (0.875, [4 / 7, 1 / 7, 2 / 7, 0]),
+        (0.9, [0.5, 0.125, 0.25, 0.125]),
+        (1.0, [0.5, 0.125, 0.25, 0.125]),
+    ],
+)
+def test_top_p_keeps_the_smallest_set_of_likeliest_tokens_that_reaches_it(
+    top_p: float, expected: list[float]
+):
+    assert shaped([0.5, 0.125, 0.25, 0.125], top_p=top_p) == pytest.approx(expected, abs=1e-6)
+
+
+def test_top_k_comes_before_top_p():
+    # Of [.444, .333, .222] two tokens reach .75; of the four before top-k it would take three.
+    assert shaped([0.4, 0.3, 0.2, 0.1], top_k=3, top_p=0.75) == pytest.approx([4 / 7, 3 / 7, 0, 0])
+
+
+def test_temperature_comes_before_top_p():
+    # Squared odds 16 : 9 : 4 : 1 reach .8 with two tokens; untempered ones need three.
+    expected = [16 / 25, 9 / 25, 0, 0]
+    assert shaped([0.4, 0.3, 0.2, 0.1], temperature=0.5, top_p=0.8) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.99}, {"temperature": 0.1}])
+def test_a_token_with_logit_minus_infinity_gets_no_mass(params: dict[str, float]):
+    probs = shaped([0.0, 0.6, 0.0, 0.4], **params)
+    assert probs[0] == probs[2] == 0
+    assert sum(probs) == pytest.approx(1)
+
+
+def test_one_possible_token_gets_all_mass():
+    logits = torch.tensor([-math.inf, -math.inf, -5.0])
+    for temperature in (0.0, 0.3, 1.0, 9.0):
+        probs = to_probs(logits, SamplingParams(temperature=temperature, top_k=2, top_p=0.5))
+        assert probs.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1e-3, 1e-20, 1e-40, 1e-46, 5e-324])
+def test_huge_logits_and_tiny_temperatures_stay_finite(temperature: float):
+    logits = torch.tensor([[3e38, -3e38, 2.9e38], [1e4, 0.0, -1e4], [0.0, -1.0, -math.inf]])
+    probs = to_probs(logits, SamplingParams(temperature=temperature, top_p=0.9))
+    assert torch.allclose(probs.sum(-1), torch.ones(3))
+    assert (probs[:2] == torch.tensor([1.0, 0.0, 0.0])).all()
+
+
+def test_equal_likeliest_tokens_share_the_mass_at_a_tiny_temperature():
+    probs = to_probs(torch.tensor([1.0, 2.0, 2.0]), SamplingParams(temperature=1e-30))
+    assert probs.tolist() == [0, 0.5, 0.5]
+
+
+# transformers#47932, DeepSpec#31: what is scored must be what was sampled, to the bit.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=0.7, top_k=50),
+        SamplingParams(top_p=0.9),
+        SamplingParams(temperature=1.3, top_k=40, top_p=0.8),
+        SamplingParams(temperature=0),
+    ],
+)
+def test_equal_logits_give_equal_bits_in_any_batch_shape(
+    dtype: torch.dtype, params: SamplingParams
+):
+    generator = torch.Generator().manual_seed(0)
+    # Few distinct values in 16 bits: ties at the edge of top-k and top-p are certain.
+    logits = (3 * torch.randn(997, generator=generator)).round(decimals=1).to(dtype)
+    alone = to_probs(logits, params)
+    assert alone.dtype == torch.float32
+    others = torch.randn(3, 4, 997, generator=generator).to(dtype)
+    others[1, 2] = logits
+    assert torch.equal(to_probs(others, params)[1, 2], alone)
+    assert torch.equal(to_probs(others[:, 2], params)[1], alone)
+    assert torch.equal(to_probs(others[1], params)[2], alone)
+
+
+def test_shaping_leaves_the_logits_as_they_were():
+    logits = torch.tensor([1.0, 2.0, 3.0])
+    to_probs(logits, SamplingParams(temperature=0.5, top_k=2, top_p=0.5))
+    apply_repetition_penalty(logits, torch.tensor([True, True, True]), 2.0)
+    assert logits.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"top_p": 0},
+        {"top_p": 1.01},
+        {"top_k": -1},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": math.inf},
+        {"top_n": 3},
+    ],
+)
+def test_impossible_sampling_parameters_are_refused(wrong: dict[str, float]):
+    with pytest.raises(ValidationError):
+        SamplingParams.model_validate(wrong)
+
+
+def test_sampling_parameters_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        SamplingParams().temperature = 0.5
+
+
+def test_the_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tokens():
+    logits = torch.tensor([[2.0, -2.0, 1.0, 0.0, -math.inf], [2.0, -2.0, 1.0, 0.0, 3.0]])
+    seen = torch.tensor([[True, True, False, True, True], [False] * 5])
+    expected = [[1.0, -4.0, 1.0, 0.0, -math.inf], [2.0, -2.0, 1.0, 0.0, 3.0]]
+    assert apply_repetition_penalty(logits, seen, 2.0).tolist() == expected
+
+
+def test_a_penalty_of_one_changes_nothing():
+    logits = torch.tensor([0.1, -7.3])
+    assert torch.equal(apply_repetition_penalty(logits, torch.tensor([True, True]), 1.0), logits)
+
+
+def test_seen_tokens_grow_position_by_position():
+    seen_BV = torch.tensor([[True, False, False, False], [False, False, False, False]])
+    seen_BNV = mark_seen(torch.tensor([[2, 2, 1], [3, 0, 3]]), seen_BV)
+    rows = [[{i for i, on in enumerate(at) if on} for at in row] for row in seen_BNV.tolist()]
+    assert rows == [[{0}, {0, 2}, {0, 2}, {0, 1, 2}], [set(), {3}, {0, 3}, {0, 3}]]
+    assert seen_BV.tolist() == [[True, False, False, False], [False] * 4]
+
+
+def test_nothing_new_leaves_what_was_seen():
+    seen_BV = torch.tensor([[True, False]])
+    assert mark_seen(torch.zeros(1, 0, dtype=torch.int64), seen_BV).tolist() == [[[True, False]]]
+
+
+@pytest.mark.parametrize(
+    ("uniform", "token"),
+    [(0.0, 1), (0.2499, 1), (0.25, 3), (0.4999, 3), (0.5, 4), (1 - 2**-53, 4)],
+)
+def test_a_uniform_picks_the_token_whose_interval_holds_it(uniform: float, token: int):
+    probs = torch.tensor([[0.0, 0.25, 0.0, 0.25, 0.5, 0.0]])
+    assert sample(probs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
+
+
+def test_a_uniform_next_to_one_draws_the_last_token_that_has_mass():
+    # float32 sums of a third each end below or above 1; the point may land on the total itself.
+    probs = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]])
+    for uniforms in (torch.full((2,), 1 - 2**-53).double(), torch.full((2,), 1 - 2**-24)):
+        assert sample(probs, uniforms).tolist() == [2, 0]
+
+
+def test_rows_are_drawn_each_with_its_own_uniform():
+    probs = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.0, 1.0]])
+    uniforms = torch.tensor([0.9, 0.1, 0.1], dtype=torch.float64)
+    assert sample(probs, uniforms).tolist() == [1, 0, 1]

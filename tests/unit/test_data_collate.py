@@ -1,0 +1,54 @@
+import pytest
+import torch
+from tiny import tiny_model
+
+from paceline.data.collate import Row, collate
+
+
+def test_labels_masks_and_padding_of_an_example_made_by_hand():
+    batch = collate([Row([10, 11, 12, 13], trained_from=2), Row([20, 21], trained_from=1)])
+    assert batch.tokens_BT.tolist() == [[10, 11, 12], [20, 0, 0]]
+    assert batch.labels_BT.tolist() == [[11, 12, 13], [21, 0, 0]]
+    assert batch.mask_BT.tolist() == [[False, True, True], [True, False, False]]
+    assert batch.attention_BT is not None
+    assert batch.attention_BT.tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_every_label_is_the_token_that_a_shifted_loss_of_transformers_would_use():
+    model = tiny_model()
+    tokens = [5, 9, 3, 44, 7, 12]
+    row = collate([Row(tokens, trained_from=3)])
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        theirs = model.hf(ids, labels=torch.tensor([[-100] * 3 + tokens[3:]])).loss
+        logits_BTV = model.hf(row.tokens_BT).logits
+    ours = torch.nn.functional.cross_entropy(logits_BTV[row.mask_BT], row.labels_BT[row.mask_BT])
+    assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
+
+
+def test_a_label_that_equals_the_padding_token_is_kept():
+    # pad == eos in SmolLM2: a mask by token would drop the label that ends the text
+    eos_and_padding = 0
+    batch = collate([Row([5, 6, eos_and_padding], 1), Row([5, 6, 7, 8, eos_and_padding], 1)])
+    assert batch.mask_BT.sum(-1).tolist() == [2, 4]
+    assert batch.labels_BT[batch.mask_BT].tolist() == [6, eos_and_padding, 6, 7, 8, eos_and_padding]
+
+
+def test_rows_of_one_length_need_no_attention_mask():
+    assert collate([Row([1, 2, 3], 1), Row([4, 5, 6], 2)]).attention_BT is None
+
+
+def test_hidden_states_of_a_padded_row_are_those_of_the_row_alone():
+    model = tiny_model()
+    short, long = Row([4, 5, 6], 1), Row([9, 8, 7, 6, 5, 4, 3], 1)
+    both, alone = collate([long, short]), collate([short])
+    with torch.no_grad():
+        padded = model.body(both.tokens_BT, both.attention_BT)[1, :2]
+        single = model.body(alone.tokens_BT, alone.attention_BT)[0]
+    torch.testing.assert_close(padded, single, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "trained_from"), [([1], 1), ([1, 2], 0), ([1, 2], 2)])
+def test_a_row_without_context_or_label_is_our_own_mistake(tokens: list[int], trained_from: int):
+    with pytest.raises(AssertionError):
+        Row(tokens, trained_from)

@@ -1,0 +1,71 @@
+from typing import Any
+
+import pytest
+
+from paceline.data.examples import Lengths, build_examples
+from paceline.data.prompts import Record
+from paceline.errors import PromptError
+
+EOS = 1
+LIMITS = Lengths(prompt=3, completion=4)
+
+
+def document(tokens: list[int]) -> Record:
+    return Record("d", "document", text=tokens)
+
+
+def build(tokenizer: Any, *records: Record, **options: Any) -> list[tuple[list[int], int, int | None]]:
+    examples = build_examples(records, tokenizer, LIMITS, **{"eos_token_id": EOS, **options})
+    return [(list(e.tokens), e.prompt_length, e.trained_from) for e in examples]
+
+
+def test_a_pair_ends_with_its_end_token_and_trains_the_completion_only(tokenizer: Any):
+    pair = Record("p", "prompt", text=[5, 6], completion=[7, 8])
+    assert build(tokenizer, pair) == [([5, 6, 7, 8, EOS], 2, 2)]
+
+
+def test_an_end_token_that_is_there_is_not_doubled(tokenizer: Any):
+    pair = Record("p", "prompt", text=[5], completion=[7, EOS])
+    assert build(tokenizer, pair) == [([5, 7, EOS], 1, 1)]
+
+
+def test_a_completion_that_is_cut_has_no_end_token(tokenizer: Any):
+    pair = Record("p", "prompt", text=[5], completion=[11, 12, 13, 14, 15])
+    assert build(tokenizer, pair) == [([5, 11, 12, 13, 14], 1, 1)]
+
+
+def test_a_prompt_that_is_too_long_loses_its_beginning_with_a_warning_and_stays(tokenizer: Any):
+    # trl#4725: prompts were cut away silently
+    records = [
+        Record("p", "prompt", text=[5, 6, 7, 8, 9], completion=[10]),
+        Record("q", "prompt", text=[5], completion=[10]),
+    ]
+    with pytest.warns(UserWarning, match="1 of 2 prompts are longer than 3 tokens"):
+        built = build(tokenizer, *records)
+    assert built == [([7, 8, 9, 10, EOS], 3, 3), ([5, 10, EOS], 1, 1)]
+
+
+def test_a_prompt_alone_is_not_fixed_text(tokenizer: Any):
+    assert build(tokenizer, Record("p", "prompt", text=[5, 6])) == [([5, 6], 2, None)]
+
+
+def test_a_document_is_cut_into_pieces_that_lose_no_token(tokenizer: Any):
+    tokens = list(range(10, 27))
+    built = build(tokenizer, document(tokens))
+    assert [piece for piece, _, _ in built] == [tokens[:7], tokens[7:14], [*tokens[14:], EOS]]
+    assert [prompt for _, prompt, _ in built] == [3, 3, 3]
+    assert {trained for _, _, trained in built} == {1}
+
+
+def test_document_prompts_carry_no_loss_where_that_is_asked(tokenizer: Any):
+    built = build(tokenizer, document([10, 11, 12, 13]), train_document_prompts=False)
+    assert built == [([10, 11, 12, 13, EOS], 3, 3)]
+
+
+def test_a_document_shorter_than_a_prompt_leaves_its_end_to_be_written(tokenizer: Any):
+    assert build(tokenizer, document([10])) == [([10, EOS], 1, 1)]
+
+
+def test_nothing_to_learn_from_is_an_error(tokenizer: Any):
+    with pytest.raises(PromptError, match="no document"):
+        build(tokenizer, document([10]), eos_token_id=None)

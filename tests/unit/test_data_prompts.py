@@ -1,0 +1,163 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from paceline.config import validate
+from paceline.data import CorpusConfig, read_records
+from paceline.errors import ConfigError, PromptError
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_a_text_file_is_one_document_a_line_and_blank_lines_do_not_count(tmp_path: Path):
+    records = read_records(write(tmp_path / "a.txt", "one\r\n\n  two words \n\n"))
+    assert [(record.kind, record.text) for record in records] == [
+        ("document", "one"),
+        ("document", "two words"),
+    ]
+    assert records[1].where.endswith("a.txt line 3")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path):
+    assert read_records(write(tmp_path / "a.txt", b"\xef\xbb\xbfone\n"))[0].text == "one"
+
+
+def test_a_line_separator_inside_a_text_does_not_split_it(tmp_path: Path):
+    records = read_records(write(tmp_path / "a.txt", "one\u2028still one\n"))
+    assert [record.text for record in records] == ["one\u2028still one"]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "text", "completion"),
+    [
+        ({"prompt": "p"}, "prompt", "p", None),
+        ({"prompt": "p", "completion": "c", "id": 7}, "prompt", "p", "c"),
+        ({"prompt": [3, 4], "completion": [5]}, "prompt", [3, 4], [5]),
+        ({"text": "t"}, "document", "t", None),
+        ({"tokens": [1, 2]}, "document", [1, 2], None),
+    ],
+)
+def test_every_schema_of_a_line_is_understood(
+    tmp_path: Path, row: dict[str, Any], kind: str, text: object, completion: object
+):
+    record = read_records(write(tmp_path / "a.jsonl", json.dumps(row)))[0]
+    assert (record.kind, record.text, record.completion) == (kind, text, completion)
+
+
+def test_messages_are_a_chat(tmp_path: Path):
+    messages = [{"role": "user", "content": "hello"}]
+    record = read_records(write(tmp_path / "a.jsonl", json.dumps({"messages": messages})))[0]
+    assert record.kind == "chat"
+    assert list(record.messages) == messages
+
+
+def test_limit_reads_the_first_texts_and_looks_no_further(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", '{"text": "1"}\n{"text": "2"}\nnot json\n')
+    records = read_records(CorpusConfig(path=str(path), limit=2))
+    assert [record.text for record in records] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"{oops}", "not JSON"),
+        (b"[1, 2]", "not a JSON object"),
+        (b'{"question": "q"}', "has the keys question"),
+        (b"{}", "has the keys none"),
+        (b'{"prompt": 3}', "has a int as prompt"),
+        (b'{"prompt": ""}', "empty prompt"),
+        (b'{"text": "  "}', "empty text"),
+        (b'{"tokens": []}', "empty tokens"),
+        (b'{"tokens": [1, true]}', "has a list as tokens"),
+        (b'{"tokens": [1, -2]}', "has a list as tokens"),
+        (b'{"prompt": "p", "completion": ["a"]}', "has a list as completion"),
+        (b'{"prompt": "\\ud800"}', "half of a UTF-16 pair"),
+        (b'{"messages": []}', "no list of messages"),
+        (b'{"messages": [{"role": "user"}]}', "wanted role and content"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "nothing but an answer"),
+        (b'{"text": "\xff"}', "not UTF-8"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_malformed_line_is_named_in_one_line(tmp_path: Path, line: bytes, complaint: str):
+    path = write(tmp_path / "a.jsonl", b'{"prompt": "fine"}\n\n' + line + b"\n")
+    with pytest.raises(PromptError, match="line 3") as caught:
+        read_records(path)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_an_empty_file_is_refused(tmp_path: Path, content: str):
+    with pytest.raises(PromptError, match="holds no text"):
+        read_records(write(tmp_path / "a.txt", content))
+
+
+@pytest.mark.parametrize("name", ["missing.txt", "missing.jsonl", "missing", "missing.parquet"])
+def test_a_path_with_nothing_there_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(PromptError, match=f"(?s){name}.*check the path"):
+        read_records(tmp_path / name)
+
+
+def test_a_directory_named_like_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "a.jsonl").mkdir()
+    with pytest.raises(PromptError, match="name a text file"):
+        read_records(tmp_path / "a.jsonl")
+
+
+def test_a_file_of_an_unknown_kind_is_refused(tmp_path: Path):
+    with pytest.raises(PromptError, match="unknown kind of file"):
+        read_records(write(tmp_path / "a.pdf", "x"))
+
+
+@pytest.fixture
+def _no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets-cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
+
+
+@pytest.mark.usefixtures("_no_shared_cache")
+def test_a_directory_with_the_schema_of_a_hub_data_set_is_read_by_its_columns(tmp_path: Path):
+    folder = tmp_path / "wmt"
+    folder.mkdir()
+    rows = [{"translation": {"de": "Hallo", "en": "Hello"}}, {"translation": {"de": "B", "en": "A"}}]
+    write(folder / "test.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    corpus = CorpusConfig(
+        path=str(folder),
+        split="test",
+        prompt_field="translation.en",
+        completion_field="translation.de",
+    )
+    records = read_records(corpus)
+    assert [(record.text, record.completion) for record in records] == [
+        ("Hello", "Hallo"),
+        ("A", "B"),
+    ]
+    with pytest.raises(PromptError, match="row 0 has no column question; its columns are transl"):
+        read_records(corpus.model_copy(update={"prompt_field": "question"}))
+
+
+@pytest.mark.usefixtures("_no_shared_cache")
+def test_a_missing_split_or_hub_name_is_one_line(tmp_path: Path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write(folder / "train.jsonl", '{"text": "t"}\n')
+    for corpus in (
+        CorpusConfig(path=str(folder), split="validation"),
+        CorpusConfig(path="no-such-organisation/no-such-set"),
+    ):
+        with pytest.raises(PromptError, match="cannot load") as caught:
+            read_records(corpus)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_completion_column_needs_a_prompt_column():
+    with pytest.raises(ConfigError, match="needs prompt_field"):
+        validate(CorpusConfig, {"path": "a", "completion_field": "answer"})

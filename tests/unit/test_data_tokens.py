@@ -1,0 +1,84 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from paceline.data import read_prompts, read_records
+from paceline.data.tokens import encode
+from paceline.errors import PromptError
+
+# In the manner of ChatML: a line break follows the token that ends an answer.
+TEMPLATE = (
+    "{% for m in messages %}<bos>{{ m['role'] }}\n{{ m['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
+)
+BOS, EOS = 0, 1
+
+
+@pytest.fixture
+def chatty() -> PreTrainedTokenizerFast:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_document_keeps_its_head_and_a_prompt_its_tail(tmp_path: Path, tokenizer: Any):
+    path = write(tmp_path / "a.jsonl", {"text": "abcdef"}, {"prompt": "abcdef"}, {"tokens": [7, 8]})
+    with pytest.warns(UserWarning, match="1 of 3 prompts are longer than 4 tokens"):
+        prompts = read_prompts(path, tokenizer, max_tokens=4)
+    assert [tokenizer.decode(prompt) for prompt in prompts[:2]] == ["abcd", "cdef"]
+    assert prompts[2] == [7, 8]
+
+
+def test_prompts_that_fit_are_whole_and_silent(tmp_path: Path, tokenizer: Any):
+    path = write(tmp_path / "a.jsonl", {"prompt": "xyz", "completion": "never read"})
+    assert read_prompts(path, tokenizer) == [tokenizer("xyz")["input_ids"]]
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path, tokenizer: Any):
+    path = write(tmp_path / "a.jsonl", {"tokens": [1, 266]})
+    with pytest.raises(PromptError, match=r"line 1 has the token 266, but the tokenizer has 266"):
+        read_prompts(path, tokenizer)
+
+
+def test_an_open_chat_becomes_a_prompt_that_asks_for_the_answer(tmp_path: Path, chatty: Any):
+    path = write(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
+    prompt, completion = encode(read_records(path)[0], chatty)
+    assert chatty.decode(prompt) == "<bos>user\nhi<eos>\n<bos>assistant\n"
+    assert prompt[0] == BOS
+    assert completion is None
+
+
+def test_a_closing_answer_is_the_completion_and_ends_with_its_end_token(tmp_path: Path, chatty: Any):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    path = write(tmp_path / "a.jsonl", {"messages": messages})
+    prompt, completion = encode(read_records(path)[0], chatty)
+    assert chatty.decode(prompt) == "<bos>user\nhi<eos>\n<bos>assistant\n"
+    assert completion == [*chatty("yo")["input_ids"], EOS]
+
+
+def test_a_template_that_rewrites_earlier_turns_still_gives_the_answer(tmp_path: Path, chatty: Any):
+    chatty.chat_template = "{{ messages | length }}{{ messages[-1]['content'] }}"
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    record = read_records(write(tmp_path / "a.jsonl", {"messages": messages}))[0]
+    prompt, completion = encode(record, chatty)
+    assert (chatty.decode(prompt), chatty.decode(completion)) == ("1hi", "yo")
+
+
+def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path, chatty: Any):
+    record = read_records(
+        write(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
+    )[0]
+    with pytest.raises(PromptError, match="line 1 has messages, but the tokenizer has no chat"):
+        encode(record, tiny_tokenizer())
+    chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(PromptError, match=r"line 1 does not fit the chat template: roles must"):
+        encode(record, chatty)

@@ -1,0 +1,163 @@
+"""Measurement on table models, where every figure can be had by another road."""
+
+import itertools
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.decode import SpeculativeDecoder
+from paceline.measure.acceptance import score_texts
+from paceline.measure.latency import time_pairs
+from paceline.measure.measurement import MeasureConfig, measure_models
+from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
+from paceline.measure.verdict import judge
+from paceline.models.fakes import TableModel
+from paceline.progress import silent
+
+PROMPTS = [[1, 2], [3], [4, 5, 1], [0, 0]] * 3
+
+
+def _config(**values):
+    return MeasureConfig(target="t", draft="d", prompts="p.txt", **values)
+
+
+def test_scores_of_a_text_are_those_computed_token_by_token():
+    target, draft = TableModel.random(6, 2, seed=1), TableModel.random(6, 2, seed=2)
+    prompt, completion = [1, 2], [3, 0, 5]
+    scores = score_texts(target, draft, [prompt], [completion], SamplingParams(), silent)
+    for position, token in enumerate(completion):
+        context = prompt + completion[:position]
+        p, q = target.log_probs(context).exp(), draft.log_probs(context).exp()
+        assert scores.acceptance_BT[0, position] == pytest.approx(float(torch.minimum(p, q).sum()))
+        survival = min(1.0, float(q[token] / p[token]))
+        assert scores.survival_BT[0, position] == pytest.approx(survival)
+        assert scores.greedy_draft_BT[0, position] == pytest.approx(float(p[q.argmax()]))
+        assert bool(scores.agreement_BT[0, position]) == bool(p.argmax() == q.argmax())
+
+
+def test_a_short_text_does_not_count_beyond_its_end():
+    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
+    both = score_texts(target, draft, [[1], [2]], [[3, 4, 5], [0]], SamplingParams(), silent)
+    alone = score_texts(target, draft, [[2]], [[0]], SamplingParams(), silent)
+    assert both.mask_BT.tolist() == [[True] * 3, [True, False, False]]
+    assert both.acceptance_BT[1].tolist() == [*alone.acceptance_BT[0].tolist(), 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "penalty"),
+    list(itertools.product((0.0, 0.3, 1.0, 1.7), (0, 3), (1.0, 0.8), (1.0, 1.3))),
+)
+def test_a_draft_equal_to_its_target_scores_exactly_one(temperature, top_k, top_p, penalty):
+    # Soup#345: a penalty on one model only scored .862 here.
+    model = TableModel.random(7, 2, seed=3)
+    sampling = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=penalty
+    )
+    config = _config(sampling=sampling, max_new_tokens=12, timed_prompts=1, gammas=(3,))
+    found = measure_models(model, model, PROMPTS, config)
+    alpha = found.acceptance.expected_acceptance
+    assert (alpha.value, alpha.low, alpha.high) == (1.0, 1.0, 1.0)
+    assert found.acceptance.greedy_agreement.value == 1.0
+    assert found.gammas[0].block_efficiency == 4.0
+    assert found.speed is not None
+    assert found.speed.acceptance_rate == 1.0
+
+
+def test_expected_acceptance_is_a_ratio_of_sums_not_a_mean_of_means():
+    # Token 0 ends a text. After token 1 both agree, after token 2 they share nothing but the end.
+    target = torch.tensor([[1.0, 0, 0], [0.0, 1, 0], [0.5, 0, 0.5]])
+    draft = torch.tensor([[1.0, 0, 0], [0.0, 1, 0], [0.5, 0.5, 0]])
+    models = [TableModel(table, eos_token_ids=(0,)) for table in (target, draft)]
+    config = _config(max_new_tokens=8, timed_prompts=0, gammas=(1,), seed=2)
+    found = measure_models(*models, [[1], [2], [2], [2]], config)
+    num_half = found.acceptance.num_tokens - 8
+    expected = (8 * 1.0 + num_half * 0.5) / found.acceptance.num_tokens
+    assert found.acceptance.expected_acceptance.value == pytest.approx(expected)
+
+
+def test_predicted_tokens_per_call_is_what_decoding_gives():
+    """Blocks of 400 texts of 60 tokens; the tolerance is 4 standard errors."""
+    target, draft = TableModel.random(5, 2, seed=4), TableModel.random(5, 2, seed=5, spread=1.5)
+    config = _config(
+        num_prompts=400, max_new_tokens=60, timed_prompts=0, gammas=(3,), batch_size=400
+    )
+    found = measure_models(target, draft, [[1, 2]] * 400, config)
+    generations = SpeculativeDecoder(target, draft, gamma=3).generate([[1, 2]] * 400, 60)
+    stats = sum((text.stats for text in generations[1:]), generations[0].stats)
+    assert found.gammas[0].block_efficiency == pytest.approx(stats.block_efficiency, abs=0.04)
+
+
+def test_a_measurement_survives_json():
+    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
+    found = measure_models(target, draft, PROMPTS, _config(max_new_tokens=10, timed_prompts=2))
+    assert type(found).model_validate_json(found.model_dump_json()) == found
+
+
+def test_both_ways_of_a_pair_give_the_same_number_of_tokens():
+    target, draft = (
+        TableModel.random(6, 1, seed=1, eos_token_ids=(0,)),
+        TableModel.random(6, seed=2),
+    )
+    from paceline.decode import AutoregressiveDecoder
+
+    times = time_pairs(
+        AutoregressiveDecoder(target),
+        SpeculativeDecoder(target, draft, gamma=2),
+        PROMPTS[:3],
+        max_new_tokens=9,
+        seed=0,
+        num_repeats=2,
+        progress=silent,
+    )
+    assert times.num_tokens == 2 * 3 * 9
+    emitted = times.stats.num_emitted + times.stats.num_prefill_tokens
+    assert emitted == times.num_tokens
+
+
+def _verdict(low, high, alpha=0.5, needed=0.3):
+    interval = IntervalRow(value=alpha, low=alpha, high=alpha)
+    acceptance = AcceptanceRow(
+        num_prompts=1,
+        num_tokens=1,
+        expected_acceptance=interval,
+        greedy_draft_acceptance=interval,
+        greedy_agreement=interval,
+        acceptance_by_position=[alpha],
+    )
+    best = GammaRow(
+        gamma=2,
+        block_efficiency_iid=1.5,
+        block_efficiency=1.5,
+        break_even_acceptance=needed,
+        predicted_speedup=1.2,
+        mbsu=1.1,
+        block_cost_ratio=1.0,
+        expected_speedup=1.2,
+    )
+    speed = SpeedRow(
+        gamma=2,
+        num_requests=1,
+        num_tokens=1,
+        speedup=IntervalRow(value=(low + high) / 2, low=low, high=high),
+        predicted_speedup=1.2,
+        measured_over_predicted=1.0,
+        baseline_tokens_per_s=1.0,
+        speculative_tokens_per_s=1.0,
+        block_efficiency=1.5,
+        acceptance_rate=alpha,
+    )
+    return judge(acceptance, best, speed)
+
+
+def test_go_needs_the_whole_interval_above_one():
+    assert _verdict(1.02, 1.2).go
+    assert not _verdict(0.98, 1.2).go
+    assert not _verdict(0.5, 0.7).go
+
+
+def test_the_reason_names_measurement_and_break_even_in_one_line():
+    reason = _verdict(0.5, 0.7, alpha=0.1).reason
+    assert "measured 0.60x" in reason
+    assert "acceptance 0.100 is below the break-even 0.300" in reason
+    assert "\n" not in reason

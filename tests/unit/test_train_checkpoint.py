@@ -1,0 +1,145 @@
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from aligning import align_config, write_pair
+from tiny import tiny_pair
+
+from paceline.errors import ConfigError, StorageError
+from paceline.models import CausalModel, load_model
+from paceline.records import RunDirectory, append_jsonl, read_jsonl
+from paceline.train.checkpoint import (
+    CheckpointStore,
+    TrainingState,
+    check_run_directory,
+    read_state,
+    restore_optimizer,
+    rewind_metrics,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def store(folder: Path, tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", folder / "target", keep=2)
+
+
+def trained_draft() -> tuple[CausalModel, torch.optim.Optimizer]:
+    """A draft after one step, so that the optimiser has moments."""
+    draft = tiny_pair()[1]
+    optimizer = torch.optim.AdamW(draft.hf.parameters(), lr=0.1)
+    draft.hf(torch.tensor([[1, 2, 3]])).logits.logsumexp(-1).sum().backward()
+    optimizer.step()
+    return draft, optimizer
+
+
+def test_what_was_saved_comes_back_bit_for_bit(store: CheckpointStore):
+    draft, optimizer = trained_draft()
+    state = TrainingState(step=7, elapsed_s=1.25, num_drawn=28, recent_losses=[0.1, 1 / 3])
+    path = store.save(draft, optimizer, state)
+    assert store.latest() == path
+    assert read_state(path) == state
+    again = load_model(path / "draft", dtype="float32", device="cpu")
+    for name, weight in draft.hf.state_dict().items():
+        assert torch.equal(again.hf.state_dict()[name], weight)
+    fresh = torch.optim.AdamW(again.hf.parameters(), lr=0.1)
+    restore_optimizer(fresh, path)
+    for old, new in zip(optimizer.state.values(), fresh.state.values(), strict=True):
+        assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+def test_without_a_checkpoint_a_run_begins_at_its_beginning(store: CheckpointStore):
+    assert store.latest() is None
+    assert read_state(store.latest()) == TrainingState()
+
+
+def test_only_the_newest_are_kept(store: CheckpointStore):
+    draft, optimizer = trained_draft()
+    for step in (9, 10, 11):
+        store.save(draft, optimizer, TrainingState(step=step))
+    assert [path.name for path in store.all()] == ["step-00000010", "step-00000011"]
+
+
+def test_the_leavings_of_a_killed_run_are_swept_and_never_taken_for_a_checkpoint(
+    store: CheckpointStore,
+):
+    half = store.directory / ".step-00000012.abc"
+    half.mkdir(parents=True)
+    (half / "state.json").write_text("{")
+    assert store.latest() is None
+    store.sweep()
+    assert not half.exists()
+
+
+@pytest.fixture
+def _small_disk() -> Iterator[None]:
+    """Files end at 40 kB: larger than a tokenizer, smaller than the weights or the moments."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_line_and_earlier_checkpoints_stay(
+    store: CheckpointStore, request: pytest.FixtureRequest
+):
+    draft, optimizer = trained_draft()
+    first = store.save(draft, optimizer, TrainingState(step=1))
+    request.getfixturevalue("_small_disk")
+    with pytest.raises(StorageError, match="the disk is full") as caught:
+        store.save(draft, optimizer, TrainingState(step=2))
+    assert "\n" not in str(caught.value)
+    assert "step-00000002" in str(caught.value)
+    assert [path.name for path in store.directory.iterdir()] == [first.name]
+    load_model(first / "draft")
+
+
+def test_a_disk_that_fills_up_under_the_optimiser_is_the_same_one_line(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    draft, optimizer = trained_draft()
+    monkeypatch.setattr("paceline.train.checkpoint.save_draft", lambda *_: None)
+    request.getfixturevalue("_small_disk")
+    with pytest.raises(StorageError, match="the disk is full"):
+        store.save(draft, optimizer, TrainingState(step=2))
+    assert list(store.directory.iterdir()) == []
+
+
+def test_a_run_directory_is_entered_only_by_its_own_run(folder: Path, tmp_path: Path):
+    run = RunDirectory(tmp_path / "run")
+    config = align_config(folder, run.path)
+    check_run_directory(run, config, resume=False)
+    run.write_manifest(config)
+    with pytest.raises(ConfigError, match="already holds a run; resume it"):
+        check_run_directory(run, config, resume=False)
+    check_run_directory(run, config, resume=True)
+    longer = align_config(folder, run.path, num_steps=20)
+    check_run_directory(run, longer, resume=True)
+    other = align_config(folder, run.path, batch_size=8)
+    with pytest.raises(ConfigError, match="another batch_size .batch_size was 4, is now 8"):
+        check_run_directory(run, other, resume=True)
+
+
+def test_a_directory_with_other_things_in_it_and_a_file_are_refused(folder: Path, tmp_path: Path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        check_run_directory(RunDirectory(tmp_path), align_config(folder, tmp_path), resume=True)
+    file = tmp_path / "thesis.tex"
+    with pytest.raises(StorageError, match="is a file"):
+        check_run_directory(RunDirectory(file), align_config(folder, file), resume=False)
+
+
+def test_metrics_of_steps_that_are_made_again_are_dropped(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    for step in range(5):
+        append_jsonl(run.metrics, {"step": step})
+    with run.metrics.open("a") as stream:
+        stream.write('{"step": 5, "lo')  # torn by a kill
+    rewind_metrics(run, 3)
+    assert [row["step"] for row in read_jsonl(run.metrics)] == [0, 1, 2, 3]

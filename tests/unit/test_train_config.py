@@ -1,0 +1,89 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import load_config, to_yaml, validate
+from paceline.errors import ConfigError
+from paceline.train import AlignConfig
+from paceline.train.objectives import JSD, TVD, CrossEntropy, ForwardKL, ReverseKL
+
+BASE: dict[str, Any] = {
+    "target": "t",
+    "draft": "d",
+    "output": "runs/o",
+    "data": {"train": "x.jsonl"},
+    "num_steps": 100,
+}
+
+
+def config(**changes: Any) -> AlignConfig:
+    return validate(AlignConfig, BASE | changes)
+
+
+# Table 1 of the paper, by hand: who writes the text, and what is compared.
+@pytest.mark.parametrize(
+    ("recipe", "objective", "fixed", "draft", "target"),
+    [
+        ("supervised_kd", ForwardKL(), 1.0, 0.0, 0.0),
+        ("seq_kd", CrossEntropy(), 0.0, 0.0, 1.0),
+        ("imit_kd", ForwardKL(), 0.5, 0.5, 0.0),
+        ("f_distill", TVD(), 0.0, 0.5, 0.5),
+        ("gkd", ForwardKL(), 0.0, 1.0, 0.0),
+    ],
+)
+def test_each_recipe_is_its_row_of_table_1(
+    recipe: str, objective: object, fixed: float, draft: float, target: float
+):
+    made = config(recipe=recipe)
+    assert made.objective == (objective,)
+    lambda_1, lambda_2 = made.fixed_fraction, made.draft_fraction
+    shares = lambda_1, (1 - lambda_1) * lambda_2, (1 - lambda_1) * (1 - lambda_2)
+    assert shares == (fixed, draft, target)
+
+
+def test_what_is_written_out_wins_over_the_recipe():
+    made = config(recipe="gkd", objective={"kind": "jsd", "beta": 0.1}, fixed_fraction=0.25)
+    assert made.objective == (JSD(beta=0.1),)
+    assert (made.fixed_fraction, made.draft_fraction) == (0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    "value", ["reverse_kl", {"kind": "reverse_kl"}, ["reverse_kl"], [{"kind": "reverse_kl"}]]
+)
+def test_an_objective_can_be_written_short(value: object):
+    assert config(objective=value).objective == (ReverseKL(),)
+
+
+def test_a_configuration_survives_yaml_with_overrides(tmp_path: Path):
+    made = config(recipe="imit_kd", objective=["tvd", {"kind": "jsd", "beta": 0.3, "weight": 2}])
+    path = tmp_path / "c.yaml"
+    path.write_text(to_yaml(made))
+    assert load_config(AlignConfig, path) == made
+    changed = load_config(AlignConfig, path, ["optimizer.learning_rate=0.5", "data.train=y.txt"])
+    assert changed.optimizer.learning_rate == 0.5
+    assert changed.data.train.path == "y.txt"
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"objective": {"kind": "jsd", "beta": 0}}, "use forward_kl or reverse_kl"),
+        ({"objective": {"kind": "jsd", "beta": 1}}, "use forward_kl or reverse_kl"),
+        ({"objective": []}, "names no divergence"),
+        ({"objective": "kl"}, "forward_kl"),
+        ({"objective": {"kind": "tvd", "weight": 0}}, "greater than 0"),
+        ({"recipe": "skd"}, "supervised_kd"),
+        ({"num_steps": None}, "num_steps or max_seconds is needed"),
+        ({"fixed_fraction": 1.1}, "less than or equal to 1"),
+        ({"batch_size": 6, "gradient_accumulation_steps": 4}, "equal parts"),
+        ({"optimizer": {"kind": "adamw", "warmup_steps": 101}}, "more than num_steps"),
+        ({"recipe": "seq_kd", "draft_fraction": 0.5}, "that the draft wrote itself"),
+        ({"evaluation": {"sampling": {"repetition_penalty": 1.2}}}, "repetition_penalty must be 1"),
+        ({"lmbda": 0.5}, "lmbda"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_that_says_what_to_do(changes: dict[str, Any], complaint: str):
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        config(**changes)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,111 @@
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_pair
+
+from paceline.core.sampling import SamplingParams
+from paceline.data.collate import Row
+from paceline.models import CausalModel
+from paceline.progress import silent
+from paceline.train.config import Evaluation
+from paceline.train.evaluation import Evaluator, held_out_text
+
+Pair = tuple[CausalModel, CausalModel]
+ROWS = [
+    Row([5, 6, 7, 8, 9, 10, 11], 2),
+    Row([40, 41, 42, 43], 1),
+    *[Row([9, 8, 7, 6, number, 4], 3) for number in range(8)],
+]
+
+
+def probabilities(model: CausalModel, row: Row, temperature: float) -> list[list[float]]:
+    """One context at a time, through the whole transformers model, in float64."""
+    found = []
+    for end in range(row.trained_from, len(row.tokens)):
+        with torch.no_grad():
+            logits = model.hf(torch.tensor([list(row.tokens[:end])])).logits[0, -1].double()
+        found.append((logits / temperature).softmax(-1).tolist())
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_acceptance_and_agreement_are_ratios_of_sums_over_all_positions(
+    pair: Pair, temperature: float
+):
+    target, draft = pair
+    overlaps, same = [], []
+    for row in ROWS:
+        both = (probabilities(model, row, temperature) for model in pair)
+        for p, q in zip(*both, strict=True):
+            overlaps.append(sum(map(min, p, q)))
+            same.append(p.index(max(p)) == q.index(max(q)))
+    sampling = SamplingParams(temperature=temperature)
+    evaluator = Evaluator(target, ROWS, sampling, gamma=3, vocab_size=266)
+    figures = evaluator.evaluate(draft)
+    assert figures["num_tokens"] == len(overlaps)
+    assert figures["expected_acceptance"] == pytest.approx(sum(overlaps) / len(overlaps), abs=1e-5)
+    assert figures["greedy_agreement"] == pytest.approx(sum(same) / len(same))
+
+
+def test_block_efficiency_is_the_mean_over_starts_of_prefix_products(pair: Pair):
+    target, draft = pair
+    totals = []
+    for row in ROWS:
+        p, q = (probabilities(model, row, 1.0) for model in pair)
+        text = row.tokens[row.trained_from :]
+        for start in range(len(text) - 1):  # gamma 2: starts with two positions left
+            first, second = start, start + 1
+            beta = [sum(map(min, p[i], q[i])) for i in (first, second)]
+            passed = min(1.0, q[first][text[first]] / p[first][text[first]])
+            totals.append(1 + beta[0] + passed * beta[1])
+    found = Evaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(draft)
+    assert found["block_efficiency"] == pytest.approx(sum(totals) / len(totals), abs=1e-5)
+
+
+def test_a_draft_that_is_its_target_is_always_accepted(pair: Pair):
+    target = pair[0]
+    figures = Evaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(target)
+    assert figures["expected_acceptance"] == pytest.approx(1.0, abs=1e-6)
+    assert figures["greedy_agreement"] == 1.0
+    assert figures["block_efficiency"] == pytest.approx(3.0, abs=1e-5)
+
+
+def test_texts_shorter_than_gamma_have_no_block_efficiency(pair: Pair):
+    figures = Evaluator(*pair[:1], ROWS, SamplingParams(), gamma=6, vocab_size=266).evaluate(pair[1])
+    assert "block_efficiency" not in figures
+
+
+def test_chunks_do_not_show(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    target, draft = pair
+    whole = Evaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(draft)
+    monkeypatch.setattr("paceline.train.evaluation._CHUNK", 7)
+    monkeypatch.setattr("paceline.train.evaluation._ROWS", 3)
+    parts = Evaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(draft)
+    assert parts == pytest.approx(whole, abs=1e-6)
+
+
+def test_held_out_text_is_written_once_by_the_target_and_read_ever_after(tmp_path: Path):
+    target, draft = tiny_pair()
+    settings = Evaluation(num_prompts=2, max_new_tokens=6, sampling=SamplingParams(temperature=0))
+    prompts = [[5, 6, 7], [9, 9], [4]]
+    cache = tmp_path / "held_out.jsonl"
+    rows = held_out_text(target, prompts, settings, cache, seed=0, progress=silent)
+    assert len(rows) == 2
+    for row, prompt in zip(rows, prompts, strict=False):
+        theirs = target.hf.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
+        assert list(row.tokens) == theirs[0].tolist()
+        assert row.trained_from == len(prompt)
+    # whoever asks again gets the same text, the draft included
+    assert held_out_text(draft, prompts, settings, cache, seed=9, progress=silent) == rows
+
+
+def test_a_held_out_text_does_not_depend_on_how_many_there_are(tmp_path: Path):
+    target, _ = tiny_pair()
+    texts = []
+    for count in (1, 11):
+        settings = Evaluation(num_prompts=count, max_new_tokens=5)
+        cache = tmp_path / f"{count}.jsonl"
+        prompts = [[5, number] for number in range(11)]
+        texts.append(held_out_text(target, prompts, settings, cache, seed=3, progress=silent))
+    assert texts[0][0] == texts[1][0]

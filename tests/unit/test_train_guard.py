@@ -1,0 +1,97 @@
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import TrainingError
+from paceline.train.guard import LossGuard, StopRequest
+from paceline.train.step import StepFigures
+
+SAVED = Path("runs/x/checkpoints/step-00000040")
+
+
+def figures(loss: float = 1.0, norm: float = 1.0) -> StepFigures:
+    return StepFigures(loss=loss, gradient_norm=norm, num_tokens=1)
+
+
+def settled() -> LossGuard:
+    return LossGuard(10.0, [1.0] * 30)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_at_once_and_names_step_and_checkpoint(loss: float):
+    with pytest.raises(TrainingError) as caught:
+        settled().check(41, figures(loss), SAVED)
+    message = str(caught.value)
+    assert f"the loss became {loss} at step 41" in message
+    assert str(SAVED) in message
+    assert "learning_rate" in message
+    assert "\n" not in message
+
+
+def test_without_a_checkpoint_the_message_says_so():
+    with pytest.raises(TrainingError, match="no checkpoint was saved yet"):
+        settled().check(1, figures(float("nan")), None)
+
+
+def test_an_explosion_is_three_steps_above_ten_times_the_median():
+    guard = settled()
+    guard.check(1, figures(10.5), SAVED)
+    assert not guard.calm
+    guard.check(2, figures(1e6), SAVED)
+    with pytest.raises(TrainingError, match="exploded: 11 at step 3, usually 1"):
+        guard.check(3, figures(11.0), SAVED)
+
+
+def test_one_strange_batch_is_no_explosion():
+    guard = settled()
+    for step in range(20):
+        guard.check(step, figures(50.0 if step % 3 == 2 else 1.0), SAVED)
+
+
+def test_a_young_run_may_do_what_it_likes():
+    guard = LossGuard(10.0)
+    for step, loss in enumerate([1.0, 100.0, 100.0, 100.0, 100.0]):
+        guard.check(step, figures(loss), None)
+    assert guard.calm
+
+
+def test_the_median_moves_with_the_run():
+    guard = LossGuard(2.0)
+    for step in range(300):
+        guard.check(step, figures(1.01**step), SAVED)
+
+
+def test_a_gradient_that_is_no_number_three_times_in_a_row_ends_the_run():
+    guard = settled()
+    for norms in ([float("nan"), float("inf"), 1.0], [float("inf")] * 2):
+        for norm in norms:
+            guard.check(1, figures(norm=norm), SAVED)
+    with pytest.raises(TrainingError, match="gradient was not finite 3 times up to step 9"):
+        guard.check(9, figures(norm=float("nan")), SAVED)
+
+
+def test_ctrl_c_is_a_wish_and_the_second_one_an_order():
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest() as request:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert request.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    seen: list[bool] = []
+
+    def work() -> None:
+        with StopRequest() as request:
+            seen.append(request.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]
