@@ -5,6 +5,7 @@ import torch
 from tiny import tiny_pair
 
 from paceline.core.sampling import SamplingParams
+from paceline.core.speed import block_efficiency_from_text
 from paceline.data.collate import Row
 from paceline.models import CausalModel
 from paceline.progress import silent
@@ -20,13 +21,11 @@ ROWS = [
 
 
 def probabilities(model: CausalModel, row: Row, temperature: float) -> list[list[float]]:
-    """One context at a time, through the whole transformers model, in float64."""
-    found = []
-    for end in range(row.trained_from, len(row.tokens)):
-        with torch.no_grad():
-            logits = model.hf(torch.tensor([list(row.tokens[:end])])).logits[0, -1].double()
-        found.append((logits / temperature).softmax(-1).tolist())
-    return found
+    """Before each token of the text: through the whole transformers model, alone, in float64."""
+    with torch.no_grad():
+        logits = model.hf(torch.tensor([list(row.tokens)])).logits[0].double()
+    before = logits[row.trained_from - 1 : -1]
+    return (before / temperature).softmax(-1).tolist()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -48,19 +47,19 @@ def test_acceptance_and_agreement_are_ratios_of_sums_over_all_positions(
     assert figures["greedy_agreement"] == pytest.approx(sum(same) / len(same))
 
 
-def test_block_efficiency_is_the_mean_over_starts_of_prefix_products(pair: Pair):
+def test_block_efficiency_is_that_of_acceptance_and_survival_laid_out_by_hand(pair: Pair):
     target, draft = pair
-    totals = []
-    for row in ROWS:
-        p, q = (probabilities(model, row, 1.0) for model in pair)
+    acceptance, survival, mask = torch.zeros(3, len(ROWS), 5, dtype=torch.float64)
+    for index, row in enumerate(ROWS):
+        both = zip(*(probabilities(model, row, 1.0) for model in pair), strict=True)
         text = row.tokens[row.trained_from :]
-        for start in range(len(text) - 1):  # gamma 2: starts with two positions left
-            first, second = start, start + 1
-            beta = [sum(map(min, p[i], q[i])) for i in (first, second)]
-            passed = min(1.0, q[first][text[first]] / p[first][text[first]])
-            totals.append(1 + beta[0] + passed * beta[1])
+        for position, ((p, q), token) in enumerate(zip(both, text, strict=True)):
+            acceptance[index, position] = sum(map(min, p, q))
+            survival[index, position] = min(1.0, q[token] / p[token])
+            mask[index, position] = 1
+    expected = block_efficiency_from_text(acceptance, survival, mask, 2)
     found = Evaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(draft)
-    assert found["block_efficiency"] == pytest.approx(sum(totals) / len(totals), abs=1e-5)
+    assert found["block_efficiency"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_draft_that_is_its_target_is_always_accepted(pair: Pair):

@@ -1,14 +1,14 @@
 """Speculative decoding: propose, extend, verify, roll back.
 
-Between blocks, of a text of L tokens the target's session holds L - 1 and the draft's L - 2. So the
-draft starts every block with the last two tokens, whether the block before was accepted whole (it
-has not read its own last token then) or not, and both forget the same number of tokens.
+Between blocks, of a text of L tokens the target's session holds L - 1: all but the newest. So does
+the draft's, or one fewer where the block before was accepted whole, since the draft never read its own
+last token then.
 
-    text        a b c d | e            L = 5: target holds a b c d, draft holds a b c
-    propose     draft reads d e, then x, then y        drafted x y z (gamma 3)
+    text        a b c d | e            L = 5: both hold a b c d
+    propose     draft reads e, then x, then y           drafted x y z (gamma 3), draft holds a..e x y
     extend      target reads e x y z                    4 distributions
     verify      x stays, y is rejected, y' replaces it  accepted 1
-    roll back   both forget 3 - 1 = 2 tokens            text a b c d e x y', L = 7
+    roll back   target forgets y z, draft forgets y     text a b c d e x | y'
 """
 
 # B batch, G gamma, V vocabulary
@@ -94,7 +94,6 @@ class SpeculativeDecoder(Decoder):
         prompts = [text.prompt for text in texts]
         first_probs_BV = self._probs(target.prefill(prompts), self._seen(texts))
         draft.prefill(prompts)
-        draft.rollback(torch.ones(len(texts), dtype=torch.int64))
         uniforms_B = torch.cat([text.draw_choice() for text in texts])
         for text, token in zip(texts, sample(first_probs_BV, uniforms_B).cpu(), strict=True):
             yield text, text.add_first(int(token))
@@ -110,8 +109,7 @@ class SpeculativeDecoder(Decoder):
         verdict = self._judge(target, texts, drafted, num_drafted_B, seen_BV)
         num_discarded_B = gamma - verdict.num_accepted_B
         target.rollback(num_discarded_B)
-        if gamma:
-            draft.rollback(num_discarded_B)
+        draft.rollback((num_discarded_B - 1).clamp(min=0))  # it has not read its last token
         for row, text in enumerate(texts):
             kept = drafted.tokens_BG[row, : int(verdict.num_accepted_B[row])]
             block = text.add_block(
@@ -127,7 +125,7 @@ class SpeculativeDecoder(Decoder):
         """Draft gamma tokens a row, one pass each."""
         # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
         uniforms_BG = torch.stack([text.draw_draft(self.gamma) for text in texts])
-        unread = torch.tensor([text.last_two for text in texts])
+        unread = _unread(draft, texts)
         seen_BV = None if seen_BV is None else seen_BV.clone()
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
@@ -169,3 +167,14 @@ class SpeculativeDecoder(Decoder):
             next_uniforms_B=torch.cat([text.draw_choice() for text in texts]).to(device),
         )
         return type(verdict)(*(part.cpu() for part in verdict))
+
+
+def _unread(draft: ModelSession, texts: Sequence[Text]) -> Tensor:
+    """The tokens that the draft has yet to read, the same number for all rows: [B, 1] or [B, 2].
+
+    Where some row's block was accepted whole, the others forget one token and read it again.
+    """
+    behind_B = torch.tensor([len(text) for text in texts]) - draft.lengths
+    count = int(behind_B.max())
+    draft.rollback(count - behind_B)
+    return torch.tensor([text.newest(count) for text in texts])

@@ -44,11 +44,14 @@ class Text:
         """Tokens still wanted."""
         return self._budget - len(self.tokens)
 
-    @property
-    def last_two(self) -> tuple[int, int]:
-        """The two newest tokens; there is at least one prompt token and one new one."""
-        before = self.tokens[-2] if len(self.tokens) > 1 else self.prompt[-1]
-        return before, self.tokens[-1]
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.tokens)
+
+    def newest(self, count: int) -> list[int]:
+        """The last `count` tokens, of the prompt too where the text is that short."""
+        if count <= len(self.tokens):
+            return self.tokens[len(self.tokens) - count :]
+        return (self.prompt + self.tokens)[-count:]
 
     def draw_draft(self, count: int) -> Tensor:
         """Uniforms for drafting, [count] float64."""

@@ -1,0 +1,92 @@
+"""A request gives one text and one set of counts, alone or in any company."""
+
+import pytest
+import torch
+
+from paceline.core.rules import Lenient, Lossless, Rule
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.models.fakes import TableModel
+
+PROMPTS = [[1], [2, 0, 3, 3, 7, 1, 1], [4, 1], [6, 6, 6], [5, 5], [1]]
+SEEDS = [11, 3, 3, 40, 7, 12]
+SAMPLINGS = [
+    SamplingParams(temperature=0),
+    SamplingParams(),
+    SamplingParams(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.2),
+]
+
+
+def pair() -> tuple[TableModel, TableModel]:
+    rng = torch.Generator().manual_seed(4)
+    logits = 1.5 * torch.randn(64, 8, generator=rng, dtype=torch.float64)
+    noise = torch.randn(64, 8, generator=rng, dtype=torch.float64)
+    target = TableModel(logits.softmax(-1), eos_token_ids=(7,))
+    return target, TableModel((logits + noise).softmax(-1))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 0.6)], ids=["lossless", "lenient"])
+def test_a_row_of_a_batch_is_the_row_alone_in_tokens_and_counts(
+    rule: Rule, gamma: int, sampling: SamplingParams
+):
+    decoder = SpeculativeDecoder(*pair(), rule, gamma=gamma, sampling=sampling)
+    together = decoder.generate(PROMPTS, 18, seed=SEEDS)
+    alone = [
+        decoder.generate([prompt], 18, seed=[seed])[0]
+        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+    ]
+    assert together == alone
+    assert len({generation.stats for generation in alone}) > 1
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
+def test_a_row_of_the_baseline_is_the_row_alone(sampling: SamplingParams):
+    decoder = AutoregressiveDecoder(pair()[0], sampling)
+    together = decoder.generate(PROMPTS, 18, seed=SEEDS)
+    for prompt, seed, generation in zip(PROMPTS, SEEDS, together, strict=True):
+        assert decoder.generate([prompt], 18, seed=[seed]) == [generation]
+
+
+def test_the_order_of_the_rows_does_not_matter():
+    decoder = SpeculativeDecoder(*pair(), gamma=3)
+    forward = decoder.generate(PROMPTS, 18, seed=SEEDS)
+    backward = decoder.generate(PROMPTS[::-1], 18, seed=SEEDS[::-1])
+    assert forward == backward[::-1]
+
+
+def test_rows_end_at_different_times_and_the_last_ones_go_on_to_their_end():
+    target, draft = pair()
+    found = SpeculativeDecoder(target, draft, gamma=4).generate(PROMPTS * 3, 40, seed=1)
+    reasons = [generation.stop_reason for generation in found]
+    assert set(reasons) == {"eos", "length"}
+    for generation in found:
+        ended = generation.tokens[-1] == 7
+        assert ended == (generation.stop_reason == "eos")
+        assert 7 not in generation.tokens[:-1]
+        assert ended or len(generation.tokens) == 40
+
+
+def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
+    target, draft = pair()
+    found = SpeculativeDecoder(target, draft, gamma=3).generate(PROMPTS, 25, eos_token_ids=[])
+    assert target.num_passes == 1 + max(generation.stats.num_target_calls for generation in found)
+
+
+def test_equal_requests_give_equal_texts_and_other_seeds_other_ones():
+    decoder = SpeculativeDecoder(*pair(), gamma=3)
+    same = decoder.generate([[1, 2]] * 4, 30, seed=[5, 5, 6, 5], eos_token_ids=[])
+    assert same[0] == same[1] == same[3]
+    assert same[2].tokens != same[0].tokens
+    assert decoder.generate([[1, 2]], 30, seed=5, eos_token_ids=[]) == same[:1]
+
+
+def test_a_context_limit_cuts_each_row_where_it_would_be_cut_alone():
+    target, draft = pair()
+    target.max_length = 24
+    decoder = SpeculativeDecoder(target, draft, gamma=3)
+    together = decoder.generate(PROMPTS, 100, seed=SEEDS, eos_token_ids=[])
+    for prompt, seed, generation in zip(PROMPTS, SEEDS, together, strict=True):
+        assert decoder.generate([prompt], 100, seed=[seed], eos_token_ids=[]) == [generation]
+        assert len(prompt) + len(generation.tokens) == 24 - 3

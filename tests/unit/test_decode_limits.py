@@ -1,0 +1,234 @@
+"""Where a text ends: stop tokens, budgets and contexts, inside blocks and at their edges."""
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.core.stats import DecodeStats
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.errors import ContextLengthError, PromptError, UsageError, VocabularyMismatchError
+from paceline.models.fakes import TableModel
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def chain(successors: list[int], **options: object) -> TableModel:
+    """After token t always comes successors[t]."""
+    table = torch.zeros(len(successors), len(successors))
+    table[torch.arange(len(successors)), torch.tensor(successors)] = 1
+    return TableModel(table, **options)  # pyright: ignore[reportArgumentType]
+
+
+# 0 1 2 3 4 5 0 1 2 ...; the draft errs once a round: it says 1 after 4.
+CYCLE = [1, 2, 3, 4, 5, 0]
+DRAFT_CYCLE = [1, 2, 3, 4, 1, 0]
+
+
+# transformers#28508: nothing may follow an accepted stop token.
+@pytest.mark.parametrize(
+    ("stop", "tokens", "stats"),
+    [
+        # the first token, from the pass over the prompt
+        (1, [1], DecodeStats(num_prefill_tokens=1)),
+        # accepted in the middle of the block 2 3 4: what was drafted behind it does not count
+        (
+            3,
+            [1, 2, 3],
+            DecodeStats(1, 2, 2, num_prefill_tokens=1, accepted_histogram=(0, 0, 1)),
+        ),
+        # accepted as the last drafted token: no bonus behind it
+        (
+            4,
+            [1, 2, 3, 4],
+            DecodeStats(1, 3, 3, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)),
+        ),
+        # the bonus token
+        (
+            5,
+            [1, 2, 3, 4, 5],
+            DecodeStats(1, 3, 3, 0, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)),
+        ),
+    ],
+)
+def test_a_stop_token_ends_its_block_wherever_it_comes_from(
+    stop: int, tokens: list[int], stats: DecodeStats
+):
+    target, draft = chain(CYCLE, eos_token_ids=(stop,)), chain(DRAFT_CYCLE)
+    (generation,) = SpeculativeDecoder(target, draft, gamma=3, sampling=GREEDY).generate([[0]])
+    assert generation.tokens == tokens
+    assert generation.stop_reason == "eos"
+    assert generation.stats == stats
+
+
+def test_a_recovered_stop_token_ends_the_text():
+    target, draft = chain(CYCLE, eos_token_ids=(5,)), chain(DRAFT_CYCLE)
+    (generation,) = SpeculativeDecoder(target, draft, gamma=4, sampling=GREEDY).generate([[0]])
+    assert generation.tokens == [1, 2, 3, 4, 5]
+    assert generation.stats == DecodeStats(
+        1, 4, 3, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)
+    )
+
+
+def test_a_stop_token_cut_short_is_still_a_draft_accepted_always():
+    model = chain(CYCLE, eos_token_ids=(3,))
+    (generation,) = SpeculativeDecoder(model, model, gamma=5).generate([[0]])
+    assert generation.stats.acceptance_rate == 1.0
+    assert generation.stats.draft_acceptance_rate == 1.0
+
+
+def test_the_block_event_ends_with_the_stop_token_too():
+    model = chain(CYCLE, eos_token_ids=(3,))
+    blocks = list(SpeculativeDecoder(model, model, gamma=5).stream([0]))
+    assert [block.tokens for block in blocks] == [(1,), (2, 3)]
+    assert [block.sources for block in blocks] == [("prefill",), ("accepted", "accepted")]
+
+
+def test_the_stop_tokens_are_the_targets_unless_others_are_given():
+    target, draft = chain(CYCLE, eos_token_ids=(4,)), chain(CYCLE, eos_token_ids=(2,))
+    decoder = SpeculativeDecoder(target, draft, gamma=3)
+    assert decoder.generate([[0]], 20)[0].tokens == [1, 2, 3, 4]
+    assert decoder.generate([[0]], 20, eos_token_ids=[5, 3])[0].tokens == [1, 2, 3]
+    endless = decoder.generate([[0]], 20, eos_token_ids=[])[0]
+    assert (len(endless.tokens), endless.stop_reason) == (20, "length")
+
+
+def test_a_stop_token_in_the_prompt_does_not_stop_anything():
+    model = chain(CYCLE, eos_token_ids=(4,))
+    (generation,) = SpeculativeDecoder(model, model).generate([[4, 4, 5]], 20)
+    assert generation.tokens == [0, 1, 2, 3, 4]
+
+
+# transformers#28508: max_new_tokens may fall inside a block.
+@pytest.mark.parametrize("budget", range(1, 14))
+@pytest.mark.parametrize("draft", [CYCLE, DRAFT_CYCLE])
+def test_a_text_has_exactly_the_tokens_that_were_asked_for(budget: int, draft: list[int]):
+    decoder = SpeculativeDecoder(chain(CYCLE), chain(draft), gamma=4, sampling=GREEDY)
+    (generation,) = decoder.generate([[0]], budget)
+    assert generation.tokens == [(1 + place) % 6 for place in range(budget)]
+    assert generation.stop_reason == "length"
+    stats = generation.stats
+    assert stats.num_emitted == budget - 1
+    # Nothing is drafted that could not be kept with a token behind it.
+    assert stats.num_accepted <= stats.num_drafted <= budget
+
+
+def test_a_stop_token_on_the_last_place_is_the_reason_given():
+    model = chain(CYCLE, eos_token_ids=(5,))
+    for decoder in (AutoregressiveDecoder(model), SpeculativeDecoder(model, model, gamma=2)):
+        (generation,) = decoder.generate([[0]], 5)
+        assert (generation.tokens, generation.stop_reason) == ([1, 2, 3, 4, 5], "eos")
+
+
+def test_the_baseline_fills_the_context_to_its_end():
+    model = chain(CYCLE, max_length=12)
+    (generation,) = AutoregressiveDecoder(model).generate([[4, 5, 0]], 100)
+    assert len(generation.tokens) == 9
+    assert generation.stop_reason == "context"
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("target_limit", "draft_limit"), [(20, None), (None, 20), (20, 30), (40, 20)]
+)
+def test_speculation_stays_within_the_shorter_context_and_keeps_room_for_a_block(
+    gamma: int, target_limit: int | None, draft_limit: int | None
+):
+    target, draft = chain(CYCLE, max_length=target_limit), chain(CYCLE, max_length=draft_limit)
+    decoder = SpeculativeDecoder(target, draft, gamma=gamma)
+    prompts = [[0] * length for length in (1, 6, 20 - gamma - 1)]
+    for prompt, generation in zip(prompts, decoder.generate(prompts, 100), strict=True):
+        assert len(generation.tokens) == decoder.room(prompt) == 20 - gamma - len(prompt)
+        assert generation.stop_reason == "context"
+
+
+def test_a_budget_within_the_context_is_not_cut():
+    model = chain(CYCLE, max_length=12)
+    for decoder in (AutoregressiveDecoder(model), SpeculativeDecoder(model, model, gamma=2)):
+        (generation,) = decoder.generate([[0, 1]], 8)
+        assert (len(generation.tokens), generation.stop_reason) == (8, "length")
+
+
+def test_without_a_limit_there_is_room_for_anything():
+    assert AutoregressiveDecoder(chain(CYCLE)).room([0]) is None
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_a_prompt_of_one_token_is_enough(gamma: int):
+    decoder = SpeculativeDecoder(chain(CYCLE), chain(DRAFT_CYCLE), gamma=gamma, sampling=GREEDY)
+    assert decoder.generate([[3]], 7)[0].tokens == [4, 5, 0, 1, 2, 3, 4]
+
+
+def one_line(error: type[Exception], call) -> str:
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert isinstance(caught.value, UsageError)
+    assert caught.value.exit_code == 2
+    return message
+
+
+@pytest.mark.parametrize("gamma", [0, -3])
+def test_gamma_below_one_is_refused_with_the_name_of_what_is_wanted(gamma: int):
+    model = chain(CYCLE)
+    message = one_line(UsageError, lambda: SpeculativeDecoder(model, model, gamma=gamma))
+    assert message == (
+        f"gamma must be 1 or more, got {gamma}; AutoregressiveDecoder drafts nothing"
+    )
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
+    model = chain(CYCLE, max_length=9)
+    decoder = (
+        SpeculativeDecoder(model, model, gamma=2) if speculative else AutoregressiveDecoder(model)
+    )
+    full = 7 if speculative else 9
+    for error, said, call in [
+        (PromptError, "got no prompt", lambda: decoder.generate([])),
+        (PromptError, "prompt 1 is empty", lambda: decoder.generate([[1], []])),
+        (PromptError, "token ids from -1 to 2", lambda: decoder.generate([[0], [2, -1]])),
+        (PromptError, "goes from 0 to 5", lambda: decoder.generate([[6]])),
+        (UsageError, "max_new_tokens must be 1 or more, got 0", lambda: decoder.generate([[1]], 0)),
+        (UsageError, "got 2 seeds for 1 prompts", lambda: decoder.generate([[1]], seed=[1, 2])),
+        (
+            ContextLengthError,
+            f"prompt 0 has {full} tokens and the context holds {full}",
+            lambda: decoder.generate([[1] * full]),
+        ),
+        (PromptError, "prompt 0 is empty", lambda: list(decoder.stream([]))),
+    ]:
+        assert said in one_line(error, call)
+
+
+# SGLang#24051: another vocabulary would decode garbage.
+def test_a_draft_of_another_vocabulary_is_refused():
+    message = one_line(
+        VocabularyMismatchError,
+        lambda: SpeculativeDecoder(chain(CYCLE), chain([1, 2, 3, 0])),
+    )
+    assert "6 tokens" in message
+    assert "4" in message
+
+
+class FourWords:
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 0, "b": 1, "c": 2, "d": 3}
+
+
+class Named(TableModel):
+    tokenizer = FourWords()
+
+
+@pytest.mark.parametrize("padded", ["target", "draft"])
+def test_padding_that_one_model_alone_has_is_sliced_off(padded: str):
+    """The wider model puts half of its mass on two columns that no token names."""
+    wide = TableModel(torch.tensor([0.2, 0.1, 0.1, 0.1, 0.25, 0.25]).repeat(6, 1))
+    narrow = Named(torch.tensor([0.1, 0.4, 0.3, 0.2]).repeat(4, 1))
+    target, draft = (wide, narrow) if padded == "target" else (narrow, wide)
+    for penalty in (1.0, 1.2):
+        sampling = SamplingParams(repetition_penalty=penalty)
+        decoder = SpeculativeDecoder(target, draft, gamma=3, sampling=sampling)
+        for generation in decoder.generate([[1], [3, 2]], 40):
+            assert max(generation.tokens) <= 3
+            assert generation.stats.num_accepted > 0

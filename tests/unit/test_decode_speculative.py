@@ -1,0 +1,220 @@
+"""Speculative decoding on table models: the same text as the target alone, in fewer passes."""
+
+import itertools
+
+import pytest
+import torch
+
+from paceline.core.rules import Lenient, Lossless, Lossy, Rule
+from paceline.core.sampling import SamplingParams
+from paceline.core.stats import DecodeStats
+from paceline.decode import AutoregressiveDecoder, Block, Generation, SpeculativeDecoder
+from paceline.models.fakes import TableModel, TableSession
+
+PROMPTS = [[1], [2, 0, 3, 3, 7], [4, 1], [6, 6, 6]]
+
+
+def pair(eos_token_ids: tuple[int, ...] = ()) -> tuple[TableModel, TableModel]:
+    """A target and a draft that agrees with it on about half of the tokens; both see two tokens."""
+    rng = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(64, 8, generator=rng, dtype=torch.float64)
+    noise = 1.5 * torch.randn(64, 8, generator=rng, dtype=torch.float64)
+    target = TableModel(logits.softmax(-1), eos_token_ids=eos_token_ids)
+    return target, TableModel((logits + noise).softmax(-1))
+
+
+class Watched(TableModel):
+    """A table model that keeps its sessions for the test to look into."""
+
+    def start_session(self) -> TableSession:
+        self.session = super().start_session()
+        return self.session
+
+
+def check_counts(generation: Generation, gamma: int) -> None:
+    stats = generation.stats
+    assert stats.num_prefill_tokens == 1
+    assert stats.num_prefill_tokens + stats.num_emitted == len(generation.tokens)
+    assert stats.num_emitted <= stats.num_blocks * (gamma + 1)
+    assert stats.num_accepted <= stats.num_drafted <= stats.num_blocks * gamma
+    assert sum(stats.accepted_histogram) == stats.num_blocks
+    weighted = sum(count * blocks for count, blocks in enumerate(stats.accepted_histogram))
+    assert weighted == stats.num_accepted
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 5, 9])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_greedy_speculation_gives_the_greedy_text_token_for_token(gamma: int, penalty: float):
+    target, draft = pair()
+    sampling = SamplingParams(temperature=0, repetition_penalty=penalty)
+    plain = AutoregressiveDecoder(target, sampling).generate(PROMPTS, 50)
+    fast = SpeculativeDecoder(target, draft, gamma=gamma, sampling=sampling).generate(PROMPTS, 50)
+    assert [generation.tokens for generation in fast] == [g.tokens for g in plain]
+    for generation in fast:
+        check_counts(generation, gamma)
+
+
+def test_the_pair_agrees_sometimes_so_that_these_tests_see_every_kind_of_block():
+    target, draft = pair()
+    total = DecodeStats()
+    for generation in SpeculativeDecoder(target, draft, gamma=3).generate(PROMPTS * 5, 50):
+        total += generation.stats
+    assert all(total.accepted_histogram)
+    assert len(total.accepted_histogram) == 4
+    assert 0.3 < total.acceptance_rate < 0.8
+
+
+GRID = list(itertools.product([0.0, 0.3, 1.0, 1.7], [0, 3], [1.0, 0.7], [1.0, 1.4]))
+
+
+# Soup#345 (self-draft scored .862 under a penalty), transformers#47932, DeepSpec#31
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "penalty"), GRID)
+def test_a_draft_equal_to_its_target_is_accepted_always(
+    temperature: float, top_k: int, top_p: float, penalty: float
+):
+    target, _ = pair()
+    sampling = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=penalty
+    )
+    for rule in (Lossless(), Lenient("square", 0.5), Lossy(0.2, 0.9)):
+        decoder = SpeculativeDecoder(target, target, rule, gamma=4, sampling=sampling)
+        for generation in decoder.generate(PROMPTS, 31, seed=5):
+            assert generation.stats.acceptance_rate == 1.0
+            assert generation.stats.draft_acceptance_rate == 1.0
+            assert generation.stats.accepted_histogram == (0, 0, 0, 0, 6)
+            assert generation.stats.block_efficiency == 5
+
+
+class CoarseSession(TableSession):
+    def _logits_at(self, positions_BN: torch.Tensor) -> torch.Tensor:
+        return super()._logits_at(positions_BN).bfloat16()
+
+
+class Coarse(TableModel):
+    """Gives its logits in 16 bits, as a model in bfloat16 does."""
+
+    def start_session(self) -> TableSession:
+        return CoarseSession(self)
+
+
+# DeepSpec#31: sampled in one dtype, scored in another
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_a_draft_equal_to_its_target_is_accepted_always_in_16_bits(temperature: float):
+    model = Coarse.random(50, order=1, seed=3, spread=2.0)
+    sampling = SamplingParams(temperature=temperature, top_k=20, top_p=0.9)
+    decoder = SpeculativeDecoder(model, model, gamma=5, sampling=sampling)
+    for generation in decoder.generate(PROMPTS, 60):
+        assert generation.stats.acceptance_rate == 1.0
+
+
+# vllm#56724: drafted outside the target's top-k or top-p support
+@pytest.mark.parametrize("sampling", [SamplingParams(top_k=2), SamplingParams(top_p=0.3)])
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 0.3), Lossy(0.5)])
+def test_tokens_outside_the_targets_support_are_never_kept(sampling: SamplingParams, rule: Rule):
+    likely = torch.tensor([0.3, 0.3, 0.1, 0.1, 0.1, 0.1])
+    target = TableModel(likely.repeat(6, 1))
+    draft = TableModel(likely.flip(0).repeat(6, 1))
+    decoder = SpeculativeDecoder(target, draft, rule, gamma=3, sampling=sampling)
+    for generation in decoder.generate([[0], [5]], 40):
+        assert set(generation.tokens) <= {0, 1}
+        assert generation.stats.num_accepted == 0
+        # The last block has room for one token and drafts nothing.
+        assert (generation.stats.num_recovered, generation.stats.num_bonus) == (38, 1)
+
+
+def test_the_draft_proposes_within_its_own_support():
+    # Both keep two tokens; they share token 1 alone, which the draft proposes half of the time.
+    target = TableModel(torch.tensor([0.25, 0.25, 0.2, 0.15, 0.15]).repeat(5, 1))
+    draft = TableModel(torch.tensor([0.1, 0.25, 0.25, 0.2, 0.2]).repeat(5, 1))
+    decoder = SpeculativeDecoder(target, draft, gamma=1, sampling=SamplingParams(top_k=2))
+    found = decoder.generate([[0]] * 20, 60)
+    total = sum((generation.stats for generation in found), DecodeStats())
+    assert 0.42 < total.acceptance_rate < 0.58  # 600 blocks: 4 deviations
+    assert {token for generation in found for token in generation.tokens} == {0, 1}
+
+
+# Hazard 2: after a block that was accepted whole the draft has not read its own last token.
+@pytest.mark.parametrize("gamma", [1, 2, 4])
+@pytest.mark.parametrize("same", [True, False])
+def test_between_blocks_both_sessions_hold_the_text_less_its_newest_tokens(
+    gamma: int, *, same: bool
+):
+    plain_target, plain_draft = pair()
+    target = Watched(plain_target._log_probs.exp())
+    draft = Watched((plain_target if same else plain_draft)._log_probs.exp())
+    text = [3, 1]
+    blocks = SpeculativeDecoder(target, draft, gamma=gamma).stream(text, 40, seed=1)
+    for number, block in enumerate(blocks):
+        text += block.tokens
+        assert target.session.rows == [text[:-1]]
+        if block.num_drafted or number == 0:
+            assert draft.session.rows == [text[:-2]]
+
+
+def test_a_draft_that_would_err_without_its_last_token_is_accepted_whole():
+    """Each next token is the sum of the last two, modulo 7: one token missing, and all is lost."""
+    table = torch.zeros(49, 7)
+    for a, b in itertools.product(range(7), repeat=2):
+        table[7 * a + b, (a + b) % 7] = 1
+    model = TableModel(table)
+    (generation,) = SpeculativeDecoder(model, TableModel(table), gamma=3).generate([[1, 1]], 41)
+    expected = [1, 1]
+    while len(expected) < 43:
+        expected.append((expected[-1] + expected[-2]) % 7)
+    assert generation.tokens == expected[2:]
+    assert generation.stats.accepted_histogram == (0, 0, 0, 10)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+def test_every_block_costs_one_target_pass_and_one_draft_pass_a_drafted_token(gamma: int):
+    target, draft = pair()
+    decoder = SpeculativeDecoder(target, draft, gamma=gamma)
+    (generation,) = decoder.generate([[1, 2]], 45, seed=2)
+    assert target.num_passes == generation.stats.num_target_calls + 1
+    assert draft.num_passes == generation.stats.num_drafted + 1
+    assert generation.stats.num_target_calls < 44
+
+
+# vllm#18541: bonus tokens over-counted
+@pytest.mark.parametrize("gamma", [1, 4])
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("exponential", 0.3)])
+def test_counts_by_source_are_the_tokens_of_the_text(gamma: int, rule: Rule):
+    target, draft = pair(eos_token_ids=(7,))
+    decoder = SpeculativeDecoder(target, draft, rule, gamma=gamma)
+    for seed, prompt in itertools.product(range(6), PROMPTS):
+        blocks = list(decoder.stream(prompt, 25, seed=seed))
+        (generation,) = decoder.generate([prompt], 25, seed=seed)
+        check_counts(generation, gamma)
+        sources = [source for block in blocks for source in block.sources]
+        stats = generation.stats
+        assert len(sources) == len(generation.tokens)
+        assert sources.count("prefill") == stats.num_prefill_tokens
+        assert sources.count("accepted") == stats.num_accepted
+        assert sources.count("recovered") == stats.num_recovered
+        assert sources.count("bonus") == stats.num_bonus
+        assert sum(block.num_drafted for block in blocks) == stats.num_drafted
+
+
+def test_streaming_gives_the_blocks_of_generate():
+    target, draft = pair()
+    decoder = SpeculativeDecoder(target, draft, gamma=4)
+    blocks: list[Block] = list(decoder.stream([5, 2], 33, seed=9))
+    (generation,) = decoder.generate([[5, 2]], 33, seed=9)
+    assert [token for block in blocks for token in block.tokens] == generation.tokens
+    assert len(blocks) == generation.stats.num_blocks + 1
+    for block in blocks[1:]:
+        *accepted, last = block.sources
+        assert set(accepted) <= {"accepted"}
+        assert last == ("bonus" if len(accepted) == block.num_drafted else "recovered")
+
+
+# Soup#345: the penalty must see what the block itself drafted, on both sides.
+def test_the_penalty_follows_every_drafted_token():
+    """Uniform tables: after each token the penalty alone decides, so no token comes twice."""
+    uniform = TableModel(torch.full((9, 9), 1 / 9))
+    sampling = SamplingParams(temperature=0, repetition_penalty=1.5)
+    (generation,) = SpeculativeDecoder(uniform, uniform, gamma=3, sampling=sampling).generate(
+        [[4]], 8
+    )
+    assert generation.tokens == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert generation.stats.acceptance_rate == 1.0
