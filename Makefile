@@ -18,6 +18,9 @@ SHELL := bash
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
+# The models of the tests are tiny: a second thread costs them more than it brings, and one that
+# spins while it waits slows every other program down.
+test: export OMP_NUM_THREADS := 1
 test: export OMP_WAIT_POLICY := passive
 test: lint ## set up, lint, then all tests
 	$(BIN)/pytest
@@ -53,12 +56,11 @@ clean: ## remove what make made, except results in runs/
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is as new as the last install: nothing happens until one of the two files changes.
-# Modules are compiled when they are first imported, which halves the time of an install.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "$(PYTHON) is not Python 3.11 to 3.13; give one: make PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(1)]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 endef
 
 $(VENV)/.dev: pyproject.toml constraints.txt

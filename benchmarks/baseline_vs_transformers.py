@@ -115,8 +115,7 @@ def main() -> None:
     prompts = prompts[: options.num_prompts]
     print(f"{options.target}, {plain.dtype}, {torch.get_num_threads()} threads")
     compare_speed("plain weights", plain, plain, prompts, options.new_tokens)
-    prepared = load_model(options.target, dtype=options.dtype)
-    prepared.prepare_for_decoding()
+    prepared = plain.prepare_for_decoding()
     compare_speed("decoding weights", plain, prepared, prompts, options.new_tokens)
     if options.draft:
         target = load_model(options.target, dtype="float32")

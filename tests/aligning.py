@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tiny import tiny_pair
-
 from paceline.config import validate
 from paceline.records import read_jsonl
 from paceline.train.config import AlignConfig
+from tiny import tiny_pair
 
 _SENTENCES = (
     "the cat sat on the mat and then another cat sat there",
@@ -23,6 +22,7 @@ _SENTENCES = (
 
 def write_pair(folder: Path, **overrides: Any) -> Path:
     """`folder/target` and `folder/draft`, ordinary model directories; `folder/corpus.jsonl`."""
+    folder.mkdir(exist_ok=True)
     for model, name in zip(tiny_pair(**overrides), ("target", "draft"), strict=True):
         model.hf.save_pretrained(folder / name)
         assert model.tokenizer is not None

@@ -4,14 +4,16 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# tiny models gain nothing from threads, and threads that wait for each other cost minutes
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
 
 import pytest
-from tiny import tiny_hf, tiny_pair, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from paceline.models import CausalModel
+from tiny import tiny_hf, tiny_pair, tiny_tokenizer
 
 
 @pytest.fixture(autouse=True)

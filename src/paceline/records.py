@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.config import StrictModel
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
 @contextlib.contextmanager
@@ -42,7 +43,7 @@ def storage_errors(path: Path) -> Iterator[None]:
     except Exception as error:
         code = error.errno if isinstance(error, OSError) else None
         full = code in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
-        if not full and not isinstance(error, PermissionError | NotADirectoryError):
+        if not full and code not in _NO_PLACE:
             raise
         reason = "the disk is full" if full else f"it cannot be written ({error})"
         raise StorageError(

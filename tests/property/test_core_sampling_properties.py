@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from paceline.core.sampling import SamplingParams, sample, to_probs
 
-finite = st.floats(-100, 100, width=32)
-logit_rows = st.lists(st.one_of(finite, st.just(-math.inf)), min_size=1, max_size=12).filter(
+# Steps of .1: whether two tokens tie must not hang on float32's last digit.
+tenths = st.integers(-1000, 1000).map(lambda x: x / 10)
+logit_rows = st.lists(st.one_of(tenths, st.just(-math.inf)), min_size=1, max_size=12).filter(
     lambda row: max(row) > -math.inf
 )
 uniforms = st.floats(0, 1, exclude_max=True)
@@ -32,9 +33,9 @@ def reference(logits: list[float], temperature: float, top_k: int, top_p: float)
     return [weights[v] / total if v in nucleus else 0.0 for v in range(len(logits))]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    st.lists(finite, min_size=1, max_size=12, unique=True),
+    st.lists(tenths, min_size=1, max_size=12, unique=True),
     st.floats(0.05, 5),
     st.integers(0, 12),
     st.floats(0.01, 0.999),
@@ -53,7 +54,7 @@ def test_shaping_equals_a_loop_in_double_precision(
     assert min(errors) < 1e-5
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     logit_rows,
     st.one_of(st.just(0.0), st.floats(0, 10)),
@@ -72,7 +73,7 @@ def test_every_shaping_gives_a_distribution_that_keeps_the_likeliest_token(
     assert (probs > 0).sum() <= (top_k or len(logits))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(logit_rows, st.integers(0, 6), st.floats(0.1, 1), uniforms)
 def test_a_token_without_mass_is_never_drawn(
     logits: list[float], top_k: int, top_p: float, uniform: float
@@ -82,7 +83,7 @@ def test_a_token_without_mass_is_never_drawn(
     assert probs[0, token] > 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     st.lists(st.sampled_from([0.0, 1e-38, 1e-9, 0.1, 1 / 3, 1.0]), min_size=1, max_size=8).filter(
         any
@@ -97,7 +98,7 @@ def test_uniforms_at_the_ends_draw_tokens_with_mass(weights: list[float], unifor
         assert not any(weights[:token])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=8).filter(any), uniforms)
 def test_a_draw_inverts_the_cumulative_distribution(weights: list[float], uniform: float):
     token = int(sample(torch.tensor([weights]), torch.tensor([uniform], dtype=torch.float64)))

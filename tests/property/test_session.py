@@ -7,13 +7,14 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from tiny import tiny_model
 
-from paceline.models import CausalModel
+from paceline.models import CausalModel, wrap_model
 from paceline.models.architectures import PROVEN
 from paceline.models.fakes import TableModel
+from paceline.models.kernels import can_pack
+from tiny import tiny_hf, tiny_model
 
 VOCABULARY = 61
 
@@ -25,6 +26,15 @@ step = st.tuples(st.sampled_from(["extend", "rollback", "keep_rows"]), st.intege
 @cache
 def model_of(architecture: str) -> CausalModel:
     return tiny_model(architecture)
+
+
+@cache
+def packed_model_of(architecture: str) -> CausalModel:
+    """Weights that float16 holds exactly, as if from a 16-bit checkpoint, and packed."""
+    hf = tiny_hf(architecture).to(torch.float16).to(torch.float32)
+    prepared = wrap_model(hf).prepare_for_decoding()
+    assert prepared.weight_change == 0, "float16 holds what came out of float16"
+    return prepared
 
 
 def plain_logits(model: CausalModel | TableModel, tokens: list[int]) -> torch.Tensor:
@@ -72,22 +82,44 @@ def play(
         assert session.lengths.tolist() == [len(row) for row in rows]
 
 
-@pytest.mark.parametrize("architecture", PROVEN)
-@settings(
+few = settings(
     max_examples=12,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-@given(prompts=st.lists(prompt, min_size=1, max_size=4), steps=st.lists(step, max_size=7))
+# holes, an empty row, rows that leave in another order, a text longer than every window
+hard = example(
+    prompts=[[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 7]],
+    steps=[("extend", 3), ("rollback", 11), ("extend", 5), ("keep_rows", 2), ("rollback", 4)] * 2,
+)
+runs = given(prompts=st.lists(prompt, min_size=1, max_size=4), steps=st.lists(step, max_size=8))
+
+
+@pytest.mark.parametrize("architecture", PROVEN)
+@few
+@hard
+@runs
 def test_any_session_equals_a_plain_pass_over_what_it_kept(
     architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
 ):
     play(model_of(architecture), prompts, steps)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(prompts=st.lists(prompt, min_size=1, max_size=4), steps=st.lists(step, max_size=7))
+@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
+@pytest.mark.parametrize("architecture", PROVEN)
+@few
+@hard
+@runs
+def test_packed_weights_change_nothing(
+    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
+):
+    play(packed_model_of(architecture), prompts, steps)
+
+
+@few
+@hard
+@runs
 def test_the_fake_keeps_the_same_contract(prompts: list[list[int]], steps: list[tuple[str, int]]):
     play(TableModel.random(VOCABULARY, order=2, seed=3), prompts, steps)

@@ -2,17 +2,16 @@
 
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-import typer.main
 from packaging.requirements import Requirement
 
 import paceline
-from paceline.cli.main import app
 from paceline.cli.options import build
 from paceline.cli.validate import Kind
 
@@ -135,47 +134,6 @@ def test_nothing_names_one_machine():
     assert found == []
 
 
-def targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-
-
-def test_make_offers_the_two_commands():
-    assert {"test", "demo", "lint", "format", "clean", "help"} <= targets()
-
-
-def code_in(document: Path) -> Iterator[str]:
-    """Lines of fenced blocks, and inline code; a line that ends in a backslash goes on."""
-    text = document.read_text(encoding="utf-8")
-    for fence in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
-        yield from fence.replace("\\\n", " ").splitlines()
-    yield from re.findall(r"`([^`\n]+)`", text)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_make_targets_that_a_document_names_exist(document: Path):
-    named = {
-        word
-        for line in code_in(document)
-        for words in re.findall(r"^\s*(?:\$ )?make ((?:[a-z]+ ?)+)", line)
-        for word in words.split()
-    }
-    assert named <= targets()
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_commands_and_options_that_a_document_names_exist(document: Path):
-    commands = typer.main.get_command(app).commands  # pyright: ignore
-    for line in code_in(document):
-        called = re.match(r"^\s*(?:\$ )?(?:\.venv/bin/)?paceline ([a-z-]+)(.*)", line)
-        if called is None:
-            continue
-        verb, rest = called.groups()
-        assert verb in commands, f"{name_of(document)}: {line}"
-        known = {option for parameter in commands[verb].params for option in parameter.opts}
-        given = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", rest.partition(" #")[0]))
-        assert given <= known | {"--help"}, f"{name_of(document)}: {line}"
-
-
 def kind_of(config: Path) -> Kind:
     """The command a configuration is for: its folder's name, or the first word of its own."""
     words = [config.parent.name, *re.split(r"[_.-]", config.name)]
@@ -204,6 +162,30 @@ def test_every_dependency_is_pinned_to_one_version():
     for text in [*PROJECT["dependencies"], *(text for extra in optional for text in extra)]:
         wanted = Requirement(text)
         assert wanted.specifier.contains(versions[canonical(wanted.name)]), text
+
+
+# What every install brings along: filelock with torch, huggingface_hub with transformers.
+ALSO_THERE = {"filelock", "huggingface_hub"}
+IMPORT_NAMES = {"pyyaml": "yaml"}
+
+
+def test_the_package_imports_only_what_it_declares():
+    declared = {Requirement(text).name for text in PROJECT["dependencies"]}
+    optional = {Requirement(text).name for text in PROJECT["optional-dependencies"]["gguf"]}
+    known = {IMPORT_NAMES.get(name, name) for name in declared | optional} | ALSO_THERE
+    imported = {
+        name.partition(".")[0]
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        for name in imports_of(node)
+    }
+    assert imported - set(sys.stdlib_module_names) - known == {"paceline"}
+
+
+def imports_of(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
 
 
 def canonical(name: str) -> str:

@@ -5,7 +5,7 @@ from functools import reduce
 from operator import add
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.stats import DecodeStats
@@ -66,6 +66,7 @@ def test_rates_of_a_sum_are_ratios_of_sums_and_not_means_of_rates():
     assert total.block_efficiency == 208 / 103
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(stats, min_size=1, max_size=5))
 def test_the_order_of_adding_does_not_matter(parts: list[DecodeStats]):
     total = reduce(add, parts)
@@ -74,6 +75,7 @@ def test_the_order_of_adding_does_not_matter(parts: list[DecodeStats]):
     assert sum(total.accepted_histogram) == sum(sum(part.accepted_histogram) for part in parts)
 
 
+@settings(deadline=None, derandomize=True)
 @given(stats)
 def test_nothing_added_changes_nothing(some: DecodeStats):
     assert some + DecodeStats() == some

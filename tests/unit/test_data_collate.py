@@ -1,8 +1,8 @@
 import pytest
 import torch
-from tiny import tiny_model
 
 from paceline.data.collate import Row, collate
+from tiny import tiny_model
 
 
 def test_labels_masks_and_padding_of_an_example_made_by_hand():

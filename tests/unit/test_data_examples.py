@@ -14,7 +14,9 @@ def document(tokens: list[int]) -> Record:
     return Record("d", "document", text=tokens)
 
 
-def build(tokenizer: Any, *records: Record, **options: Any) -> list[tuple[list[int], int, int | None]]:
+def build(
+    tokenizer: Any, *records: Record, **options: Any
+) -> list[tuple[list[int], int, int | None]]:
     examples = build_examples(records, tokenizer, LIMITS, **{"eos_token_id": EOS, **options})
     return [(list(e.tokens), e.prompt_length, e.trained_from) for e in examples]
 
@@ -55,6 +57,17 @@ def test_a_document_is_cut_into_pieces_that_lose_no_token(tokenizer: Any):
     assert [piece for piece, _, _ in built] == [tokens[:7], tokens[7:14], [*tokens[14:], EOS]]
     assert [prompt for _, prompt, _ in built] == [3, 3, 3]
     assert {trained for _, _, trained in built} == {1}
+
+
+def test_packed_documents_fill_every_piece_but_the_last(tokenizer: Any):
+    documents = [document(list(range(first, first + 5))) for first in (10, 20, 30)]
+    built = build(tokenizer, *documents, pack_documents=True)
+    assert [piece for piece, _, _ in built] == [
+        [10, 11, 12, 13, 14, EOS, 20],
+        [21, 22, 23, 24, EOS, 30, 31],
+        [32, 33, 34, EOS],
+    ]
+    assert [prompt for _, prompt, _ in built] == [3, 3, 3]
 
 
 def test_document_prompts_carry_no_loss_where_that_is_asked(tokenizer: Any):

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from tiny import tiny_model
 
 from paceline.core.sampling import SamplingParams
 from paceline.data.generation import sample_completions
 from paceline.models.fakes import TableModel
+from tiny import tiny_model
 
 EOS = 1
 

@@ -127,7 +127,10 @@ def _no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_directory_with_the_schema_of_a_hub_data_set_is_read_by_its_columns(tmp_path: Path):
     folder = tmp_path / "wmt"
     folder.mkdir()
-    rows = [{"translation": {"de": "Hallo", "en": "Hello"}}, {"translation": {"de": "B", "en": "A"}}]
+    rows = [
+        {"translation": {"de": "Hallo", "en": "Hello"}},
+        {"translation": {"de": "B", "en": "A"}},
+    ]
     write(folder / "test.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     corpus = CorpusConfig(
         path=str(folder),

@@ -117,8 +117,12 @@ def test_a_restored_stream_gives_the_same_batches():
 
 @pytest.mark.parametrize(
     ("fixed_fraction", "draft_fraction", "origin", "token"),
-    [(1.0, 0.0, "fixed", 30), (1.0, 1.0, "fixed", 30), (0.0, 1.0, "draft", 31)]
-    + [(0.0, 0.0, "target", 32)],
+    [
+        (1.0, 0.0, "fixed", 30),
+        (1.0, 1.0, "fixed", 30),
+        (0.0, 1.0, "draft", 31),
+        (0.0, 0.0, "target", 32),
+    ],
 )
 def test_fractions_of_0_and_1_are_never_and_always(
     fixed_fraction: float, draft_fraction: float, origin: str, token: int

@@ -3,12 +3,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from paceline.data import read_prompts, read_records
 from paceline.data.tokens import encode
 from paceline.errors import PromptError
+from tiny import tiny_tokenizer
 
 # In the manner of ChatML: a line break follows the token that ends an answer.
 TEMPLATE = (
@@ -57,7 +57,9 @@ def test_an_open_chat_becomes_a_prompt_that_asks_for_the_answer(tmp_path: Path, 
     assert completion is None
 
 
-def test_a_closing_answer_is_the_completion_and_ends_with_its_end_token(tmp_path: Path, chatty: Any):
+def test_a_closing_answer_is_the_completion_and_ends_with_its_end_token(
+    tmp_path: Path, chatty: Any
+):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
     path = write(tmp_path / "a.jsonl", {"messages": messages})
     prompt, completion = encode(read_records(path)[0], chatty)

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from aligning import align_config, write_pair
-from tiny import tiny_pair
 
+from aligning import align_config, write_pair
 from paceline.errors import ConfigError, StorageError
 from paceline.models import CausalModel, load_model
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
@@ -18,6 +17,7 @@ from paceline.train.checkpoint import (
     restore_optimizer,
     rewind_metrics,
 )
+from tiny import tiny_pair
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_a_run_directory_is_entered_only_by_its_own_run(folder: Path, tmp_path: 
     longer = align_config(folder, run.path, num_steps=20)
     check_run_directory(run, longer, resume=True)
     other = align_config(folder, run.path, batch_size=8)
-    with pytest.raises(ConfigError, match="another batch_size .batch_size was 4, is now 8"):
+    with pytest.raises(ConfigError, match=r"another batch_size \(batch_size was 4, is now 8"):
         check_run_directory(run, other, resume=True)
 
 

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_pair
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text
@@ -11,6 +10,7 @@ from paceline.models import CausalModel
 from paceline.progress import silent
 from paceline.train.config import Evaluation
 from paceline.train.evaluation import Evaluator, held_out_text
+from tiny import tiny_pair
 
 Pair = tuple[CausalModel, CausalModel]
 ROWS = [
@@ -71,7 +71,9 @@ def test_a_draft_that_is_its_target_is_always_accepted(pair: Pair):
 
 
 def test_texts_shorter_than_gamma_have_no_block_efficiency(pair: Pair):
-    figures = Evaluator(*pair[:1], ROWS, SamplingParams(), gamma=6, vocab_size=266).evaluate(pair[1])
+    figures = Evaluator(*pair[:1], ROWS, SamplingParams(), gamma=6, vocab_size=266).evaluate(
+        pair[1]
+    )
     assert "block_efficiency" not in figures
 
 

@@ -1,4 +1,3 @@
-import os
 import signal
 import threading
 from pathlib import Path
@@ -76,11 +75,10 @@ def test_a_gradient_that_is_no_number_three_times_in_a_row_ends_the_run():
 def test_ctrl_c_is_a_wish_and_the_second_one_an_order():
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as request:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert request.asked
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            signal.pause()
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -11,6 +11,7 @@ from paceline.train.optim import (
     CoolDown,
     Cosine,
     Linear,
+    Schedule,
     build_optimizer,
     learning_rate,
 )
@@ -42,8 +43,8 @@ def test_adafactor_by_default_follows_table_b1_at_300000_steps(step: int):
         (CoolDown(begin=0.5, final_fraction=0.0), [1, 1, 0.5, 0]),
     ],
 )
-def test_schedules_pass_through_known_points(schedule: object, levels: list[float]):
-    config = AdamW(learning_rate=1.0, warmup_fraction=0, schedule=schedule)  # type: ignore[arg-type]
+def test_schedules_pass_through_known_points(schedule: Schedule, levels: list[float]):
+    config = AdamW(learning_rate=1.0, warmup_fraction=0, schedule=schedule)
     found = [learning_rate(config, quarter, quarter / 4) for quarter in (1, 2, 3, 4)]
     assert found == pytest.approx(levels, abs=1e-6)
 
@@ -81,8 +82,8 @@ def test_a_model_of_matrices_alone_has_one_group():
 
 
 def test_the_step_of_adafactor_is_relative_to_the_size_of_the_weight():
-    # Shazeer and Stern 2018, section 8: alpha = max(1e-3, RMS(weight)) * rate; the first update of
-    # a constant gradient has RMS 1, so weights of 5 move by 5 * rate and weights of 0 by 1e-3 * rate
+    # Shazeer and Stern 2018, section 8: alpha = max(1e-3, RMS(weight)) * rate. The first update of
+    # a constant gradient has RMS 1: weights of 5 move by 5 * rate, weights of 0 by 1e-3 * rate.
     weights = [nn.Parameter(torch.full((2, 3), 5.0)), nn.Parameter(torch.zeros(2, 3))]
     optimizer = build_optimizer(Adafactor(learning_rate=0.01), weights)
     for weight in weights:

@@ -65,12 +65,11 @@ def stream_text(
     target = load_model(target_path)
     if target.tokenizer is None:
         raise UsageError(f"{target_path} has no tokenizer; put its tokenizer files beside it")
-    target.prepare_for_decoding()
+    target = target.prepare_for_decoding()
     if draft_path is None:
         decoder = AutoregressiveDecoder(target, sampling)
     else:
-        draft = load_model(draft_path)
-        draft.prepare_for_decoding()
+        draft = load_model(draft_path).prepare_for_decoding()
         decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=sampling)
     tokens = _encode(text, target, chat=chat)
     start = time.perf_counter()

@@ -52,6 +52,7 @@ def build_examples(
     *,
     eos_token_id: int | None,
     train_document_prompts: bool = True,
+    pack_documents: bool = False,
 ) -> list[Example]:
     """Tokenise records and fit them to the limits.
 
@@ -60,15 +61,21 @@ def build_examples(
     `lengths.prompt` tokens of a piece, while a piece used as it is trains every token that has one
     before it (or the rest only, with `train_document_prompts` off). Texts that fit end with the
     end-of-text token, as a label.
+
+    `pack_documents` joins all documents before they are cut, so that every piece but the last is
+    full and no time goes into padding; a piece may then begin in one and end in another.
     """
     examples: list[Example] = []
     num_cut = num_prompts = 0
+    packed: list[int] = []
     for record in records:
         prompt, completion = encode(record, tokenizer)
         if record.kind == "document":
             text = _ended(prompt, eos_token_id)
-            pieces = _cut_document(text, lengths, record.where, whole=train_document_prompts)
-            examples.extend(pieces)
+            if pack_documents:
+                packed += text
+            else:
+                examples += _cut(text, lengths, record.where, whole=train_document_prompts)
             continue
         num_prompts += 1
         num_cut += len(prompt) > lengths.prompt
@@ -78,6 +85,7 @@ def build_examples(
             tokens = prompt + _ended(completion, eos_token_id)[: lengths.completion]
             trained_from = len(prompt)
         examples.append(Example(array("i", tokens), len(prompt), trained_from, record.where))
+    examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)
     warn_of_cut_prompts(num_cut, num_prompts, lengths.prompt)
     if not examples:
         raise PromptError(
@@ -92,13 +100,11 @@ def _ended(tokens: list[int], eos_token_id: int | None) -> list[int]:
     return [*tokens, eos_token_id]
 
 
-def _cut_document(
-    tokens: list[int], lengths: Lengths, where: str, *, whole: bool
-) -> Iterator[Example]:
+def _cut(tokens: list[int], lengths: Lengths, where: str, *, whole: bool) -> Iterator[Example]:
     size = lengths.prompt + lengths.completion
     for start in range(0, len(tokens), size):
         piece = tokens[start : start + size]
         if len(piece) < 2:
-            continue  # the last token of a document, which begins a piece of its own
+            continue  # a last token that would begin a piece of its own
         prompt_length = min(lengths.prompt, len(piece) - 1)
         yield Example(array("i", piece), prompt_length, 1 if whole else prompt_length, where)

@@ -82,9 +82,8 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
     draft = load_model(config.draft, dtype=config.dtype, device=config.device)
     check_same_vocabulary(target, draft)
-    target.prepare_for_decoding()
-    draft.prepare_for_decoding()
-    return measure_models(target, draft, prompts, config, progress)
+    ready = target.prepare_for_decoding(), draft.prepare_for_decoding()
+    return measure_models(*ready, prompts, config, progress)
 
 
 def measure_models(

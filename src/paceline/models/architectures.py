@@ -71,16 +71,12 @@ def context_length(config: PreTrainedConfig) -> int | None:
     rescaled, and what the cache holds would no longer be what a plain pass computes.
     """
     text = config.get_text_config(decoder=True)
-    length = getattr(text, "max_position_embeddings", None)
-    limits = [length] if isinstance(length, int) and length > 0 else []
+    limits: list[Any] = [getattr(text, "max_position_embeddings", None)]
     for rope in _ropes(text):
         if rope.get("rope_type") == "longrope":
-            limits.append(
-                rope.get("original_max_position_embeddings")
-                or getattr(text, "original_max_position_embeddings", None)
-                or length
-            )
-    return min(limits, default=None)
+            name = "original_max_position_embeddings"
+            limits += [rope.get(name), getattr(text, name, None)]
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
 
 
 def _ropes(text: PreTrainedConfig) -> list[dict[str, Any]]:

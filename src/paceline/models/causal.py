@@ -8,17 +8,35 @@ rows, so rotary, sliding-window and ALiBi models stay right; learned positions a
 Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache, DynamicLayer
+from torch.nn import functional as F
 
-from paceline.errors import UnsupportedModelError
+from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.architectures import context_length, prove_rollback, refuse_by_name
+from paceline.models.cache import RoomyCache
+from paceline.models.kernels import EXACT, ROUNDED, Packer, can_pack, packed_copy
+from paceline.models.llama import LlamaDecoder
 from paceline.models.session import ModelSession
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Decoder(Protocol):
+    """A forward pass over new tokens: logits of the last `keep` columns (0: all)."""
+
+    def __call__(
+        self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
+    ) -> Tensor: ...
 
 
 class CausalModel:
@@ -31,16 +49,23 @@ class CausalModel:
         max_length: Longest text, None if the architecture sets no limit.
         eos_token_ids: Tokens that end a text.
         num_parameters: Distinct weights; tied ones count once.
+        decoder: What sessions read with; `prepare_for_decoding` gives a faster one.
+        weight_change: Largest change of a weight by that, relative to the largest of its matrix.
     """
 
     def __init__(
-        self, hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+        self,
+        hf: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         self.hf = hf
         self.tokenizer = tokenizer
-        self.vocab_size = _named_tokens(tokenizer, self.head_weight.shape[0])
+        self.decoder = decoder or hf_decoder(hf)
+        self.vocab_size = _named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
         self.eos_token_ids = _eos_token_ids(hf, tokenizer)
+        self.weight_change = 0.0
         self.num_parameters = sum(weight.numel() for weight in hf.parameters())
 
     @property
@@ -53,12 +78,29 @@ class CausalModel:
 
     @property
     def head_weight(self) -> Tensor:
-        """Output projection, [V, D], padding rows included."""
+        """Output projection, [V, D], padding rows included: logits = body @ head_weight^T + head_bias.
+
+        Raises:
+            UnsupportedModelError: The model scales or caps its logits after the projection.
+        """
+        if not self._logits_are_projected:
+            raise UnsupportedModelError(
+                f"{self.hf.config.model_type} scales or caps its logits after the output projection, so "
+                "it can decode but not be trained or scored by hidden states; choose another model"
+            )
         return self._head.weight
 
     @property
     def head_bias(self) -> Tensor | None:
         return getattr(self._head, "bias", None)
+
+    @functools.cached_property
+    def _logits_are_projected(self) -> bool:
+        tokens = torch.ones(1, 1, dtype=torch.int64, device=self.device)
+        with torch.inference_mode(), evaluating(self.hf):
+            wanted = self.hf(input_ids=tokens, use_cache=False).logits.float()
+            got = F.linear(self.body(tokens), self._head.weight, self.head_bias).float()
+        return float((wanted - got).abs().max()) <= 0.01 * float(wanted.abs().max())
 
     @property
     def _head(self) -> nn.Linear:
@@ -71,8 +113,42 @@ class CausalModel:
             input_ids=tokens_BT, attention_mask=attention_mask_BT, use_cache=False
         ).last_hidden_state
 
-    def start_session(self) -> "CausalSession":
+    def start_session(self) -> CausalSession:
         return CausalSession(self)
+
+    def prepare_for_decoding(
+        self, weights: Literal["auto", "plain", "packed_fp16"] = "auto"
+    ) -> CausalModel:
+        """The same model, reading few tokens at a time as fast as this processor can.
+
+        In float32 on an x86 CPU the matrices are copied into float16 (see kernels.py).
+        Later changes of the weights do not reach the copy; `hf`, `body` and the head stay as they are.
+
+        Args:
+            weights: "auto" packs what float16 holds exactly, that is, matrices from a 16-bit
+                checkpoint; "packed_fp16" rounds the others, too; "plain" changes nothing.
+
+        Raises:
+            UsageError: "packed_fp16" where packing is impossible.
+        """
+        possible = self.device.type == "cpu" and self.dtype == torch.float32 and can_pack()
+        if weights == "packed_fp16" and not possible:
+            raise UsageError(
+                "packed_fp16 weights need float32 on an x86 CPU, but the model is "
+                f"{str(self.dtype).removeprefix('torch.')} on {self.device}; use weights=auto"
+            )
+        if weights == "plain" or not possible:
+            return self
+        packer = Packer(EXACT if weights == "auto" else ROUNDED)
+        if LlamaDecoder.supports(self.hf):
+            decoder: Decoder = LlamaDecoder(self.hf, packer)
+        else:
+            decoder = hf_decoder(packed_copy(self.hf, packer))
+        if not packer.num_packed:
+            return self
+        prepared = CausalModel(self.hf, self.tokenizer, decoder)
+        prepared.weight_change = packer.largest_change
+        return prepared
 
 
 class CausalSession(ModelSession):
@@ -81,7 +157,7 @@ class CausalSession(ModelSession):
     def __init__(self, model: CausalModel) -> None:
         super().__init__(model.vocab_size, model.max_length)
         self.model = model
-        self.cache = Cache(layer_class_to_replicate=RoomyLayer)
+        self.cache = RoomyCache()
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         lengths_B = torch.tensor([len(row) for row in tokens])
@@ -89,136 +165,90 @@ class CausalSession(ModelSession):
         tokens_BW = torch.zeros(len(tokens), width, dtype=torch.int64)
         for row, new in enumerate(tokens):
             tokens_BW[row, width - len(new) :] = torch.tensor(new)
-        return self._forward(tokens_BW, lengths_B - width, keep=1)[:, 0]
+        return self._read(tokens_BW, lengths_B, keep=1)[:, 0]
 
     def _extend(self, tokens_BN: Tensor) -> Tensor:
-        return self._forward(tokens_BN, self.lengths, keep=0)
+        return self._read(tokens_BN, self.lengths + tokens_BN.shape[1], keep=0)
 
-    def _forward(self, tokens_BN: Tensor, first_position_B: Tensor, *, keep: int) -> Tensor:
-        """Logits of the last `keep` columns (0: all). Negative positions are padding."""
-        device = self.model.device
-        inputs: dict[str, Any] = {"input_ids": tokens_BN.to(device)}
-        end_B = first_position_B + tokens_BN.shape[1]
-        if bool((end_B != end_B[0]).any()):
-            inputs |= _mask_and_positions(end_B, tokens_BN.shape[1], device)
-        with torch.inference_mode(), _evaluating(self.model.hf):
-            logits = self.model.hf(
-                **inputs, past_key_values=self.cache, use_cache=True, logits_to_keep=keep
-            ).logits
+    def _read(self, tokens_BN: Tensor, ends_B: Tensor, *, keep: int) -> Tensor:
+        """Logits of the last `keep` columns (0: all); row b is ends_B[b] tokens long afterwards."""
+        whole = bool((ends_B == ends_B[0]).all())
+        tokens_BN = tokens_BN.to(self.model.device)
+        with torch.inference_mode(), evaluating(self.model.hf):
+            logits = self.model.decoder(tokens_BN, self.cache, None if whole else ends_B, keep)
         return logits[..., : self.vocab_size].float()
 
-    @torch.inference_mode()
     def _rollback(self, counts_B: Tensor) -> None:
         if bool((counts_B == counts_B[0]).all()):
-            for layer in self.cache.layers:
-                layer.crop(-int(counts_B[0]))
+            self.cache.forget(int(counts_B[0]))
         else:
-            self._realign(torch.arange(len(counts_B)), counts_B)
+            ends_B = self.lengths.max() - counts_B
+            self.cache.realign(
+                torch.arange(len(counts_B)), ends_B, int((self.lengths - counts_B).max())
+            )
 
-    @torch.inference_mode()
     def _keep_rows(self, rows: Tensor) -> None:
-        self._realign(rows, torch.zeros_like(rows))
-
-    def _realign(self, rows: Tensor, counts: Tensor) -> None:
-        """Keep these rows, each without its last counts[i] tokens, right-aligned anew."""
-        old_width = int(self.lengths.max())
-        kept = self.lengths[rows] - counts
-        width = int(kept.max())
-        columns = old_width - counts[:, None] - width + torch.arange(width)
-        # a short row's masked columns may point before its first token: any finite value will do
-        flat = (rows[:, None] * old_width + columns.clamp(min=0)).flatten().to(self.model.device)
-        for layer in self.cache.layers:
-            layer.select(flat, len(rows))  # pyright: ignore[reportAttributeAccessIssue]
+        kept_B = self.lengths[rows]
+        ends_B = torch.full_like(kept_B, int(self.lengths.max()))
+        self.cache.realign(rows, ends_B, int(kept_B.max()))
 
 
-class RoomyLayer(DynamicLayer):
-    """Keys and values of one layer with room to grow, so that a new token does not copy the past.
+def hf_decoder(hf: PreTrainedModel) -> Decoder:
+    """The forward pass of transformers, given only what the batch needs."""
 
-    Stored as [B, W, heads, D]: appending and realigning move whole contiguous rows.
-    """
+    def decode(tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int) -> Tensor:
+        # without holes neither mask nor positions are needed, and most models are faster without
+        ragged = {} if ends_B is None else _mask_and_positions(ends_B, tokens_BN)
+        return hf(
+            input_ids=tokens_BN,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            **ragged,
+        ).logits
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.rooms = [_room(new, 0) for new in (key_states, value_states)]
-            self.width = 0
-        end = self.width + key_states.shape[2]
-        for index, new in enumerate((key_states, value_states)):
-            if end > self.rooms[index].shape[1]:
-                room = _room(new, end)
-                room[:, : self.width] = self.rooms[index][:, : self.width]
-                self.rooms[index] = room
-            self.rooms[index][:, self.width : end] = new.transpose(1, 2)
-        self._show(end)
-        return self.keys, self.values  # pyright: ignore[reportReturnType]
-
-    def crop(self, tokens_to_remove: int) -> None:
-        self._show(self.width - abs(tokens_to_remove))
-
-    def select(self, flat: Tensor, batch: int) -> None:
-        """Replace the contents by these (row * width + column) entries, reshaped to `batch` rows."""
-        rooms = []
-        for room in self.rooms:
-            entries = room[:, : self.width].flatten(0, 1).index_select(0, flat)
-            rooms.append(entries.view(batch, -1, *room.shape[2:]))
-        self.rooms = rooms
-        self._show(len(flat) // batch)
-
-    def _show(self, width: int) -> None:
-        self.width = width
-        self.keys, self.values = (room[:, :width].transpose(1, 2) for room in self.rooms)
+    return decode
 
 
-def _room(new: Tensor, width: int) -> Tensor:
-    """Space for width columns and half as many again."""
-    batch, heads, _, size = new.shape
-    return new.new_empty(batch, width + width // 2 + 32, heads, size)
-
-
-def _mask_and_positions(end_B: Tensor, count: int, device: torch.device) -> dict[str, Tensor]:
-    """What a batch with holes needs: which columns hold a token, and each new token's position."""
-    width = int(end_B.max())
-    columns_W = torch.arange(width)
-    mask_BW = columns_W >= (width - end_B)[:, None]
-    positions_BN = (end_B[:, None] - count + torch.arange(count)).clamp(min=0)
+def _mask_and_positions(ends_B: Tensor, tokens_BN: Tensor) -> dict[str, Tensor]:
+    """Which columns hold a token of their row, and the position of each new token in its row."""
+    count, device = tokens_BN.shape[1], tokens_BN.device
+    width = int(ends_B.max())
+    mask_BW = torch.arange(width) >= (width - ends_B)[:, None]
+    positions_BN = (ends_B[:, None] - count + torch.arange(count)).clamp(min=0)
     return {
         "attention_mask": mask_BW.to(device, torch.int64),
         "position_ids": positions_BN.to(device),
     }
 
 
-class _evaluating:  # noqa: N801 - reads as a verb
-    """Dropout off while a session reads, whatever the training loop has set."""
-
-    def __init__(self, hf: PreTrainedModel) -> None:
-        self.hf = hf
-        self.training = hf.training
-
-    def __enter__(self) -> None:
-        if self.training:
-            self.hf.eval()
-
-    def __exit__(self, *_: object) -> None:
-        if self.training:
-            self.hf.train()
+@contextlib.contextmanager
+def evaluating(hf: PreTrainedModel) -> Iterator[None]:
+    """Dropout off while reading, whatever the training loop has set."""
+    training = hf.training
+    if training:
+        hf.eval()
+    try:
+        yield
+    finally:
+        if training:
+            hf.train()
 
 
 def wrap_model(
-    hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> CausalModel:
     """A transformers model that you already hold, as a Paceline model.
 
     Raises:
         UnsupportedModelError: The architecture cannot roll back.
     """
-    refuse_by_name(hf.config)
-    if not isinstance(hf.get_output_embeddings(), nn.Module):
+    refuse_by_name(hf_model.config)
+    if not isinstance(hf_model.get_output_embeddings(), nn.Module):
         raise UnsupportedModelError(
-            f"{type(hf).__name__} has no output head; load it with AutoModelForCausalLM"
+            f"{type(hf_model).__name__} has no output head; load it with AutoModelForCausalLM"
         )
-    model = CausalModel(hf, tokenizer)
+    model = CausalModel(hf_model, tokenizer)
     prove_rollback(model)
     return model
 

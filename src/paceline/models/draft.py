@@ -82,10 +82,13 @@ def save_draft(
             "directory"
         )
     hf = draft.hf if dtype is None else copy.deepcopy(draft.hf).to(dtype)  # pyright: ignore
-    rows = hf.get_input_embeddings().weight.shape[0]
-    hf.config.get_text_config(decoder=True).vocab_size = rows
+    embeddings: Any = hf.get_input_embeddings()
+    hf.config.get_text_config(decoder=True).vocab_size = embeddings.weight.shape[0]
     with quiet(), atomic_directory(out) as scratch:
         hf.save_pretrained(scratch)
+        for weights in scratch.glob("*.safetensors"):
+            # safetensors keeps them from everyone else, who may have to serve them
+            weights.chmod((scratch / "config.json").stat().st_mode)
         for path in files:
             if path.is_dir():
                 shutil.copytree(path, scratch / path.name)

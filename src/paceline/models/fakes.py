@@ -49,7 +49,7 @@ class TableModel:
         else:
             assert order is not None, "a function needs its order"
             self.order = order
-            self.vocab_size = len(table((0,) * order))
+            self.vocab_size = table((0,) * order).shape[-1]
             self._function = table
         self.eos_token_ids = eos_token_ids
         self.max_length = max_length

@@ -5,8 +5,11 @@ Reading a quantised GGUF takes many seconds every time; safetensors take less th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
+import logging
 import os
 import shutil
 import tempfile
@@ -17,9 +20,11 @@ import torch
 from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, PacelineError
 from paceline.models.architectures import refuse_by_name
 from paceline.records import storage_errors
+
+_log = logging.getLogger(__name__)
 
 _FORMAT = 1  # raise it when the conversion changes: old entries are then left alone
 _ENDS = 1 << 20
@@ -96,21 +101,18 @@ def _convert_into(entry: Path, path: Path, kind: torch.dtype) -> None:
 
 def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
     source: dict[str, Any] = {"gguf_file": path.name}
+    _log.warning("converting %s; this happens once, the next load takes a second", path)
     try:
-        refuse_by_name(AutoConfig.from_pretrained(path.parent, **source))
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path.parent, dtype=kind, output_loading_info=True, **source
-        )
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, **source)
-    except (
-        ArithmeticError,
-        AttributeError,
-        ImportError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+        # its bar covers a tenth of the time and cannot be switched off
+        with contextlib.redirect_stderr(io.StringIO()):
+            refuse_by_name(AutoConfig.from_pretrained(path.parent, **source))
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path.parent, dtype=kind, output_loading_info=True, **source
+            )
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, **source)
+    except (PacelineError, OSError):
+        raise
+    except Exception as error:
         raise ModelLoadError(
             f"transformers cannot read {path} ({_first_line(error)}); use the model's safetensors "
             "directory instead"

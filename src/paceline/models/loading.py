@@ -68,6 +68,7 @@ def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") ->
                 place.source,
                 dtype=_dtype(dtype, where),
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, with a clearer line
                 **place.options,
             )
             hf, info = loaded
@@ -141,6 +142,8 @@ def _find(path: str | Path) -> _Place:
         hint = "name the directory that holds config.json and the weights"
         if (local / "adapter_config.json").exists():
             hint = "it holds an adapter: merge it into its base model first"
+        elif found := sorted(local.glob("*.gguf")):
+            hint = f"it holds a GGUF file: name {found[0]}"
         raise ModelLoadError(f"{path} has no config.json; {hint}")
     if not any(
         (local / name).exists() or (local / f"{name}.index.json").exists() for name in _WEIGHTS
@@ -155,7 +158,7 @@ def _find(path: str | Path) -> _Place:
 def _find_on_hub(path: str | Path) -> _Place:
     """Ask once and briefly whether the id exists: transformers would retry for half a minute."""
     name = str(path)
-    if isinstance(path, Path) or not _HUB_ID.fullmatch(name):
+    if not _HUB_ID.fullmatch(name):
         raise ModelLoadError(
             f"{path} does not exist; name a model directory, a .gguf file or a hub id like "
             "organisation/model"
@@ -187,12 +190,17 @@ def _reading(place: _Place) -> Iterator[None]:
 
 
 def _refuse_incomplete(place: _Place, info: dict[str, Any]) -> None:
-    for kind, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has unused")):
-        names = sorted(str(key) for key in info[kind])
+    faults = {
+        "missing_keys": "are missing from the file",
+        "unexpected_keys": "are in the file without a place in the model",
+        "mismatched_keys": "have another size in the file",
+    }
+    for kind, what in faults.items():
+        names = sorted(key if isinstance(key, str) else str(key[0]) for key in info[kind])
         if names:
             raise ModelLoadError(
-                f"{place.named} {verb} {len(names)} weights of its config.json's architecture, for "
-                f"example {names[0]}; weights and config.json do not belong together"
+                f"{place.named}: config.json and weights do not belong together: {len(names)} weights "
+                f"{what}, for example {names[0]}; use the config.json that came with them"
             )
 
 

@@ -21,7 +21,8 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
     Raises:
         VocabularyMismatchError: One token has two numbers, or one model cannot name a token.
     """
-    target_ids, draft_ids = _token_ids(target), _token_ids(draft)
+    width = max(target.vocab_size, draft.vocab_size)
+    target_ids, draft_ids = _token_ids(target, width), _token_ids(draft, width)
     if target_ids is not None and draft_ids is not None and target_ids != draft_ids:
         raise VocabularyMismatchError(_difference(target_ids, draft_ids))
     # without a tokenizer the logits may be padded, so only a lack of columns is a mismatch
@@ -36,9 +37,12 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
     return named
 
 
-def _token_ids(model: Model) -> dict[str, int] | None:
+def _token_ids(model: Model, width: int) -> dict[str, int] | None:
+    """Without what some tokenizers name beyond the last logit: no model can produce that."""
     tokenizer = getattr(model, "tokenizer", None)
-    return None if tokenizer is None else tokenizer.get_vocab()
+    if tokenizer is None:
+        return None
+    return {token: id for token, id in tokenizer.get_vocab().items() if id < width}
 
 
 def _difference(target_ids: dict[str, int], draft_ids: dict[str, int]) -> str:

@@ -174,6 +174,7 @@ def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleSt
         _lengths(config),
         eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
         train_document_prompts=config.data.train_document_prompts,
+        pack_documents=config.data.pack_documents,
     )
     return ExampleStream(examples, config.batch_size, seed=config.seed, shard=shard)
 

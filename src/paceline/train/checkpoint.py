@@ -67,8 +67,7 @@ class CheckpointStore:
         path = self.directory / f"step-{state.step:08d}"
         with atomic_directory(path) as scratch:
             save_draft(draft, self.tokenizer_source, scratch / "draft")
-            with (scratch / "optimizer.pt").open("wb") as stream:
-                torch.save(optimizer.state_dict(), stream)
+            _save_optimizer(optimizer, scratch / "optimizer.pt")
             content = json.dumps(dataclasses.asdict(state))
             (scratch / "state.json").write_text(content + "\n", encoding="utf-8")
         for old in self.all()[: -self.keep]:
@@ -79,6 +78,17 @@ class CheckpointStore:
         """Remove what a killed run left half-written."""
         for scratch in self.directory.glob(".step-*"):
             shutil.rmtree(scratch)
+
+
+def _save_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    with path.open("wb") as stream:
+        try:
+            torch.save(optimizer.state_dict(), stream)
+        except RuntimeError as error:
+            # A full disk is hidden behind torch's own complaint about the torn archive.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def read_state(checkpoint: Path | None) -> TrainingState:

@@ -23,11 +23,13 @@ class AlignData(StrictModel):
         train: Documents, prompts, or prompts with completions.
         held_out: Prompts that the target answers once, for evaluation; None: no evaluation.
         train_document_prompts: Whether a document used as it is trains its first tokens too.
+        pack_documents: Join documents before cutting them to size, so that no row is padded.
     """
 
     train: CorpusConfig
     held_out: CorpusConfig | None = None
     train_document_prompts: bool = True
+    pack_documents: bool = False
 
 
 class Evaluation(StrictModel):

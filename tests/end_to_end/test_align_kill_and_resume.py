@@ -1,0 +1,173 @@
+"""A run that is killed with SIGKILL, again and again, ends with the losses of one that was not.
+
+One child process imports the libraries once and forks: every fork is a run that dies where it is
+told to, by a real SIGKILL, or goes on to the end.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import align_config, losses, write_pair
+from paceline.records import read_jsonl
+
+# argv: a JSON file of [config file, moments]; a moment is [place, how many times it is passed].
+_NURSERY = textwrap.dedent("""
+    import json, os, signal, sys, time
+    from pathlib import Path
+    import torch
+    from paceline.config import load_config
+    from paceline.train import AlignConfig, align, checkpoint, loop, step
+    from paceline import records
+
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(function, times):
+        def wrapped(*arguments, **options):
+            nonlocal times
+            times -= 1
+            if times == 0:
+                die()
+            return function(*arguments, **options)
+        return wrapped
+
+    def tearing(function, times):
+        def wrapped(path, row):
+            nonlocal times
+            times -= 1
+            if times == 0:
+                with path.open("a") as stream:
+                    stream.write(json.dumps(row)[:20])
+                die()
+            return function(path, row)
+        return wrapped
+
+    def half_saved(optimizer, path):
+        path.write_bytes(b"half")
+        die()
+
+    def arm(place, times):
+        if place == "forward":
+            step.DraftLoss.forward = dying(step.DraftLoss.forward, times)
+        elif place == "update":
+            step.Stepper._update = dying(step.Stepper._update, times)
+        elif place == "metrics":
+            loop.append_jsonl = tearing(loop.append_jsonl, times)
+        elif place == "saving the draft":
+            checkpoint.save_draft = dying(checkpoint.save_draft, times)
+        elif place == "saving the optimiser":
+            checkpoint._save_optimizer = half_saved
+        elif place == "dropping old ones":
+            checkpoint.shutil.rmtree = dying(checkpoint.shutil.rmtree, times)
+
+    def run(config, moment, resume):
+        child = os.fork()
+        if child == 0:
+            try:
+                if moment:
+                    arm(*moment)
+                align(config, resume=resume)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(3)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    torch.set_num_threads(1)
+    codes = {}
+    for name, file, moments in json.load(open(sys.argv[1])):
+        config = load_config(AlignConfig, Path(file))
+        if name == "whole":
+            # here, not in a fork: what the libraries import late is then there for all forks
+            align(config)
+            codes[name] = [0]
+            continue
+        codes[name] = [run(config, moment, resume=True) for moment in [*moments, None]]
+    print(json.dumps(codes))
+""")
+
+MOMENTS: dict[str, list[tuple[str, int]]] = {
+    "whole": [],
+    "before any checkpoint": [("forward", 2)],
+    "in a pass": [("forward", 8)],
+    "in an update": [("update", 6)],
+    "writing a line": [("metrics", 6)],
+    "in a checkpoint": [("saving the draft", 2)],
+    "in the middle of a checkpoint": [("saving the optimiser", 1)],
+    "between two checkpoints": [("dropping old ones", 1)],
+    "again and again": [("update", 5), ("forward", 2), ("saving the draft", 2), ("metrics", 3)],
+}
+_SIGKILL = -9
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every run of MOMENTS, ended; the directory that holds them by name."""
+    folder = write_pair(tmp_path_factory.mktemp("killed"))
+    corpus = str(folder / "corpus.jsonl")
+    settings: dict[str, Any] = {
+        "data": {"train": corpus, "held_out": corpus},
+        "evaluation": {"num_prompts": 2, "max_new_tokens": 4, "gamma": 2, "every_steps": 2},
+        # all three kinds of text, so that every random stream is in it
+        "fixed_fraction": 0.4,
+        "draft_fraction": 0.5,
+        "checkpoints": {"every_steps": 3, "keep": 1},
+        "num_steps": 10,
+    }
+    plan = []
+    for name, moments in MOMENTS.items():
+        config = align_config(folder, folder / name, **settings)
+        file = folder / f"{name}.yaml"
+        file.write_text(json.dumps(config.model_dump(mode="json")))
+        plan.append([name, str(file), moments])
+    (folder / "plan.json").write_text(json.dumps(plan))
+    done = subprocess.run(
+        [sys.executable, "-c", _NURSERY, str(folder / "plan.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    codes = json.loads(done.stdout)
+    for name, moments in MOMENTS.items():
+        assert codes[name] == [_SIGKILL] * len(moments) + [0], (name, done.stderr)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in MOMENTS if name != "whole"])
+def test_a_killed_and_resumed_run_has_the_losses_of_one_that_was_not(runs: Path, name: str):
+    whole = losses(runs / "whole")
+    assert len(whole) == 10
+    assert losses(runs / name) == whole  # to the last bit
+
+
+@pytest.mark.parametrize("name", [name for name in MOMENTS if name != "whole"])
+def test_a_killed_and_resumed_run_ends_with_the_same_draft_and_figures(runs: Path, name: str):
+    def figures(run: Path) -> list[dict[str, Any]]:
+        return [row for row in read_jsonl(run / "metrics.jsonl") if "evaluation" in row]
+
+    weights = "draft/model.safetensors"
+    assert (runs / name / weights).read_bytes() == (runs / "whole" / weights).read_bytes()
+    assert figures(runs / name) == figures(runs / "whole")
+    after = [json.loads((runs / run / "result.json").read_text()) for run in (name, "whole")]
+    assert after[0]["after"] == after[1]["after"]
+    assert after[0]["before"] == after[1]["before"]
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_nothing_half_written_stays(runs: Path, name: str):
+    assert [path.name for path in (runs / name / "checkpoints").iterdir()] == ["step-00000010"]
+
+
+def test_the_run_used_all_kinds_of_text(runs: Path):
+    rows = read_jsonl(runs / "whole" / "metrics.jsonl")
+    assert {row["origin"] for row in rows if "origin" in row} == {"fixed", "draft", "target"}

@@ -1,0 +1,226 @@
+"""One trajectory of losses, by different roads: a plain loop, parts, chunks, and two processes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligning import align_config, losses, write_corpus, write_pair
+from paceline.data.collate import Row
+from paceline.models import load_model
+from paceline.train import align
+from paceline.train.step import StepFigures, Stepper
+
+RowsOfSteps = list[list[Row]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of unequal lengths, so that means of means would differ from the mean."""
+    folder = write_pair(tmp_path_factory.mktemp("pair"))
+    words = ["the", "rain", "in", "an inn", "another man", "ran there", "a", "the thin thread"]
+    rows = [
+        {"prompt": word, "completion": " and ".join([word] * (1 + index))}
+        for index, word in enumerate(words)
+    ]
+    write_corpus(folder / "corpus.jsonl", rows)
+    return folder
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> RowsOfSteps:
+    """The rows of every step that is made."""
+    rows_of_steps: RowsOfSteps = []
+    step = Stepper.step
+
+    def spy(self: Stepper, rows: list[Row], learning_rate: float) -> StepFigures:
+        rows_of_steps.append(rows)
+        return step(self, rows, learning_rate)
+
+    monkeypatch.setattr(Stepper, "step", spy)
+    return rows_of_steps
+
+
+def changes(**settings: Any) -> dict[str, Any]:
+    return {"max_prompt_tokens": 12, "max_completion_tokens": 30, "num_steps": 4, **settings}
+
+
+def plain_losses(
+    folder: Path, rows_of_steps: RowsOfSteps, loss: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> list[float]:
+    """A loop as one would write it first: row by row, all logits at once, no mask, no padding.
+
+    Constant learning rate 3e-3; the mean over rows of the mean over their completions.
+    """
+    target = load_model(folder / "target", dtype="float32").hf
+    draft = load_model(folder / "draft", dtype="float32").hf
+    optimizer = torch.optim.AdamW(draft.parameters(), lr=3e-3, weight_decay=0.0)
+    found = []
+    for rows in rows_of_steps:
+        total = torch.tensor(0.0)
+        for row in rows:
+            tokens = torch.tensor([list(row.tokens)])
+            with torch.no_grad():
+                target_logits = target(tokens).logits[0, row.trained_from - 1 : -1]
+            draft_logits = draft(tokens).logits[0, row.trained_from - 1 : -1]
+            labels = tokens[0, row.trained_from :]
+            total = total + loss(target_logits, draft_logits, labels) / len(rows)
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(total.detach()))
+    return found
+
+
+def kl(target_logits: Tensor, draft_logits: Tensor, labels: Tensor) -> Tensor:
+    both = target_logits.log_softmax(-1), draft_logits.log_softmax(-1)
+    return torch.nn.functional.kl_div(both[1], both[0], log_target=True, reduction="batchmean")
+
+
+def cross_entropy(target_logits: Tensor, draft_logits: Tensor, labels: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(draft_logits, labels)
+
+
+def kl_and_overlap(target_logits: Tensor, draft_logits: Tensor, labels: Tensor) -> Tensor:
+    overlap = torch.minimum(target_logits.softmax(-1), draft_logits.softmax(-1)).sum(-1)
+    return 2 * kl(target_logits, draft_logits, labels) + 0.5 * (1 - overlap).mean()
+
+
+CONSTANT = {
+    "kind": "adamw",
+    "learning_rate": 3e-3,
+    "warmup_fraction": 0,
+    "schedule": {"kind": "constant"},
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "loss"),
+    [
+        ({"recipe": "supervised_kd"}, kl),
+        ({"recipe": "gkd"}, kl),
+        ({"recipe": "seq_kd"}, cross_entropy),
+        (
+            {"objective": [{"kind": "forward_kl", "weight": 2}, {"kind": "tvd", "weight": 0.5}]},
+            kl_and_overlap,
+        ),
+    ],
+)
+def test_align_is_the_plain_loop_that_one_would_write_first(
+    folder: Path,
+    tmp_path: Path,
+    seen: RowsOfSteps,
+    settings: dict[str, Any],
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+):
+    config = align_config(folder, tmp_path / "run", **changes(**settings, optimizer=CONSTANT))
+    assert losses(align(config)) == pytest.approx(plain_losses(folder, seen, loss), rel=2e-4)
+
+
+@pytest.mark.parametrize("mean", ["sequence", "token"])
+@pytest.mark.parametrize("recipe", ["supervised_kd", "gkd"])
+def test_parts_of_a_step_and_chunks_of_a_part_do_not_show(
+    folder: Path, tmp_path: Path, seen: RowsOfSteps, mean: str, recipe: str
+):
+    # trl#6006: each part was divided by its own tokens, not by the step's
+    whole = losses(align(align_config(folder, tmp_path / "1", **changes(mean=mean, recipe=recipe))))
+    lengths = [[len(row.tokens) - row.trained_from for row in rows] for rows in seen]
+    assert any(sum(step[:2]) != sum(step[2:]) for step in lengths), "the parts must be unequal"
+    for parts, chunk in ((2, 256), (4, 256), (1, 3)):
+        settings = changes(
+            mean=mean, recipe=recipe, gradient_accumulation_steps=parts, chunk_tokens=chunk
+        )
+        run = align(align_config(folder, tmp_path / f"{parts}-{chunk}", **settings))
+        assert losses(run) == pytest.approx(whole, rel=1e-4)
+
+
+def test_means_over_sequences_and_over_tokens_are_two_numbers(folder: Path, tmp_path: Path):
+    first = [
+        losses(align(align_config(folder, tmp_path / mean, **changes(mean=mean, num_steps=1))))[0]
+        for mean in ("sequence", "token")
+    ]
+    assert first[0] != pytest.approx(first[1], rel=1e-3)
+
+
+def continuation(directory: Path, row: Row, length: int) -> list[int]:
+    """What transformers writes greedily after the row's prompt."""
+    hf = load_model(directory, dtype="float32").hf
+    prompt = torch.tensor([list(row.tokens[: row.trained_from])])
+    written = hf.generate(prompt, do_sample=False, max_new_tokens=length)
+    return written[0, row.trained_from :].tolist()
+
+
+GREEDY = {"sampling": {"temperature": 0}, "max_completion_tokens": 8, "num_steps": 3}
+
+
+def test_seq_kd_trains_on_text_of_the_target_and_on_nothing_else(
+    folder: Path, tmp_path: Path, seen: RowsOfSteps
+):
+    # trl#5726: text of the target was overwritten with text of the draft
+    align(align_config(folder, tmp_path / "run", **changes(recipe="seq_kd", **GREEDY)))
+    for row in [row for rows in seen for row in rows]:
+        written = list(row.tokens[row.trained_from :])
+        assert written == continuation(folder / "target", row, 8)
+
+
+def test_gkd_trains_on_text_of_the_draft_as_the_last_step_left_it(
+    folder: Path, tmp_path: Path, seen: RowsOfSteps
+):
+    large_steps = {"kind": "adamw", "learning_rate": 0.1, "warmup_fraction": 0}
+    settings = changes(recipe="gkd", **GREEDY, optimizer=large_steps)
+    settings["checkpoints"] = {"every_steps": 1, "keep": 3}
+    run = align(align_config(folder, tmp_path / "run", **settings))
+    drafts = [folder / "draft"]
+    drafts += [run / "checkpoints" / f"step-{step:08d}" / "draft" for step in (1, 2)]
+    for draft, rows in zip(drafts, seen, strict=True):
+        for row in rows:
+            assert list(row.tokens[row.trained_from :]) == continuation(draft, row, 8)
+    # and the draft did change between the steps, or this would prove nothing
+    row = seen[0][0]
+    assert continuation(drafts[0], row, 8) != continuation(drafts[2], row, 8)
+
+
+def test_two_processes_are_one(folder: Path, tmp_path: Path):
+    settings = changes(recipe="imit_kd", mean="token", num_steps=6)
+    alone = losses(align(align_config(folder, tmp_path / "one", **settings)))
+    config = align_config(folder, tmp_path / "two", **settings)
+    (tmp_path / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    # what `accelerate launch --cpu --num_processes 2` sets, without its start-up time
+    common = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+    program = (
+        "import sys; from pathlib import Path; from paceline.config import load_config; "
+        "from paceline.train import AlignConfig, align; "
+        "align(load_config(AlignConfig, Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "config.json")]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        _, complaints = process.communicate(timeout=300)
+        assert process.returncode == 0, complaints
+    assert losses(tmp_path / "two") == pytest.approx(alone, rel=1e-4)

@@ -1,0 +1,152 @@
+"""A row's logits do not depend on what else is in the batch, nor on how its text came together."""
+
+import pytest
+import torch
+
+from paceline.errors import ContextLengthError, PromptError, UnsupportedModelError
+from paceline.models import wrap_model
+from paceline.models.architectures import PROVEN
+from paceline.models.kernels import can_pack
+from paceline.models.llama import LlamaDecoder
+from tiny import tiny_hf, tiny_model
+
+PROMPTS = [[3, 4, 5, 6, 7, 8], [9], [10, 11, 12]]
+BLOCK = torch.tensor([[13, 14, 15], [16, 17, 18], [19, 20, 21]])
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize("architecture", PROVEN)
+def test_batch_of_three_equals_three_batches_of_one(architecture: str):
+    model = tiny_model(architecture)
+    together = model.start_session()
+    first_BV = together.prefill(PROMPTS)
+    second_BNV = together.extend(BLOCK)
+    together.rollback(torch.tensor([3, 0, 1]))
+    third_BNV = together.extend(BLOCK[:, :1])
+    for row, prompt in enumerate(PROMPTS):
+        alone = model.start_session()
+        close(first_BV[row], alone.prefill([prompt])[0])
+        close(second_BNV[row], alone.extend(BLOCK[row : row + 1])[0])
+        alone.rollback(torch.tensor([[3, 0, 1][row]]))
+        close(third_BNV[row], alone.extend(BLOCK[row : row + 1, :1])[0])
+
+
+@pytest.mark.parametrize("architecture", PROVEN)
+def test_one_by_one_equals_a_block_equals_a_prompt(architecture: str):
+    model, text = tiny_model(architecture), [5, 6, 7, 8, 9, 10, 11, 12]
+    prompt, block, single = (model.start_session() for _ in range(3))
+    wanted = prompt.prefill([text])[0]
+    close(block.extend(torch.tensor([text]))[0, -1], wanted)
+    for token in text:
+        last = single.extend(torch.tensor([[token]]))
+    close(last[0, -1], wanted)
+
+
+def test_a_row_that_was_emptied_reads_a_new_text_and_leaves_the_others_alone():
+    model = tiny_model("llama")
+    session = model.start_session()
+    session.prefill([[1, 2, 3], [4, 5]])
+    session.rollback(torch.tensor([3, 0]))
+    logits_BNV = session.extend(torch.tensor([[7, 8], [9, 10]]))
+    assert session.lengths.tolist() == [2, 4]
+    close(logits_BNV[0, -1], model.start_session().prefill([[7, 8]])[0])
+    close(logits_BNV[1, -1], model.start_session().prefill([[4, 5, 9, 10]])[0])
+
+
+def test_a_session_emptied_whole_starts_afresh():
+    model = tiny_model("gpt2")
+    session = model.start_session()
+    session.prefill([[1, 2, 3], [4]])
+    session.rollback(torch.tensor([3, 1]))
+    logits_BNV = session.extend(torch.tensor([[7, 8], [9, 10]]))
+    close(logits_BNV[0, -1], model.start_session().prefill([[7, 8]])[0])
+
+
+def test_rows_may_be_repeated_and_reordered():
+    model = tiny_model("qwen3")
+    session = model.start_session()
+    session.prefill(PROMPTS)
+    session.keep_rows(torch.tensor([2, 1, 2]))
+    logits_BNV = session.extend(torch.tensor([[1], [2], [3]]))
+    assert session.lengths.tolist() == [4, 2, 4]
+    for row, text in enumerate(([10, 11, 12, 1], [9, 2], [10, 11, 12, 3])):
+        close(logits_BNV[row, 0], model.start_session().prefill([text])[0])
+
+
+def test_a_text_longer_than_the_context_is_refused_with_both_numbers():
+    session = tiny_model("llama", max_position_embeddings=8).start_session()
+    with pytest.raises(ContextLengthError, match="9 tokens, but the model's context holds 8"):
+        session.prefill([[1], list(range(9))])
+    session = tiny_model("llama", max_position_embeddings=8).start_session()
+    session.prefill([[1] * 7])
+    with pytest.raises(ContextLengthError, match="9 tokens"):
+        session.extend(torch.tensor([[1, 2]]))
+    session.extend(torch.tensor([[1]]))
+    assert session.lengths.tolist() == [8]
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(PromptError, match="at least one token"):
+        tiny_model("llama").start_session().prefill([[1], []])
+
+
+def test_a_session_reads_without_dropout_while_the_model_trains():
+    hf = tiny_hf("gpt2", resid_pdrop=0.5, embd_pdrop=0.5).train()
+    model = wrap_model(hf)
+    first, second = (model.start_session().prefill([[1, 2, 3]]) for _ in range(2))
+    assert torch.equal(first, second)
+    assert hf.training
+
+
+def test_logits_are_float32_and_as_wide_as_the_vocabulary_whatever_the_model_computes_in():
+    model = wrap_model(tiny_hf("llama").to(torch.bfloat16))
+    logits_BV = model.start_session().prefill([[1, 2]])
+    assert (logits_BV.dtype, logits_BV.shape) == (torch.float32, (1, 61))
+
+
+def test_the_lean_pass_reads_what_the_library_reads_through_windows_biases_and_norms():
+    if not can_pack():
+        pytest.skip("FBGEMM packs weights on x86 only")
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 4}
+    text = list(range(3, 40))
+    for architecture, overrides in (
+        ("qwen2", {"use_sliding_window": True, **layers}),
+        ("qwen3", {"use_sliding_window": True, "attention_bias": True, **layers}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
+    ):
+        hf = tiny_hf(architecture, **overrides).half().float()
+        for name, weight in hf.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(weight)
+        prepared = wrap_model(hf).prepare_for_decoding("packed_fp16")
+        assert isinstance(prepared.decoder, LlamaDecoder)
+        with torch.inference_mode():
+            wanted = hf(input_ids=torch.tensor([text])).logits[0]
+        session = prepared.start_session()
+        close(session.prefill([text[:20]])[0], wanted[19])
+        close(session.extend(torch.tensor([text[20:]]))[0], wanted[20:])
+
+
+def test_an_unknown_architecture_with_a_hidden_state_is_refused_not_silently_wrong():
+    hf = tiny_hf("llama")
+    hf.config.model_type = "remembering_llama"
+    seen: list[torch.Tensor] = []
+
+    def remember(_module: object, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        """Every pass leaves a trace in the embeddings of the next, outside of the cache."""
+        seen.append(kwargs["input_ids"])
+        hf.get_input_embeddings().weight.data += 0.05 * len(seen)
+
+    hf.register_forward_pre_hook(remember, with_kwargs=True)
+    with pytest.raises(UnsupportedModelError, match="remembering_llama gives other logits"):
+        wrap_model(hf)
+
+
+def test_an_unknown_architecture_that_keeps_the_contract_is_welcome():
+    hf = tiny_hf("llama")
+    hf.config.model_type = "brand_new"
+    assert wrap_model(hf).start_session().prefill([[1, 2]]).shape == (1, 61)

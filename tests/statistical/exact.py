@@ -1,0 +1,202 @@
+"""The exact distribution of decoded text, by enumerating every block in Python floats.
+
+Nothing here comes from paceline: shaping, rules and the course of a block are written again, token
+by token, so that a test compares two derivations and not one with itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from scipy.stats import chi2
+
+Distribution = list[float]
+NextToken = Callable[[tuple[int, ...]], Distribution]
+"""A text so far -> the shaped distribution of its next token."""
+
+RuleVectors = Callable[[Distribution, Distribution], tuple[Distribution, Distribution]]
+"""p, q -> acceptance of each token, distribution of the recovered token."""
+
+
+@dataclass(frozen=True)
+class Shaping:
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    def __call__(self, log_probs: Sequence[float], text: Sequence[int]) -> Distribution:
+        """Penalty, temperature, top-k, top-p; the logits of a table are its log-probabilities."""
+        size = range(len(log_probs))
+        logits = [x * self.repetition_penalty if v in text else x for v, x in enumerate(log_probs)]
+        weights = [math.exp(x / self.temperature) for x in logits]
+        ranked = sorted(size, key=lambda v: -weights[v])[: self.top_k or None]
+        total = math.fsum(weights[v] for v in ranked)
+        kept, mass = set[int](), 0.0
+        for v in ranked:
+            if mass >= self.top_p:
+                break
+            kept.add(v)
+            mass += weights[v] / total
+        total = math.fsum(weights[v] for v in kept)
+        return [weights[v] / total if v in kept else 0.0 for v in size]
+
+
+def from_table(table: Sequence[Sequence[float]], order: int, shaping: Shaping) -> NextToken:
+    """Look the last `order` tokens up; before the start of the text there are zeros."""
+    size = len(table[0])
+
+    def next_token(text: tuple[int, ...]) -> Distribution:
+        row = 0
+        for token in ((0,) * order + text)[-order:]:
+            row = row * size + token
+        return shaping([math.log(x) for x in table[row]], text)
+
+    return next_token
+
+
+def lossless(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution]:
+    return lossy(0.0, 1.0)(p, q)
+
+
+def lossy(alpha: float, beta: float = 1.0) -> RuleVectors:
+    return _rule(lambda p: p / (1 - alpha), beta)
+
+
+def lenient(kind: str, epsilon: float) -> RuleVectors:
+    relax: dict[str, Callable[[float], float]] = {
+        "linear": lambda p: p / epsilon,
+        "square": lambda p: p / epsilon / epsilon,
+        "exponential": lambda p: p**epsilon,
+    }
+    return _rule(relax[kind], 1.0)
+
+
+def _rule(relaxed: Callable[[float], float], beta: float) -> RuleVectors:
+    def vectors(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution]:
+        accept = [min(1.0, relaxed(a) / b) if b else 1.0 for a, b in zip(p, q, strict=True)]
+        excess = [max(0.0, a / beta - b) for a, b in zip(p, q, strict=True)]
+        mass = math.fsum(excess)
+        return accept, [x / mass for x in excess] if mass else p
+
+    return vectors
+
+
+def plain_texts(p: NextToken, prompt: tuple[int, ...], length: int) -> dict[tuple[int, ...], float]:
+    """Every text of the target alone with its probability."""
+    texts = {(): 1.0}
+    for _ in range(length):
+        longer: dict[tuple[int, ...], float] = {}
+        for text, mass in texts.items():
+            for token, share in enumerate(p(prompt + text)):
+                longer[(*text, token)] = mass * share
+        texts = longer
+    return texts
+
+
+def speculative_texts(
+    p: NextToken,
+    q: NextToken,
+    rule: RuleVectors,
+    *,
+    gamma: int,
+    prompt: tuple[int, ...],
+    length: int,
+) -> dict[tuple[int, ...], float]:
+    """Every speculative text of `length` tokens with its probability.
+
+    State: the text, the place in its block, how many tokens that block drafts. At a drafted place a
+    token is kept with mass q a, or recovered with mass (1 - sum q a) r, which ends the block; at
+    the bonus place it comes from p.
+    """
+    State = tuple[tuple[int, ...], int, int]
+
+    def new_block(text: tuple[int, ...]) -> State:
+        return text, 0, min(gamma, length - len(text) - 1)
+
+    states: dict[State, float] = defaultdict(float)
+    for token, share in enumerate(p(prompt)):
+        states[new_block((token,))] += share
+    for _ in range(length - 1):
+        after: dict[State, float] = defaultdict(float)
+        for (text, place, drafted), mass in states.items():
+            target = p(prompt + text)
+            if place == drafted:
+                for token, share in enumerate(target):
+                    after[new_block((*text, token))] += mass * share
+                continue
+            draft = q(prompt + text)
+            accept, recover = rule(target, draft)
+            kept = [a * b for a, b in zip(draft, accept, strict=True)]
+            rejected = 1 - math.fsum(kept)
+            for token, (stays, comes) in enumerate(zip(kept, recover, strict=True)):
+                after[((*text, token), place + 1, drafted)] += mass * stays
+                after[new_block((*text, token))] += mass * rejected * comes
+        states = after
+    texts: dict[tuple[int, ...], float] = defaultdict(float)
+    for (text, _, _), mass in states.items():
+        texts[text] += mass
+    return texts
+
+
+def pair_p_values(
+    observed: Sequence[Sequence[int]], exact: dict[tuple[int, ...], float]
+) -> list[float]:
+    """One chi-square p-value for each pair of neighbouring places in the texts."""
+    p_values: list[float] = []
+    for place in range(len(observed[0]) - 1):
+        expected: dict[tuple[int, int], float] = defaultdict(float)
+        for text, mass in exact.items():
+            expected[text[place], text[place + 1]] += mass
+        counts = Counter((text[place], text[place + 1]) for text in observed)
+        p_values.append(chi_square_p_value(counts, expected))
+    return p_values
+
+
+def chi_square_p_value(
+    counts: Counter[tuple[int, int]], expected: dict[tuple[int, int], float]
+) -> float:
+    """Pearson's test; cells that expect fewer than 5 are one cell, impossible ones are fatal."""
+    assert math.isclose(math.fsum(expected.values()), 1, abs_tol=1e-9)
+    total = counts.total()
+    cells: list[tuple[float, int]] = []
+    rare_expected, rare_counted = 0.0, 0
+    for cell, probability in expected.items():
+        if probability == 0:
+            if counts[cell]:
+                return 0.0
+        elif probability * total < 5:
+            rare_expected += probability * total
+            rare_counted += counts[cell]
+        else:
+            cells.append((probability * total, counts[cell]))
+    if rare_expected >= 1:
+        cells.append((rare_expected, rare_counted))
+    statistic = math.fsum((count - mean) ** 2 / mean for mean, count in cells)
+    return float(chi2.sf(statistic, len(cells) - 1))
+
+
+def transitions_p_value(texts: Sequence[Sequence[int]], p: NextToken, order: int) -> float:
+    """All transitions of long texts against p, context by context, as one chi-square.
+
+    Given its context each token of a lossless text is an independent draw from p.
+    """
+    size = len(p((0,) * order))
+    counts = {context: Counter[int]() for context in product(range(size), repeat=order)}
+    for text in texts:
+        for place in range(order, len(text)):
+            counts[tuple(text[place - order : place])][text[place]] += 1
+    statistic, freedom = 0.0, 0
+    for context, counter in counts.items():
+        total = counter.total()
+        means = [share * total for share in p(context)]
+        if min(means) < 5:
+            continue
+        freedom += size - 1
+        statistic += math.fsum((counter[v] - mean) ** 2 / mean for v, mean in enumerate(means))
+    assert freedom, "the texts are too short for a single context"
+    return float(chi2.sf(statistic, freedom))

@@ -1,0 +1,186 @@
+"""Configuration from YAML and overrides; every fault of the user is one line."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field, ValidationError
+
+from paceline.config import StrictModel, load_config, to_yaml
+from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy
+from paceline.errors import ConfigError, UsageError
+
+
+class Sgd(StrictModel):
+    kind: Literal["sgd"] = "sgd"
+    lr: float = Field(default=0.1, gt=0)
+
+
+class Adam(StrictModel):
+    kind: Literal["adam"] = "adam"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+class Run(StrictModel):
+    name: str = "run"
+    steps: int = 10
+    optim: Annotated[Sgd | Adam, Field(discriminator="kind")] = Sgd()
+    rule: Annotated[AnyRule, Field(discriminator="rule")] = Lossless()
+    temperatures: tuple[float, ...] = (1.0,)
+    note: str | None = None
+
+
+class Needy(StrictModel):
+    target: Path
+
+
+def load(tmp_path: Path, text: str, *overrides: str) -> Run:
+    path = tmp_path / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(Run, path, overrides)
+
+
+def fault(tmp_path: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, *overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+    return message
+
+
+def test_without_a_file_the_defaults_hold():
+    assert load_config(Run) == Run()
+
+
+def test_a_file_sets_what_it_names_and_an_empty_one_nothing(tmp_path: Path):
+    config = load(tmp_path, "steps: 3\noptim: {kind: adam, lr: 1e-4}\n")
+    assert config == Run(steps=3, optim=Adam(lr=1e-4))
+    assert load(tmp_path, "") == Run()
+    assert load(tmp_path, "# nothing but a comment\n") == Run()
+
+
+def test_overrides_win_over_the_file_and_the_last_one_over_the_others(tmp_path: Path):
+    config = load(
+        tmp_path, "steps: 3\noptim: {kind: sgd, lr: 5}\n", "steps=4", "optim.lr=0.5", "steps=6"
+    )
+    assert config == Run(steps=6, optim=Sgd(lr=0.5))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optim={kind: sgd, lr: 1e-3}", Run(optim=Sgd(lr=0.001))),
+        ("temperatures=[0, 0.3]", Run(temperatures=(0.0, 0.3))),
+        ("note=null", Run(note=None)),
+        ("note=a=b", Run(note="a=b")),
+        ("name='007'", Run(name="007")),
+        ("name=", None),
+        ("optim={kind: adam}", Run(optim=Adam())),
+        ("rule={rule: lossy, alpha: 0.3}", Run(rule=Lossy(0.3))),
+    ],
+)
+def test_the_value_of_an_override_is_yaml(override: str, expected: Run | None):
+    if expected is None:
+        with pytest.raises(ConfigError, match="name: Input should be a valid string"):
+            load_config(Run, overrides=[override])
+    else:
+        assert load_config(Run, overrides=[override]) == expected
+
+
+def test_an_override_may_reach_into_what_the_file_does_not_mention():
+    config = load_config(Run, overrides=["rule.rule=lenient", "rule.epsilon=0.5"])
+    assert config.rule == Lenient("linear", 0.5)
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "optim..lr=3", ".steps=3", "steps.=3"])
+def test_a_malformed_override_is_named(tmp_path: Path, override: str):
+    assert f"override {override!r} is not of the form key.subkey=value" in fault(
+        tmp_path, "", override
+    )
+
+
+def test_an_override_below_a_plain_value_is_an_error(tmp_path: Path):
+    assert "steps holds a value, not further keys" in fault(tmp_path, "steps: 3", "steps.more=1")
+
+
+def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
+    assert "is not valid YAML; quote it" in fault(tmp_path, "", "note=[1, 2")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("step: 3", "step: Extra inputs are not permitted (got 3)"),
+        ("steps: many", "steps: Input should be a valid integer"),
+        ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
+        ("optim: {kind: lion}", "'sgd', 'adam'"),
+        ("rule: {rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
+        ("- 1\n- 2", "holds a list; a configuration is a mapping"),
+        ("just text", "holds a str; a configuration is a mapping"),
+        ("steps: [1", "is not valid YAML"),
+        ("a: b: c", "is not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_says_where_and_what(tmp_path: Path, text: str, said: str):
+    assert said in fault(tmp_path, text)
+
+
+def test_all_faults_are_told_at_once(tmp_path: Path):
+    message = fault(tmp_path, "steps: many\nname: 3\nextra: 1")
+    assert all(word in message for word in ("steps:", "name:", "extra:"))
+
+
+def test_a_missing_value_is_named():
+    with pytest.raises(ConfigError, match=r"^target: Field required$"):
+        load_config(Needy)
+
+
+def test_places_that_cannot_be_read_are_one_line(tmp_path: Path):
+    with pytest.raises(
+        ConfigError, match=r"no configuration file at .*absent.yaml; check the path"
+    ):
+        load_config(Run, tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        load_config(Run, tmp_path)
+    (tmp_path / "latin.yaml").write_bytes("name: caf\xe9".encode("latin-1"))
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        load_config(Run, tmp_path / "latin.yaml")
+
+
+def test_a_config_error_is_a_usage_error_and_a_value_error():
+    assert issubclass(ConfigError, UsageError)
+    assert issubclass(ConfigError, ValueError)
+
+
+def test_a_configuration_is_frozen_and_knows_all_its_keys():
+    with pytest.raises(ValidationError, match="frozen"):
+        Run().steps = 3
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Run.model_validate({"stepz": 3})
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.builds(
+        Run,
+        name=st.text(max_size=12),
+        steps=st.integers(-(10**9), 10**9),
+        optim=st.one_of(
+            st.builds(Sgd, lr=st.floats(1e-12, 1e12)),
+            st.builds(
+                Adam, lr=st.floats(-1e9, 1e9), betas=st.tuples(st.floats(0, 1), st.floats(0, 1))
+            ),
+        ),
+        rule=st.sampled_from([Lossless(), Lossy(0.3), Lenient("square", 0.4)]),
+        temperatures=st.lists(st.floats(0, 2), max_size=3).map(tuple),
+        note=st.sampled_from([None, "", "yes", "1e-3", "null", "2026-01-01", "a: b", "ü\n\t'\""]),
+    )
+)
+def test_what_is_written_is_read_back_equal(tmp_path_factory: pytest.TempPathFactory, config: Run):
+    path = tmp_path_factory.mktemp("config") / "run.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(Run, path) == config

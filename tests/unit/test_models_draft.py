@@ -1,0 +1,144 @@
+"""A draft of some of the target's layers: what it computes, what is saved, what is refused."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError, UsageError
+from paceline.models import load_model, wrap_model
+from paceline.models.draft import save_draft, subset_layers
+from tiny import CONFIGS, tiny_hf, tiny_model, tiny_tokenizer
+
+TEXT = [5, 9, 3, 7, 11, 20, 30, 4, 8]
+
+
+def logits_of(hf: nn.Module) -> torch.Tensor:
+    with torch.inference_mode():
+        return hf(input_ids=torch.tensor([TEXT]), use_cache=False).logits
+
+
+def skip_layers(hf: nn.Module, kept: list[int]) -> torch.Tensor:
+    """The target's own logits when the other layers pass their input on: the draft by another road."""
+    (layers,) = [m for m in hf.modules() if isinstance(m, nn.ModuleList) and len(m) == 4]
+    for index, layer in enumerate(layers):
+        if index not in kept:
+
+            def pass_on(_module: object, args: tuple, output: object) -> object:
+                return (args[0], *output[1:]) if isinstance(output, tuple) else args[0]
+
+            layer.register_forward_hook(pass_on)
+    return logits_of(hf)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("kept", [[0, 3], [1, 2], [2]])
+def test_a_draft_computes_what_the_target_computes_without_the_other_layers(
+    architecture: str, kept: list[int]
+):
+    draft = subset_layers(tiny_model(architecture), kept)
+    wanted = skip_layers(tiny_hf(architecture), kept)
+    torch.testing.assert_close(logits_of(draft.hf), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_a_saved_draft_gives_the_same_logits_and_the_target_s_tokenizer_byte_for_byte(
+    architecture: str, tmp_path: Path
+):
+    source, tokenizer = tmp_path / "target", tiny_tokenizer()
+    hf = tiny_hf(architecture, vocab_size=len(tokenizer))
+    hf.save_pretrained(source)
+    tokenizer.save_pretrained(source)
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    draft = subset_layers(load_model(source, dtype="float32"), [0, 3])
+    save_draft(draft, source, tmp_path / "draft")
+    again = load_model(tmp_path / "draft", dtype="float32")
+    assert torch.equal(logits_of(again.hf), logits_of(draft.hf))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "draft" / name).read_bytes() == (source / name).read_bytes()
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert config["vocab_size"] == len(tokenizer)
+    assert (tmp_path / "draft" / "generation_config.json").exists()
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "draft").iterdir()}
+    assert modes == {(tmp_path / "draft" / "config.json").stat().st_mode & 0o777}
+
+
+def test_a_draft_has_its_own_weights_and_leaves_the_target_alone():
+    target = tiny_model("llama", tie_word_embeddings=True)
+    before = logits_of(target.hf)
+    draft = subset_layers(target, [1])
+    with torch.no_grad():
+        for weight in draft.hf.parameters():
+            weight.add_(1.0)
+    assert torch.equal(logits_of(target.hf), before)
+    assert target.hf.config.num_hidden_layers == 4
+    assert draft.head_weight is draft.hf.get_input_embeddings().weight
+    assert draft.num_parameters < target.num_parameters
+
+
+def test_the_kinds_of_gemma_layers_follow_the_layers_that_are_kept():
+    draft = subset_layers(tiny_model("gemma3_text"), [1, 2, 3])
+    wanted = ["full_attention", "sliding_attention", "full_attention"]
+    assert draft.hf.config.layer_types == wanted
+
+
+def test_a_draft_decodes():
+    draft = subset_layers(tiny_model("gemma3_text"), [0, 1, 3])
+    session = draft.start_session()
+    session.prefill([TEXT, TEXT[:2]])
+    session.rollback(torch.tensor([0, 1]))
+    got = session.extend(torch.tensor([[6], [TEXT[1]]]))[1, 0]
+    torch.testing.assert_close(got, draft.start_session().prefill([TEXT[:2]])[0])
+
+
+@pytest.mark.parametrize("layers", [[], [0, 4], [-1, 2], [1, 1], [2, 0]])
+def test_bad_indices_are_refused_with_the_range(layers: list[int]):
+    with pytest.raises(UsageError, match="increasing numbers from 0 to 3"):
+        subset_layers(tiny_model("llama"), layers)
+
+
+def test_a_model_without_one_list_of_layers_is_refused():
+    hf = tiny_hf("llama")
+    hf.model.more_layers = nn.ModuleList(nn.Identity() for _ in range(4))
+    with pytest.raises(UnsupportedModelError, match="4 layers in 2 lists"):
+        subset_layers(wrap_model(hf), [0])
+
+
+def test_weights_are_stored_in_the_asked_dtype_and_the_draft_keeps_its_own(
+    model_directory: Path, tmp_path: Path
+):
+    draft = subset_layers(load_model(model_directory, dtype="float32"), [0, 1])
+    save_draft(draft, model_directory, tmp_path / "draft", dtype=torch.bfloat16)
+    assert draft.dtype == torch.float32
+    assert json.loads((tmp_path / "draft" / "config.json").read_text())["dtype"] == "bfloat16"
+    again = load_model(tmp_path / "draft", dtype="float32")
+    assert torch.equal(again.head_weight, draft.head_weight.bfloat16().float())
+
+
+def test_a_full_disk_leaves_the_older_draft_as_it_was(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target, out = load_model(model_directory, dtype="float32"), tmp_path / "draft"
+    save_draft(subset_layers(target, [0]), model_directory, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    draft = subset_layers(target, [0, 1])
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(type(draft.hf), "save_pretrained", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        save_draft(draft, model_directory, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_source_without_a_tokenizer_is_refused(model_directory: Path, tmp_path: Path):
+    draft = subset_layers(load_model(model_directory), [0])
+    for path in model_directory.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ModelLoadError, match="no tokenizer files to give"):
+        save_draft(draft, model_directory, tmp_path / "draft")

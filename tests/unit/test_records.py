@@ -1,0 +1,251 @@
+"""What is written to disk is whole or not there at all."""
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.config import StrictModel
+from paceline.errors import StorageError
+from paceline.records import (
+    RunDirectory,
+    append_jsonl,
+    atomic_directory,
+    atomic_write_text,
+    config_hash,
+    environment,
+    read_jsonl,
+    storage_errors,
+)
+
+
+class Settings(StrictModel):
+    steps: int = 3
+    name: str = "a"
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+
+def test_a_file_is_written_with_its_parents_and_replaced_whole(tmp_path: Path):
+    path = tmp_path / "deep" / "er" / "file.txt"
+    atomic_write_text(path, "first ü\n")
+    atomic_write_text(path, "second\n")
+    assert path.read_text(encoding="utf-8") == "second\n"
+    assert names(path.parent) == ["file.txt"]
+
+
+def test_others_may_read_what_was_written(tmp_path: Path):
+    atomic_write_text(tmp_path / "file.txt", "x")
+    with atomic_directory(tmp_path / "dir"):
+        pass
+    assert stat.S_IMODE((tmp_path / "file.txt").stat().st_mode) & 0o444 == 0o444
+    assert stat.S_IMODE((tmp_path / "dir").stat().st_mode) & 0o555 == 0o555
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "file.txt"
+    atomic_write_text(path, "old")
+    fill_disk(monkeypatch)
+    with pytest.raises(StorageError, match="the disk is full") as caught:
+        atomic_write_text(path, "new")
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code == 1
+    assert path.read_text(encoding="utf-8") == "old"
+    assert names(tmp_path) == ["file.txt"]
+
+
+def test_a_full_disk_is_recognised_in_the_exception_of_a_library(tmp_path: Path):
+    with (
+        pytest.raises(StorageError, match="the disk is full"),
+        storage_errors(tmp_path / "model.safetensors"),
+    ):
+        raise RuntimeError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
+
+
+def test_other_errors_pass_through_as_they_are(tmp_path: Path):
+    with pytest.raises(RuntimeError, match="shape mismatch"), storage_errors(tmp_path):
+        raise RuntimeError("shape mismatch")
+
+
+def test_a_place_that_cannot_hold_a_file_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    (tmp_path / "dir" / "full").mkdir(parents=True)
+    for call in (
+        lambda: atomic_write_text(tmp_path / "file" / "below.txt", "x"),
+        lambda: atomic_write_text(tmp_path / "file" / "further" / "below.txt", "x"),
+        lambda: append_jsonl(tmp_path / "file" / "below.jsonl", {}),
+        lambda: append_jsonl(tmp_path / "dir", {}),
+        lambda: atomic_write_text(tmp_path / "dir", "x"),
+        lambda: atomic_directory(tmp_path / "file" / "below").__enter__(),
+    ):
+        with pytest.raises(StorageError, match="it cannot be written") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_directory_appears_whole_when_its_block_ends(tmp_path: Path):
+    path = tmp_path / "checkpoints" / "step-3"
+    with atomic_directory(path) as scratch:
+        (scratch / "weights").write_text("w", encoding="utf-8")
+        assert not path.exists()
+    assert names(path) == ["weights"]
+    assert names(path.parent) == ["step-3"]
+
+
+def test_an_existing_directory_is_replaced_and_nothing_of_it_stays(tmp_path: Path):
+    path = tmp_path / "out"
+    for name in ("first", "second"):
+        with atomic_directory(path) as scratch:
+            (scratch / name).write_text(name, encoding="utf-8")
+    assert names(path) == ["second"]
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt(), SystemExit(1)])
+def test_an_error_inside_leaves_the_old_directory_and_no_trace(
+    tmp_path: Path, error: BaseException
+):
+    path = tmp_path / "out"
+    with atomic_directory(path) as scratch:
+        (scratch / "old").write_text("old", encoding="utf-8")
+
+    def write_half() -> None:
+        with atomic_directory(path) as scratch:
+            (scratch / "new").write_text("half", encoding="utf-8")
+            raise error
+
+    with pytest.raises(type(error)):
+        write_half()
+    assert names(tmp_path) == ["out"]
+    assert names(path) == ["old"]
+
+
+def test_a_failure_while_directories_change_places_brings_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "out"
+    with atomic_directory(path) as scratch:
+        (scratch / "old").write_text("old", encoding="utf-8")
+    replace = Path.replace
+    moves: list[Path] = []
+
+    def second_move_fails(self: Path, target: Path) -> Path:
+        moves.append(self)
+        if len(moves) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", second_move_fails)
+    with pytest.raises(StorageError, match="the disk is full"), atomic_directory(path):
+        pass
+    assert names(path) == ["old"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_process_that_is_killed_while_writing_leaves_the_old_file(tmp_path: Path):
+    path = tmp_path / "result.json"
+    atomic_write_text(path, "old")
+    script = (
+        "import os, signal; from pathlib import Path; from paceline.records import *\n"
+        "os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"atomic_write_text(Path({str(path)!r}), 'new' * 100000)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -9
+    assert path.read_text(encoding="utf-8") == "old"
+
+
+def test_rows_are_read_back_in_order(tmp_path: Path):
+    path = tmp_path / "runs" / "metrics.jsonl"
+    rows = [{"step": 1, "loss": 0.1}, {"text": 'ü "\n'}, {"nested": {"list": [1, None]}}]
+    for row in rows:
+        append_jsonl(path, row)
+    assert read_jsonl(path) == rows
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_a_file_that_is_not_there_holds_no_rows(tmp_path: Path):
+    assert read_jsonl(tmp_path / "absent.jsonl") == []
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3, "lo', "{", '{"text": "half', '{"step": 3'])
+def test_a_torn_last_line_is_left_out_and_the_next_row_does_not_stick_to_it(
+    tmp_path: Path, torn: str
+):
+    path = tmp_path / "metrics.jsonl"
+    append_jsonl(path, {"step": 1})
+    append_jsonl(path, {"step": 2})
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(torn)
+    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
+    append_jsonl(path, {"step": 3})
+    append_jsonl(path, {"step": 4})
+    assert read_jsonl(path) == [{"step": step} for step in (1, 2, 3, 4)]
+
+
+def test_a_file_that_holds_only_a_torn_line_starts_again(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"st', encoding="utf-8")
+    assert read_jsonl(path) == []
+    append_jsonl(path, {"step": 1})
+    assert read_jsonl(path) == [{"step": 1}]
+
+
+def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}', encoding="utf-8")
+    append_jsonl(path, {"step": 2})
+    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n', encoding="utf-8")
+    with pytest.raises(json.JSONDecodeError):
+        read_jsonl(path)
+
+
+def test_a_run_directory_keeps_its_manifest_and_result(tmp_path: Path):
+    run = RunDirectory(tmp_path / "run")
+    assert run.read_manifest() is None
+    assert run.read_result() is None
+    run.write_manifest(Settings(steps=5))
+    run.write_result({"alpha": 0.5})
+    manifest = run.read_manifest()
+    assert manifest is not None
+    assert manifest["config"] == {"steps": 5, "name": "a"}
+    assert manifest["config_hash"] == config_hash(Settings(steps=5))
+    assert set(manifest["environment"]) >= {"versions", "python", "cpu_count", "git"}
+    assert run.read_result() == {"alpha": 0.5}
+    assert names(run.path) == ["manifest.json", "result.json"]
+    assert (run.metrics.name, run.checkpoints.name) == ("metrics.jsonl", "checkpoints")
+
+
+def test_the_hash_tells_configurations_apart_and_nothing_else():
+    assert config_hash(Settings()) == config_hash(Settings(name="a", steps=3))
+    assert config_hash(Settings()) != config_hash(Settings(steps=4))
+
+
+def test_the_environment_can_be_written_as_json():
+    described = json.loads(json.dumps(environment()))
+    assert described["versions"]["torch"]
+    assert described["cpu_count"] == os.cpu_count()

@@ -1,0 +1,197 @@
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligning import align_config, losses, write_corpus, write_pair
+from paceline.errors import ConfigError, ContextLengthError, PromptError, TrainingError
+from paceline.models import load_model
+from paceline.records import read_jsonl
+from paceline.train import align
+from paceline.train.objectives import token_losses
+from tiny import tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def held_out(folder: Path, **settings: Any) -> dict[str, Any]:
+    """Settings of a run with evaluation on a little text."""
+    corpus = str(folder / "corpus.jsonl")
+    small = {"num_prompts": 3, "max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
+    return {"data": {"train": corpus, "held_out": corpus}, "evaluation": small | settings}
+
+
+def test_a_run_leaves_a_draft_its_figures_and_its_records(folder: Path, tmp_path: Path):
+    config = align_config(
+        folder, tmp_path / "run", **held_out(folder, every_steps=4), checkpoints={"every_steps": 3}
+    )
+    stages: list[str] = []
+    run = align(config, progress=lambda stage, *_: stages.append(stage))
+    assert run == tmp_path / "run"
+    assert len(losses(run)) == 10
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert [row["step"] for row in rows if "evaluation" in row] == [0, 4, 8]
+    result = json.loads((run / "result.json").read_text())
+    assert result["num_steps"] == 10
+    assert result["num_tokens"] == sum(row.get("num_tokens", 0) for row in rows)
+    assert result["before"] == rows[0]["evaluation"]
+    assert result["after"]["expected_acceptance"] > result["before"]["expected_acceptance"]
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["config"] == config.model_dump(mode="json")
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == ["step-00000009", "step-00000010"]
+    assert {"loading", "held-out text", "training", "evaluating"} <= set(stages)
+
+
+def test_the_draft_is_an_ordinary_directory_with_the_tokenizer_and_number_format_it_had(
+    tmp_path: Path,
+):
+    folder = write_pair(tmp_path)
+    half = load_model(folder / "draft", dtype="bfloat16").hf
+    half.save_pretrained(folder / "draft")
+    run = align(align_config(folder, tmp_path / "run", num_steps=1))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (run / "draft" / name).read_bytes() == (folder / "target" / name).read_bytes()
+    settings = json.loads((run / "draft" / "config.json").read_text())
+    assert settings["dtype"] == "bfloat16"
+    assert settings["num_hidden_layers"] == 2
+
+
+def test_frozen_embeddings_and_head_stay_and_everything_else_moves(folder: Path, tmp_path: Path):
+    run = align(align_config(folder, tmp_path / "run", num_steps=2, freeze_embeddings=True))
+    before = load_model(folder / "draft", dtype="float32").hf.state_dict()
+    after = load_model(run / "draft", dtype="float32").hf.state_dict()
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(folder: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    align(align_config(folder, out, num_steps=3))
+    before = (out / "metrics.jsonl").read_bytes(), (out / "result.json").read_bytes()
+    align(align_config(folder, out, num_steps=3), resume=True)
+    assert ((out / "metrics.jsonl").read_bytes(), (out / "result.json").read_bytes()) == before
+    align(align_config(folder, out, num_steps=5), resume=True)
+    assert len(losses(out)) == 5
+    assert json.loads((out / "result.json").read_text())["num_steps"] == 5
+
+
+def test_resuming_what_never_began_begins(folder: Path, tmp_path: Path):
+    run = align(align_config(folder, tmp_path / "run", num_steps=1), resume=True)
+    assert len(losses(run)) == 1
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_costs_nothing(folder: Path, tmp_path: Path):
+    whole = align(align_config(folder, tmp_path / "whole", recipe="imit_kd"))
+    config = align_config(folder, tmp_path / "cut", recipe="imit_kd")
+    calls = 0
+
+    def interrupt(stage: str, done: float, total: float, note: str = "") -> None:
+        nonlocal calls
+        calls += stage == "training"
+        if calls == 4:
+            calls += 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(TrainingError, match=r"stopped after step 4 .* resume the run") as caught:
+        align(config, progress=interrupt)
+    assert "step-00000004" in str(caught.value)
+    assert losses(align(config, resume=True)) == losses(whole)
+
+
+def test_a_loss_that_is_no_number_names_step_and_last_good_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls = 0
+
+    def poisoned(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return token_losses(*arguments) * (float("nan") if calls == 6 else 1.0)
+
+    monkeypatch.setattr("paceline.train.step.token_losses", poisoned)
+    config = align_config(folder, tmp_path / "run", checkpoints={"every_steps": 2})
+    with pytest.raises(TrainingError, match=r"nan at step 6; .*step-00000004;") as caught:
+        align(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_no_numbers_are_never_saved(folder: Path, tmp_path: Path):
+    optimizer = {"kind": "adamw", "learning_rate": 1e30, "weight_decay": 1e30}
+    config = align_config(
+        folder, tmp_path / "run", optimizer=optimizer, checkpoints={"every_steps": 1}
+    )
+    with pytest.raises(TrainingError, match=r"smaller optimizer\.learning_rate"):
+        align(config)
+    for saved in (tmp_path / "run" / "checkpoints").glob("*"):
+        weights = load_model(saved / "draft").hf.parameters()
+        assert all(bool(weight.isfinite().all()) for weight in weights)
+
+
+def test_a_run_of_so_many_seconds_ends_near_the_end_of_its_schedule(folder: Path, tmp_path: Path):
+    optimizer = {"kind": "adamw", "schedule": {"kind": "linear"}, "warmup_fraction": 0.1}
+    run = align(
+        align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.0, optimizer=optimizer)
+    )
+    rates = [row["learning_rate"] for row in read_jsonl(run / "metrics.jsonl")]
+    assert rates[0] == 0.0
+    assert max(rates) < 1e-3
+    elapsed = [row["elapsed_s"] for row in read_jsonl(run / "metrics.jsonl")]
+    assert elapsed[-1] >= 1.0
+    assert elapsed[-2] < 1.0
+    # from the schedule by hand: the rate of a step follows the clock at the end of the one before
+    assert rates[-1] == pytest.approx(1e-3 * (1 - elapsed[-2]), abs=2e-6)
+
+
+def test_steps_end_a_run_that_has_time_left(folder: Path, tmp_path: Path):
+    run = align(align_config(folder, tmp_path / "run", num_steps=2, max_seconds=1000.0))
+    assert len(losses(run)) == 2
+
+
+def test_bfloat16_autocast_trains_towards_the_same_loss(folder: Path, tmp_path: Path):
+    runs = [
+        losses(align(align_config(folder, tmp_path / kind, num_steps=3, precision=kind)))
+        for kind in ("float32", "bfloat16")
+    ]
+    assert runs[1] == pytest.approx(runs[0], rel=0.05)
+    assert runs[1] != runs[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "complaint"),
+    [
+        ({"max_completion_tokens": 60}, ContextLengthError, "is 65, but the target's context"),
+        ({"target": "no/such/place/at/all"}, Exception, "no/such/place/at/all"),
+        ({"data": {"train": "missing.jsonl"}}, PromptError, "no file at missing.jsonl"),
+        ({"draft_fraction": 0.0, "fixed_fraction": 0.5, "data": "prompts"}, PromptError, "line 1"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], complaint: str
+):
+    if changes.get("data") == "prompts":
+        path = write_corpus(tmp_path / "prompts.jsonl", [{"prompt": "a"}])
+        changes = changes | {"data": {"train": str(path)}}
+    with pytest.raises(error, match=complaint) as caught:
+        align(align_config(folder, tmp_path / "run", **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path):
+    folder = write_pair(tmp_path)
+    tiny_tokenizer(extra_tokens=("zz",)).save_pretrained(folder / "draft")
+    with pytest.raises(Exception, match="tokenizers of target and draft differ"):
+        align(align_config(folder, tmp_path / "run"))
+
+
+def test_a_run_that_is_there_is_not_overwritten(folder: Path, tmp_path: Path):
+    align(align_config(folder, tmp_path / "run", num_steps=1))
+    with pytest.raises(ConfigError, match="already holds a run"):
+        align(align_config(folder, tmp_path / "run", num_steps=1))
