@@ -16,9 +16,9 @@ SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
 @pytest.mark.parametrize("name", [path.name for path in sorted(SMOKE.glob("align*.yaml"))])
 def test_a_smoke_configuration_raises_the_acceptance_and_ends_in_a_draft(name: str, tmp_path: Path):
     write_pair(tmp_path / "tiny")
+    paceline = [sys.executable, "-m", "paceline.cli.main"]
     done = subprocess.run(
-        [sys.executable, "-m", "paceline.cli.main", "align", "--config", str(SMOKE / name)]
-        + ["--output", "run", "--set", "device=cpu"],
+        [*paceline, "align", "--config", SMOKE / name, "--output", "run", "--set", "device=cpu"],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

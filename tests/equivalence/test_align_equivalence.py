@@ -41,9 +41,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> RowsOfSteps:
     rows_of_steps: RowsOfSteps = []
     step = Stepper.step
 
-    def spy(self: Stepper, rows: list[Row], learning_rate: float) -> StepFigures:
+    def spy(self: Stepper, rows: list[Row], *rest: Any) -> StepFigures:
         rows_of_steps.append(rows)
-        return step(self, rows, learning_rate)
+        return step(self, rows, *rest)
 
     monkeypatch.setattr(Stepper, "step", spy)
     return rows_of_steps
@@ -197,7 +197,7 @@ def test_two_processes_are_one(folder: Path, tmp_path: Path):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    # what `accelerate launch --cpu --num_processes 2` sets, without its start-up time
+    # what torchrun sets, without its start-up time
     common = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",

@@ -103,9 +103,10 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     A token of probability 0 is never drawn: the sum runs in float64 and the uniform is scaled to
     the row's own total.
     """
-    cdf = probs_BV.double().cumsum(-1)
-    points = uniforms_B.to(cdf).unsqueeze(-1) * cdf[..., -1:]
-    index = torch.searchsorted(cdf, points, right=True).squeeze(-1)
-    # Rounding can lift the point onto the total: then the last token that has mass is meant.
-    last = (probs_BV > 0).long().cumsum(-1).argmax(-1)
-    return torch.minimum(index, last)
+    cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+    points_B1 = uniforms_B.to(cdf_BV).unsqueeze(-1) * cdf_BV[..., -1:]
+    # The first entry above the point adds to the sum, so its token has mass.
+    index_B = torch.searchsorted(cdf_BV, points_B1, right=True).squeeze(-1)
+    # Rounding can lift the point onto the total: then the first entry that reaches it is meant.
+    last_B = torch.searchsorted(cdf_BV, cdf_BV[..., -1:].contiguous()).squeeze(-1)
+    return torch.minimum(index_B, last_B)

@@ -21,10 +21,15 @@ _PADDING = 0  # any token does: padding stands on the right, where no real posit
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A text to train on; tokens before `trained_from` are context and carry no loss."""
+    """A text to train on; tokens before `trained_from` are context and carry no loss.
+
+    `target_hidden_TD` are the target's hidden states before each trained token, where they are known
+    already because the target wrote the text.
+    """
 
     tokens: Sequence[int]
     trained_from: int
+    target_hidden_TD: Tensor | None = None
 
     def __post_init__(self) -> None:
         # The first token has nothing before it that could predict it.

@@ -7,7 +7,18 @@
 - `losslessness`: the proof that speculation leaves the target's text alone
 """
 
-from paceline.measure.losslessness import VerifyConfig, verify_losslessness
+from paceline.measure.losslessness import (
+    LosslessnessReport,
+    VerifyConfig,
+    verify_losslessness,
+)
 from paceline.measure.measurement import MeasureConfig, Measurement, measure
 
-__all__ = ["MeasureConfig", "Measurement", "VerifyConfig", "measure", "verify_losslessness"]
+__all__ = [
+    "LosslessnessReport",
+    "MeasureConfig",
+    "Measurement",
+    "VerifyConfig",
+    "measure",
+    "verify_losslessness",
+]

@@ -1,12 +1,16 @@
 """Models behind one seam: load them, wrap them, read texts with them, cut drafts out of them.
 
-session.py    the contract of decoding with models (ModelSession, Model)
-causal.py     any decoder-only transformers model behind it
-loading.py    hub id, local directory or GGUF file -> CausalModel
-vocabulary.py may these two models speculate together?
-draft.py      a draft from some of the target's layers; save it as an ordinary directory
-kernels.py    16-bit weights for CPUs that have no 16-bit arithmetic
-fakes.py      table models for tests
+session.py        the contract of decoding with models (ModelSession, Model)
+causal.py         any decoder-only transformers model behind it
+cache.py          keys and values, right-aligned, with room to grow
+architectures.py  who cannot roll back is refused by name, the unknown have to prove it
+loading.py        hub id, local directory or GGUF file -> CausalModel
+gguf.py           a GGUF file becomes a model directory in the cache, once
+vocabulary.py     may these two models speculate together?
+draft.py          a draft from some of the target's layers; save it as an ordinary directory
+kernels.py        16-bit weights for CPUs that have no 16-bit arithmetic
+llama.py          Llama-like models on them, in as few calls as possible
+fakes.py          table models for tests
 """
 
 from paceline.models.causal import CausalModel, wrap_model

@@ -271,3 +271,18 @@ def _eos_token_ids(
         if found:
             return tuple(found)
     return ()
+
+
+@contextlib.contextmanager
+def recorded_hidden_states(model: CausalModel) -> Iterator[list[Tensor]]:
+    """What goes into the head while sessions of this model read, a tensor [B, N, D] a pass.
+
+    Seen only where the transformers modules run: not on a model prepared for decoding.
+    """
+    recorded: list[Tensor] = []
+    head: Any = model.hf.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0]))
+    try:
+        yield recorded
+    finally:
+        hook.remove()

@@ -6,6 +6,7 @@ Reading a quantised GGUF takes many seconds every time; safetensors take less th
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import io
@@ -14,7 +15,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock
@@ -23,6 +24,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from paceline.errors import ModelLoadError, PacelineError
 from paceline.models.architectures import refuse_by_name
 from paceline.records import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +50,11 @@ def converted_gguf(path: Path) -> Path:
         return entry
     if importlib.util.find_spec("gguf") is None:
         raise ModelLoadError(f"reading {path} needs the gguf package: pip install 'paceline[gguf]'")
-    kind = _check(path)
     with storage_errors(entry):
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{entry}.lock"):
             if not entry.exists():
-                _convert_into(entry, path, kind)
+                _convert_into(entry, path)
     return entry
 
 
@@ -70,12 +73,28 @@ def _key(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+@contextlib.contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Share what transformers computes anew for config, weights, tokenizer and every module."""
+    import gguf  # an extra: only those who load GGUF files install it
+
+    parse, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
+    parse_once = functools.cache(parse)
+    replaced: Any = gguf
+    replaced.GGUFReader = lambda path: parse_once(str(path))
+    replaced.get_tensor_name_map = functools.cache(name_map)
+    try:
+        yield
+    finally:
+        replaced.GGUFReader, replaced.get_tensor_name_map = parse, name_map
+
+
 def _check(path: Path) -> torch.dtype:
     """Read the file's directory of tensors, which finds most damage; the dtype to convert to."""
-    from gguf import GGUFReader  # an extra: only those who load GGUF files install it
+    import gguf
 
     try:
-        reader = GGUFReader(path)
+        reader = gguf.GGUFReader(path)
         file_type = reader.get_field("general.file_type")
         kind = None if file_type is None else int(file_type.contents())
     except Exception as error:  # the reader raises whatever numpy and struct raise
@@ -85,13 +104,14 @@ def _check(path: Path) -> torch.dtype:
     return torch.bfloat16 if kind is None else _PLAIN_TYPES.get(kind, torch.bfloat16)
 
 
-def _convert_into(entry: Path, path: Path, kind: torch.dtype) -> None:
+def _convert_into(entry: Path, path: Path) -> None:
     """Called with the entry's lock held, so scratch directories found here are of killed runs."""
     for stale in entry.parent.glob(f".{entry.name}.*"):
         shutil.rmtree(stale, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
     try:
-        _convert(path, scratch, kind)
+        with _parsed_once():
+            _convert(path, scratch, _check(path))
         scratch.chmod(0o755)
         scratch.replace(entry)
     except BaseException:
@@ -105,9 +125,10 @@ def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
     try:
         # its bar covers a tenth of the time and cannot be switched off
         with contextlib.redirect_stderr(io.StringIO()):
-            refuse_by_name(AutoConfig.from_pretrained(path.parent, **source))
+            config = AutoConfig.from_pretrained(path.parent, **source)
+            refuse_by_name(config)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path.parent, dtype=kind, output_loading_info=True, **source
+                path.parent, config=config, dtype=kind, output_loading_info=True, **source
             )
             tokenizer = AutoTokenizer.from_pretrained(path.parent, **source)
     except (PacelineError, OSError):

@@ -13,7 +13,15 @@ from accelerate import Accelerator
 
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
-from paceline.data.sources import ExampleStream, FixedText, MixedText, SampledText, Shard
+from paceline.data.rounds import TargetRounds
+from paceline.data.sources import (
+    BatchSource,
+    ExampleStream,
+    FixedText,
+    MixedText,
+    SampledText,
+    Shard,
+)
 from paceline.data.tokens import read_prompts
 from paceline.errors import ConfigError, ContextLengthError, UsageError
 from paceline.models.draft import save_draft
@@ -32,6 +40,7 @@ from paceline.train.checkpoint import (
 from paceline.train.evaluation import Evaluator, held_out_text
 from paceline.train.loop import Parts, TrainingLoop
 from paceline.train.step import Stepper
+from paceline.train.vocabulary import VocabularySample, count_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,8 +130,9 @@ def _set_up(
         config=config,
         accelerator=accelerator,
         stepper=stepper,
-        source=_source(config, stream, draft, target),
+        source=_source(config, stream, draft, target, shard),
         stream=stream,
+        vocabulary=_vocabulary(config, stream, vocab_size),
         run=run,
         store=store,
         evaluator=evaluator,
@@ -179,12 +189,28 @@ def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleSt
     return ExampleStream(examples, config.batch_size, seed=config.seed, shard=shard)
 
 
+def _vocabulary(
+    config: AlignConfig, stream: ExampleStream, vocab_size: int
+) -> VocabularySample | None:
+    """The tokens that divergences are taken over, by how often the corpus has them."""
+    if config.loss_vocabulary is None:
+        return None
+    counts_V = count_tokens((example.tokens for example in stream.examples), vocab_size)
+    return VocabularySample(config.loss_vocabulary, counts_V)
+
+
 def _source(
-    config: AlignConfig, stream: ExampleStream, draft: CausalModel, target: CausalModel
+    config: AlignConfig,
+    stream: ExampleStream,
+    draft: CausalModel,
+    target: CausalModel,
+    shard: Shard,
 ) -> MixedText:
     """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
     models: tuple[tuple[CausalModel, Literal["draft", "target"]], ...]
     models = (draft, "draft"), (target, "target")
+    drafted: BatchSource
+    written: BatchSource
     drafted, written = (
         SampledText(
             stream,
@@ -196,6 +222,16 @@ def _source(
         )
         for model, origin in models
     )
+    if config.target_rounds is not None:
+        written = TargetRounds(
+            stream,
+            target,
+            config.target_rounds,
+            sampling=config.sampling,
+            max_new_tokens=config.max_completion_tokens,
+            eos_token_ids=target.eos_token_ids,
+            shard=shard,
+        )
     return MixedText(
         stream,
         FixedText(stream),

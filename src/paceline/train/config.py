@@ -11,9 +11,11 @@ from paceline.config import StrictModel
 from paceline.core.reduction import Mean
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
+from paceline.data.rounds import Rounds
 from paceline.train.objectives import CrossEntropy, ForwardKL, Objective, as_terms
 from paceline.train.optim import Adafactor, Optimizer
 from paceline.train.recipes import RECIPES, RecipeName
+from paceline.train.vocabulary import LossVocabulary
 
 
 class AlignData(StrictModel):
@@ -66,6 +68,23 @@ class Checkpoints(StrictModel):
     keep: int = Field(default=2, ge=1)
 
 
+class Finish(StrictModel):
+    """Another objective for the last part of the run.
+
+    Attributes:
+        objective: One divergence or a weighted sum.
+        begin: The part of the run after which it takes over.
+    """
+
+    objective: tuple[Objective, ...]
+    begin: float = Field(default=0.7, gt=0, lt=1)
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return as_terms(value)
+
+
 class AlignConfig(StrictModel):
     """One run of alignment (Zhou et al. 2023, Alg. A.2).
 
@@ -75,11 +94,15 @@ class AlignConfig(StrictModel):
         output: The run directory; the aligned draft becomes `output/draft`.
         recipe: Defaults for objective, fixed_fraction and draft_fraction by name.
         objective: One divergence or a weighted sum.
+        finish: Another objective for the last part of the run.
+        loss_vocabulary: Divergences over part of the vocabulary; None: over all of it.
         mean: Mean over sequences of their means (the paper's), or over tokens.
         fixed_fraction: lambda1, the part of batches that is corpus text as it is.
         draft_fraction: lambda2, the part of the others that the draft writes; the target writes
             the rest.
         sampling: How draft and target write training text.
+        target_rounds: Let the target write many texts at a time, score them as it writes, and train
+            on each more than once; None: a batch at a time, once.
         num_steps: Budget in optimiser steps; with it alone a run is deterministic.
         max_seconds: Budget in seconds of training, set-up and the last evaluation not counted; the
             schedule follows whichever budget is nearer its end.
@@ -101,10 +124,13 @@ class AlignConfig(StrictModel):
     data: AlignData
     recipe: RecipeName | None = None
     objective: tuple[Objective, ...] = (ForwardKL(),)
+    finish: Finish | None = None
+    loss_vocabulary: LossVocabulary | None = None
     mean: Mean = "sequence"
     fixed_fraction: float = Field(default=1.0, ge=0, le=1)
     draft_fraction: float = Field(default=0.0, ge=0, le=1)
     sampling: SamplingParams = SamplingParams()
+    target_rounds: Rounds | None = None
     optimizer: Optimizer = Adafactor()
     num_steps: int | None = Field(default=None, ge=1)
     max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -150,6 +176,18 @@ class AlignConfig(StrictModel):
             raise ValueError(
                 f"optimizer.warmup_steps {warmup} is more than num_steps {self.num_steps}; "
                 "lower it, or use warmup_fraction"
+            )
+        if self.target_rounds is not None and self.target_rounds.rows % self.batch_size:
+            raise ValueError(
+                f"target_rounds.rows {self.target_rounds.rows} cannot be cut into batches of "
+                f"batch_size {self.batch_size}; make it a multiple"
+            )
+        finish = () if self.finish is None else self.finish.objective
+        if self.loss_vocabulary and any(
+            isinstance(term, CrossEntropy) for term in (*self.objective, *finish)
+        ):
+            raise ValueError(
+                "cross_entropy needs every label, and loss_vocabulary leaves tokens out; drop one"
             )
         labels_only = all(isinstance(term, CrossEntropy) for term in self.objective)
         if labels_only and self.fixed_fraction < 1 and self.draft_fraction > 0:

@@ -10,8 +10,10 @@ import torch
 
 from paceline.errors import TrainingError
 from paceline.records import append_jsonl
+from paceline.rng import named_generator
 from paceline.train.guard import LossGuard, StopRequest
 from paceline.train.optim import learning_rate
+from paceline.train.step import StepPlan
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.train.config import AlignConfig
     from paceline.train.evaluation import Evaluator, Figures
     from paceline.train.step import Stepper
+    from paceline.train.vocabulary import VocabularySample
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Parts:
     stream: ExampleStream
     run: RunDirectory
     store: CheckpointStore
+    vocabulary: VocabularySample | None
     evaluator: Evaluator | None
     progress: Progress
 
@@ -78,8 +82,9 @@ class TrainingLoop:
         started = time.monotonic()
         self.state.step += 1
         rate = learning_rate(self.config.optimizer, self.state.step, self._progress())
+        plan = self._plan()
         batch = self.parts.source.next_batch()
-        figures = self.parts.stepper.step(batch.rows, rate)
+        figures = self.parts.stepper.step(batch.rows, rate, plan)
         self.state.num_drawn = self.parts.stream.num_drawn
         now = time.monotonic()
         self.state.elapsed_s = now - self._clock
@@ -97,6 +102,16 @@ class TrainingLoop:
         )
         self.guard.check(self.state.step, figures, self.saved)
         self._report(f"loss {figures.loss:.3f}")
+
+    def _plan(self) -> StepPlan:
+        """This step's objective and tokens, by how far the run is and what has been drawn."""
+        finish, sample = self.config.finish, self.parts.vocabulary
+        late = finish is not None and self._progress() > finish.begin
+        terms = finish.objective if finish is not None and late else self.config.objective
+        if sample is None:
+            return StepPlan(terms)
+        rng = named_generator(self.config.seed, "loss vocabulary", self.parts.stream.num_drawn)
+        return StepPlan(terms, sample.draw(rng))
 
     def _progress(self) -> float:
         """The part of the nearer budget that is spent when this step ends, in (0, 1]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from paceline.core.reduction import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.train.objectives import reads_target, token_losses
 from paceline.train.optim import build_optimizer
+from paceline.train.vocabulary import cut_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.data.collate import Row
     from paceline.models.causal import CausalModel
     from paceline.train.config import AlignConfig
+    from paceline.train.objectives import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,13 @@ class StepFigures:
     loss: float
     gradient_norm: float
     num_tokens: int
+
+
+class StepPlan(NamedTuple):
+    """What is particular to one step: its objective, and the tokens it is taken over (None: all)."""
+
+    terms: Sequence[Objective]
+    vocabulary: tuple[Tensor, Tensor] | None = None
 
 
 class DraftLoss(nn.Module):
@@ -54,36 +63,42 @@ class DraftLoss(nn.Module):
         self.hf = draft.hf
         self.draft = draft
         self.target = target
-        self.terms = config.objective
         self.chunk_tokens = config.chunk_tokens
         self.vocab_size = vocab_size
         self.autocast = bfloat16
 
     def forward(
-        self, batch: TokenBatch, weights_BT: Tensor, target_hidden_ND: Tensor | None
+        self,
+        batch: TokenBatch,
+        weights_BT: Tensor,
+        target_hidden_ND: Tensor | None,
+        plan: StepPlan,
     ) -> Tensor:
         """Sum over trained positions of weight times loss."""
         labels_N = batch.labels_BT[batch.mask_BT]
-        target_head = _head(self.target)
+        target_head, draft_head = _head(self.target), _head(self.draft)
+        vocab_size: int | None = self.vocab_size
+        if plan.vocabulary is not None:
+            target_head = cut_head(target_head, *plan.vocabulary)
+            draft_head = cut_head(draft_head, *plan.vocabulary)
+            vocab_size = None
 
         def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
             target_log_probs_CV = None
             if target_hidden_ND is not None:
                 with torch.no_grad():
-                    target_log_probs_CV = target_head.log_probs(
-                        target_hidden_ND[rows], self.vocab_size
-                    )
-            return token_losses(self.terms, target_log_probs_CV, draft_log_probs_CV, labels_N[rows])
+                    target_log_probs_CV = target_head.log_probs(target_hidden_ND[rows], vocab_size)
+            return token_losses(plan.terms, target_log_probs_CV, draft_log_probs_CV, labels_N[rows])
 
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
             hidden_BTD = self.draft.body(batch.tokens_BT, batch.attention_BT)
             return chunked_loss(
                 hidden_BTD[batch.mask_BT],
-                _head(self.draft),
+                draft_head,
                 loss_of_chunk,
                 weights_BT[batch.mask_BT],
                 chunk_size=self.chunk_tokens,
-                vocab_size=self.vocab_size,
+                vocab_size=vocab_size,
             )
 
 
@@ -117,13 +132,14 @@ class Stepper:
         self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
 
-    def step(self, rows: Sequence[Row], learning_rate: float) -> StepFigures:
+    def step(self, rows: Sequence[Row], learning_rate: float, plan: StepPlan) -> StepFigures:
         """Score the rows, add up gradients over their parts, update unless one is not finite.
 
         Every part is divided by the units of the whole step, over parts and processes, so that
         cutting a step up does not change it.
         """
-        batches = self._cut(rows)
+        parts = self._cut(rows)
+        batches = [collate(part).to(self.accelerator.device) for part in parts]
         mean = self.config.mean
         units = sum(count_units(batch.mask_BT, mean) for batch in batches)
         tokens = sum(batch.mask_BT.sum() for batch in batches)
@@ -132,25 +148,29 @@ class Stepper:
         for index, batch in enumerate(batches):
             weights_BT = token_weights(batch.mask_BT, mean=mean, total=units)
             with self._synchronised(last=index == len(batches) - 1):
-                part = self.loss(batch, weights_BT, self.score(batch))
+                hidden_ND = self.score(parts[index], batch, plan.terms)
+                loss = self.loss(batch, weights_BT, hidden_ND, plan)
                 # Data parallelism averages gradients over processes; these parts are to be summed.
-                (part * self.accelerator.num_processes).backward()
-            total += part.detach()
+                (loss * self.accelerator.num_processes).backward()
+            total += loss.detach()
         (loss,) = self._add_up(total)
         return StepFigures(loss, self._update(learning_rate), int(tokens))
 
     @torch.no_grad()
-    def score(self, batch: TokenBatch) -> Tensor | None:
+    def score(
+        self, rows: Sequence[Row], batch: TokenBatch, terms: Sequence[Objective]
+    ) -> Tensor | None:
         """The target's hidden states at the trained positions; None if labels are all it takes."""
-        if not reads_target(self.config.objective):
+        if not reads_target(terms):
             return None
+        known = [row.target_hidden_TD for row in rows if row.target_hidden_TD is not None]
+        if len(known) == len(rows):
+            return torch.cat(known).to(batch.tokens_BT.device)
         return self.target.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
 
-    def _cut(self, rows: Sequence[Row]) -> list[TokenBatch]:
-        parts = self.config.gradient_accumulation_steps
-        size = len(rows) // parts
-        cut = [rows[start : start + size] for start in range(0, len(rows), size)]
-        return [collate(part).to(self.accelerator.device) for part in cut]
+    def _cut(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
+        size = len(rows) // self.config.gradient_accumulation_steps
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def _update(self, learning_rate: float) -> float:
         """Clip, update, forget the gradient. -> the gradient's norm before clipping."""

@@ -1,0 +1,116 @@
+"""Text of the target, written a round at a time and used more than once.
+
+The target does not change, so its text can be written ahead, in batches far larger than a step's,
+and its hidden states kept: nothing is scored a second time. What costs most in alignment is then
+paid once a token, and every further use of a text costs the draft's pass alone.
+"""
+
+# R rows still being written, T trained positions, D hidden width
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from paceline.config import StrictModel
+from paceline.data.collate import Row
+from paceline.data.generation import sample_completions
+from paceline.data.sources import ExampleStream, TextBatch
+from paceline.models.causal import recorded_hidden_states
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.core.sampling import SamplingParams
+    from paceline.data.sources import Shard
+    from paceline.models.causal import CausalModel
+
+
+class Rounds(StrictModel):
+    """How many texts the target writes at a time, and how often each is trained on."""
+
+    rows: int = Field(default=128, ge=1)
+    uses: int = Field(default=2, ge=1)
+
+
+class TargetRounds:
+    """Prompts of the corpus, continued by the target, `rows` at a time, each used `uses` times.
+
+    The number of batches drawn before, from whatever source, says which round it is and where in it
+    this batch stands; a run that is resumed writes its round again, the same one.
+    """
+
+    def __init__(
+        self,
+        stream: ExampleStream,
+        model: CausalModel,
+        rounds: Rounds,
+        *,
+        sampling: SamplingParams,
+        max_new_tokens: int,
+        eos_token_ids: tuple[int, ...],
+        shard: Shard,
+    ) -> None:
+        assert rounds.rows % stream.batch_size == 0, "a round is cut into whole batches"
+        self.stream = stream
+        self.model = model
+        self.rounds = rounds
+        self.sampling = sampling
+        self.max_new_tokens = max_new_tokens
+        self.eos_token_ids = eos_token_ids
+        self._prompts = ExampleStream(stream.examples, rounds.rows, seed=stream.seed, shard=shard)
+        self._number = -1
+        self._rows: list[Row] = []
+
+    def next_batch(self) -> TextBatch:
+        """Rows of the current round, in a fresh order every time it is gone through."""
+        batch = self.stream.num_drawn // self.stream.batch_size
+        self.stream.num_drawn += self.stream.batch_size
+        batches_a_use = self.rounds.rows // self.stream.batch_size
+        number, place = divmod(batch, batches_a_use * self.rounds.uses)
+        if number != self._number:
+            self._rows = self._write(number)
+            self._number = number
+        use, index = divmod(place, batches_a_use)
+        rng = named_generator(self.stream.seed, "round order", number, use)
+        order = torch.randperm(len(self._rows), generator=rng)
+        size = len(self._rows) // batches_a_use
+        chosen = order[index * size : (index + 1) * size]
+        return TextBatch([self._rows[int(row)] for row in chosen], "target")
+
+    def _write(self, number: int) -> list[Row]:
+        self._prompts.num_drawn = number * self.rounds.rows
+        prompts = [example.prompt for example in self._prompts.take_batch()]
+        rng = named_generator(self.stream.seed, "target round", number)
+        # Drawn for the whole round, so that a row's text is the same on one process as on many.
+        size = (self.rounds.rows, self.max_new_tokens)
+        uniforms_BN = torch.rand(size, generator=rng, dtype=torch.float64)[self.stream.mine]
+        with recorded_hidden_states(self.model) as recorded:
+            completions = sample_completions(
+                self.model,
+                prompts,
+                uniforms_BN,
+                sampling=self.sampling,
+                eos_token_ids=self.eos_token_ids,
+            )
+        hidden = _by_row([states_R1D[:, -1] for states_R1D in recorded], completions)
+        return [
+            Row([*prompt, *completion], len(prompt), states_TD)
+            for prompt, completion, states_TD in zip(prompts, completions, hidden, strict=True)
+        ]
+
+
+def _by_row(recorded: Sequence[Tensor], completions: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The states that each row's tokens were drawn from, [T, D] a row.
+
+    The pass before token t held the rows whose completion has a token t, in order.
+    """
+    states: list[list[Tensor]] = [[] for _ in completions]
+    for position, states_RD in enumerate(recorded):
+        writing = [row for row, text in enumerate(completions) if len(text) > position]
+        for row, state_D in zip(writing, states_RD, strict=True):
+            states[row].append(state_D)
+    return [torch.stack(row) for row in states]
