@@ -118,6 +118,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # all three kinds of text, so that every random stream is in it
         "fixed_fraction": 0.4,
         "draft_fraction": 0.5,
+        # with everything that has a random stream or a schedule of its own
+        "target_rounds": {"rows": 8, "uses": 2, "train_prompts": True},
+        "loss_vocabulary": {"frequent": 20, "drawn": 6},
+        "finish": {"objective": "negative_log_acceptance", "begin": 0.5},
         "checkpoints": {"every_steps": 3, "keep": 1},
         "num_steps": 10,
     }

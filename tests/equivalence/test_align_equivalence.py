@@ -143,6 +143,27 @@ def test_parts_of_a_step_and_chunks_of_a_part_do_not_show(
         assert losses(run) == pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.parametrize("train_prompts", [False, True])
+def test_text_scored_while_it_is_written_trains_like_text_scored_afterwards(
+    folder: Path, tmp_path: Path, seen: RowsOfSteps, *, train_prompts: bool
+):
+    rounds = {"rows": 8, "uses": 2, "train_prompts": train_prompts}
+    mine = {"fixed_fraction": 0, "target_rounds": rounds, "optimizer": CONSTANT}
+    run = align(align_config(folder, tmp_path / "run", **changes(**mine)))
+    assert losses(run) == pytest.approx(plain_losses(folder, seen, kl), rel=2e-4)
+    assert all(row.trained_from == 1 for rows in seen for row in rows) == train_prompts
+
+
+def test_the_finish_takes_over_where_it_says(folder: Path, tmp_path: Path, seen: RowsOfSteps):
+    finish = {"objective": "tvd", "begin": 0.5}
+    config = align_config(folder, tmp_path / "run", **changes(finish=finish, optimizer=CONSTANT))
+    losses_found = losses(align(config))
+    plain = plain_losses(folder, seen, kl)
+    assert losses_found[:2] == pytest.approx(plain[:2], rel=2e-4)
+    assert all(loss < 1 for loss in losses_found[2:])  # a TVD, while KL is above 1 throughout
+    assert min(plain) > 1
+
+
 def test_means_over_sequences_and_over_tokens_are_two_numbers(folder: Path, tmp_path: Path):
     first = [
         losses(align(align_config(folder, tmp_path / mean, **changes(mean=mean, num_steps=1))))[0]

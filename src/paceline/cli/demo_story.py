@@ -24,7 +24,7 @@ from paceline.measure import (
 )
 from paceline.models import load_model
 from paceline.models.draft import save_draft, subset_layers
-from paceline.models.loading import load_tokenizer
+from paceline.models.loading import load_tokenizer, stored_dtype
 from paceline.records import atomic_write_text
 from paceline.train import AlignConfig, align
 
@@ -55,7 +55,7 @@ class Story:
         if not self.start.exists():
             _headline(f"A draft from layers {','.join(map(str, self.layers))} of the target")
             draft = subset_layers(load_model(self.target), self.layers)
-            save_draft(draft, self.target, self.start)
+            save_draft(draft, self.target, self.start, stored_dtype(self.target))
 
     def align(self, config: Path, minutes: float) -> None:
         """Distil; goes on where it was stopped, returns at once if it has ended."""

@@ -18,10 +18,11 @@ def draft(
     chosen = parse_layers(layers)
     from paceline.models import load_model
     from paceline.models.draft import save_draft, subset_layers
+    from paceline.models.loading import stored_dtype
 
     model = load_model(target)
     small = subset_layers(model, chosen)
-    save_draft(small, target, out)
+    save_draft(small, target, out, stored_dtype(target))
     share = small.num_parameters / model.num_parameters
     stdout.print(f"{out}: {len(chosen)} layers, {small.num_parameters:,} parameters ({share:.1%})")
 

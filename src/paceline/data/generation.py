@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import SamplingParams, apply_repetition_penalty, sample, to_probs
+from paceline.progress import silent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from paceline.models.session import Model
+    from paceline.progress import Progress
 
 
 def sample_completions(
@@ -26,6 +28,7 @@ def sample_completions(
     *,
     sampling: SamplingParams | None = None,
     eos_token_ids: Collection[int] | None = None,
+    progress: Progress = silent,
 ) -> list[list[int]]:
     """Continue every prompt by at most N tokens; a token that ends the text is kept as the last.
 
@@ -48,6 +51,7 @@ def sample_completions(
         tokens_B = sample(to_probs(logits_BV, sampling), uniforms_BN[writing, position]).cpu()
         for row, token in zip(writing.tolist(), tokens_B.tolist(), strict=True):
             completions[row].append(token)
+        progress("writing text", position + 1, num_new)
         goes_on = torch.tensor([token not in ends for token in tokens_B.tolist()])
         if position == num_new - 1 or not goes_on.any():
             break

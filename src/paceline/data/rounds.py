@@ -5,7 +5,7 @@ and its hidden states kept: nothing is scored a second time. What costs most in 
 paid once a token, and every further use of a text costs the draft's pass alone.
 """
 
-# R rows still being written, T trained positions, D hidden width
+# R rows still being written, W widest prompt, T trained positions, D hidden width
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from paceline.data.collate import Row
 from paceline.data.generation import sample_completions
 from paceline.data.sources import ExampleStream, TextBatch
 from paceline.models.causal import recorded_hidden_states
+from paceline.progress import silent
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -27,13 +28,21 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.data.sources import Shard
     from paceline.models.causal import CausalModel
+    from paceline.progress import Progress
 
 
 class Rounds(StrictModel):
-    """How many texts the target writes at a time, and how often each is trained on."""
+    """How many texts the target writes at a time, and how they are trained on.
+
+    Attributes:
+        rows: Texts of a round, over all processes.
+        uses: How often each is trained on.
+        train_prompts: Train on the prompts' tokens as well, whose hidden states are there anyway.
+    """
 
     rows: int = Field(default=128, ge=1)
     uses: int = Field(default=2, ge=1)
+    train_prompts: bool = False
 
 
 class TargetRounds:
@@ -53,14 +62,16 @@ class TargetRounds:
         max_new_tokens: int,
         eos_token_ids: tuple[int, ...],
         shard: Shard,
+        progress: Progress = silent,
     ) -> None:
         assert rounds.rows % stream.batch_size == 0, "a round is cut into whole batches"
         self.stream = stream
-        self.model = model
+        self.model = model.prepare_for_decoding()
         self.rounds = rounds
         self.sampling = sampling
         self.max_new_tokens = max_new_tokens
         self.eos_token_ids = eos_token_ids
+        self.progress = progress
         self._prompts = ExampleStream(stream.examples, rounds.rows, seed=stream.seed, shard=shard)
         self._number = -1
         self._rows: list[Row] = []
@@ -95,22 +106,31 @@ class TargetRounds:
                 uniforms_BN,
                 sampling=self.sampling,
                 eos_token_ids=self.eos_token_ids,
+                progress=self.progress,
             )
-        hidden = _by_row([states_R1D[:, -1] for states_R1D in recorded], completions)
+        starts = [1 if self.rounds.train_prompts else len(prompt) for prompt in prompts]
+        num_read = [len(prompt) - start + 1 for prompt, start in zip(prompts, starts, strict=True)]
+        hidden = _by_row(recorded, completions, num_read)
         return [
-            Row([*prompt, *completion], len(prompt), states_TD)
-            for prompt, completion, states_TD in zip(prompts, completions, hidden, strict=True)
+            Row([*prompt, *completion], start, states_TD)
+            for prompt, completion, start, states_TD in zip(
+                prompts, completions, starts, hidden, strict=True
+            )
         ]
 
 
-def _by_row(recorded: Sequence[Tensor], completions: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The states that each row's tokens were drawn from, [T, D] a row.
+def _by_row(
+    recorded: Sequence[Tensor], completions: Sequence[Sequence[int]], num_read: Sequence[int]
+) -> list[Tensor]:
+    """The states that each row's trained tokens follow from, [T, D] a row.
 
-    The pass before token t held the rows whose completion has a token t, in order.
+    The first pass read the prompts, right-aligned, [R, W, D]; of row b its last num_read[b] columns
+    count. The pass before token t held the rows whose completion has a token t, in order, [R, 1, D].
     """
-    states: list[list[Tensor]] = [[] for _ in completions]
-    for position, states_RD in enumerate(recorded):
+    prompts_RWD, *passes = recorded
+    states = [[prompts_RWD[row, -count:]] for row, count in enumerate(num_read)]
+    for position, states_R1D in enumerate(passes, start=1):
         writing = [row for row, text in enumerate(completions) if len(text) > position]
-        for row, state_D in zip(writing, states_RD, strict=True):
-            states[row].append(state_D)
-    return [torch.stack(row) for row in states]
+        for row, state_1D in zip(writing, states_R1D, strict=True):
+            states[row].append(state_1D)
+    return [torch.cat(row) for row in states]

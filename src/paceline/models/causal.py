@@ -26,17 +26,23 @@ from paceline.models.llama import LlamaDecoder
 from paceline.models.session import ModelSession
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Decoder(Protocol):
-    """A forward pass over new tokens: logits of the last `keep` columns (0: all)."""
+    """A forward pass over new tokens."""
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Logits of the last `keep` columns (0: all)."""
+        ...
+
+    def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
+        """Hear of every pass's hidden states after the final norm, [B, N, D]; call it to stop."""
+        ...
 
 
 class CausalModel:
@@ -61,7 +67,7 @@ class CausalModel:
     ) -> None:
         self.hf = hf
         self.tokenizer = tokenizer
-        self.decoder = decoder or hf_decoder(hf)
+        self.decoder = decoder or HfDecoder(hf)
         self.vocab_size = _named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
         self.eos_token_ids = _eos_token_ids(hf, tokenizer)
@@ -143,7 +149,7 @@ class CausalModel:
         if LlamaDecoder.supports(self.hf):
             decoder: Decoder = LlamaDecoder(self.hf, packer)
         else:
-            decoder = hf_decoder(packed_copy(self.hf, packer))
+            decoder = HfDecoder(packed_copy(self.hf, packer))
         if not packer.num_packed:
             return self
         prepared = CausalModel(self.hf, self.tokenizer, decoder)
@@ -193,13 +199,18 @@ class CausalSession(ModelSession):
         self.cache.realign(rows, ends_B, int(kept_B.max()))
 
 
-def hf_decoder(hf: PreTrainedModel) -> Decoder:
+class HfDecoder:
     """The forward pass of transformers, given only what the batch needs."""
 
-    def decode(tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int) -> Tensor:
+    def __init__(self, hf: PreTrainedModel) -> None:
+        self.hf = hf
+
+    def __call__(
+        self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
+    ) -> Tensor:
         # without holes neither mask nor positions are needed, and most models are faster without
         ragged = {} if ends_B is None else _mask_and_positions(ends_B, tokens_BN)
-        return hf(
+        return self.hf(
             input_ids=tokens_BN,
             past_key_values=cache,
             use_cache=True,
@@ -207,7 +218,10 @@ def hf_decoder(hf: PreTrainedModel) -> Decoder:
             **ragged,
         ).logits
 
-    return decode
+    def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
+        return self.hf.base_model.register_forward_hook(
+            lambda _module, _inputs, output: listener(output.last_hidden_state)
+        ).remove
 
 
 def _mask_and_positions(ends_B: Tensor, tokens_BN: Tensor) -> dict[str, Tensor]:
@@ -275,14 +289,10 @@ def _eos_token_ids(
 
 @contextlib.contextmanager
 def recorded_hidden_states(model: CausalModel) -> Iterator[list[Tensor]]:
-    """What goes into the head while sessions of this model read, a tensor [B, N, D] a pass.
-
-    Seen only where the transformers modules run: not on a model prepared for decoding.
-    """
+    """What sessions of this model see after the final norm, a tensor [B, N, D] a pass."""
     recorded: list[Tensor] = []
-    head: Any = model.hf.get_output_embeddings()
-    hook = head.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0]))
+    stop = model.decoder.listen(recorded.append)
     try:
         yield recorded
     finally:
-        hook.remove()
+        stop()

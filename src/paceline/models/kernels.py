@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 EXACT = 2.0**-16  # float16 holds the matrix but for weights too small to matter
 ROUNDED = 2.0**-11  # float16 rounds the matrix; anything beyond is overflow
 
-# above this many weights a multiplication is worth waking the other threads for
+# above this many weights, or this many rows, a product is worth waking the other threads for
 _SHARED_WORK = 1 << 22
+_MANY_ROWS = 8
 
 
 def native_bfloat16(device: torch.device) -> bool:
@@ -65,7 +66,7 @@ class Packer:
 
     def __call__(self, layers: Sequence[nn.Module]) -> Product:
         """One product that gives the outputs of all these layers, concatenated."""
-        weight = torch.cat([_weight(layer) for layer in layers]).detach()
+        weight = _stacked(layers)
         biases = [_bias(layer) for layer in layers]
         bias = (
             None
@@ -82,8 +83,12 @@ class Packer:
             return lambda x: F.linear(x, weight, bias)
         self.num_packed += 1
         self.largest_change = max(self.largest_change, change)
-        shared = weight.numel() >= _SHARED_WORK or not _has_serial_kernel()
-        return (_parallel if shared else _serial)(weight, bias)
+        if weight.numel() >= _SHARED_WORK or not _has_serial_kernel():
+            return _parallel(weight, bias)
+        # Packed a second time by the first large batch, if there ever is one.
+        many = functools.cache(lambda: _parallel(_stacked(layers), bias))
+        few = _serial(weight, bias)
+        return lambda x: few(x) if x.numel() <= _MANY_ROWS * x.shape[-1] else many()(x)
 
 
 class PackedLinear(nn.Module):
@@ -104,6 +109,10 @@ def packed_copy(hf: PreTrainedModel, packer: Packer) -> PreTrainedModel:
     layers = [module for module in hf.modules() if isinstance(module, nn.Linear | Conv1D)]
     packed = {id(layer): PackedLinear(layer, packer([layer])) for layer in layers}
     return copy.deepcopy(hf, {**shared, **packed})  # pyright: ignore[reportArgumentType]
+
+
+def _stacked(layers: Sequence[nn.Module]) -> Tensor:
+    return torch.cat([_weight(layer) for layer in layers]).detach()
 
 
 def _weight(layer: Any) -> Tensor:

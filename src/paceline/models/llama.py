@@ -9,6 +9,7 @@ Shape suffixes: B batch, N new tokens, W cache width, H heads, D head size.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,11 +38,16 @@ class LlamaDecoder:
         self.norm: nn.Module = body.norm
         self.layers = [_Layer(layer, make_linear) for layer in body.layers]
         self.head = make_linear([hf.get_output_embeddings()])  # pyright: ignore[reportArgumentType]
+        self._listeners: list[Callable[[Tensor], None]] = []
 
     @staticmethod
     def supports(hf: PreTrainedModel) -> bool:
         config = hf.config
         return config.model_type in _ARCHITECTURES and config.hidden_act == "silu"
+
+    def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
+        self._listeners.append(listener)
+        return functools.partial(self._listeners.remove, listener)
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
@@ -70,6 +76,8 @@ class LlamaDecoder:
                 masks[layer.window] = _mask(count, width, ends_B, layer.window)
             x = layer(x, turn, masks[layer.window], cache, index)
         x = _rms_norm(x, self.norm)
+        for listener in self._listeners:
+            listener(x)
         return self.head(x[:, -keep:] if keep else x)
 
 

@@ -7,6 +7,7 @@ over are an error, never a silent random initialisation.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ _TOKENIZERS = (
     "vocab.json",
     "vocab.txt",
 )
+_STORED = frozenset({"float32", "bfloat16", "float16"})
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -110,6 +112,13 @@ def model_directory(path: str | Path) -> Path:
                 place.source, allow_patterns=["*.json", "*.txt", "*.model", "*.jinja"]
             )
         )
+
+
+def stored_dtype(path: str | Path) -> torch.dtype | None:
+    """What the weights of a model are stored in; None where its config does not say."""
+    settings = json.loads((model_directory(path) / "config.json").read_text("utf-8"))
+    name = settings.get("dtype") or settings.get("torch_dtype")
+    return getattr(torch, name) if name in _STORED else None
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ Paper: Zhou et al. 2023, Alg. A.2.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Literal, cast
 
-import torch
 from accelerate import Accelerator
 
 from paceline.data.examples import Lengths, build_examples
@@ -26,7 +24,7 @@ from paceline.data.tokens import read_prompts
 from paceline.errors import ConfigError, ContextLengthError, UsageError
 from paceline.models.draft import save_draft
 from paceline.models.kernels import native_bfloat16
-from paceline.models.loading import load_model, model_directory
+from paceline.models.loading import load_model, model_directory, stored_dtype
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import silent
 from paceline.records import RunDirectory, read_jsonl
@@ -45,13 +43,13 @@ from paceline.train.vocabulary import VocabularySample, count_tokens
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from paceline.models.causal import CausalModel
     from paceline.progress import Progress
     from paceline.train.checkpoint import TrainingState
     from paceline.train.config import AlignConfig
     from paceline.train.evaluation import Figures
-
-_DTYPES = {"float32", "bfloat16", "float16"}
 
 
 def align(config: AlignConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
@@ -130,7 +128,7 @@ def _set_up(
         config=config,
         accelerator=accelerator,
         stepper=stepper,
-        source=_source(config, stream, draft, target, shard),
+        source=_source(config, stream, draft, target, shard, progress),
         stream=stream,
         vocabulary=_vocabulary(config, stream, vocab_size),
         run=run,
@@ -205,6 +203,7 @@ def _source(
     draft: CausalModel,
     target: CausalModel,
     shard: Shard,
+    progress: Progress,
 ) -> MixedText:
     """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
     models: tuple[tuple[CausalModel, Literal["draft", "target"]], ...]
@@ -231,6 +230,7 @@ def _source(
             max_new_tokens=config.max_completion_tokens,
             eos_token_ids=target.eos_token_ids,
             shard=shard,
+            progress=progress,
         )
     return MixedText(
         stream,
@@ -273,7 +273,7 @@ def _finish(parts: Parts, state: TrainingState, before: Figures | None) -> None:
     """Save the draft, and judge what was saved, not what was in memory."""
     config, run = parts.config, parts.run
     out = run.path / "draft"
-    save_draft(parts.stepper.draft, parts.store.tokenizer_source, out, _stored_dtype(config))
+    save_draft(parts.stepper.draft, parts.store.tokenizer_source, out, stored_dtype(config.draft))
     after = None
     if parts.evaluator is not None:
         parts.progress("evaluating", 0, 1)
@@ -292,10 +292,3 @@ def _finish(parts: Parts, state: TrainingState, before: Figures | None) -> None:
             "after": after,
         }
     )
-
-
-def _stored_dtype(config: AlignConfig) -> torch.dtype | None:
-    """What the unaligned draft's weights are stored in; the aligned draft's will be the same."""
-    settings = json.loads((model_directory(config.draft) / "config.json").read_text("utf-8"))
-    name = settings.get("dtype") or settings.get("torch_dtype")
-    return getattr(torch, name) if name in _DTYPES else None

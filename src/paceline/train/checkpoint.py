@@ -32,11 +32,17 @@ _MAY_CHANGE = {"output", "num_steps", "max_seconds", "max_loss_ratio", "checkpoi
 
 @dataclass
 class TrainingState:
-    """Where training is. `num_drawn` is the state of the text source."""
+    """Where training is.
+
+    Attributes:
+        num_drawn: The state of the text source.
+        time_position: How far the schedule is by the clock; see `TrainingLoop`.
+    """
 
     step: int = 0
     elapsed_s: float = 0.0
     num_drawn: int = 0
+    time_position: float = 0.0
     recent_losses: list[float] = field(default_factory=list)
 
 

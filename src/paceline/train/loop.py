@@ -45,7 +45,12 @@ class Parts:
 
 
 class TrainingLoop:
-    """Steps from a state to the end of the budget."""
+    """Steps from a state to the end of the budget.
+
+    Under a budget of seconds the schedule moves with the seconds that steps take, never while text
+    is written: a step moves it by the step's share of the time that is left. So it has no jumps,
+    and still ends with the budget.
+    """
 
     def __init__(self, parts: Parts, state: TrainingState) -> None:
         self.parts = parts
@@ -56,6 +61,8 @@ class TrainingLoop:
         self._clock = time.monotonic() - state.elapsed_s
         self._last_save_s = state.elapsed_s
         parts.stream.num_drawn = state.num_drawn
+        # A run that is given more time goes back in its schedule.
+        state.time_position = min(state.time_position, self._time_spent())
 
     def run(self) -> None:
         """Train until the budget is spent, then save.
@@ -81,13 +88,15 @@ class TrainingLoop:
     def _advance(self) -> None:
         started = time.monotonic()
         self.state.step += 1
-        rate = learning_rate(self.config.optimizer, self.state.step, self._progress())
+        rate = learning_rate(self.config.optimizer, self.state.step, self._position())
         plan = self._plan()
         batch = self.parts.source.next_batch()
+        text_came = time.monotonic()
         figures = self.parts.stepper.step(batch.rows, rate, plan)
         self.state.num_drawn = self.parts.stream.num_drawn
         now = time.monotonic()
         self.state.elapsed_s = now - self._clock
+        self._move_schedule(now - text_came)
         self._write(
             {
                 "step": self.state.step,
@@ -106,23 +115,35 @@ class TrainingLoop:
     def _plan(self) -> StepPlan:
         """This step's objective and tokens, by how far the run is and what has been drawn."""
         finish, sample = self.config.finish, self.parts.vocabulary
-        late = finish is not None and self._progress() > finish.begin
+        late = finish is not None and self._position() > finish.begin
         terms = finish.objective if finish is not None and late else self.config.objective
         if sample is None:
             return StepPlan(terms)
         rng = named_generator(self.config.seed, "loss vocabulary", self.parts.stream.num_drawn)
         return StepPlan(terms, sample.draw(rng))
 
-    def _progress(self) -> float:
-        """The part of the nearer budget that is spent when this step ends, in (0, 1]."""
-        of_steps = self.state.step / self.config.num_steps if self.config.num_steps else 0.0
-        of_time = 0.0
+    def _move_schedule(self, step_s: float) -> None:
         if self.config.max_seconds:
-            of_time = self.state.elapsed_s / self.config.max_seconds
-        return min(1.0, max(of_steps, of_time))
+            left_s = max(0.0, self.config.max_seconds - self.state.elapsed_s)
+            left = 1.0 - self.state.time_position
+            self.state.time_position += left * step_s / (left_s + step_s)
+
+    def _position(self) -> float:
+        """How far the schedule is when this step ends, in [0, 1]."""
+        return min(1.0, max(self._steps_done(), self.state.time_position))
+
+    def _spent(self) -> float:
+        """The part of the nearer budget that is spent, in [0, 1]."""
+        return min(1.0, max(self._steps_done(), self._time_spent()))
+
+    def _steps_done(self) -> float:
+        return self.state.step / self.config.num_steps if self.config.num_steps else 0.0
+
+    def _time_spent(self) -> float:
+        return self.state.elapsed_s / self.config.max_seconds if self.config.max_seconds else 0.0
 
     def _finished(self) -> bool:
-        return self._progress() >= 1
+        return self._spent() >= 1
 
     def _agree(self, *, stopped: bool) -> bool:
         """Let all processes read one clock and stop together."""
@@ -179,4 +200,4 @@ class TrainingLoop:
             append_jsonl(self.parts.run.metrics, row)
 
     def _report(self, note: str) -> None:
-        self.parts.progress("training", self._progress(), 1.0, note)
+        self.parts.progress("training", self._spent(), 1.0, note)

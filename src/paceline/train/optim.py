@@ -103,7 +103,9 @@ def build_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> to
         case Adafactor():
             return torch.optim.Adafactor(groups, lr=config.learning_rate)
         case AdamW():
-            return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas)
+            return torch.optim.AdamW(
+                groups, lr=config.learning_rate, betas=config.betas, fused=True
+            )
 
 
 def learning_rate(config: Optimizer, step: int, progress: float) -> float:

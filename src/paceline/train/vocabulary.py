@@ -61,5 +61,5 @@ def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     """How often each token stands in the training text, [V]."""
     counts_V = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
-        counts_V += torch.bincount(torch.tensor(text), minlength=vocab_size)
+        counts_V += torch.bincount(torch.tensor(text, dtype=torch.int64), minlength=vocab_size)
     return counts_V
