@@ -6,6 +6,7 @@ mechanism only; each configuration stands beside what it configures.
 
 from __future__ import annotations
 
+import reprlib
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import yaml
@@ -16,6 +17,8 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from pydantic_core import ErrorDetails
 
 
 class StrictModel(BaseModel):
@@ -91,12 +94,19 @@ def apply_override(values: dict[str, Any], override: str) -> None:
 
 def describe(error: ValidationError) -> str:
     """One line for all that pydantic found."""
-    faults: list[str] = []
-    for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"]) or "configuration"
-        got = "" if fault["type"] == "missing" else f" (got {fault['input']!r})"
-        faults.append(f"{where}: {fault['msg'].removeprefix('Value error, ')}{got}")
-    return "; ".join(faults).replace("\n", " ")
+    return "; ".join(_describe_fault(fault) for fault in error.errors()).replace("\n", " ")
+
+
+def _describe_fault(fault: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in fault["loc"])
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "union_tag_not_found":
+        tag = fault.get("ctx", {}).get("discriminator", "kind").strip("'")
+        message = f"which one is meant is not said; give {where}.{tag} as well"
+    if not where:  # a fault of the whole, whose message names the keys
+        return message
+    got = "" if fault["type"] == "missing" else f" (got {reprlib.repr(fault['input'])})"
+    return f"{where}: {message}{got}"
 
 
 def to_yaml(config: StrictModel) -> str:

@@ -1,12 +1,12 @@
 """Configuration from YAML and overrides; every fault of the user is one line."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from paceline.config import StrictModel, load_config, to_yaml
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy
@@ -118,6 +118,7 @@ def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
         ("steps: many", "steps: Input should be a valid integer"),
         ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
         ("optim: {kind: lion}", "'sgd', 'adam'"),
+        ("optim: {lr: 1}", "optim: which one is meant is not said; give optim.kind as well"),
         ("rule: {rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
         ("- 1\n- 2", "holds a list; a configuration is a mapping"),
         ("just text", "holds a str; a configuration is a mapping"),
@@ -132,6 +133,25 @@ def test_a_wrong_file_is_one_line_that_says_where_and_what(tmp_path: Path, text:
 def test_all_faults_are_told_at_once(tmp_path: Path):
     message = fault(tmp_path, "steps: many\nname: 3\nextra: 1")
     assert all(word in message for word in ("steps:", "name:", "extra:"))
+
+
+def test_a_long_value_is_shown_by_its_beginning(tmp_path: Path):
+    assert len(fault(tmp_path, f"steps: {list(range(1000))}")) < 200
+
+
+def test_a_fault_of_the_whole_does_not_repeat_the_whole():
+    class Both(StrictModel):
+        low: int = 0
+        high: int = 1
+
+        @model_validator(mode="after")
+        def _ordered(self) -> Self:
+            if self.low > self.high:
+                raise ValueError(f"low {self.low} is above high {self.high}")
+            return self
+
+    with pytest.raises(ConfigError, match=r"^low 3 is above high 1$"):
+        load_config(Both, overrides=["low=3"])
 
 
 def test_a_missing_value_is_named():

@@ -106,6 +106,16 @@ def test_two_processes_write_what_one_writes():
         assert sorted(halves[0] + halves[1]) == sorted(one)
 
 
+def test_a_round_that_would_eat_the_time_left_is_not_begun():
+    source, patient = rounds(uses=1), rounds(uses=1)
+    first = texts([source.next_batch(1e-6), source.next_batch(1e-6)])  # there must be some text
+    again = [source.next_batch(1e-6) for _ in range(4)]
+    assert set(Counter(texts(again)).values()) == {2}
+    assert set(texts(again)) == set(first)
+    patient.stream.num_drawn = source.stream.num_drawn
+    assert texts([source.next_batch(1e6)]) == texts([patient.next_batch(1e6)])
+
+
 def test_other_seeds_and_other_rounds_write_other_text():
     source = rounds(uses=1)
     first = texts([source.next_batch() for _ in range(2)])

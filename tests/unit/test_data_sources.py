@@ -1,3 +1,4 @@
+import math
 from collections import Counter
 
 import pytest
@@ -55,7 +56,7 @@ class Stub:
         self.stream = stream
         self.origin: Origin = origin
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         self.stream.take_batch()
         return TextBatch([], self.origin)
 

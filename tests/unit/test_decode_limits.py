@@ -196,7 +196,7 @@ def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
             f"prompt 0 has {full} tokens and the context holds {full}",
             lambda: decoder.generate([[1] * full]),
         ),
-        (PromptError, "prompt 0 is empty", lambda: list(decoder.stream([]))),
+        (PromptError, "prompt 0 is empty", lambda: decoder.stream([])),
     ]:
         assert said in one_line(error, call)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
 
     from paceline.progress import Progress as Listener
 
+_QUIET_S = 30  # between two lines of progress in a file
+
 stdout = Console(highlight=False, soft_wrap=True)
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Listener]:
-    """Draw a bar for each stage of the work inside the block."""
+    """Draw a bar for each stage of the work inside the block; a file gets a line now and then."""
+    if not stderr.is_terminal:
+        yield _occasional_lines()
+        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -37,7 +43,7 @@ def progress_bars() -> Iterator[Listener]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=stderr, transient=not stderr.is_terminal) as bars:
+    with Progress(*columns, console=stderr) as bars:
         tasks: dict[str, int] = {}
 
         def listen(stage: str, done: float, total: float, note: str = "") -> None:
@@ -46,3 +52,15 @@ def progress_bars() -> Iterator[Listener]:
             bars.update(tasks[stage], completed=done, total=total, note=note)  # pyright: ignore[reportArgumentType]
 
         yield listen
+
+
+def _occasional_lines() -> Listener:
+    last = time.monotonic()
+
+    def listen(stage: str, done: float, total: float, note: str = "") -> None:
+        nonlocal last
+        if time.monotonic() - last >= _QUIET_S:
+            last = time.monotonic()
+            stderr.print(f"{stage} {done / total:.0%} {note}".rstrip())
+
+    return listen

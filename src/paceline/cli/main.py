@@ -7,6 +7,7 @@ import sys
 import typer
 
 from paceline.cli import align, decode, demo, draft, env, measure, validate, verify
+from paceline.cli.memory import keep_freed_memory
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ for command in (draft, align, measure, verify, decode, demo, validate, env):
 
 def main() -> None:
     """Run the command line. Exit codes: 0 good, 1 failed or no-go, 2 wrong usage."""
+    keep_freed_memory()
     try:
         app()
     except PacelineError as error:

@@ -121,7 +121,7 @@ class Lenient(Rule):
     """Accept min(1, f(p)/q), recover from norm((p - q)_+).
 
     f is p/epsilon (linear), p/epsilon^2 (square) or p^epsilon (exponential); epsilon 1 is lossless.
-    Paper: Zhou et al. 2023, section 5.3.
+    Paper: Zhou et al. 2023, section 4 (lossy) and algorithm A.1.
     """
 
     kind: Literal["linear", "square", "exponential"] = "linear"

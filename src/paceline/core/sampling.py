@@ -13,6 +13,9 @@ from torch import Tensor
 
 from paceline.config import StrictModel
 
+# Sums of more entries at a time cost more in fresh memory than in arithmetic.
+_SUM_ENTRIES = 1 << 20
+
 
 class SamplingParams(StrictModel):
     """How a distribution is shaped before a token is drawn; 0 for `top_k` means all tokens."""
@@ -41,16 +44,20 @@ def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.greedy:
         best = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-    # The largest logit goes to 0 first, or a tiny temperature overflows to inf - inf; one that
-    # float32 rounds to 0 would make 0 / 0 of it.
-    temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    scaled = logits if params.temperature == 1 else _scale(logits, params.temperature)
     if 0 < params.top_k < scaled.shape[-1]:
         scaled = _keep_top_k(scaled, params.top_k)
     probs = scaled.softmax(-1)
     if params.top_p < 1:
         probs = _keep_top_p(probs, params.top_p)
     return probs
+
+
+def _scale(logits: Tensor, temperature: float) -> Tensor:
+    # The largest logit goes to 0 first, or a tiny temperature overflows to inf - inf; one that
+    # float32 rounds to 0 would make 0 / 0 of it.
+    temperature = max(temperature, torch.finfo(torch.float32).tiny)
+    return (logits - logits.amax(-1, keepdim=True)) / temperature
 
 
 def _keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -103,6 +110,12 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     A token of probability 0 is never drawn: the sum runs in float64 and the uniform is scaled to
     the row's own total.
     """
+    rows = max(1, _SUM_ENTRIES // probs_BV.shape[-1])
+    parts = zip(torch.split(probs_BV, rows), torch.split(uniforms_B, rows), strict=True)
+    return torch.cat([_sample(probs_RV, uniforms_R) for probs_RV, uniforms_R in parts])
+
+
+def _sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
     points_B1 = uniforms_B.to(cdf_BV).unsqueeze(-1) * cdf_BV[..., -1:]
     # The first entry above the point adds to the sum, so its token has mass.

@@ -8,6 +8,8 @@ paid once a token, and every further use of a text costs the draft's pass alone.
 # R rows still being written, W widest prompt, T trained positions, D hidden width
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,19 +76,27 @@ class TargetRounds:
         self.progress = progress
         self._prompts = ExampleStream(stream.examples, rounds.rows, seed=stream.seed, shard=shard)
         self._number = -1
+        self._writing_s = 0.0
         self._rows: list[Row] = []
 
-    def next_batch(self) -> TextBatch:
-        """Rows of the current round, in a fresh order every time it is gone through."""
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+        """Rows of the current round, in a fresh order every time it is gone through.
+
+        A round that would take more than half of the time left is not begun: the last one is used
+        again.
+        """
         batch = self.stream.num_drawn // self.stream.batch_size
         self.stream.num_drawn += self.stream.batch_size
         batches_a_use = self.rounds.rows // self.stream.batch_size
-        number, place = divmod(batch, batches_a_use * self.rounds.uses)
-        if number != self._number:
+        batches_a_round = batches_a_use * self.rounds.uses
+        number = batch // batches_a_round
+        if number != self._number and seconds_left >= 2 * self._writing_s:
+            started = time.monotonic()
             self._rows = self._write(number)
             self._number = number
-        use, index = divmod(place, batches_a_use)
-        rng = named_generator(self.stream.seed, "round order", number, use)
+            self._writing_s = time.monotonic() - started
+        use, index = divmod(batch - self._number * batches_a_round, batches_a_use)
+        rng = named_generator(self.stream.seed, "round order", self._number, use)
         order = torch.randperm(len(self._rows), generator=rng)
         size = len(self._rows) // batches_a_use
         chosen = order[index * size : (index + 1) * size]

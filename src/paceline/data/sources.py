@@ -6,6 +6,7 @@ that one integer is the whole state of a source: restore it, and the same batche
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -37,8 +38,8 @@ class TextBatch:
 class BatchSource(Protocol):
     """The seam between training and where its text comes from."""
 
-    def next_batch(self) -> TextBatch:
-        """The next step's text."""
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+        """The next step's text; `seconds_left` is what is left of the budget."""
         ...
 
 
@@ -89,7 +90,7 @@ class FixedText:
     def __init__(self, stream: ExampleStream) -> None:
         self.stream = stream
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the next examples.
 
         Raises:
@@ -129,7 +130,7 @@ class SampledText:
         self.max_new_tokens = max_new_tokens
         self.eos_token_ids = eos_token_ids
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the next prompts with fresh completions; the prompt carries no loss."""
         rng = named_generator(self.stream.seed, f"{self.origin} text", self.stream.num_drawn)
         # Drawn for the whole step, so that a row's text is the same on one process as on many.
@@ -170,7 +171,7 @@ class MixedText:
         self.fixed_fraction = fixed_fraction
         self.draft_fraction = draft_fraction
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """A batch of whichever source the coins choose; all draw from one stream of examples."""
         rng = named_generator(self.stream.seed, "batch origin", self.stream.num_drawn)
         first, second = torch.rand(2, generator=rng, dtype=torch.float64).tolist()
@@ -181,4 +182,4 @@ class MixedText:
             origin = "draft"
         else:
             origin = "target"
-        return self.sources[origin].next_batch()
+        return self.sources[origin].next_batch(seconds_left)

@@ -55,9 +55,13 @@ class Decoder(ABC):
         seed: int = 0,
         eos_token_ids: Sequence[int] | None = None,
     ) -> Iterator[Block]:
-        """Continue one prompt, yielding each block as it is made: the tokens of `generate`."""
-        for _, block in self._blocks(self._start([prompt], max_new_tokens, seed, eos_token_ids)):
-            yield block
+        """Continue one prompt, yielding each block as it is made: the tokens of `generate`.
+
+        Raises:
+            UsageError: as `generate`, here and not at the first block.
+        """
+        texts = self._start([prompt], max_new_tokens, seed, eos_token_ids)
+        return (block for _, block in self._blocks(texts))
 
     def room(self, prompt: Sequence[int]) -> int | None:
         """New tokens that fit behind this prompt; None where the model sets no limit."""

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 EXACT = 2.0**-16  # float16 holds the matrix but for weights too small to matter
 ROUNDED = 2.0**-11  # float16 rounds the matrix; anything beyond is overflow
 
-# above this many weights, or this many rows, a product is worth waking the other threads for
-_SHARED_WORK = 1 << 22
-_MANY_ROWS = 8
+# a product of rows x weights beyond this is worth waking the other threads for
+_SHARED_WORK = 1 << 19
 
 
 def native_bfloat16(device: torch.device) -> bool:
@@ -85,10 +84,11 @@ class Packer:
         self.largest_change = max(self.largest_change, change)
         if weight.numel() >= _SHARED_WORK or not _has_serial_kernel():
             return _parallel(weight, bias)
-        # Packed a second time by the first large batch, if there ever is one.
-        many = functools.cache(lambda: _parallel(_stacked(layers), bias))
-        few = _serial(weight, bias)
-        return lambda x: few(x) if x.numel() <= _MANY_ROWS * x.shape[-1] else many()(x)
+        # Packed a second time by the first batch that is large enough, if there ever is one.
+        shared = functools.cache(lambda: _parallel(_stacked(layers), bias))
+        alone = _serial(weight, bias)
+        enough = _SHARED_WORK / len(weight)
+        return lambda x: alone(x) if x.numel() < enough else shared()(x)
 
 
 class PackedLinear(nn.Module):

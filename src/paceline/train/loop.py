@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ class TrainingLoop:
         self.state.step += 1
         rate = learning_rate(self.config.optimizer, self.state.step, self._position())
         plan = self._plan()
-        batch = self.parts.source.next_batch()
+        batch = self.parts.source.next_batch(self._seconds_left())
         text_came = time.monotonic()
         figures = self.parts.stepper.step(batch.rows, rate, plan)
         self.state.num_drawn = self.parts.stream.num_drawn
@@ -124,9 +125,14 @@ class TrainingLoop:
 
     def _move_schedule(self, step_s: float) -> None:
         if self.config.max_seconds:
-            left_s = max(0.0, self.config.max_seconds - self.state.elapsed_s)
+            left_s = self._seconds_left()
             left = 1.0 - self.state.time_position
             self.state.time_position += left * step_s / (left_s + step_s)
+
+    def _seconds_left(self) -> float:
+        if not self.config.max_seconds:
+            return math.inf
+        return max(0.0, self.config.max_seconds - self.state.elapsed_s)
 
     def _position(self) -> float:
         """How far the schedule is when this step ends, in [0, 1]."""

@@ -1,0 +1,25 @@
+"""What a file gets to see of progress that a terminal sees as bars."""
+
+import pytest
+
+from paceline.cli import console
+from paceline.cli.memory import keep_freed_memory
+
+
+def test_a_file_gets_a_line_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    now = 0.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    monkeypatch.setattr(console, "stderr", console.Console(stderr=True, soft_wrap=True))
+    with console.progress_bars() as progress:
+        for second in range(100):
+            now = float(second)
+            progress("training", second, 100, f"loss {second}")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["training 30% loss 30", "training 60% loss 60", "training 90% loss 90"]
+
+
+def test_keeping_freed_memory_changes_nothing_that_a_program_sees():
+    keep_freed_memory()
+    keep_freed_memory()
