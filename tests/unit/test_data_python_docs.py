@@ -27,9 +27,19 @@ def test_prompts_are_held_out_documents(files):
     assert set(_texts(files.prompts)) < set(_texts(files.held_out))
 
 
+def test_beginnings_are_those_of_training_documents_as_long_as_a_prompt_is(files):
+    train = _texts(files.train)
+    beginnings = _texts(files.beginnings)
+    assert all(len(beginning) >= 300 for beginning in beginnings)
+    assert len(beginnings) == sum(len(text) >= 300 for text in train)
+    starts = {text[:400] for text in train}
+    assert all(beginning in starts for beginning in beginnings)
+
+
 def test_there_is_enough_text_for_the_demo(files):
     assert sum(map(len, _texts(files.train))) > 1_000_000
     assert len(_texts(files.prompts)) >= 64
+    assert len(_texts(files.beginnings)) >= 1000
 
 
 def test_writing_twice_gives_the_same_files(files, tmp_path):

@@ -65,7 +65,7 @@ class Story:
             "output": str(self.out / "align"),
             "max_seconds": 60 * minutes,
         }
-        values["data"] = values.get("data", {}) | {"train": str(self.docs.train)}
+        values["data"] = values.get("data", {}) | {"train": str(self.docs.beginnings)}
         wanted = validate(AlignConfig, values)
         _headline(f"Align the draft with the target ({minutes:g} minutes)")
         with progress_bars() as progress:

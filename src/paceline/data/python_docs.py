@@ -24,26 +24,34 @@ _SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2t
 _SHORTEST_DOCUMENT = 40
 # Long enough for a prompt of 32 tokens that is a part of the document, not all of it.
 _SHORTEST_PROMPT = 300
+# About 100 tokens, so that a beginning is one row of training, not several.
+_BEGINNING = 400
 _HELD_OUT_SHARE = 0.08
 
 
 class PythonDocs(NamedTuple):
-    """Files of one document a line, `{"text": ...}`; `prompts` is the held-out ones of some length."""
+    """Files of one document a line, `{"text": ...}`.
+
+    `prompts` is the held-out ones of some length, `beginnings` how training ones of that length
+    begin: what a target is to continue in training should look like what it will be given later.
+    """
 
     train: Path
     held_out: Path
     prompts: Path
+    beginnings: Path
 
 
 def write_python_docs(folder: Path) -> PythonDocs:
-    """Write the three files into `folder`, each whole or not at all."""
+    """Write the files into `folder`, each whole or not at all."""
     files = PythonDocs(*(folder / f"{name}.jsonl" for name in PythonDocs._fields))
     train: list[str] = []
     held_out: list[str] = []
     for document in python_documents():
         (held_out if _is_held_out(document) else train).append(document)
     prompts = [document for document in held_out if len(document) >= _SHORTEST_PROMPT]
-    for path, documents in zip(files, (train, held_out, prompts), strict=True):
+    beginnings = [text[:_BEGINNING] for text in train if len(text) >= _SHORTEST_PROMPT]
+    for path, documents in zip(files, (train, held_out, prompts, beginnings), strict=True):
         # In the order of their hashes: neighbours in the library are not neighbours here.
         rows = sorted(documents, key=_digest)
         atomic_write_text(path, "".join(json.dumps({"text": row}) + "\n" for row in rows))

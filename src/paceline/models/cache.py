@@ -27,8 +27,7 @@ class RoomyCache(Cache):
     def forget(self, count: int) -> None:
         """Drop the last columns of every row."""
         for index in range(len(self.layers)):
-            layer = self.layer(index)
-            layer.show(layer.width - count)
+            self.layer(index).width -= count
 
     @torch.inference_mode()
     def realign(self, rows_B: Tensor, ends_B: Tensor, width: int) -> None:
@@ -69,7 +68,9 @@ class RoomyLayer(DynamicLayer):
                 room[:, : self.width] = self.rooms[index][:, : self.width]
                 self.rooms[index] = room
             self.rooms[index][:, self.width : end] = new
-        return self.show(end)
+        self.width = end
+        keys, values = self.rooms
+        return keys[:, :end].transpose(1, 2), values[:, :end].transpose(1, 2)
 
     def select(self, flat: Tensor, batch: int) -> None:
         """Replace the contents by these (row * width + column) entries, as `batch` rows."""
@@ -78,17 +79,13 @@ class RoomyLayer(DynamicLayer):
             entries = room[:, : self.width].flatten(0, 1).index_select(0, flat)
             rooms.append(entries.view(batch, len(flat) // batch, *room.shape[2:]))
         self.rooms = rooms
-        self.show(len(flat) // batch)
+        self.width = len(flat) // batch
 
-    def show(self, width: int) -> tuple[Tensor, Tensor]:
-        """Let the model see the first columns only."""
-        self.width = width
-        keys, values = (room[:, :width].transpose(1, 2) for room in self.rooms)
-        self.keys, self.values = keys, values
-        return keys, values
+    def get_seq_length(self) -> int:
+        return self.width
 
     def crop(self, tokens_to_remove: int) -> None:
-        self.show(self.width - abs(tokens_to_remove))
+        self.width -= abs(tokens_to_remove)
 
 
 def _room(new_BNHD: Tensor, width: int) -> Tensor:
