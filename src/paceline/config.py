@@ -15,10 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from pydantic_core import ErrorDetails
 
 
 class StrictModel(BaseModel):
@@ -97,7 +95,7 @@ def describe(error: ValidationError) -> str:
     return "; ".join(_describe_fault(fault) for fault in error.errors()).replace("\n", " ")
 
 
-def _describe_fault(fault: ErrorDetails) -> str:
+def _describe_fault(fault: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "union_tag_not_found":
