@@ -2,7 +2,8 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from paceline.errors import (
 from paceline.models import load_model
 from paceline.records import read_jsonl
 from paceline.train import align
+from paceline.train.checkpoint import TrainingState
+from paceline.train.loop import TrainingLoop
 from paceline.train.objectives import token_losses
 
 
@@ -204,3 +207,16 @@ def test_a_run_that_is_there_is_not_overwritten(folder: Path, tmp_path: Path):
     align(align_config(folder, tmp_path / "run", num_steps=1))
     with pytest.raises(ConfigError, match="already holds a run"):
         align(align_config(folder, tmp_path / "run", num_steps=1))
+
+
+def test_processes_agree_on_clock_schedule_and_stop():
+    # or each would train its copy of the draft with a learning rate of its own
+    def gather(mine: torch.Tensor) -> torch.Tensor:
+        return torch.cat([mine, torch.tensor([[7.0, 0.25, 1.0]])])
+
+    loop = TrainingLoop.__new__(TrainingLoop)
+    accelerator = SimpleNamespace(num_processes=2, device=torch.device("cpu"), gather=gather)
+    loop.parts = cast("Any", SimpleNamespace(accelerator=accelerator))
+    loop.state = TrainingState(elapsed_s=9.0, time_position=0.125)
+    assert loop._agree(stopped=False)
+    assert (loop.state.elapsed_s, loop.state.time_position) == (9.0, 0.25)

@@ -152,13 +152,14 @@ class TrainingLoop:
         return self._spent() >= 1
 
     def _agree(self, *, stopped: bool) -> bool:
-        """Let all processes read one clock and stop together."""
+        """Let all processes read one clock, be at one place of the schedule and stop together."""
         if self.parts.accelerator.num_processes == 1:
             return stopped
-        mine = torch.tensor([[self.state.elapsed_s, float(stopped)]], dtype=torch.float32)
+        state = self.state
+        mine = torch.tensor([[state.elapsed_s, state.time_position, float(stopped)]])
         everyone = self.parts.accelerator.gather(mine.to(self.parts.accelerator.device))
         assert isinstance(everyone, torch.Tensor)
-        self.state.elapsed_s, asked = everyone.amax(0).tolist()
+        state.elapsed_s, state.time_position, asked = everyone.amax(0).tolist()
         return asked > 0
 
     def _evaluate_if_due(self) -> None:
