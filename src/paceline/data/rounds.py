@@ -106,9 +106,7 @@ class TargetRounds:
         self._prompts.num_drawn = number * self.rounds.rows
         prompts = [example.prompt for example in self._prompts.take_batch()]
         rng = named_generator(self.stream.seed, "target round", number)
-        # Drawn for the whole round, so that a row's text is the same on one process as on many.
-        size = (self.rounds.rows, self.max_new_tokens)
-        uniforms_BN = torch.rand(size, generator=rng, dtype=torch.float64)[self.stream.mine]
+        uniforms_BN = self.stream.my_uniforms(self.rounds.rows, self.max_new_tokens, rng)
         with recorded_hidden_states(self.model) as recorded:
             completions = sample_completions(
                 self.model,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from paceline.data.collate import Row
 from paceline.data.generation import sample_completions
@@ -75,6 +76,13 @@ class ExampleStream:
         self.num_drawn += self.batch_size
         return [self._at(position) for position in range(first, self.num_drawn)[self.mine]]
 
+    def my_uniforms(self, num_rows: int, num_tokens: int, rng: torch.Generator) -> Tensor:
+        """This process's share of [rows, tokens] float64 uniforms.
+
+        Drawn for all processes, so that a row's text is the same on one as on many.
+        """
+        return torch.rand(num_rows, num_tokens, generator=rng, dtype=torch.float64)[self.mine]
+
     def _at(self, position: int) -> Example:
         epoch, index = divmod(position, len(self.examples))
         if epoch != self._epoch:
@@ -133,9 +141,7 @@ class SampledText:
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the next prompts with fresh completions; the prompt carries no loss."""
         rng = named_generator(self.stream.seed, f"{self.origin} text", self.stream.num_drawn)
-        # Drawn for the whole step, so that a row's text is the same on one process as on many.
-        size = (self.stream.batch_size, self.max_new_tokens)
-        uniforms_BN = torch.rand(size, generator=rng, dtype=torch.float64)[self.stream.mine]
+        uniforms_BN = self.stream.my_uniforms(self.stream.batch_size, self.max_new_tokens, rng)
         prompts = [example.prompt for example in self.stream.take_batch()]
         completions = sample_completions(
             self.model,
