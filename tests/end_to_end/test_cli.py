@@ -125,6 +125,37 @@ def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
     assert run("measure", *arguments, *MEASURE)[0] in (0, 1)
 
 
+def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path):
+    out, target, corpus = tmp_path / "few", folder / "target", folder / "corpus.jsonl"
+    make = ("draft", "--target", target, "--layers", "0,1", "--out", out)
+    code, text, _ = run(*make, "--vocabulary", "20", "--text", corpus)
+    assert code == 0
+    assert "proposes 20 tokens" in text
+    common = ("--prompt", "the model", "--max-new-tokens", 20, "--temperature", 0, "--json")
+    _, alone, _ = run("decode", "--target", target, *common)
+    _, drafted, _ = run("decode", "--target", target, "--draft", out, *common)
+    assert json.loads(drafted)["tokens"] == json.loads(alone)["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--vocabulary", "20"), "--vocabulary needs --text"),
+        (("--text", "corpus.jsonl"), "--text needs --vocabulary"),
+        (("--vocabulary", "0", "--text", "corpus.jsonl"), "draft vocabulary of 0 tokens"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_is_one_line(
+    run, folder, tmp_path, monkeypatch, options, message
+):
+    monkeypatch.chdir(folder)
+    out = tmp_path / "few"
+    code, _, err = run("draft", "--target", "target", "--layers", "0", "--out", out, *options)
+    assert code == 2
+    assert message in err
+    assert not out.exists()
+
+
 def test_validate_prints_a_configuration_that_validates_again(run, tmp_path):
     first = tmp_path / "a.yaml"
     first.write_text("target: t\ndraft: d\nprompts: p.txt\n")

@@ -7,17 +7,13 @@ import torch
 
 from paceline.core.fused import Head
 from paceline.rng import named_generator
-from paceline.train.vocabulary import LossVocabulary, VocabularySample, count_tokens, cut_head
+from paceline.train.vocabulary import LossVocabulary, VocabularySample
 
 
 def sample(frequent: int, drawn: int, counts: list[int]) -> VocabularySample:
     return VocabularySample(
         LossVocabulary(frequent=frequent, drawn=drawn), torch.tensor(counts, dtype=torch.int64)
     )
-
-
-def test_tokens_are_counted_over_all_texts():
-    assert count_tokens([[1, 1, 3], [], [3, 0]], 5).tolist() == [1, 2, 0, 2, 0]
 
 
 def test_the_frequent_ones_are_always_there_and_the_others_are_drawn_from_the_rest():
@@ -50,13 +46,13 @@ def test_drawing_all_of_them_is_the_whole_vocabulary(bias: torch.Tensor | None):
     head = Head(torch.randn(6, 3, generator=generator), bias)
     hidden_ND = torch.randn(4, 3, generator=generator)
     tokens_S, offsets_S = sample(2, 99, [0, 9, 1, 7, 0, 2]).draw(named_generator(0, "draw"))
-    cut = cut_head(head, tokens_S, offsets_S)
+    cut = head.rows(tokens_S, offsets_S)
     torch.testing.assert_close(cut.log_probs(hidden_ND), head.log_probs(hidden_ND)[:, tokens_S])
 
 
 def test_a_cut_head_has_the_rows_and_the_bias_of_its_tokens():
     head = Head(torch.arange(8.0).view(4, 2), torch.tensor([0.0, 10, 20, 30]))
-    cut = cut_head(head, torch.tensor([2, 0]), torch.tensor([0.0, 0.5]))
+    cut = head.rows(torch.tensor([2, 0]), torch.tensor([0.0, 0.5]))
     assert cut.weight_VD.tolist() == [[4, 5], [0, 1]]
     assert cut.bias_V is not None
     assert cut.bias_V.tolist() == [20, 0.5]
@@ -66,3 +62,16 @@ def test_a_vocabulary_that_is_smaller_than_asked_for_has_no_others():
     tokens_S, offsets_S = sample(9, 5, [1, 2, 3]).draw(named_generator(0, "draw"))
     assert sorted(tokens_S.tolist()) == [0, 1, 2]
     assert offsets_S.tolist() == [0, 0, 0]
+
+
+def test_what_a_draft_cannot_propose_does_not_count():
+    counts_V = torch.tensor([0, 9, 1, 7, 0, 2])
+    config = LossVocabulary(frequent=2, drawn=1)
+    vocabulary = VocabularySample(config, counts_V, torch.tensor([0, 2, 3, 5]))
+    seen = set()
+    for step in range(40):
+        tokens_S, offsets_S = vocabulary.draw(named_generator(0, "draw", step))
+        assert tokens_S[:2].tolist() == [3, 5]
+        assert offsets_S.tolist() == pytest.approx([0, 0, torch.tensor(2.0).log().item()])
+        seen.add(int(tokens_S[2]))
+    assert seen == {0, 2}

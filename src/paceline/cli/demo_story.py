@@ -14,6 +14,7 @@ from paceline.config import StrictModel, read_yaml, validate
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.data.python_docs import PythonDocs, write_python_docs
+from paceline.data.tokens import read_texts
 from paceline.measure import (
     LosslessnessReport,
     MeasureConfig,
@@ -23,7 +24,7 @@ from paceline.measure import (
     verify_losslessness,
 )
 from paceline.models import load_model
-from paceline.models.draft import save_draft, subset_layers
+from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
 from paceline.models.loading import load_tokenizer, stored_dtype
 from paceline.records import atomic_write_text
 from paceline.train import AlignConfig, align
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _PROMPT_TOKENS = 32
 _NEW_TOKENS = 64
+_DRAFT_VOCABULARY = 12288
 
 
 class Story:
@@ -55,6 +57,8 @@ class Story:
         if not self.start.exists():
             _headline(f"A draft from layers {','.join(map(str, self.layers))} of the target")
             draft = subset_layers(load_model(self.target), self.layers)
+            texts = read_texts(str(self.docs.train), load_tokenizer(self.target))
+            draft = limit_vocabulary(draft, texts, _DRAFT_VOCABULARY)
             save_draft(draft, self.target, self.start, stored_dtype(self.target))
 
     def align(self, config: Path, minutes: float) -> None:

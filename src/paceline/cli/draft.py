@@ -13,18 +13,34 @@ def draft(
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     layers: Annotated[str, typer.Option(help="Layers to keep, in order, such as 0,1,2,29.")],
     out: Annotated[Path, typer.Option(help="Directory to write the draft to.")],
+    vocabulary: Annotated[
+        int | None, typer.Option(help="Propose only this many tokens, the text's most frequent.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Text to count tokens in: .txt, .jsonl or a data set.")
+    ] = None,
 ) -> None:
     """Make a draft from a subset of the target's layers, with the target's tokenizer."""
     chosen = parse_layers(layers)
+    if (vocabulary is None) != (text is None):
+        given, lacking = ("vocabulary", "text") if text is None else ("text", "vocabulary")
+        raise UsageError(f"--{given} needs --{lacking} beside it, or leave out both")
+    from paceline.data.tokens import read_texts
     from paceline.models import load_model
-    from paceline.models.draft import save_draft, subset_layers
-    from paceline.models.loading import stored_dtype
+    from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
+    from paceline.models.loading import load_tokenizer, stored_dtype
 
+    counted = [] if text is None else list(read_texts(text, load_tokenizer(target)))
     model = load_model(target)
     small = subset_layers(model, chosen)
+    if vocabulary is not None:
+        small = limit_vocabulary(small, counted, vocabulary)
     save_draft(small, target, out, stored_dtype(target))
     share = small.num_parameters / model.num_parameters
-    stdout.print(f"{out}: {len(chosen)} layers, {small.num_parameters:,} parameters ({share:.1%})")
+    proposes = "" if vocabulary is None else f", proposes {vocabulary:,} tokens"
+    stdout.print(
+        f"{out}: {len(chosen)} layers, {small.num_parameters:,} parameters ({share:.1%}){proposes}"
+    )
 
 
 def parse_layers(text: str) -> list[int]:

@@ -26,6 +26,14 @@ class Head(NamedTuple):
     weight_VD: Tensor
     bias_V: Tensor | None = None
 
+    def rows(self, tokens_S: Tensor, offsets_S: Tensor | None = None) -> Head:
+        """The head of these tokens alone, their logits raised by the offsets."""
+        bias_S = None if self.bias_V is None else self.bias_V[tokens_S]
+        if offsets_S is not None:
+            offsets_S = offsets_S.to(self.weight_VD)
+            bias_S = offsets_S if bias_S is None else bias_S + offsets_S
+        return Head(self.weight_VD[tokens_S], bias_S)
+
     def log_probs(self, hidden_ND: Tensor, vocab_size: int | None = None) -> Tensor:
         """Log-softmax over the first `vocab_size` entries, float32. [N, D] -> [N, V]."""
         width = self.weight_VD.shape[0] if vocab_size is None else vocab_size

@@ -9,6 +9,7 @@ from paceline.data.prompts import CorpusConfig, Record, Text, read_records
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
@@ -41,6 +42,19 @@ def read_prompts(
         prompts.append(tokens)
     warn_of_cut_prompts(num_cut, len(prompts), max_tokens)
     return prompts
+
+
+def read_texts(
+    corpus: CorpusConfig | str | Path, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[list[int]]:
+    """All tokens of each record, prompt and completion together.
+
+    Raises:
+        PromptError: as `read_records`.
+    """
+    for record in read_records(corpus):
+        tokens, completion = encode(record, tokenizer)
+        yield tokens + (completion or [])
 
 
 def warn_of_cut_prompts(num_cut: int, num_prompts: int, max_tokens: int | None) -> None:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.architectures import context_length, prove_rollback, refuse_by_name
 from paceline.models.cache import RoomyCache
+from paceline.models.draft_vocabulary import spread
 from paceline.models.kernels import EXACT, ROUNDED, Packer, can_pack, packed_copy
 from paceline.models.llama import LlamaDecoder
 from paceline.models.session import ModelSession
@@ -37,7 +38,7 @@ class Decoder(Protocol):
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
-        """Logits of the last `keep` columns (0: all)."""
+        """Logits of the last `keep` columns (0: all), over the draft vocabulary if there is one."""
         ...
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
@@ -56,6 +57,8 @@ class CausalModel:
         eos_token_ids: Tokens that end a text.
         num_parameters: Distinct weights; tied ones count once.
         decoder: What sessions read with; `prepare_for_decoding` gives a faster one.
+        draft_vocabulary: The tokens that sessions give a chance, [K]; None for all. It bounds what a
+            draft proposes, and makes its head that much smaller.
         weight_change: Largest change of a weight by that, relative to the largest of its matrix.
     """
 
@@ -64,11 +67,13 @@ class CausalModel:
         hf: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         decoder: Decoder | None = None,
+        draft_vocabulary: Tensor | None = None,
     ) -> None:
         self.hf = hf
         self.tokenizer = tokenizer
-        self.decoder = decoder or HfDecoder(hf)
-        self.vocab_size = _named_tokens(tokenizer, self._head.weight.shape[0])
+        self.draft_vocabulary = draft_vocabulary
+        self.decoder = decoder or HfDecoder(hf, draft_vocabulary)
+        self.vocab_size = named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
         self.eos_token_ids = _eos_token_ids(hf, tokenizer)
         self.weight_change = 0.0
@@ -147,12 +152,12 @@ class CausalModel:
             return self
         packer = Packer(EXACT if weights == "auto" else ROUNDED)
         if LlamaDecoder.supports(self.hf):
-            decoder: Decoder = LlamaDecoder(self.hf, packer)
+            decoder: Decoder = LlamaDecoder(self.hf, packer, self.draft_vocabulary)
         else:
-            decoder = HfDecoder(packed_copy(self.hf, packer))
+            decoder = HfDecoder(packed_copy(self.hf, packer), self.draft_vocabulary)
         if not packer.num_packed:
             return self
-        prepared = CausalModel(self.hf, self.tokenizer, decoder)
+        prepared = CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
         prepared.weight_change = packer.largest_change
         return prepared
 
@@ -182,6 +187,8 @@ class CausalSession(ModelSession):
         tokens_BN = tokens_BN.to(self.model.device)
         with torch.inference_mode(), evaluating(self.model.hf):
             logits = self.model.decoder(tokens_BN, self.cache, None if whole else ends_B, keep)
+            if self.model.draft_vocabulary is not None:
+                logits = spread(logits, self.model.draft_vocabulary, self.vocab_size)
         return logits[..., : self.vocab_size].float()
 
     def _rollback(self, counts_B: Tensor) -> None:
@@ -202,21 +209,23 @@ class CausalSession(ModelSession):
 class HfDecoder:
     """The forward pass of transformers, given only what the batch needs."""
 
-    def __init__(self, hf: PreTrainedModel) -> None:
+    def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> None:
         self.hf = hf
+        self.draft_vocabulary = draft_vocabulary
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
         # without holes neither mask nor positions are needed, and most models are faster without
         ragged = {} if ends_B is None else _mask_and_positions(ends_B, tokens_BN)
-        return self.hf(
+        logits = self.hf(
             input_ids=tokens_BN,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
             **ragged,
         ).logits
+        return logits if self.draft_vocabulary is None else logits[..., self.draft_vocabulary]
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         return self.hf.base_model.register_forward_hook(
@@ -250,9 +259,13 @@ def evaluating(hf: PreTrainedModel) -> Iterator[None]:
 
 
 def wrap_model(
-    hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    hf_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_vocabulary: Tensor | None = None,
 ) -> CausalModel:
     """A transformers model that you already hold, as a Paceline model.
+
+    `draft_vocabulary` holds the only tokens that it may propose, increasing, [K]; None for all.
 
     Raises:
         UnsupportedModelError: The architecture cannot roll back.
@@ -262,12 +275,15 @@ def wrap_model(
         raise UnsupportedModelError(
             f"{type(hf_model).__name__} has no output head; load it with AutoModelForCausalLM"
         )
-    model = CausalModel(hf_model, tokenizer)
+    if draft_vocabulary is not None:
+        draft_vocabulary = draft_vocabulary.to(hf_model.device)
+    model = CausalModel(hf_model, tokenizer, draft_vocabulary=draft_vocabulary)
     prove_rollback(model)
     return model
 
 
-def _named_tokens(tokenizer: PreTrainedTokenizerBase | None, width: int) -> int:
+def named_tokens(tokenizer: PreTrainedTokenizerBase | None, width: int) -> int:
+    """Tokens that can be told apart: logits beyond are padding."""
     if tokenizer is None:
         return width
     return min(width, max(tokenizer.get_vocab().values()) + 1)

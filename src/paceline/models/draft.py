@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
-from paceline.models.causal import CausalModel
+from paceline.models.causal import CausalModel, wrap_model
+from paceline.models.draft_vocabulary import frequent_tokens, write_draft_vocabulary
 from paceline.models.loading import model_directory, quiet
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import torch
@@ -59,6 +60,19 @@ def subset_layers(target: CausalModel, layers: Sequence[int]) -> CausalModel:
     return CausalModel(hf, target.tokenizer)
 
 
+def limit_vocabulary(draft: CausalModel, texts: Iterable[Sequence[int]], size: int) -> CausalModel:
+    """The same draft, proposing only the tokens that these texts have most often.
+
+    Tokens that end a text are always among them. Weights are shared with the draft.
+
+    Raises:
+        UsageError: The size is not between 1 and the vocabulary's.
+    """
+    always = [token for token in draft.eos_token_ids if token < draft.vocab_size]
+    tokens_K = frequent_tokens(texts, size, draft.vocab_size, always=always)
+    return wrap_model(draft.hf, draft.tokenizer, tokens_K)
+
+
 def save_draft(
     draft: CausalModel, tokenizer_source: str | Path, out: Path, dtype: torch.dtype | None = None
 ) -> None:
@@ -89,6 +103,8 @@ def save_draft(
         for weights in scratch.glob("*.safetensors"):
             # safetensors keeps them from everyone else, who may have to serve them
             weights.chmod((scratch / "config.json").stat().st_mode)
+        if draft.draft_vocabulary is not None:
+            write_draft_vocabulary(scratch, draft.draft_vocabulary)
         for path in files:
             if path.is_dir():
                 shutil.copytree(path, scratch / path.name)

@@ -31,13 +31,18 @@ _ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 class LlamaDecoder:
     """The whole forward pass of a Llama-like model; weights other than the matrices are shared."""
 
-    def __init__(self, hf: PreTrainedModel, make_linear: MakeLinear) -> None:
+    def __init__(
+        self,
+        hf: PreTrainedModel,
+        make_linear: MakeLinear,
+        draft_vocabulary: Tensor | None = None,
+    ) -> None:
         body: Any = hf.base_model
         self.embed: nn.Module = body.embed_tokens
         self.rotary: nn.Module = body.rotary_emb
         self.norm: nn.Module = body.norm
         self.layers = [_Layer(layer, make_linear) for layer in body.layers]
-        self.head = make_linear([hf.get_output_embeddings()])  # pyright: ignore[reportArgumentType]
+        self.head = make_linear([_head(hf, draft_vocabulary)])
         self._listeners: list[Callable[[Tensor], None]] = []
 
     @staticmethod
@@ -52,7 +57,7 @@ class LlamaDecoder:
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
-        """Logits of the last `keep` columns (0: all), [B, N, V].
+        """Logits of the last `keep` columns (0: all), [B, N, V or K].
 
         Args:
             tokens_BN: New tokens, right-aligned.
@@ -151,6 +156,18 @@ class _Layer:
         if count > 1:
             mixed = mixed.transpose(1, 2)
         return mixed.reshape(batch, count, -1)
+
+
+def _head(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> nn.Module:
+    """The output projection, or its rows of these tokens."""
+    whole: Any = hf.get_output_embeddings()
+    if draft_vocabulary is None:
+        return whole
+    rows = nn.Linear(whole.in_features, len(draft_vocabulary), bias=whole.bias is not None)
+    rows.weight = nn.Parameter(whole.weight[draft_vocabulary], requires_grad=False)
+    if whole.bias is not None:
+        rows.bias = nn.Parameter(whole.bias[draft_vocabulary], requires_grad=False)
+    return rows
 
 
 def _window(attention: Any) -> int | None:

@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from paceline.errors import ModelLoadError, PacelineError
 from paceline.models.architectures import refuse_by_name
-from paceline.models.causal import CausalModel, wrap_model
+from paceline.models.causal import CausalModel, named_tokens, wrap_model
+from paceline.models.draft_vocabulary import read_draft_vocabulary
 from paceline.models.gguf import converted_gguf
 from paceline.models.kernels import native_bfloat16
 
@@ -76,7 +77,7 @@ def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") ->
             hf, info = loaded
             _refuse_incomplete(place, info)
             tokenizer = _tokenizer(place)
-        return wrap_model(hf.to(where).eval(), tokenizer)
+        return wrap_model(hf.to(where).eval(), tokenizer, _draft_vocabulary(place, hf, tokenizer))
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -217,6 +218,13 @@ def _tokenizer(place: _Place) -> PreTrainedTokenizerBase | None:
     if place.directory and not any((place.directory / name).exists() for name in _TOKENIZERS):
         return None
     return AutoTokenizer.from_pretrained(place.source, **place.options)
+
+
+def _draft_vocabulary(place: _Place, hf: Any, tokenizer: Any) -> torch.Tensor | None:
+    head = hf.get_output_embeddings()
+    if place.directory is None or head is None:
+        return None
+    return read_draft_vocabulary(place.directory, named_tokens(tokenizer, head.weight.shape[0]))
 
 
 def _device(device: str) -> str:

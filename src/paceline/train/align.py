@@ -23,6 +23,7 @@ from paceline.data.sources import (
 from paceline.data.tokens import read_prompts
 from paceline.errors import ConfigError, ContextLengthError, UsageError
 from paceline.models.draft import save_draft
+from paceline.models.draft_vocabulary import count_tokens
 from paceline.models.kernels import native_bfloat16
 from paceline.models.loading import load_model, model_directory, stored_dtype
 from paceline.models.vocabulary import check_same_vocabulary
@@ -38,7 +39,7 @@ from paceline.train.checkpoint import (
 from paceline.train.evaluation import Evaluator, held_out_text
 from paceline.train.loop import Parts, TrainingLoop
 from paceline.train.step import Stepper
-from paceline.train.vocabulary import VocabularySample, count_tokens
+from paceline.train.vocabulary import VocabularySample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +131,7 @@ def _set_up(
         stepper=stepper,
         source=_source(config, stream, draft, target, shard, progress),
         stream=stream,
-        vocabulary=_vocabulary(config, stream, vocab_size),
+        vocabulary=_vocabulary(config, stream, draft, vocab_size),
         run=run,
         store=store,
         evaluator=evaluator,
@@ -188,13 +189,13 @@ def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleSt
 
 
 def _vocabulary(
-    config: AlignConfig, stream: ExampleStream, vocab_size: int
+    config: AlignConfig, stream: ExampleStream, draft: CausalModel, vocab_size: int
 ) -> VocabularySample | None:
     """The tokens that divergences are taken over, by how often the corpus has them."""
     if config.loss_vocabulary is None:
         return None
     counts_V = count_tokens((example.tokens for example in stream.examples), vocab_size)
-    return VocabularySample(config.loss_vocabulary, counts_V)
+    return VocabularySample(config.loss_vocabulary, counts_V, draft.draft_vocabulary)
 
 
 def _source(

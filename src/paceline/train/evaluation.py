@@ -15,6 +15,7 @@ from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
 from paceline.data.collate import Row, collate
 from paceline.data.generation import sample_completions
+from paceline.models.draft_vocabulary import spread
 from paceline.records import atomic_write_text, read_jsonl
 from paceline.rng import named_generator
 
@@ -163,7 +164,11 @@ class Evaluator:
         )
 
     def _log_probs(self, model: CausalModel, hidden_CD: Tensor) -> Tensor:
-        return Head(model.head_weight, model.head_bias).log_probs(hidden_CD, self.vocab_size)
+        head = Head(model.head_weight, model.head_bias)
+        if model.draft_vocabulary is None:
+            return head.log_probs(hidden_CD, self.vocab_size)
+        log_probs_CK = head.rows(model.draft_vocabulary).log_probs(hidden_CD)
+        return spread(log_probs_CK, model.draft_vocabulary, self.vocab_size)
 
     def _by_text(self, values_N: Tensor) -> Tensor:
         """One row a text, 0 beyond its end. [N] -> [B, T]."""

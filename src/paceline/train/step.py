@@ -18,7 +18,6 @@ from paceline.core.reduction import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.train.objectives import reads_target, token_losses
 from paceline.train.optim import build_optimizer
-from paceline.train.vocabulary import cut_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,8 +78,8 @@ class DraftLoss(nn.Module):
         target_head, draft_head = _head(self.target), _head(self.draft)
         vocab_size: int | None = self.vocab_size
         if plan.vocabulary is not None:
-            target_head = cut_head(target_head, *plan.vocabulary)
-            draft_head = cut_head(draft_head, *plan.vocabulary)
+            target_head = target_head.rows(*plan.vocabulary)
+            draft_head = draft_head.rows(*plan.vocabulary)
             vocab_size = None
 
         def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:

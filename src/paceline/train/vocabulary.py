@@ -10,17 +10,12 @@ target's head and the draft's are cut alike, so a draft equal to its target stil
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.core.fused import Head
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 class LossVocabulary(StrictModel):
@@ -33,8 +28,13 @@ class LossVocabulary(StrictModel):
 class VocabularySample:
     """The tokens of one step's divergence."""
 
-    def __init__(self, config: LossVocabulary, counts_V: Tensor) -> None:
+    def __init__(
+        self, config: LossVocabulary, counts_V: Tensor, draft_vocabulary: Tensor | None = None
+    ) -> None:
+        """What a draft of few tokens cannot propose does not count at all."""
         by_count = counts_V.argsort(descending=True, stable=True)
+        if draft_vocabulary is not None:
+            by_count = by_count[torch.isin(by_count, draft_vocabulary.cpu())]
         self.frequent_F = by_count[: config.frequent]
         self.others_O = by_count[config.frequent :]
         self.num_drawn = min(config.drawn, len(self.others_O))
@@ -47,19 +47,3 @@ class VocabularySample:
         if self.num_drawn:
             offsets_S[len(self.frequent_F) :] = math.log(len(self.others_O) / self.num_drawn)
         return tokens_S, offsets_S
-
-
-def cut_head(head: Head, tokens_S: Tensor, offsets_S: Tensor) -> Head:
-    """The head's rows of these tokens, their logits raised by the offsets."""
-    bias_S = offsets_S.to(head.weight_VD)
-    if head.bias_V is not None:
-        bias_S = bias_S + head.bias_V[tokens_S]
-    return Head(head.weight_VD[tokens_S], bias_S)
-
-
-def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
-    """How often each token stands in the training text, [V]."""
-    counts_V = torch.zeros(vocab_size, dtype=torch.int64)
-    for text in texts:
-        counts_V += torch.bincount(torch.tensor(text, dtype=torch.int64), minlength=vocab_size)
-    return counts_V

@@ -1,0 +1,116 @@
+"""A draft that proposes few tokens: which ones, what its sessions say, what is saved and refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.errors import ModelLoadError, UsageError
+from paceline.models import load_model, wrap_model
+from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
+from paceline.models.draft_vocabulary import count_tokens, frequent_tokens, spread
+from paceline.models.kernels import can_pack
+from tiny import CONFIGS, tiny_hf, tiny_model
+
+KEPT = torch.tensor([1, 4, 5, 9, 30])
+
+
+def test_tokens_are_counted_over_all_texts():
+    assert count_tokens([[1, 1, 3], [], [3, 0]], 5).tolist() == [1, 2, 0, 2, 0]
+
+
+def test_the_most_frequent_are_kept_and_those_that_always_are():
+    texts = [[3, 3, 3, 7, 7], [5, 5, 7], [8]]
+    assert frequent_tokens(texts, 2, 10).tolist() == [3, 7]
+    assert frequent_tokens(texts, 2, 10, always=[9]).tolist() == [3, 9]
+    assert frequent_tokens(texts, 5, 10).tolist() == [
+        0,
+        3,
+        5,
+        7,
+        8,
+    ]  # 0: the first that never comes
+
+
+@pytest.mark.parametrize("size", [0, 1, 11])
+def test_a_size_that_cannot_be_is_refused(size: int):
+    with pytest.raises(UsageError, match=f"draft vocabulary of {size} tokens .* at least 2"):
+        frequent_tokens([[1]], size, 10, always=[2, 3])
+
+
+def test_logits_are_spread_over_all_tokens():
+    whole = spread(torch.tensor([[1.0, 2.0]]), torch.tensor([0, 3]), 5)
+    assert whole.tolist() == [[1, -torch.inf, -torch.inf, 2, -torch.inf]]
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_sessions_give_the_same_logits_for_those_tokens_and_no_chance_to_the_others(
+    architecture: str,
+):
+    hf = tiny_hf(architecture)
+    whole, few = wrap_model(hf), wrap_model(hf, draft_vocabulary=KEPT)
+    wanted = _read(whole)
+    outside = torch.ones(whole.vocab_size, dtype=torch.bool).index_fill(0, KEPT, value=False)
+    models = [few]
+    if can_pack():
+        models.append(few.prepare_for_decoding("packed_fp16"))
+    for model in models:
+        for got, logits in zip(_read(model), wanted, strict=True):
+            assert bool((got[..., outside] == -torch.inf).all())
+            near = 1e-5 if model is few else 1e-2
+            torch.testing.assert_close(got[..., KEPT], logits[..., KEPT], rtol=near, atol=near)
+
+
+def _read(model):
+    session = model.start_session()
+    first = session.prefill([[5, 9, 3], [7]])
+    session.rollback(torch.tensor([1, 0]))
+    return first, session.extend(torch.tensor([[6, 2], [8, 4]]))
+
+
+def test_a_saved_draft_still_proposes_only_these_and_is_whole_for_everyone_else(
+    model_directory: Path, tmp_path: Path
+):
+    target = load_model(model_directory, dtype="float32")
+    draft = limit_vocabulary(subset_layers(target, [0, 3]), [[5, 5, 6]], 4)
+    assert draft.draft_vocabulary is not None
+    save_draft(draft, model_directory, tmp_path / "draft")
+    again = load_model(tmp_path / "draft", dtype="float32")
+    assert again.draft_vocabulary is not None
+    assert torch.equal(again.draft_vocabulary, draft.draft_vocabulary)
+    assert {5, 6, *target.eos_token_ids} <= set(again.draft_vocabulary.tolist())
+    assert again.head_weight.shape == target.head_weight.shape
+
+
+DAMAGED = (
+    "",
+    "{",
+    "[]",
+    '{"tokens": []}',
+    '{"tokens": [2, 1]}',
+    '{"tokens": [1, 9999]}',
+    '{"tokens": ["a"]}',
+    '{"tokens": [-1, 2]}',
+    '{"tokens": [[1], [2]]}',
+)
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_file_is_one_clear_line(text: str, model_directory: Path):
+    (model_directory / "draft_vocabulary.json").write_text(text)
+    with pytest.raises(ModelLoadError, match=r"draft_vocabulary\.json is damaged: wanted"):
+        load_model(model_directory)
+
+
+def test_a_layer_subset_of_a_model_with_few_tokens_proposes_all_of_them_again():
+    target = wrap_model(tiny_model("llama").hf, draft_vocabulary=KEPT)
+    assert subset_layers(target, [0]).draft_vocabulary is None
+
+
+def test_the_file_says_what_it_is(model_directory: Path, tmp_path: Path):
+    draft = limit_vocabulary(load_model(model_directory), [[5, 5, 6]], 3)
+    save_draft(draft, model_directory, tmp_path / "draft")
+    stored = json.loads((tmp_path / "draft" / "draft_vocabulary.json").read_text())
+    assert draft.draft_vocabulary is not None
+    assert stored == {"tokens": draft.draft_vocabulary.tolist()}
