@@ -46,13 +46,23 @@ def verify(
         drafted_BG, num_drafted_B, draft_probs_BGV, target_probs_BHV, rule, accept_uniforms_BG
     )
     is_bonus_B = num_accepted_B == num_drafted_B
-    rows = torch.arange(drafted_BG.shape[0], device=drafted_BG.device)
-    next_probs_BV = target_probs_BHV[rows, num_accepted_B]
-    rejected = rows[~is_bonus_B]
-    if rejected.numel():
-        draft_probs_RV = draft_probs_BGV[rejected, num_accepted_B[rejected]]
-        next_probs_BV[rejected] = rule.residual(next_probs_BV[rejected], draft_probs_RV)
+    next_probs_BV = _rows_at(target_probs_BHV, num_accepted_B)
+    rejected_R = (~is_bonus_B).nonzero().squeeze(-1)
+    if rejected_R.numel():
+        draft_probs_RV = _rows_at(draft_probs_BGV, num_accepted_B, rejected_R)
+        target_probs_RV = next_probs_BV.index_select(0, rejected_R)
+        recovery_RV = rule.residual(target_probs_RV, draft_probs_RV)
+        next_probs_BV = next_probs_BV.index_copy(0, rejected_R, recovery_RV)
     return Verdict(num_accepted_B, sample(next_probs_BV, next_uniforms_B), is_bonus_B)
+
+
+def _rows_at(probs_BNV: Tensor, positions_B: Tensor, rows_R: Tensor | None = None) -> Tensor:
+    """The distribution at each row's position, of these rows or of all. [B, N, V] -> [R, V]."""
+    batch, num_positions, _ = probs_BNV.shape
+    flat_B = torch.arange(batch, device=positions_B.device) * num_positions + positions_B
+    flat_R = flat_B if rows_R is None else flat_B.index_select(0, rows_R)
+    # A row is one stretch of memory, copied whole; indexing would fetch it entry by entry.
+    return probs_BNV.flatten(0, 1).index_select(0, flat_R)
 
 
 def count_accepted(
