@@ -118,6 +118,19 @@ def test_packed_weights_change_nothing(
     play(packed_model_of(architecture), prompts, steps)
 
 
+@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3"])
+@few
+@hard
+@runs
+def test_attention_of_many_rows_changes_nothing(
+    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.models.llama._MANY_ROWS", 1)
+        play(packed_model_of(architecture), prompts, steps)
+
+
 @few
 @hard
 @runs

@@ -37,13 +37,11 @@ class RoomyCache(Cache):
         """
         columns_BW = (ends_B[:, None] - width + torch.arange(width)).clamp(min=0)
         for index in range(len(self.layers)):
-            layer = self.layer(index)
-            flat = (rows_B[:, None] * layer.width + columns_BW).flatten()
-            layer.select(flat.to(layer.rooms[0].device), len(rows_B))
+            self.layer(index).select(rows_B, columns_BW)
 
 
 class RoomyLayer(DynamicLayer):
-    """Appending copies the new tokens only. Stored as [B, W, H, D]: a token is one stretch."""
+    """Appending copies the new tokens only. Stored as [B, H, W, D], which products read in one go."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,32 +52,33 @@ class RoomyLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """The transformers way in: [B, H, N, D]."""
-        return self.append(key_states.transpose(1, 2), value_states.transpose(1, 2))
+        return self.append(key_states, value_states)
 
-    def append(self, keys_BNHD: Tensor, values_BNHD: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, keys_BHND: Tensor, values_BHND: Tensor) -> tuple[Tensor, Tensor]:
         """Add tokens; all keys and values so far, [B, H, W, D]."""
         if not self.is_initialized:
-            self.lazy_initialization(keys_BNHD, values_BNHD)
-            self.rooms = [_room(keys_BNHD, 0), _room(values_BNHD, 0)]
-        end = self.width + keys_BNHD.shape[1]
-        for index, new in enumerate((keys_BNHD, values_BNHD)):
-            if end > self.rooms[index].shape[1]:
+            self.lazy_initialization(keys_BHND, values_BHND)
+            self.rooms = [_room(keys_BHND, 0), _room(values_BHND, 0)]
+        end = self.width + keys_BHND.shape[2]
+        for index, new in enumerate((keys_BHND, values_BHND)):
+            if end > self.rooms[index].shape[2]:
                 room = _room(new, end)
-                room[:, : self.width] = self.rooms[index][:, : self.width]
+                room[:, :, : self.width] = self.rooms[index][:, :, : self.width]
                 self.rooms[index] = room
-            self.rooms[index][:, self.width : end] = new
+            self.rooms[index][:, :, self.width : end] = new
         self.width = end
         keys, values = self.rooms
-        return keys[:, :end].transpose(1, 2), values[:, :end].transpose(1, 2)
+        return keys[:, :, :end], values[:, :, :end]
 
-    def select(self, flat: Tensor, batch: int) -> None:
-        """Replace the contents by these (row * width + column) entries, as `batch` rows."""
-        rooms = []
-        for room in self.rooms:
-            entries = room[:, : self.width].flatten(0, 1).index_select(0, flat)
-            rooms.append(entries.view(batch, len(flat) // batch, *room.shape[2:]))
-        self.rooms = rooms
-        self.width = len(flat) // batch
+    def select(self, rows_B: Tensor, columns_BW: Tensor) -> None:
+        """Replace the contents by these columns of these rows."""
+        for index, room in enumerate(self.rooms):
+            _, heads, width, _ = room.shape
+            heads_BH1 = (rows_B[:, None] * heads + torch.arange(heads))[..., None]
+            flat = (heads_BH1 * width + columns_BW[:, None]).flatten().to(room.device)
+            kept = room.flatten(0, 2).index_select(0, flat)
+            self.rooms[index] = kept.view(len(rows_B), heads, -1, room.shape[3])
+        self.width = columns_BW.shape[1]
 
     def get_seq_length(self) -> int:
         return self.width
@@ -88,7 +87,7 @@ class RoomyLayer(DynamicLayer):
         self.width -= abs(tokens_to_remove)
 
 
-def _room(new_BNHD: Tensor, width: int) -> Tensor:
+def _room(new_BHND: Tensor, width: int) -> Tensor:
     """Space for so many columns and half as many again."""
-    batch, _, heads, size = new_BNHD.shape
-    return new_BNHD.new_zeros(batch, width + width // 2 + 32, heads, size)
+    batch, heads, _, size = new_BHND.shape
+    return new_BHND.new_zeros(batch, heads, width + width // 2 + 32, size)
