@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.bootstrap import ratio_interval
+from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -53,6 +53,24 @@ def test_the_value_is_the_ratio_of_sums_and_not_the_mean_of_ratios():
     assert interval.high == pytest.approx(0.8)
 
 
+def test_a_ratio_of_ratios_is_taken_over_the_same_units():
+    # every unit is twice as slow a token in the second way, however long and slow it is itself
+    seconds, tokens = torch.tensor([1.0, 9.0, 2.0]), torch.tensor([10, 30, 2])
+    interval = ratio_of_ratios_interval((2 * seconds, tokens), (seconds, tokens), rng=generator())
+    assert interval == pytest.approx((2, 2, 2))
+
+
+def test_a_ratio_of_ratios_divides_sums():
+    interval = ratio_of_ratios_interval(
+        (torch.tensor([1.0, 5.0]), torch.tensor([2, 2])),
+        (torch.tensor([1.0, 1.0]), torch.tensor([4, 12])),
+        rng=generator(),
+    )
+    assert interval.value == pytest.approx((6 / 4) / (2 / 16))
+    assert interval.low == pytest.approx((1 / 2) / (1 / 4))
+    assert interval.high == pytest.approx((5 / 2) / (1 / 12))
+
+
 def test_more_units_make_a_narrower_interval():
     widths = []
     for count in (20, 2000):
@@ -90,8 +108,8 @@ def test_units_of_denominator_zero_leave_every_bound_a_number():
     [
         (torch.zeros(0), torch.zeros(0), "no units to take a ratio of"),
         (torch.ones(3), torch.zeros(3), "no units to take a ratio of"),
-        (torch.ones(3), torch.ones(2), "wanted two vectors of one length"),
-        (torch.ones(3, 2), torch.ones(3, 2), "wanted two vectors of one length"),
+        (torch.ones(3), torch.ones(2), "wanted 2 vectors of one length"),
+        (torch.ones(3, 2), torch.ones(3, 2), "wanted 2 vectors of one length"),
     ],
 )
 def test_nothing_to_divide_is_an_error_of_one_line(tops: Tensor, bottoms: Tensor, said: str):

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.decode import SpeculativeDecoder
+from paceline.core.stats import DecodeStats
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.acceptance import score_texts
-from paceline.measure.latency import time_pairs
+from paceline.measure.latency import PairedTimes, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
 from paceline.measure.verdict import judge
@@ -94,25 +95,33 @@ def test_a_measurement_survives_json():
     assert type(found).model_validate_json(found.model_dump_json()) == found
 
 
-def test_both_ways_of_a_pair_give_the_same_number_of_tokens():
-    target, draft = (
-        TableModel.random(6, 1, seed=1, eos_token_ids=(0,)),
-        TableModel.random(6, seed=2),
-    )
-    from paceline.decode import AutoregressiveDecoder
-
-    times = time_pairs(
-        AutoregressiveDecoder(target),
-        SpeculativeDecoder(target, draft, gamma=2),
-        PROMPTS[:3],
+def _timed(temperature):
+    target = TableModel.random(6, 1, seed=1, eos_token_ids=(0,))
+    draft = TableModel.random(6, seed=2)
+    sampling = SamplingParams(temperature=temperature)
+    return time_pairs(
+        AutoregressiveDecoder(target, sampling),
+        SpeculativeDecoder(target, draft, gamma=2, sampling=sampling),
+        PROMPTS,
         max_new_tokens=9,
         seed=0,
         num_repeats=2,
         progress=silent,
     )
-    assert times.num_tokens == 2 * 3 * 9
-    emitted = times.stats.num_emitted + times.stats.num_prefill_tokens
-    assert emitted == times.num_tokens
+
+
+def test_timed_texts_end_where_they_would_when_served():
+    greedy, sampled = _timed(0), _timed(1)
+    assert greedy.baseline_tokens == greedy.method_tokens
+    for times in (greedy, sampled):
+        assert times.stats.num_emitted + times.stats.num_prefill_tokens == sum(times.method_tokens)
+    assert min(sampled.method_tokens) < 2 * 9, "some text met a stop token"
+
+
+def test_a_text_that_ended_early_does_not_count_as_fast():
+    # a second a token both ways, in texts of other lengths
+    times = PairedTimes([4.0, 2.0], [1.0, 3.0], [4, 2], [1, 3], DecodeStats())
+    assert times.speedup(torch.Generator().manual_seed(0)) == pytest.approx((1, 1, 1))
 
 
 def _verdict(low, high, alpha=0.5, needed=0.3):

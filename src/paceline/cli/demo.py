@@ -26,7 +26,7 @@ def demo(
     story.prepare()
     before = [story.measure("before", story.start, temperature, 4) for temperature in (1.0, 0.0)]
     story.align(config or Path("configs/align/demo.yaml"), minutes)
-    after = [story.measure("after", story.aligned, temperature, 8) for temperature in (1.0, 0.0)]
+    after = [story.measure("after", story.aligned, temperature, 16) for temperature in (1.0, 0.0)]
     report = story.verify()
     story.decode(after[1].best_gamma or 1)
     stdout.print(before_and_after(before, after))

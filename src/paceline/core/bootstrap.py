@@ -34,19 +34,49 @@ def ratio_interval(
     Raises:
         ValueError: no unit, or denominators that sum to 0.
     """
-    if numerators_N.shape != denominators_N.shape or numerators_N.ndim != 1:
-        raise ValueError(
-            f"wanted two vectors of one length, got {tuple(numerators_N.shape)} and "
-            f"{tuple(denominators_N.shape)}"
-        )
-    num_units = numerators_N.shape[0]
-    if num_units == 0 or denominators_N.sum() == 0:
+    return _interval([(numerators_N, denominators_N)], rng, confidence, num_resamples)
+
+
+def ratio_of_ratios_interval(
+    over: tuple[Tensor, Tensor],
+    under: tuple[Tensor, Tensor],
+    *,
+    rng: torch.Generator,
+    confidence: float = 0.95,
+    num_resamples: int = 4000,
+) -> Interval:
+    """One ratio of sums divided by another, such as seconds a token of two ways to write.
+
+    Both belong to the same units, which are drawn together: what makes a unit slow for both cancels.
+
+    Shapes: (numerators, denominators) of either ratio, [N] each.
+
+    Raises:
+        ValueError: no unit, or sums of 0 where something is divided by them.
+    """
+    return _interval([over, (under[1], under[0])], rng, confidence, num_resamples)
+
+
+def _interval(
+    ratios: list[tuple[Tensor, Tensor]],
+    rng: torch.Generator,
+    confidence: float,
+    num_resamples: int,
+) -> Interval:
+    """The product of ratios of sums, with its percentile interval."""
+    shapes = [tuple(part.shape) for ratio in ratios for part in ratio]
+    if len(set(shapes)) > 1 or len(shapes[0]) != 1:
+        raise ValueError(f"wanted {len(shapes)} vectors of one length, got {shapes}")
+    (num_units,) = shapes[0]
+    if num_units == 0 or any(bottoms_N.sum() == 0 for _, bottoms_N in ratios):
         raise ValueError("no units to take a ratio of")
-    numerators, denominators = numerators_N.double(), denominators_N.double()
     picks_RN = torch.randint(num_units, (num_resamples, num_units), generator=rng)
-    tops = numerators[picks_RN].sum(-1)
-    bottoms = denominators[picks_RN].sum(-1)
-    ratios = tops[bottoms > 0] / bottoms[bottoms > 0]
+    value, products_R = 1.0, torch.ones(num_resamples, dtype=torch.float64)
+    for tops_N, bottoms_N in ratios:
+        value *= float(tops_N.double().sum() / bottoms_N.double().sum())
+        products_R = products_R * tops_N.double()[picks_RN].sum(-1)
+        products_R = products_R / bottoms_N.double()[picks_RN].sum(-1)
     tail = (1 - confidence) / 2
-    low, high = torch.quantile(ratios, torch.tensor([tail, 1 - tail], dtype=torch.float64))
-    return Interval(float(numerators.sum() / denominators.sum()), float(low), float(high))
+    found_R = products_R[products_R.isfinite()]  # a resample may consist of empty units
+    low, high = torch.quantile(found_R, torch.tensor([tail, 1 - tail], dtype=torch.float64))
+    return Interval(value, float(low), float(high))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.bootstrap import Interval, ratio_of_ratios_interval
 from paceline.core.stats import DecodeStats
 from paceline.errors import ContextLengthError
 
@@ -42,16 +42,21 @@ class PassCosts(NamedTuple):
 
 
 class PairedTimes(NamedTuple):
-    """Seconds of each request, baseline and method; tokens of either; the method's counts."""
+    """Seconds and new tokens of each request, baseline and method; the method's counts."""
 
     baseline_s: list[float]
     method_s: list[float]
-    num_tokens: int
+    baseline_tokens: list[int]
+    method_tokens: list[int]
     stats: DecodeStats
 
     def speedup(self, rng: torch.Generator) -> Interval:
-        """Baseline seconds / method seconds, the interval over requests."""
-        return ratio_interval(torch.tensor(self.baseline_s), torch.tensor(self.method_s), rng=rng)
+        """Seconds a token of the baseline / of the method, the interval over requests."""
+        return ratio_of_ratios_interval(
+            (torch.tensor(self.baseline_s), torch.tensor(self.baseline_tokens)),
+            (torch.tensor(self.method_s), torch.tensor(self.method_tokens)),
+            rng=rng,
+        )
 
 
 @torch.inference_mode()
@@ -103,15 +108,16 @@ def time_pairs(
 ) -> PairedTimes:
     """Decode each prompt both ways, one after the other, the first to go changing every time.
 
-    Stop tokens are ignored, so that both give the same number of tokens. The whole request counts,
-    prefill included.
+    Texts end where they would be served to their end: behind a stop token the target is not itself
+    and no draft was made for that. So both may write different numbers of tokens, and seconds a
+    token are compared. The whole request counts, prefill included.
 
     Raises:
         ContextLengthError: a prompt and its new tokens do not fit the context.
     """
     decoders = (baseline, method)
     for decoder in decoders:
-        decoder.generate([prompts[0]], min(8, max_new_tokens), seed, eos_token_ids=[])
+        decoder.generate([prompts[0]], min(8, max_new_tokens), seed)  # warms up
     for row, prompt in enumerate(prompts):
         room = method.room(prompt)
         if room is not None and room < max_new_tokens:
@@ -120,22 +126,20 @@ def time_pairs(
                 "shorten the prompts or ask for fewer new tokens"
             )
     seconds = [[0.0] * len(prompts) for _ in decoders]
+    tokens = [[0] * len(prompts) for _ in decoders]
     stats = DecodeStats()
-    num_tokens = 0
     num_runs = num_repeats * len(prompts)
     for number in range(num_runs):
         row = number % len(prompts)
         for which in (0, 1) if number % 2 else (1, 0):
             start = _now()
-            (generation,) = decoders[which].generate(
-                [prompts[row]], max_new_tokens, seed + number, eos_token_ids=[]
-            )
+            (generation,) = decoders[which].generate([prompts[row]], max_new_tokens, seed + number)
             seconds[which][row] += _now() - start
+            tokens[which][row] += len(generation.tokens)
             if which == 1:
                 stats += generation.stats
-                num_tokens += len(generation.tokens)
         progress("timing requests", number + 1, num_runs)
-    return PairedTimes(seconds[0], seconds[1], num_tokens, stats)
+    return PairedTimes(seconds[0], seconds[1], tokens[0], tokens[1], stats)
 
 
 def _now() -> float:

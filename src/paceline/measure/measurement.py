@@ -48,7 +48,7 @@ class MeasureConfig(StrictModel):
     gammas: tuple[Gamma, ...] = Field(default=(1, 2, 3, 4, 5, 6, 8), min_length=1)
     batch_size: int = Field(default=16, ge=1)
     pass_repeats: int = Field(default=15, ge=1)
-    timed_prompts: int = Field(default=8, ge=0)
+    timed_prompts: int = Field(default=16, ge=0)
     timed_repeats: int = Field(default=1, ge=1)
     seed: int = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -229,12 +229,12 @@ def _time_requests(
     return SpeedRow(
         gamma=best.gamma,
         num_requests=len(times.baseline_s),
-        num_tokens=times.num_tokens,
+        num_tokens=sum(times.method_tokens),
         speedup=speedup,
         predicted_speedup=best.predicted_speedup,
         measured_over_predicted=speedup.value / best.predicted_speedup,
-        baseline_tokens_per_s=times.num_tokens / sum(times.baseline_s),
-        speculative_tokens_per_s=times.num_tokens / sum(times.method_s),
+        baseline_tokens_per_s=sum(times.baseline_tokens) / sum(times.baseline_s),
+        speculative_tokens_per_s=sum(times.method_tokens) / sum(times.method_s),
         block_efficiency=times.stats.block_efficiency,
         acceptance_rate=times.stats.acceptance_rate,
     )

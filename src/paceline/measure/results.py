@@ -72,7 +72,7 @@ class GammaRow(StrictModel):
 
 
 class SpeedRow(StrictModel):
-    """Whole requests at one gamma: baseline seconds / speculative seconds, interleaved."""
+    """Whole requests at one gamma, interleaved: seconds a token, baseline / speculative."""
 
     gamma: int
     num_requests: int
