@@ -235,7 +235,7 @@ def noisy_argmax(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 @pytest.mark.parametrize("mutant", [first_uniform_for_all, noisy_argmax])
 def test_a_baseline_that_samples_wrongly_is_caught(mutant: Callable[[Tensor, Tensor], Tensor]):
     pair = Pair(order=2)
-    with patch("paceline.decode.autoregressive.sample", mutant):
+    with patch("paceline.decode.decoder.sample", mutant):
         texts = draw(AutoregressiveDecoder(pair.target), 1, 1000)
     assert smallest_p_value(texts, pair.plain(1)) < ODDS
 

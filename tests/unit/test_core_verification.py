@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule
-from paceline.core.verification import Verdict, count_accepted, verify
+from paceline.core.verification import Verdict, count_accepted, verify, verify_greedy
 
 RULES = [Lossless(), Lenient("linear", 0.4), Lenient("exponential", 0.5), Lossy(0.3, 1.4)]
 
@@ -55,6 +55,28 @@ def run(case: Case, rule: Rule) -> Verdict:
         accept_uniforms_BG=case.accept_BG,
         next_uniforms_B=case.next_B,
     )
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4])
+def test_greedy_verification_is_the_general_one_on_one_hot_distributions(gamma: int):
+    generator = torch.Generator().manual_seed(gamma)
+    best_BH = torch.randint(3, (200, gamma + 1), generator=generator)
+    drafted_BG = torch.randint(3, (200, gamma), generator=generator)
+    num_drafted_B = torch.randint(gamma + 1, (200,), generator=generator)
+    uniforms = torch.rand(200, gamma + 1, generator=generator, dtype=torch.float64)
+    wanted = verify(
+        drafted_BG,
+        num_drafted_B,
+        torch.nn.functional.one_hot(drafted_BG, 3).float(),
+        torch.nn.functional.one_hot(best_BH, 3).float(),
+        Lossless(),
+        accept_uniforms_BG=uniforms[:, 1:],
+        next_uniforms_B=uniforms[:, 0],
+    )
+    for got, expected in zip(
+        verify_greedy(drafted_BG, num_drafted_B, best_BH), wanted, strict=True
+    ):
+        assert torch.equal(got, expected)
 
 
 def judge_by_hand(case: Case, rule: Rule, row: int) -> tuple[int, int, bool]:

@@ -210,4 +210,7 @@ def normalised_excess(target: Tensor, draft: Tensor, *, fallback: Tensor) -> Ten
     """norm((target - draft)_+); where nothing is in excess, the fallback."""
     excess = (target - draft).clamp(min=0)
     mass = excess.sum(-1, keepdim=True)
-    return torch.where(mass > 0, excess / torch.where(mass > 0, mass, 1.0), fallback)
+    has_excess = mass > 0
+    normalised = excess / torch.where(has_excess, mass, 1.0)
+    # rarely needed, and a pass over the whole vocabulary
+    return normalised if has_excess.all() else torch.where(has_excess, normalised, fallback)

@@ -48,12 +48,27 @@ def verify(
     is_bonus_B = num_accepted_B == num_drafted_B
     next_probs_BV = _rows_at(target_probs_BHV, num_accepted_B)
     rejected_R = (~is_bonus_B).nonzero().squeeze(-1)
-    if rejected_R.numel():
+    if len(rejected_R) == len(is_bonus_B):
+        next_probs_BV = rule.residual(next_probs_BV, _rows_at(draft_probs_BGV, num_accepted_B))
+    elif len(rejected_R):
         draft_probs_RV = _rows_at(draft_probs_BGV, num_accepted_B, rejected_R)
         target_probs_RV = next_probs_BV.index_select(0, rejected_R)
         recovery_RV = rule.residual(target_probs_RV, draft_probs_RV)
         next_probs_BV = next_probs_BV.index_copy(0, rejected_R, recovery_RV)
     return Verdict(num_accepted_B, sample(next_probs_BV, next_uniforms_B), is_bonus_B)
+
+
+def verify_greedy(drafted_BG: Tensor, num_drafted_B: Tensor, best_BH: Tensor) -> Verdict:
+    """What `verify` does at temperature 0 with a lossless rule, from the target's best tokens alone.
+
+    Shapes: drafted [B, G], best [B, G + 1]: the target's likeliest token at each position.
+    """
+    gamma = drafted_BG.shape[1]
+    was_drafted_BG = torch.arange(gamma, device=drafted_BG.device) < num_drafted_B[:, None]
+    kept_BG = (drafted_BG == best_BH[:, :gamma]) & was_drafted_BG
+    num_accepted_B = kept_BG.long().cumprod(-1).sum(-1)
+    next_tokens_B = best_BH.gather(1, num_accepted_B[:, None]).squeeze(1)
+    return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
 
 
 def _rows_at(probs_BNV: Tensor, positions_B: Tensor, rows_R: Tensor | None = None) -> Tensor:

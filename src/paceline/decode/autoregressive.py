@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.sampling import SamplingParams, sample
+from paceline.core.sampling import SamplingParams
 from paceline.decode.decoder import Decoder, live_rows
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ class AutoregressiveDecoder(Decoder):
         logits_BV = session.prefill([text.prompt for text in texts])
         texts = list(texts)
         while texts:
-            probs_BV = self._probs(logits_BV, self._seen(texts))
-            uniforms_B = torch.cat([text.draw_choice() for text in texts])
-            for text, token in zip(texts, sample(probs_BV, uniforms_B).cpu(), strict=True):
+            next_tokens_B = self._next_tokens(logits_BV, texts)
+            for text, token in zip(texts, next_tokens_B.cpu(), strict=True):
                 if text.tokens:
                     yield text, text.add_block([], int(token), num_drafted=0)
                 else:

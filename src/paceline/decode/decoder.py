@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.sampling import SamplingParams, apply_repetition_penalty, to_probs
+from paceline.core.sampling import SamplingParams, apply_repetition_penalty, sample, to_probs
 from paceline.decode.text import start_texts
 
 if TYPE_CHECKING:
@@ -95,12 +95,27 @@ class Decoder(ABC):
 
     def _probs(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         """Logits to probabilities, the same way for target and draft. [..., V] -> [..., V]."""
+        return to_probs(self._penalised(logits, seen), self.sampling)
+
+    def _next_tokens(self, logits_BV: Tensor, texts: Sequence[Text]) -> Tensor:
+        """One token of the target's own a text, [B]."""
+        seen_BV = self._seen(texts)
+        if self.sampling.greedy:
+            return self._best(logits_BV, seen_BV)
+        uniforms_B = torch.cat([text.draw_choice() for text in texts])
+        return sample(self._probs(logits_BV, seen_BV), uniforms_B)
+
+    def _best(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        """The likeliest tokens: at temperature 0 all that is needed of `_probs`. [..., V] -> [...]."""
+        return self._penalised(logits, seen).argmax(-1)
+
+    def _penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         # One of the models may give logits for padding that the other does not have.
         logits = logits[..., : self.vocab_size]
-        if seen is not None:
-            penalty = self.sampling.repetition_penalty
-            logits = apply_repetition_penalty(logits, seen.to(logits.device), penalty)
-        return to_probs(logits, self.sampling)
+        if seen is None:
+            return logits
+        penalty = self.sampling.repetition_penalty
+        return apply_repetition_penalty(logits, seen.to(logits.device), penalty)
 
     def _seen(self, texts: Sequence[Text]) -> Tensor | None:
         """Which tokens each text holds, [B, V]; None where no penalty asks."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, mark_seen, sample
-from paceline.core.verification import verify
+from paceline.core.verification import verify, verify_greedy
 from paceline.decode.decoder import Decoder, live_rows
 from paceline.errors import UsageError
 from paceline.models.vocabulary import check_same_vocabulary
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
 
 class _Proposal(NamedTuple):
+    """Tokens, and the distributions they were drawn from unless only the likeliest counts."""
+
     tokens_BG: Tensor
-    probs_BGV: Tensor
+    probs_BGV: Tensor | None
 
 
 class SpeculativeDecoder(Decoder):
@@ -68,6 +70,7 @@ class SpeculativeDecoder(Decoder):
         self.draft = draft
         self.rule = rule or Lossless()
         self.gamma = gamma
+        self._only_best = self.sampling.greedy and self.rule.exact
 
     def _usable_length(self) -> int | None:
         # A block may read gamma tokens that are then forgotten: they need room.
@@ -92,10 +95,9 @@ class SpeculativeDecoder(Decoder):
     ) -> Iterator[tuple[Text, Block]]:
         """Read the prompts; the target's pass gives each text its first token."""
         prompts = [text.prompt for text in texts]
-        first_probs_BV = self._probs(target.prefill(prompts), self._seen(texts))
+        first_B = self._next_tokens(target.prefill(prompts), texts)
         draft.prefill(prompts)
-        uniforms_B = torch.cat([text.draw_choice() for text in texts])
-        for text, token in zip(texts, sample(first_probs_BV, uniforms_B).cpu(), strict=True):
+        for text, token in zip(texts, first_B.cpu(), strict=True):
             yield text, text.add_first(int(token))
 
     def _block(
@@ -130,17 +132,20 @@ class SpeculativeDecoder(Decoder):
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         for position in range(gamma):
-            probs_BV = self._probs(draft.extend(unread)[:, -1], seen_BV)
-            tokens_B = sample(probs_BV, uniforms_BG[:, position])
+            logits_BV = draft.extend(unread)[:, -1]
+            if self._only_best:
+                tokens_B = self._best(logits_BV, seen_BV)
+            else:
+                probs.append(self._probs(logits_BV, seen_BV))
+                tokens_B = sample(probs[-1], uniforms_BG[:, position])
             if seen_BV is not None:
                 seen_BV.scatter_(1, tokens_B[:, None].to(seen_BV.device), value=True)
             tokens.append(tokens_B.cpu())
-            probs.append(probs_BV)
             unread = tokens[-1][:, None]
         if not tokens:
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
             return _Proposal(empty, torch.zeros(len(texts), 0, self.vocab_size))
-        return _Proposal(torch.stack(tokens, 1), torch.stack(probs, 1))
+        return _Proposal(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
 
     def _judge(
         self,
@@ -154,7 +159,11 @@ class SpeculativeDecoder(Decoder):
         newest_B1 = torch.tensor([[text.tokens[-1]] for text in texts])
         logits_BHV = target.extend(torch.cat([newest_B1, drafted.tokens_BG], 1))
         seen_BHV = None if seen_BV is None else mark_seen(drafted.tokens_BG, seen_BV)
+        if self._only_best:
+            best_BH = self._best(logits_BHV, seen_BHV).cpu()
+            return verify_greedy(drafted.tokens_BG, num_drafted_B, best_BH)
         target_probs_BHV = self._probs(logits_BHV, seen_BHV)
+        assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
         uniforms_BG = torch.stack([text.draw_accept(self.gamma) for text in texts])
         device = target_probs_BHV.device
         verdict = verify(

@@ -77,11 +77,12 @@ class ModelSession(ABC):
     def rollback(self, counts_B: Tensor) -> None:
         """Forget the last counts[b] tokens of row b; a row may become empty."""
         counts_B = counts_B.to("cpu", torch.int64)
-        assert counts_B.shape == self.lengths.shape, "rollback needs one count a row"
-        assert bool(((counts_B >= 0) & (counts_B <= self.lengths)).all()), (
-            f"cannot forget {counts_B.tolist()} of {self.lengths.tolist()} tokens"
+        counts, lengths = counts_B.tolist(), self.lengths.tolist()
+        assert len(counts) == len(lengths), "rollback needs one count a row"
+        assert all(0 <= count <= length for count, length in zip(counts, lengths, strict=True)), (
+            f"cannot forget {counts} of {lengths} tokens"
         )
-        if counts_B.any():
+        if any(counts):
             self._rollback(counts_B)
             self.lengths = self.lengths - counts_B
 
