@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,17 +14,6 @@ logit_rows = st.lists(st.one_of(tenths, st.just(-math.inf)), min_size=1, max_siz
     lambda row: max(row) > -math.inf
 )
 uniforms = st.floats(0, 1, exclude_max=True)
-
-
-def drawn(probs: torch.Tensor, uniform: float) -> list[int]:
-    """The token of one row, drawn from one stretch and from several."""
-    point = torch.tensor([uniform], dtype=torch.float64)
-    tokens = [int(sample(probs, point))]
-    for length in (1, 2, 3):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("paceline.core.sampling._STRETCH", length)
-            tokens.append(int(sample(probs, point)))
-    return tokens
 
 
 def reference(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
@@ -91,8 +79,8 @@ def test_a_token_without_mass_is_never_drawn(
     logits: list[float], top_k: int, top_p: float, uniform: float
 ):
     probs = to_probs(torch.tensor([logits]), SamplingParams(top_k=top_k, top_p=top_p))
-    for token in drawn(probs, uniform):
-        assert probs[0, token] > 0
+    token = sample(probs, torch.tensor([uniform], dtype=torch.float64))
+    assert probs[0, token] > 0
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -103,16 +91,17 @@ def test_a_token_without_mass_is_never_drawn(
     st.sampled_from([0.0, 5e-324, 2**-53, 0.5, 1 - 2**-24, 1 - 2**-53]),
 )
 def test_uniforms_at_the_ends_draw_tokens_with_mass(weights: list[float], uniform: float):
-    for token in drawn(torch.tensor([weights]), uniform):
-        assert weights[token] > 0
-        if uniform == 0:
-            assert not any(weights[:token])
+    probs = torch.tensor([weights])
+    token = int(sample(probs, torch.tensor([uniform], dtype=torch.float64)))
+    assert weights[token] > 0
+    if uniform == 0:
+        assert not any(weights[:token])
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=8).filter(any), uniforms)
 def test_a_draw_inverts_the_cumulative_distribution(weights: list[float], uniform: float):
+    token = int(sample(torch.tensor([weights]), torch.tensor([uniform], dtype=torch.float64)))
     point = uniform * math.fsum(weights)
-    for token in drawn(torch.tensor([weights]), uniform):
-        assert math.fsum(weights[:token]) <= point * (1 + 1e-12)
-        assert math.fsum(weights[: token + 1]) >= point * (1 - 1e-12)
+    assert math.fsum(weights[:token]) <= point * (1 + 1e-12)
+    assert math.fsum(weights[: token + 1]) >= point * (1 - 1e-12)

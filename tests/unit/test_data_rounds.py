@@ -78,6 +78,16 @@ def test_packed_models_tell_their_states_too(architecture: str):
     torch.testing.assert_close(recorded[1][0], wanted_TD[3:], rtol=0.02, atol=0.02)
 
 
+def test_a_round_that_is_written_in_parts_is_the_same_round(monkeypatch: pytest.MonkeyPatch):
+    whole = rounds(rows=8).next_batch()
+    monkeypatch.setattr("paceline.data.rounds._ROWS", 3)
+    in_parts = rounds(rows=8).next_batch()
+    assert texts([in_parts]) == texts([whole])
+    for one, other in zip(in_parts.rows, whole.rows, strict=True):
+        assert one.target_hidden_TD is not None
+        torch.testing.assert_close(one.target_hidden_TD, other.target_hidden_TD)
+
+
 def test_every_text_is_used_so_often_in_a_new_order_each_time():
     source = rounds(uses=3)
     batches = [source.next_batch() for _ in range(6)]
@@ -114,6 +124,18 @@ def test_a_round_that_would_eat_the_time_left_is_not_begun():
     assert set(texts(again)) == set(first)
     patient.stream.num_drawn = source.stream.num_drawn
     assert texts([source.next_batch(1e6)]) == texts([patient.next_batch(1e6)])
+
+
+def test_when_no_round_is_begun_any_more_the_latest_ones_are_used_together(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("paceline.data.rounds._KEPT", 2)
+    source = rounds(uses=1)
+    written = [texts([source.next_batch() for _ in range(2)]) for _ in range(3)]
+    again = [texts([source.next_batch(1e-6) for _ in range(4)]) for _ in range(2)]
+    for use in again:
+        assert sorted(use) == sorted(written[1] + written[2])
+    assert again[0] != again[1]
 
 
 def test_other_seeds_and_other_rounds_write_other_text():

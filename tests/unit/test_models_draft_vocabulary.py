@@ -9,7 +9,7 @@ import torch
 from paceline.errors import ModelLoadError, UsageError
 from paceline.models import load_model, wrap_model
 from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
-from paceline.models.draft_vocabulary import count_tokens, frequent_tokens, spread
+from paceline.models.draft_vocabulary import count_tokens, likeliest_tokens, spread
 from paceline.models.kernels import can_pack
 from tiny import CONFIGS, tiny_hf, tiny_model
 
@@ -20,23 +20,36 @@ def test_tokens_are_counted_over_all_texts():
     assert count_tokens([[1, 1, 3], [], [3, 0]], 5).tolist() == [1, 2, 0, 2, 0]
 
 
-def test_the_most_frequent_are_kept_and_those_that_always_are():
-    texts = [[3, 3, 3, 7, 7], [5, 5, 7], [8]]
-    assert frequent_tokens(texts, 2, 10).tolist() == [3, 7]
-    assert frequent_tokens(texts, 2, 10, always=[9]).tolist() == [3, 9]
-    assert frequent_tokens(texts, 5, 10).tolist() == [
-        0,
-        3,
-        5,
-        7,
-        8,
-    ]  # 0: the first that never comes
+def test_the_tokens_that_the_target_expects_most_are_kept_likeliest_first():
+    target = tiny_model("llama")
+    texts = [[5, 9, 3], [7, 11]]
+    mass_V = torch.zeros(target.vocab_size)
+    for text in texts:
+        logits = target.hf(input_ids=torch.tensor([text])).logits[0]
+        mass_V += logits.softmax(-1).sum(0).detach() / 5
+    mass_V[[3, 5, 7, 9, 11]] += 0.3 / 5
+    always = list(target.eos_token_ids)
+    wanted = [token for token in mass_V.argsort(descending=True).tolist() if token not in always]
+    found = likeliest_tokens(target, texts, 12).tolist()
+    assert found == always + wanted[: 12 - len(always)]
 
 
-@pytest.mark.parametrize("size", [0, 1, 11])
+def test_only_so_many_positions_are_read_but_all_texts_are_counted():
+    target = tiny_model("llama")
+    texts = [[5] * 30, *([[9] * 4] * 20)]
+    few = likeliest_tokens(target, texts, 8, num_tokens=1)
+    assert {5, 9} <= set(few.tolist())
+
+
+@pytest.mark.parametrize("size", [0, -1, 9999])
 def test_a_size_that_cannot_be_is_refused(size: int):
-    with pytest.raises(UsageError, match=f"draft vocabulary of {size} tokens .* at least 2"):
-        frequent_tokens([[1]], size, 10, always=[2, 3])
+    with pytest.raises(UsageError, match=f"draft vocabulary of {size} tokens .* at least 1"):
+        likeliest_tokens(tiny_model("llama"), [[1]], size)
+
+
+def test_no_text_is_refused():
+    with pytest.raises(UsageError, match="no text to choose a draft vocabulary by"):
+        likeliest_tokens(tiny_model("llama"), [[], []], 5)
 
 
 def test_logits_are_spread_over_all_tokens():
@@ -73,13 +86,13 @@ def test_a_saved_draft_still_proposes_only_these_and_is_whole_for_everyone_else(
     model_directory: Path, tmp_path: Path
 ):
     target = load_model(model_directory, dtype="float32")
-    draft = limit_vocabulary(subset_layers(target, [0, 3]), [[5, 5, 6]], 4)
+    draft = limit_vocabulary(subset_layers(target, [0, 3]), target, [[5, 5, 6]], 12)
     assert draft.draft_vocabulary is not None
     save_draft(draft, model_directory, tmp_path / "draft")
     again = load_model(tmp_path / "draft", dtype="float32")
     assert again.draft_vocabulary is not None
     assert torch.equal(again.draft_vocabulary, draft.draft_vocabulary)
-    assert {5, 6, *target.eos_token_ids} <= set(again.draft_vocabulary.tolist())
+    assert set(target.eos_token_ids) <= set(again.draft_vocabulary.tolist())
     assert again.head_weight.shape == target.head_weight.shape
 
 
@@ -88,7 +101,7 @@ DAMAGED = (
     "{",
     "[]",
     '{"tokens": []}',
-    '{"tokens": [2, 1]}',
+    '{"tokens": [2, 2]}',
     '{"tokens": [1, 9999]}',
     '{"tokens": ["a"]}',
     '{"tokens": [-1, 2]}',
@@ -109,7 +122,8 @@ def test_a_layer_subset_of_a_model_with_few_tokens_proposes_all_of_them_again():
 
 
 def test_the_file_says_what_it_is(model_directory: Path, tmp_path: Path):
-    draft = limit_vocabulary(load_model(model_directory), [[5, 5, 6]], 3)
+    model = load_model(model_directory)
+    draft = limit_vocabulary(model, model, [[5, 5, 6]], 3)
     save_draft(draft, model_directory, tmp_path / "draft")
     stored = json.loads((tmp_path / "draft" / "draft_vocabulary.json").read_text())
     assert draft.draft_vocabulary is not None

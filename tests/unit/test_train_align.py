@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,14 +16,17 @@ from paceline.errors import (
     ModelLoadError,
     PromptError,
     TrainingError,
+    UsageError,
     VocabularyMismatchError,
 )
 from paceline.models import load_model
+from paceline.models.draft import limit_vocabulary, save_draft
 from paceline.records import read_jsonl
 from paceline.train import align
 from paceline.train.checkpoint import TrainingState
 from paceline.train.loop import TrainingLoop
 from paceline.train.objectives import token_losses
+from paceline.train.vocabulary import VocabularySample
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +83,42 @@ def test_frozen_embeddings_and_head_stay_and_everything_else_moves(folder: Path,
     after = load_model(run / "draft", dtype="float32").hf.state_dict()
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert same == {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+def test_a_draft_of_few_tokens_learns_those_and_keeps_its_vocabulary(tmp_path: Path):
+    folder = write_pair(tmp_path)
+    target, draft = (load_model(folder / name, dtype="float32") for name in ("target", "draft"))
+    few = limit_vocabulary(draft, target, [[5, 6, 7]], 9)
+    assert few.draft_vocabulary is not None
+    save_draft(few, folder / "target", folder / "draft")
+    config = align_config(
+        folder, tmp_path / "run", num_steps=2, loss_vocabulary={"frequent": 4, "drawn": 2}
+    )
+    with patch.object(VocabularySample, "draw", autospec=True, side_effect=_drawn) as draw:
+        run = align(config)
+    assert draw.call_count == 2
+    again = load_model(run / "draft", dtype="float32")
+    assert again.draft_vocabulary is not None
+    assert torch.equal(again.draft_vocabulary, few.draft_vocabulary)
+    sample = draw.call_args.args[0]
+    assert torch.equal(torch.cat([sample.frequent_F, sample.others_O]), few.draft_vocabulary)
+
+
+def _drawn(sample: VocabularySample, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([sample.frequent_F, sample.others_O[:1]]), torch.zeros(5)
+
+
+def test_frozen_layers_stay_and_every_other_one_moves(folder: Path, tmp_path: Path):
+    run = align(align_config(folder, tmp_path / "run", num_steps=2, freeze_layers=1))
+    before = load_model(folder / "draft", dtype="float32").hf.state_dict()
+    after = load_model(run / "draft", dtype="float32").hf.state_dict()
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if name.startswith("model.layers.0.")}
+
+
+def test_freezing_every_layer_is_refused(folder: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="freeze_layers is 2, but the draft has 2 layers"):
+        align(align_config(folder, tmp_path / "run", num_steps=2, freeze_layers=2))
 
 
 def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(folder: Path, tmp_path: Path):

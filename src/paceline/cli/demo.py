@@ -24,11 +24,11 @@ def demo(
 
     story = Story(target, out, layers=parse_layers(layers))
     story.prepare()
-    before = [story.measure("before", story.start, temperature, 4) for temperature in (1.0, 0.0)]
+    before = [story.measure("before", story.start, t, prompts=32, timed=4) for t in (1.0, 0.0)]
     story.align(config or Path("configs/align/demo.yaml"), minutes)
-    after = [story.measure("after", story.aligned, temperature, 16) for temperature in (1.0, 0.0)]
+    after = [story.measure("after", story.aligned, t, prompts=64, timed=16) for t in (1.0, 0.0)]
     report = story.verify()
-    story.decode(after[1].best_gamma or 1)
+    story.decode(after[0].best_gamma or 1)
     stdout.print(before_and_after(before, after))
     stdout.print(f"The aligned draft is {story.aligned}; every figure above is in {out}.")
     raise typer.Exit(0 if after[0].verdict.go and report.passed else 1)

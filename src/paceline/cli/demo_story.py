@@ -56,9 +56,10 @@ class Story:
             write_python_docs(self.out / "data")
         if not self.start.exists():
             _headline(f"A draft from layers {','.join(map(str, self.layers))} of the target")
-            draft = subset_layers(load_model(self.target), self.layers)
+            target = load_model(self.target)
+            draft = subset_layers(target, self.layers)
             texts = read_texts(str(self.docs.train), load_tokenizer(self.target))
-            draft = limit_vocabulary(draft, texts, _DRAFT_VOCABULARY)
+            draft = limit_vocabulary(draft, target, texts, _DRAFT_VOCABULARY)
             save_draft(draft, self.target, self.start, stored_dtype(self.target))
 
     def align(self, config: Path, minutes: float) -> None:
@@ -75,12 +76,16 @@ class Story:
         with progress_bars() as progress:
             align(wanted, resume=True, progress=progress)
 
-    def measure(self, name: str, draft: Path, temperature: float, timed: int) -> Measurement:
+    def measure(
+        self, name: str, draft: Path, temperature: float, *, prompts: int, timed: int
+    ) -> Measurement:
         """Measure on held-out prompts, or read what was measured before."""
         config = MeasureConfig(
             target=self.target,
             draft=str(draft),
             prompts=self._prompts(),
+            num_prompts=prompts,
+            batch_size=32,
             max_prompt_tokens=_PROMPT_TOKENS,
             max_new_tokens=_NEW_TOKENS,
             sampling=SamplingParams(temperature=temperature),
@@ -127,7 +132,7 @@ class Story:
             chat=False,
             gamma=gamma,
             max_new_tokens=_NEW_TOKENS,
-            sampling=SamplingParams(temperature=0),
+            sampling=SamplingParams(),
             seed=0,
             show=True,
             as_json=False,

@@ -14,10 +14,10 @@ def draft(
     layers: Annotated[str, typer.Option(help="Layers to keep, in order, such as 0,1,2,29.")],
     out: Annotated[Path, typer.Option(help="Directory to write the draft to.")],
     vocabulary: Annotated[
-        int | None, typer.Option(help="Propose only this many tokens, the text's most frequent.")
+        int | None, typer.Option(help="Propose only this many tokens, the likeliest.")
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Text to count tokens in: .txt, .jsonl or a data set.")
+        str | None, typer.Option(help="Text to find them by: .txt, .jsonl or a data set.")
     ] = None,
 ) -> None:
     """Make a draft from a subset of the target's layers, with the target's tokenizer."""
@@ -30,11 +30,11 @@ def draft(
     from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
     from paceline.models.loading import load_tokenizer, stored_dtype
 
-    counted = [] if text is None else list(read_texts(text, load_tokenizer(target)))
+    texts = [] if text is None else list(read_texts(text, load_tokenizer(target)))
     model = load_model(target)
     small = subset_layers(model, chosen)
     if vocabulary is not None:
-        small = limit_vocabulary(small, counted, vocabulary)
+        small = limit_vocabulary(small, model, texts, vocabulary)
     save_draft(small, target, out, stored_dtype(target))
     share = small.num_parameters / model.num_parameters
     proposes = "" if vocabulary is None else f", proposes {vocabulary:,} tokens"

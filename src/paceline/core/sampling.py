@@ -13,9 +13,6 @@ from torch import Tensor
 
 from paceline.config import StrictModel
 
-# Entries of the vocabulary that are summed at once when a token is drawn.
-_STRETCH = 256
-
 # Sums of more entries at a time cost more in fresh memory than in arithmetic.
 _SUM_ENTRIES = 1 << 20
 
@@ -119,25 +116,9 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """First the stretch of the vocabulary, then the token in it: plain sums are fast, running ones not."""
-    if beyond := -probs_BV.shape[-1] % _STRETCH:
-        probs_BV = torch.nn.functional.pad(probs_BV, (0, beyond))
-    stretches_BCS = probs_BV.reshape(len(probs_BV), -1, _STRETCH)
-    sums_BC = stretches_BCS.sum(-1, dtype=torch.float64)
-    cdf_BC = sums_BC.cumsum(-1)
-    points_B1 = uniforms_B.to(cdf_BC).unsqueeze(-1) * cdf_BC[:, -1:]
-    stretch_B1 = _entry_at(cdf_BC, points_B1)
-    before_B1 = cdf_BC.gather(1, stretch_B1) - sums_BC.gather(1, stretch_B1)
-    chosen_B1S = stretch_B1[..., None].expand(-1, 1, _STRETCH)
-    cdf_BS = stretches_BCS.gather(1, chosen_B1S).squeeze(1).cumsum(-1, dtype=torch.float64)
-    entry_B1 = _entry_at(cdf_BS, (points_B1 - before_B1).clamp(min=0))
-    return (stretch_B1 * _STRETCH + entry_B1).squeeze(-1)
-
-
-def _entry_at(cdf_BC: Tensor, points_B1: Tensor) -> Tensor:
-    """The entry whose part of the running sum holds the point, [B, 1]; it has mass."""
-    # The first entry above the point adds to the sum.
-    index_B1 = torch.searchsorted(cdf_BC, points_B1, right=True)
+    cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+    points_B1 = uniforms_B.to(cdf_BV).unsqueeze(-1) * cdf_BV[..., -1:]
     # Rounding can lift the point onto the total: then the first entry that reaches it is meant.
-    last_B1 = torch.searchsorted(cdf_BC, cdf_BC[:, -1:].contiguous())
-    return torch.minimum(index_B1, last_B1)
+    below_B1 = cdf_BV[..., -1:].nextafter(cdf_BV.new_zeros(()))
+    # The first entry above the point adds to the sum, so its token has mass.
+    return torch.searchsorted(cdf_BV, torch.minimum(points_B1, below_B1), right=True).squeeze(-1)

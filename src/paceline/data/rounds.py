@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,9 @@ from paceline.data.sources import ExampleStream, TextBatch
 from paceline.models.causal import recorded_hidden_states
 from paceline.progress import silent
 from paceline.rng import named_generator
+
+_KEPT = 8  # rounds that are kept for the end of a run
+_ROWS = 128  # written at a time: more are no faster, and their logits take memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +55,8 @@ class TargetRounds:
     """Prompts of the corpus, continued by the target, `rows` at a time, each used `uses` times.
 
     The number of batches drawn before, from whatever source, says which round it is and where in it
-    this batch stands; a run that is resumed writes its round again, the same one.
+    this batch stands; a run that is resumed writes its round again, the same one, and forgets the
+    earlier ones.
     """
 
     def __init__(
@@ -78,40 +83,57 @@ class TargetRounds:
         self._number = -1
         self._writing_s = 0.0
         self._rows: list[Row] = []
+        self._latest: deque[list[Row]] = deque(maxlen=_KEPT)
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the current round, in a fresh order every time it is gone through.
 
-        A round that would take more than half of the time left is not begun: the last one is used
-        again.
+        A round that would take more than a third of the time left is not begun: the latest rounds
+        are used again instead, all together, since the last one alone would be learnt by heart.
         """
         batch = self.stream.num_drawn // self.stream.batch_size
         self.stream.num_drawn += self.stream.batch_size
         batches_a_use = self.rounds.rows // self.stream.batch_size
         batches_a_round = batches_a_use * self.rounds.uses
         number = batch // batches_a_round
-        if number != self._number and seconds_left >= 2 * self._writing_s:
+        if number != self._number and seconds_left >= 3 * self._writing_s:
             started = time.monotonic()
             self._rows = self._write(number)
+            self._latest.append(self._rows)
             self._number = number
             self._writing_s = time.monotonic() - started
-        use, index = divmod(batch - self._number * batches_a_round, batches_a_use)
-        rng = named_generator(self.stream.seed, "round order", self._number, use)
-        order = torch.randperm(len(self._rows), generator=rng)
         size = len(self._rows) // batches_a_use
+        past = batch - self._number * batches_a_round
+        if past < batches_a_round:
+            return self._batch(self._rows, size, past, "round order")
+        rows = [row for round_ in self._latest for row in round_]
+        return self._batch(rows, size, past - batches_a_round, "order of latest rounds")
+
+    def _batch(self, rows: Sequence[Row], size: int, index: int, stream_name: str) -> TextBatch:
+        """Batch `index` of these rows, gone through again and again, each time in a new order."""
+        use, index = divmod(index, len(rows) // size)
+        rng = named_generator(self.stream.seed, stream_name, self._number, use)
+        order = torch.randperm(len(rows), generator=rng)
         chosen = order[index * size : (index + 1) * size]
-        return TextBatch([self._rows[int(row)] for row in chosen], "target")
+        return TextBatch([rows[int(row)] for row in chosen], "target")
 
     def _write(self, number: int) -> list[Row]:
         self._prompts.num_drawn = number * self.rounds.rows
         prompts = [example.prompt for example in self._prompts.take_batch()]
         rng = named_generator(self.stream.seed, "target round", number)
         uniforms_BN = self.stream.my_uniforms(self.rounds.rows, self.max_new_tokens, rng)
+        rows: list[Row] = []
+        for start in range(0, len(prompts), _ROWS):
+            part = slice(start, start + _ROWS)
+            rows += self._write_part(prompts[part], uniforms_BN[part])
+        return rows
+
+    def _write_part(self, prompts: Sequence[Sequence[int]], uniforms_RN: Tensor) -> list[Row]:
         with recorded_hidden_states(self.model) as recorded:
             completions = sample_completions(
                 self.model,
                 prompts,
-                uniforms_BN,
+                uniforms_RN,
                 sampling=self.sampling,
                 eos_token_ids=self.eos_token_ids,
                 progress=self.progress,

@@ -47,7 +47,7 @@ class MeasureConfig(StrictModel):
     sampling: SamplingParams = SamplingParams()
     gammas: tuple[Gamma, ...] = Field(default=(1, 2, 3, 4, 5, 6, 8), min_length=1)
     batch_size: int = Field(default=16, ge=1)
-    pass_repeats: int = Field(default=15, ge=1)
+    pass_repeats: int = Field(default=31, ge=1)
     timed_prompts: int = Field(default=16, ge=0)
     timed_repeats: int = Field(default=1, ge=1)
     seed: int = 0

@@ -57,8 +57,8 @@ class CausalModel:
         eos_token_ids: Tokens that end a text.
         num_parameters: Distinct weights; tied ones count once.
         decoder: What sessions read with; `prepare_for_decoding` gives a faster one.
-        draft_vocabulary: The tokens that sessions give a chance, [K]; None for all. It bounds what a
-            draft proposes, and makes its head that much smaller.
+        draft_vocabulary: The tokens that sessions give a chance, likeliest first, [K]; None for all.
+            It bounds what a draft proposes, and makes its head that much smaller.
         weight_change: Largest change of a weight by that, relative to the largest of its matrix.
     """
 
@@ -265,7 +265,7 @@ def wrap_model(
 ) -> CausalModel:
     """A transformers model that you already hold, as a Paceline model.
 
-    `draft_vocabulary` holds the only tokens that it may propose, increasing, [K]; None for all.
+    `draft_vocabulary` holds the only tokens that it may propose, likeliest first, [K]; None for all.
 
     Raises:
         UnsupportedModelError: The architecture cannot roll back.

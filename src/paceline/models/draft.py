@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
 from paceline.models.causal import CausalModel, wrap_model
-from paceline.models.draft_vocabulary import frequent_tokens, write_draft_vocabulary
+from paceline.models.draft_vocabulary import likeliest_tokens, write_draft_vocabulary
 from paceline.models.loading import model_directory, quiet
 from paceline.records import atomic_directory
 
@@ -44,7 +44,7 @@ def subset_layers(target: CausalModel, layers: Sequence[int]) -> CausalModel:
         UsageError: No index, or indices that repeat, decrease or name no layer.
         UnsupportedModelError: The model does not keep its layers in one list.
     """
-    name, old = _layer_list(target.hf)
+    name, old = layer_list(target.hf)
     _check_indices(layers, len(old))
     kept = nn.ModuleList()
     # one memo for both copies: layers and model go on to share one config, and ties stay ties
@@ -60,17 +60,17 @@ def subset_layers(target: CausalModel, layers: Sequence[int]) -> CausalModel:
     return CausalModel(hf, target.tokenizer)
 
 
-def limit_vocabulary(draft: CausalModel, texts: Iterable[Sequence[int]], size: int) -> CausalModel:
-    """The same draft, proposing only the tokens that these texts have most often.
+def limit_vocabulary(
+    draft: CausalModel, target: CausalModel, texts: Iterable[Sequence[int]], size: int
+) -> CausalModel:
+    """The same draft, proposing only the tokens that the target expects most often in such texts.
 
     Tokens that end a text are always among them. Weights are shared with the draft.
 
     Raises:
-        UsageError: The size is not between 1 and the vocabulary's.
+        UsageError: The size is not between 1 and the vocabulary's, or there is no text.
     """
-    always = [token for token in draft.eos_token_ids if token < draft.vocab_size]
-    tokens_K = frequent_tokens(texts, size, draft.vocab_size, always=always)
-    return wrap_model(draft.hf, draft.tokenizer, tokens_K)
+    return wrap_model(draft.hf, draft.tokenizer, likeliest_tokens(target, texts, size))
 
 
 def save_draft(
@@ -112,7 +112,7 @@ def save_draft(
                 shutil.copyfile(path, scratch / path.name)
 
 
-def _layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """The one list of as many modules as the model has layers."""
     count = hf.config.get_text_config(decoder=True).num_hidden_layers
     lists = [

@@ -1,4 +1,4 @@
-"""A draft that proposes only frequent tokens: most of its head is never read, and that is most of its time.
+"""A draft that proposes only likely tokens: most of its head is never read, and that is most of its time.
 
 The model directory stays an ordinary one with the whole head, for engines that know nothing of this;
 `draft_vocabulary.json` beside the weights says which tokens the draft may propose. Any draft
@@ -15,32 +15,72 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelLoadError, UsageError
+from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from paceline.models.causal import CausalModel
+
+# A count in the text weighs this much beside the target's own expectation of it.
+_COUNTED = 0.3
+# Tokens of a text that are read.
+_LONGEST = 128
+
 _FILE = "draft_vocabulary.json"
 
 
-def frequent_tokens(
-    texts: Iterable[Sequence[int]], size: int, vocab_size: int, *, always: Sequence[int] = ()
+@torch.inference_mode()
+def likeliest_tokens(
+    target: CausalModel,
+    texts: Iterable[Sequence[int]],
+    size: int,
+    *,
+    num_tokens: int = 4096,
+    seed: int = 0,
 ) -> Tensor:
-    """The `size` most frequent tokens of the texts, increasing, [K]; `always` are among them.
+    """The `size` tokens that the target expects most often in such text, likeliest first, [K].
 
-    Equal counts are decided by the smaller number, which in most tokenizers is the commoner token.
+    Ranked by the target's probability, averaged over the positions of some of the texts, and by how
+    often a token stands in all of them: the one knows what the target likes to write, the other
+    has seen more text. Tokens that end a text are always among them.
+
+    Args:
+        target: Whose text the draft will be asked to foresee.
+        texts: Tokens of one text each.
+        size: How many tokens the draft may propose.
+        num_tokens: Positions to average over.
+        seed: Which texts these are from.
 
     Raises:
-        UsageError: The size is not between 1 and the vocabulary's.
+        UsageError: The size is not between 1 and the vocabulary's, or there is no text.
     """
-    if not max(1, len(set(always))) <= size <= vocab_size:
+    vocab_size = target.vocab_size
+    always = [token for token in target.eos_token_ids if token < vocab_size]
+    if not max(1, len(always)) <= size <= vocab_size:
         raise UsageError(
             f"a draft vocabulary of {size} tokens was asked for; wanted at least "
-            f"{max(1, len(set(always)))} and at most the model's {vocab_size}"
+            f"{max(1, len(always))} and at most the model's {vocab_size}"
         )
-    counts_V = count_tokens(texts, vocab_size)
-    counts_V[list(always)] = torch.iinfo(counts_V.dtype).max
-    return counts_V.argsort(descending=True, stable=True)[:size].sort().values
+    known = [list(text) for text in texts if len(text)]
+    if not known:
+        raise UsageError("got no text to choose a draft vocabulary by; give some documents")
+    counts_V = count_tokens(known, vocab_size).double()
+    order = torch.randperm(len(known), generator=named_generator(seed, "draft vocabulary"))
+    mass_V = torch.zeros(vocab_size, dtype=torch.float64)
+    longest = min(_LONGEST, target.max_length or _LONGEST)
+    num_read = 0
+    for index in order.tolist():
+        tokens = torch.tensor(known[index][:longest], device=target.device)
+        logits = target.hf(input_ids=tokens[None], use_cache=False).logits[0, :, :vocab_size]
+        mass_V += logits.float().softmax(-1).sum(0).double().cpu()
+        num_read += len(tokens)
+        if num_read >= num_tokens:
+            break
+    score_V = mass_V / num_read + _COUNTED * counts_V / counts_V.sum()
+    score_V[always] = torch.inf
+    return score_V.argsort(descending=True, stable=True)[:size]
 
 
 def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
@@ -66,7 +106,7 @@ def write_draft_vocabulary(directory: Path, tokens_K: Tensor) -> None:
 
 
 def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
-    """What a model directory says; None if it says nothing, [K] otherwise.
+    """What a model directory says, likeliest first, [K]; None if it says nothing.
 
     Raises:
         ModelLoadError: The file is damaged or belongs to another model.
@@ -77,8 +117,8 @@ def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
     try:
         found: Any = json.loads(path.read_text("utf-8"))["tokens"]
         tokens = torch.tensor(found, dtype=torch.int64)
-        valid = tokens.ndim == 1 and len(tokens) > 0 and bool((tokens.diff() > 0).all())
-        valid = valid and int(tokens[0]) >= 0 and int(tokens[-1]) < vocab_size
+        valid = tokens.ndim == 1 and 0 < len(tokens) == len(tokens.unique())
+        valid = valid and int(tokens.min()) >= 0 and int(tokens.max()) < vocab_size
     except (ValueError, KeyError, TypeError, RuntimeError):
         valid = False
     if not valid:

@@ -191,11 +191,16 @@ def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleSt
 def _vocabulary(
     config: AlignConfig, stream: ExampleStream, draft: CausalModel, vocab_size: int
 ) -> VocabularySample | None:
-    """The tokens that divergences are taken over, by how often the corpus has them."""
+    """The tokens that divergences are taken over: what the draft may propose, likeliest first.
+
+    A draft that may propose every token says nothing of that; then the corpus does.
+    """
     if config.loss_vocabulary is None:
         return None
+    if draft.draft_vocabulary is not None:
+        return VocabularySample(config.loss_vocabulary, draft.draft_vocabulary.cpu())
     counts_V = count_tokens((example.tokens for example in stream.examples), vocab_size)
-    return VocabularySample(config.loss_vocabulary, counts_V, draft.draft_vocabulary)
+    return VocabularySample(config.loss_vocabulary, counts_V.argsort(descending=True, stable=True))
 
 
 def _source(

@@ -110,6 +110,8 @@ class AlignConfig(StrictModel):
         gradient_accumulation_steps: Parts that a step is cut into, to save memory; the result is
             the same.
         freeze_embeddings: Keep the embeddings and the output head as they are.
+        freeze_layers: Keep the draft's first so many layers as they are: where they are the target's
+            own first ones, they have little to learn, and the backward pass ends above them.
         max_gradient_norm: Longer gradients are shortened to this; None: never.
         max_loss_ratio: A loss above so many times its running median, several steps in a row, ends
             the run.
@@ -139,6 +141,7 @@ class AlignConfig(StrictModel):
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_completion_tokens: int = Field(default=64, ge=1)
     freeze_embeddings: bool = False
+    freeze_layers: int = Field(default=0, ge=0)
     max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_loss_ratio: float = Field(default=10.0, gt=1)
     chunk_tokens: int = Field(default=256, ge=1)

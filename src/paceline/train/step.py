@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from paceline.core.fused import Head, chunked_loss
 from paceline.core.reduction import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
+from paceline.errors import UsageError
+from paceline.models.draft import layer_list
 from paceline.train.objectives import reads_target, token_losses
 from paceline.train.optim import build_optimizer
 
@@ -126,6 +128,7 @@ class Stepper:
         target.hf.eval().requires_grad_(False)
         if config.freeze_embeddings:
             freeze_embeddings(draft)
+        freeze_layers(draft, config.freeze_layers)
         loss = DraftLoss(draft, target, config, vocab_size=vocab_size, bfloat16=bfloat16)
         self.loss: nn.Module = accelerator.prepare_model(loss)
         self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
@@ -204,6 +207,24 @@ def freeze_embeddings(draft: CausalModel) -> None:
     for module in (draft.hf.get_input_embeddings(), draft.hf.get_output_embeddings()):
         if module is not None:
             module.requires_grad_(False)
+
+
+def freeze_layers(draft: CausalModel, count: int) -> None:
+    """Leave the first layers as the draft brought them.
+
+    Raises:
+        UsageError: The draft has no layer beside these.
+    """
+    if count == 0:
+        return
+    _, layers = layer_list(draft.hf)
+    if count >= len(layers):
+        raise UsageError(
+            f"freeze_layers is {count}, but the draft has {len(layers)} layers; leave at least one to "
+            "train"
+        )
+    for layer in layers[:count]:
+        layer.requires_grad_(False)
 
 
 def _head(model: CausalModel) -> Head:

@@ -28,15 +28,10 @@ class LossVocabulary(StrictModel):
 class VocabularySample:
     """The tokens of one step's divergence."""
 
-    def __init__(
-        self, config: LossVocabulary, counts_V: Tensor, draft_vocabulary: Tensor | None = None
-    ) -> None:
-        """What a draft of few tokens cannot propose does not count at all."""
-        by_count = counts_V.argsort(descending=True, stable=True)
-        if draft_vocabulary is not None:
-            by_count = by_count[torch.isin(by_count, draft_vocabulary.cpu())]
-        self.frequent_F = by_count[: config.frequent]
-        self.others_O = by_count[config.frequent :]
+    def __init__(self, config: LossVocabulary, ranking: Tensor) -> None:
+        """`ranking`: the tokens that count, the most frequent first."""
+        self.frequent_F = ranking[: config.frequent]
+        self.others_O = ranking[config.frequent :]
         self.num_drawn = min(config.drawn, len(self.others_O))
 
     def draw(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
