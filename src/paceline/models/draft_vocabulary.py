@@ -123,7 +123,7 @@ def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
         valid = False
     if not valid:
         raise ModelLoadError(
-            f'{path} is damaged: wanted {{"tokens": [...]}} with increasing token numbers below '
+            f'{path} is damaged: wanted {{"tokens": [...]}} with different token numbers below '
             f"{vocab_size}; make the draft again, or delete the file to draft from all tokens"
         )
     return tokens  # pyright: ignore[reportPossiblyUnboundVariable]
