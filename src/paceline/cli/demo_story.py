@@ -59,7 +59,8 @@ class Story:
             target = load_model(self.target)
             draft = subset_layers(target, self.layers)
             texts = read_texts(str(self.docs.train), load_tokenizer(self.target))
-            draft = limit_vocabulary(draft, target, texts, _DRAFT_VOCABULARY)
+            size = min(_DRAFT_VOCABULARY, target.vocab_size)
+            draft = limit_vocabulary(draft, target, texts, size)
             save_draft(draft, self.target, self.start, stored_dtype(self.target))
 
     def align(self, config: Path, minutes: float) -> None:
