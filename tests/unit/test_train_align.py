@@ -1,4 +1,6 @@
+import itertools
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -22,7 +24,7 @@ from paceline.errors import (
 from paceline.models import load_model
 from paceline.models.draft import limit_vocabulary, save_draft
 from paceline.records import read_jsonl
-from paceline.train import align
+from paceline.train import align, loop
 from paceline.train.checkpoint import TrainingState
 from paceline.train.loop import TrainingLoop
 from paceline.train.objectives import token_losses
@@ -184,10 +186,12 @@ def test_weights_that_are_no_numbers_are_never_saved(folder: Path, tmp_path: Pat
         assert all(bool(weight.isfinite().all()) for weight in weights)
 
 
-def test_a_run_of_so_many_seconds_ends_near_the_end_of_its_schedule(folder: Path, tmp_path: Path):
-    optimizer = {"kind": "adamw", "schedule": {"kind": "linear"}, "warmup_fraction": 0.1}
+LINEAR = {"kind": "adamw", "schedule": {"kind": "linear"}, "warmup_fraction": 0.1}
+
+
+def test_a_run_of_so_many_seconds_ends_with_them(folder: Path, tmp_path: Path):
     run = align(
-        align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.0, optimizer=optimizer)
+        align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.0, optimizer=LINEAR)
     )
     rates = [row["learning_rate"] for row in read_jsonl(run / "metrics.jsonl")]
     assert rates[0] == 0.0
@@ -195,8 +199,24 @@ def test_a_run_of_so_many_seconds_ends_near_the_end_of_its_schedule(folder: Path
     elapsed = [row["elapsed_s"] for row in read_jsonl(run / "metrics.jsonl")]
     assert elapsed[-1] >= 1.0
     assert elapsed[-2] < 1.0
-    # from the schedule by hand: the rate of a step follows the clock at the end of the one before
-    assert rates[-1] == pytest.approx(1e-3 * (1 - elapsed[-2]), abs=2e-6)
+
+
+def test_under_a_budget_of_seconds_the_schedule_moves_with_the_seconds_of_steps_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) / 64)
+    monkeypatch.setattr(loop, "time", clock)
+    run = align(
+        align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.5, optimizer=LINEAR)
+    )
+    rows = read_jsonl(run / "metrics.jsonl")
+    # the loop looks at the clock before the text, after it and after the step: a third is the step
+    assert [row["elapsed_s"] for row in rows] == [round(3 * k / 64, 3) for k in range(1, 33)]
+    # by hand: after step j there are 96 - 3 j ticks, and 97 - 3 j were there before its products
+    for step in (10, 20, 32):
+        left = math.prod((96 - 3 * j) / (97 - 3 * j) for j in range(1, step))
+        assert rows[step - 1]["learning_rate"] == pytest.approx(1e-3 * left, rel=1e-9)
 
 
 def test_steps_end_a_run_that_has_time_left(folder: Path, tmp_path: Path):
