@@ -8,6 +8,7 @@ from paceline.models import wrap_model
 from paceline.models.architectures import PROVEN
 from paceline.models.kernels import can_pack
 from paceline.models.llama import LlamaDecoder
+from paceline.models.native import compiled
 from tiny import tiny_hf, tiny_model
 
 PROMPTS = [[3, 4, 5, 6, 7, 8], [9], [10, 11, 12]]
@@ -107,9 +108,11 @@ def test_logits_are_float32_and_as_wide_as_the_vocabulary_whatever_the_model_com
     assert (logits_BV.dtype, logits_BV.shape) == (torch.float32, (1, 61))
 
 
-def test_the_lean_pass_reads_what_the_library_reads_through_windows_biases_and_norms():
-    if not can_pack():
-        pytest.skip("FBGEMM packs weights on x86 only")
+@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_the_lean_pass_reads_what_the_library_reads_through_windows_biases_and_norms(
+    stored: torch.dtype,
+):
     layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 4}
     text = list(range(3, 40))
     for architecture, overrides in (
@@ -118,17 +121,20 @@ def test_the_lean_pass_reads_what_the_library_reads_through_windows_biases_and_n
         ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
     ):
-        hf = tiny_hf(architecture, **overrides).half().float()
+        hf = tiny_hf(architecture, **overrides).to(stored).float()
         for name, weight in hf.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(weight)
         prepared = wrap_model(hf).prepare_for_decoding("packed_fp16")
         assert isinstance(prepared.decoder, LlamaDecoder)
+        compilable = stored == torch.bfloat16 and "attention_bias" not in overrides
+        assert (prepared.decoder.native is not None) == (compilable and compiled() is not None)
         with torch.inference_mode():
             wanted = hf(input_ids=torch.tensor([text])).logits[0]
         session = prepared.start_session()
         close(session.prefill([text[:20]])[0], wanted[19])
-        close(session.extend(torch.tensor([text[20:]]))[0], wanted[20:])
+        close(session.extend(torch.tensor([text[20:32]]))[0], wanted[20:32])
+        close(session.extend(torch.tensor([text[32:]]))[0], wanted[32:])
 
 
 def test_an_unknown_architecture_with_a_hidden_state_is_refused_not_silently_wrong():

@@ -14,6 +14,8 @@ from paceline.models import CausalModel, wrap_model
 from paceline.models.architectures import PROVEN
 from paceline.models.fakes import TableModel
 from paceline.models.kernels import can_pack
+from paceline.models.llama import LlamaDecoder
+from paceline.models.native import compiled
 from tiny import tiny_hf, tiny_model
 
 VOCABULARY = 61
@@ -34,6 +36,15 @@ def packed_model_of(architecture: str) -> CausalModel:
     hf = tiny_hf(architecture).to(torch.float16).to(torch.float32)
     prepared = wrap_model(hf).prepare_for_decoding()
     assert prepared.weight_change == 0, "float16 holds what came out of float16"
+    return prepared
+
+
+@cache
+def native_model_of(architecture: str) -> CausalModel:
+    """Weights that bfloat16 holds exactly, read by native.c."""
+    prepared = wrap_model(tiny_hf(architecture).bfloat16().float()).prepare_for_decoding()
+    assert isinstance(prepared.decoder, LlamaDecoder)
+    assert prepared.decoder.native is not None
     return prepared
 
 
@@ -129,6 +140,17 @@ def test_attention_of_many_rows_changes_nothing(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("paceline.models.llama._MANY_ROWS", 1)
         play(packed_model_of(architecture), prompts, steps)
+
+
+@pytest.mark.skipif(not can_pack() or compiled() is None, reason="no C compiler with OpenMP")
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@few
+@hard
+@runs
+def test_the_compiled_pass_changes_nothing(
+    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
+):
+    play(native_model_of(architecture), prompts, steps)
 
 
 @few

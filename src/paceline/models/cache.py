@@ -56,19 +56,25 @@ class RoomyLayer(DynamicLayer):
 
     def append(self, keys_BHND: Tensor, values_BHND: Tensor) -> tuple[Tensor, Tensor]:
         """Add tokens; all keys and values so far, [B, H, W, D]."""
+        start, end = self.width, self.make_room(keys_BHND, values_BHND)
+        for room, new in zip(self.rooms, (keys_BHND, values_BHND), strict=True):
+            room[:, :, start:end] = new
+        keys, values = self.rooms
+        return keys[:, :, :end], values[:, :, :end]
+
+    def make_room(self, keys_BHND: Tensor, values_BHND: Tensor) -> int:
+        """Widen by the columns of such tokens, to be written by the caller; the new width."""
         if not self.is_initialized:
             self.lazy_initialization(keys_BHND, values_BHND)
             self.rooms = [_room(keys_BHND, 0), _room(values_BHND, 0)]
         end = self.width + keys_BHND.shape[2]
-        for index, new in enumerate((keys_BHND, values_BHND)):
-            if end > self.rooms[index].shape[2]:
-                room = _room(new, end)
-                room[:, :, : self.width] = self.rooms[index][:, :, : self.width]
-                self.rooms[index] = room
-            self.rooms[index][:, :, self.width : end] = new
+        if end > self.rooms[0].shape[2]:
+            rooms = [_room(keys_BHND, end), _room(values_BHND, end)]
+            for room, old in zip(rooms, self.rooms, strict=True):
+                room[:, :, : self.width] = old[:, :, : self.width]
+            self.rooms = rooms
         self.width = end
-        keys, values = self.rooms
-        return keys[:, :, :end], values[:, :, :end]
+        return end
 
     def select(self, rows_B: Tensor, columns_BW: Tensor) -> None:
         """Replace the contents by these columns of these rows."""

@@ -1,0 +1,310 @@
+/* A few tokens of a batch through a whole Llama-like model, as one call.
+
+   Reading one token is bound by memory: each weight is fetched once and used once. The matrices
+   are bfloat16, two bytes a weight, widened to float32 by a shift; everything else is float32.
+   Sums run in one order whatever else is in the block or the batch, so a token's logits do not
+   depend on its company.
+
+   Layout: a matrix is [out, in], row by row. A vector that a matrix is multiplied with is "paired":
+   of each 16 entries first those at even places, then those at odd places, as the shift takes
+   weights apart. M tokens are the B x N new ones, row after row of the batch.
+*/
+
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 8
+#define ROWS 2     /* rows of a matrix at a time: sums of more do not fit the registers */
+#define TOKENS 4   /* tokens at a time, as well */
+#define AHEAD 2048 /* weights to fetch early: a page, where the processor's own foresight ends */
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float f8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t i8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+typedef struct {
+    const uint16_t *qkv, *out, *gate_up, *down;  /* bfloat16 */
+    const float *attention_norm, *mlp_norm;      /* [hidden] */
+    const float *query_norm, *key_norm;          /* [head_size], or null */
+    const float *qkv_bias;                       /* or null */
+    int64_t window;                              /* columns it looks back; 0: all */
+} Layer;
+
+typedef struct {
+    int64_t num_layers, hidden, inner, query_heads, key_heads, head_size, vocab;
+    float norm_eps, scaling;
+    const uint16_t *embeddings, *head; /* bfloat16: [tokens, hidden], [vocab, hidden] */
+    const float *head_bias;            /* or null */
+    const float *final_norm;
+    const Layer *layers;
+} Model;
+
+typedef struct {
+    int64_t threads, batch, count, width; /* width: columns after this pass */
+    int64_t keep;                         /* logits of the last so many columns */
+    const int64_t *tokens;                /* [batch, count] */
+    const int64_t *lengths;               /* [batch]: tokens a row holds after this pass */
+    const float *cos, *sin;               /* [positions, head_size / 2] */
+    float *const *keys, *const *values;   /* a layer: [batch, key_heads, room, head_size] */
+    int64_t room;
+    float *logits;    /* [batch, keep, vocab] */
+    float *workspace; /* `workspace_size` floats */
+} Pass;
+
+INLINE int64_t my_part(int64_t count, int64_t thread) {
+    return count * thread / omp_get_num_threads();
+}
+
+INLINE float sum_lanes(f8 v) {
+    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+INLINE f8 even_weights(i8 pairs) { return (f8)(pairs << 16); }
+INLINE f8 odd_weights(i8 pairs) { return (f8)(pairs & (int32_t)0xffff0000); }
+INLINE float widen(uint16_t weight) {
+    uint32_t bits = (uint32_t)weight << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+INLINE int64_t paired(int64_t i) { return (i & ~(int64_t)15) | ((i & 1) << 3) | ((i & 15) >> 1); }
+
+INLINE f8 select8(i8 which, f8 yes, f8 no) { return (f8)((which & (i8)yes) | (~which & (i8)no)); }
+
+/* exp to 1e-7 of itself; 0 far below. */
+INLINE f8 exp8(f8 x) {
+    x = select8(x < -87.0f, (f8){} - 87.0f, x);
+    x = select8(x > 88.0f, (f8){} + 88.0f, x);
+    f8 shifted = x * 1.44269504f + 12582912.0f; /* rounds to whole numbers */
+    f8 n = shifted - 12582912.0f;
+    f8 r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    f8 p = (f8){} + 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (f8)((__builtin_convertvector(n, i8) + 127) << 23);
+}
+
+/* Products of ROWS rows of weights with `m` paired vectors: sums[row][token]. */
+INLINE void some_rows(const uint16_t *const w[ROWS], const float *x, int64_t size, int m,
+                      float sums[ROWS][TOKENS]) {
+    f8 total[ROWS][TOKENS] = {};
+    for (int64_t i = 0; i < size; i += 16) {
+        i8 pairs[ROWS];
+        for (int row = 0; row < ROWS; row++) {
+            pairs[row] = *(const i8 *)(w[row] + i);
+            __builtin_prefetch(w[row] + i + AHEAD);
+        }
+        for (int t = 0; t < m; t++) {
+            const float *here = x + t * size + i;
+            f8 even = *(const f8 *)here, odd = *(const f8 *)(here + LANES);
+            for (int row = 0; row < ROWS; row++) {
+                total[row][t] += even_weights(pairs[row]) * even;
+                total[row][t] += odd_weights(pairs[row]) * odd;
+            }
+        }
+    }
+    for (int row = 0; row < ROWS; row++)
+        for (int t = 0; t < m; t++) sums[row][t] = sum_lanes(total[row][t]);
+}
+
+INLINE void few_tokens(const uint16_t *const w[ROWS], const float *x, int64_t size, int m,
+                       float sums[ROWS][TOKENS]) {
+    switch (m) {
+        case 1: some_rows(w, x, size, 1, sums); break;
+        case 2: some_rows(w, x, size, 2, sums); break;
+        case 3: some_rows(w, x, size, 3, sums); break;
+        default: some_rows(w, x, size, TOKENS, sums);
+    }
+}
+
+/* out[t, r] = weight[r] . x[t] + bias[r], or += where `add`; each thread its part of the rows. */
+static void multiply(const uint16_t *weight, const float *bias, int64_t rows, int64_t size,
+                     const float *x, int64_t num_tokens, float *out, int add) {
+    int64_t groups = (rows + ROWS - 1) / ROWS, me = omp_get_thread_num();
+    for (int64_t g = my_part(groups, me); g < my_part(groups, me + 1); g++) {
+        int64_t r = g * ROWS;
+        int here = rows - r < ROWS ? (int)(rows - r) : ROWS;
+        const uint16_t *w[ROWS];
+        for (int row = 0; row < ROWS; row++) w[row] = weight + (r + (row < here ? row : 0)) * size;
+        for (int64_t first = 0; first < num_tokens; first += TOKENS) {
+            int m = num_tokens - first < TOKENS ? (int)(num_tokens - first) : TOKENS;
+            float sums[ROWS][TOKENS];
+            few_tokens(w, x + first * size, size, m, sums);
+            for (int t = 0; t < m; t++)
+                for (int row = 0; row < here; row++) {
+                    float *place = out + (first + t) * rows + r + row;
+                    float sum = sums[row][t] + (bias ? bias[r + row] : 0.0f);
+                    *place = add ? *place + sum : sum;
+                }
+        }
+    }
+}
+
+/* act[t] = silu(gate . x[t]) * (up . x[t]), paired. */
+static void gated(const uint16_t *gate_up, int64_t inner, int64_t size, const float *x,
+                  int64_t num_tokens, float *act) {
+    int64_t units = inner / LANES, me = omp_get_thread_num();
+    for (int64_t u = my_part(units, me); u < my_part(units, me + 1); u++)
+        for (int64_t first = 0; first < num_tokens; first += TOKENS) {
+            int m = num_tokens - first < TOKENS ? (int)(num_tokens - first) : TOKENS;
+            f8 gate[TOKENS], up[TOKENS];
+            for (int lane = 0; lane < LANES; lane += ROWS / 2) {
+                const uint16_t *w[ROWS];
+                for (int row = 0; row < ROWS; row++)
+                    w[row] = gate_up + (u * LANES + lane + row / 2 + row % 2 * inner) * size;
+                float sums[ROWS][TOKENS];
+                few_tokens(w, x + first * size, size, m, sums);
+                for (int t = 0; t < m; t++)
+                    for (int row = 0; row < ROWS; row += 2) {
+                        gate[t][lane + row / 2] = sums[row][t];
+                        up[t][lane + row / 2] = sums[row + 1][t];
+                    }
+            }
+            for (int t = 0; t < m; t++) {
+                f8 value = gate[t] * up[t] / (1.0f + exp8(-gate[t]));
+                for (int lane = 0; lane < LANES; lane++)
+                    act[(first + t) * inner + paired(u * LANES + lane)] = value[lane];
+            }
+        }
+}
+
+/* Root-mean-square norm of each token, paired. */
+static void normed(const float *x, const float *weight, float eps, int64_t size, int64_t num_tokens,
+                   float *out) {
+    for (int64_t t = 0; t < num_tokens; t++, x += size, out += size) {
+        f8 squares = {};
+        for (int64_t i = 0; i < size; i += LANES) {
+            f8 here = *(const f8 *)(x + i);
+            squares += here * here;
+        }
+        float factor = 1.0f / sqrtf(sum_lanes(squares) / (float)size + eps);
+        for (int64_t i = 0; i < size; i++) out[paired(i)] = x[i] * factor * weight[i];
+    }
+}
+
+/* One head in place: its norm, if it has one, then turned by its position. */
+static void turn(float *head, const float *norm, float eps, int64_t size, const float *cos,
+                 const float *sin) {
+    int64_t half = size / 2;
+    if (norm) {
+        float squares = 0.0f;
+        for (int64_t i = 0; i < size; i++) squares += head[i] * head[i];
+        float factor = 1.0f / sqrtf(squares / (float)size + eps);
+        for (int64_t i = 0; i < size; i++) head[i] *= factor * norm[i];
+    }
+    for (int64_t i = 0; i < half; i++) {
+        float a = head[i], b = head[half + i];
+        head[i] = a * cos[i] - b * sin[i];
+        head[half + i] = b * cos[i] + a * sin[i];
+    }
+}
+
+/* Mix of the values by how well the keys agree with the query; columns [begin, end). Written paired
+   into `mixed`, from place `first` on. */
+static void attend(const float *query, const float *keys, const float *values, int64_t size,
+                   int64_t begin, int64_t end, float scaling, float *scores, float *mixed,
+                   int64_t first) {
+    float largest = -INFINITY;
+    for (int64_t c = begin; c < end; c++) {
+        f8 sums = {};
+        for (int64_t i = 0; i < size; i += LANES)
+            sums += *(const f8 *)(query + i) * *(const f8 *)(keys + c * size + i);
+        float score = sum_lanes(sums) * scaling;
+        scores[c - begin] = score;
+        largest = score > largest ? score : largest;
+    }
+    int64_t count = end - begin;
+    float total = 0.0f;
+    for (int64_t c = 0; c < count; c += LANES) {
+        f8 weights = exp8(*(const f8 *)(scores + c) - largest); /* behind the end: room, not used */
+        *(f8 *)(scores + c) = weights;
+        for (int64_t lane = 0; lane < LANES && c + lane < count; lane++) total += weights[lane];
+    }
+    for (int64_t i = 0; i < size; i += LANES) {
+        f8 sums = {};
+        for (int64_t c = 0; c < count; c++)
+            sums += scores[c] * *(const f8 *)(values + (begin + c) * size + i);
+        sums /= total;
+        for (int64_t lane = 0; lane < LANES; lane++) mixed[paired(first + i + lane)] = sums[lane];
+    }
+}
+
+static int64_t up(int64_t size) { return (size + 15) / 16 * 16; }
+
+int64_t workspace_size(const Model *model, int64_t num_tokens, int64_t width, int64_t threads) {
+    int64_t heads = model->query_heads * model->head_size;
+    int64_t qkv = heads + 2 * model->key_heads * model->head_size;
+    int64_t shared = num_tokens * (model->hidden + qkv + heads + model->inner);
+    return up(shared) + threads * up(num_tokens * model->hidden + width + LANES);
+}
+
+void read_tokens(const Model *model, const Pass *pass) {
+    const int64_t M = pass->batch * pass->count, N = pass->count, D = model->hidden;
+    const int64_t H = model->query_heads, K = model->key_heads, S = model->head_size;
+    const int64_t qkv_rows = (H + 2 * K) * S, inner = model->inner;
+    float *x = pass->workspace, *qkv = x + M * D;
+    float *mixed = qkv + M * qkv_rows, *act = mixed + M * H * S;
+
+#pragma omp parallel num_threads(pass->threads)
+    {
+        int64_t me = omp_get_thread_num(), threads = omp_get_num_threads();
+        float *mine = pass->workspace + up(M * (D + qkv_rows + H * S + inner)) +
+                      me * up(M * D + pass->width + LANES);
+        float *scores = mine + M * D;
+        for (int64_t t = me; t < M; t += threads)
+            for (int64_t i = 0; i < D; i++)
+                x[t * D + i] = widen(model->embeddings[pass->tokens[t] * D + i]);
+#pragma omp barrier
+        for (int64_t l = 0; l < model->num_layers; l++) {
+            const Layer *layer = model->layers + l;
+            normed(x, layer->attention_norm, model->norm_eps, D, M, mine);
+            multiply(layer->qkv, layer->qkv_bias, qkv_rows, D, mine, M, qkv, 0);
+#pragma omp barrier
+            for (int64_t unit = me; unit < M * (H + K); unit += threads) {
+                int64_t t = unit / (H + K), h = unit % (H + K), b = t / N, j = t % N;
+                int64_t position = pass->lengths[b] - N + j, column = pass->width - N + j;
+                if (position < 0) position = 0; /* before the row's first token: read by nobody */
+                float *head = qkv + t * qkv_rows + h * S;
+                turn(head, h < H ? layer->query_norm : layer->key_norm, model->norm_eps, S,
+                     pass->cos + position * (S / 2), pass->sin + position * (S / 2));
+                if (h >= H) {
+                    int64_t place = ((b * K + h - H) * pass->room + column) * S;
+                    memcpy(pass->keys[l] + place, head, S * sizeof(float));
+                    memcpy(pass->values[l] + place, head + K * S, S * sizeof(float));
+                }
+            }
+#pragma omp barrier
+            for (int64_t unit = me; unit < M * H; unit += threads) {
+                int64_t t = unit / H, h = unit % H, b = t / N, j = t % N;
+                int64_t end = pass->width - N + j + 1, begin = pass->width - pass->lengths[b];
+                if (layer->window && begin < end - layer->window) begin = end - layer->window;
+                if (begin >= end) begin = end - 1;
+                int64_t place = (b * K + h / (H / K)) * pass->room * S;
+                attend(qkv + t * qkv_rows + h * S, pass->keys[l] + place,
+                       pass->values[l] + place, S, begin, end, model->scaling, scores,
+                       mixed + t * H * S, h * S);
+            }
+#pragma omp barrier
+            multiply(layer->out, 0, D, H * S, mixed, M, x, 1);
+#pragma omp barrier
+            normed(x, layer->mlp_norm, model->norm_eps, D, M, mine);
+            gated(layer->gate_up, inner, D, mine, M, act);
+#pragma omp barrier
+            multiply(layer->down, 0, D, inner, act, M, x, 1);
+#pragma omp barrier
+        }
+        int64_t kept = 0;
+        for (int64_t t = 0; t < M; t++)
+            if (t % N >= N - pass->keep)
+                normed(x + t * D, model->final_norm, model->norm_eps, D, 1, mine + kept++ * D);
+        multiply(model->head, model->head_bias, model->vocab, D, mine, kept, pass->logits, 0);
+    }
+}

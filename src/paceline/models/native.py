@@ -1,0 +1,272 @@
+"""native.c made into a library on this machine, once, and a Llama-like model laid out for it.
+
+Only where nothing is lost: float32 on a CPU, matrices that bfloat16 holds exactly, a C compiler with
+OpenMP. Everywhere else the models read through torch.
+
+Shape suffixes: B batch, N new tokens, D hidden, S head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.gguf import cache_root
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+    from paceline.models.cache import RoomyCache
+
+_log = logging.getLogger(__name__)
+
+# Beyond so many tokens a pass, products are bound by arithmetic, and torch's are better at that.
+MANY_TOKENS = 16
+
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+_STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by position alone
+
+_pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _pointer) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
+        ("qkv_bias", _pointer),
+        ("window", _int),
+    )
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        *((name, _int) for name in ("num_layers", "hidden", "inner", "query_heads", "key_heads")),
+        *((name, _int) for name in ("head_size", "vocab")),
+        *((name, _float) for name in ("norm_eps", "scaling")),
+        *((name, _pointer) for name in ("embeddings", "head", "head_bias", "final_norm", "layers")),
+    )
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *((name, _int) for name in ("threads", "batch", "count", "width", "keep")),
+        *((name, _pointer) for name in ("tokens", "lengths", "cos", "sin", "keys", "values")),
+        ("room", _int),
+        *((name, _pointer) for name in ("logits", "workspace")),
+    )
+
+
+class NativeLlama:
+    """Reads a few tokens in one call; the weights are copied.
+
+    Attributes:
+        vocab_size: Width of its logits.
+    """
+
+    def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> None:
+        library = compiled()
+        assert library is not None, "NativeLlama needs a compiled library; ask `supports` first"
+        self._library = library
+        self._held: list[Tensor] = []
+        body: Any = hf.base_model
+        head: Any = hf.get_output_embeddings()
+        first = body.layers[0].self_attn
+        self._rotary: nn.Module = body.rotary_emb
+        self._turns = (torch.zeros(0), torch.zeros(0))
+        self._num_layers = len(body.layers)
+        self._head_size = first.head_dim
+        self._key_heads = first.k_proj.out_features // self._head_size
+        embeddings = self._hold(_bfloat16([body.embed_tokens]))
+        rows = None if draft_vocabulary is None else draft_vocabulary
+        tied = head.weight is body.embed_tokens.weight and rows is None
+        weight = head.weight if rows is None else head.weight[rows]
+        bias = head.bias if rows is None or head.bias is None else head.bias[rows]
+        self.vocab_size = len(weight)
+        self._layers = (_Layer * self._num_layers)(*map(self._layer, body.layers))
+        self._model = _Model(
+            num_layers=self._num_layers,
+            hidden=head.in_features,
+            inner=body.layers[0].mlp.gate_proj.out_features,
+            query_heads=first.q_proj.out_features // self._head_size,
+            key_heads=self._key_heads,
+            head_size=self._head_size,
+            vocab=self.vocab_size,
+            norm_eps=body.norm.variance_epsilon,
+            scaling=first.scaling,
+            embeddings=embeddings,
+            head=embeddings if tied else self._hold(weight.detach().bfloat16()),
+            head_bias=self._hold_float(bias),
+            final_norm=self._hold_float(body.norm.weight),
+            layers=ctypes.addressof(self._layers),
+        )
+
+    @staticmethod
+    def supports(hf: PreTrainedModel) -> bool:
+        """Is this Llama-like model one that native.c reads without loss, here?"""
+        body: Any = hf.base_model
+        layers = [layer for layer in hf.modules() if isinstance(layer, nn.Linear | nn.Embedding)]
+        attention, mlp = body.layers[0].self_attn, body.layers[0].mlp
+        plain = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        sizes = (attention.o_proj.in_features, mlp.down_proj.in_features, hf.config.hidden_size)
+        return (
+            all(size % 16 == 0 for size in sizes)
+            and attention.head_dim % 8 == 0
+            and all(layer.bias is None for layer in plain)
+            and getattr(body.rotary_emb, "rope_type", None) in _STEADY_ROPE
+            and getattr(hf.config, "partial_rotary_factor", 1.0) in (None, 1.0)
+            and all(_is_bfloat16(layer.weight) for layer in layers)
+            and compiled() is not None
+        )
+
+    def __call__(
+        self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
+    ) -> Tensor:
+        """Logits of the last `keep` columns (0: all); see `LlamaDecoder.__call__`."""
+        batch, count = tokens_BN.shape
+        keep = keep or count
+        new = torch.empty(batch, self._key_heads, count, self._head_size)
+        layers = [cache.layer(index) for index in range(self._num_layers)]
+        width = max(layer.make_room(new, new) for layer in layers)
+        lengths_B = torch.full((batch,), width) if ends_B is None else ends_B
+        cos, sin = self._turns_up_to(width)
+        tokens_BN = tokens_BN.contiguous()
+        logits = torch.empty(batch, keep, self.vocab_size)
+        threads = torch.get_num_threads()
+        size = self._library.workspace_size(
+            ctypes.byref(self._model), _int(batch * count), _int(width), _int(threads)
+        )
+        workspace = torch.empty(size)
+        rooms = layers[0].rooms[0].shape[2]
+        assert all(layer.rooms[0].shape[2] == rooms for layer in layers), "layers grow together"
+        array = _pointer * self._num_layers
+        keys = array(*[layer.rooms[0].data_ptr() for layer in layers])
+        values = array(*[layer.rooms[1].data_ptr() for layer in layers])
+        this_pass = _Pass(
+            threads=threads,
+            batch=batch,
+            count=count,
+            width=width,
+            keep=keep,
+            tokens=tokens_BN.data_ptr(),
+            lengths=lengths_B.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            keys=ctypes.addressof(keys),
+            values=ctypes.addressof(values),
+            room=rooms,
+            logits=logits.data_ptr(),
+            workspace=workspace.data_ptr(),
+        )
+        self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
+        return logits
+
+    def _turns_up_to(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of at least so many positions, [positions, S / 2]."""
+        if len(self._turns[0]) < length:
+            positions = torch.arange(max(length, 2 * len(self._turns[0]), 1024))
+            turns = self._rotary(torch.zeros(1), position_ids=positions[None])
+            half = self._head_size // 2
+            self._turns = tuple(turn[0, :, :half].contiguous() for turn in turns)
+        return self._turns
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        biases = [projection.bias for projection in projections]
+        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
+        return _Layer(
+            qkv=self._hold(_bfloat16(projections)),
+            out=self._hold(_bfloat16([attention.o_proj])),
+            gate_up=self._hold(_bfloat16([mlp.gate_proj, mlp.up_proj])),
+            down=self._hold(_bfloat16([mlp.down_proj])),
+            attention_norm=self._hold_float(layer.input_layernorm.weight),
+            mlp_norm=self._hold_float(layer.post_attention_layernorm.weight),
+            query_norm=self._hold_float(query_norm),
+            key_norm=self._hold_float(key_norm),
+            qkv_bias=None if biases[0] is None else self._hold(torch.cat(biases).detach()),
+            window=window_of(attention) or 0,
+        )
+
+    def _hold(self, tensor: Tensor) -> int:
+        """Its address, for as long as this object lives."""
+        self._held.append(tensor.contiguous())
+        return self._held[-1].data_ptr()
+
+    def _hold_float(self, weight: Tensor | None) -> int | None:
+        return None if weight is None else self._hold(weight.detach().float().clone())
+
+
+def window_of(attention: Any) -> int | None:
+    """How far back this layer looks; a model without layer types has one window for all."""
+    types = getattr(attention.config, "layer_types", None)
+    if types is not None and types[attention.layer_idx] != "sliding_attention":
+        return None
+    return getattr(attention.config, "sliding_window", None)
+
+
+def _bfloat16(layers: Sequence[Any]) -> Tensor:
+    return torch.cat([layer.weight.detach().bfloat16() for layer in layers])
+
+
+def _is_bfloat16(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and bool((weight.bfloat16().float() == weight).all())
+
+
+@functools.cache
+def compiled() -> ctypes.CDLL | None:
+    """native.c as a library; None, and the reason in the log, where it cannot be made."""
+    try:
+        library = ctypes.CDLL(str(_built()))
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.info("reading through torch, as native.c could not be compiled: %s", error)
+        return None
+    library.workspace_size.restype = _int
+    library.read_tokens.restype = None
+    return library
+
+
+def _built() -> Path:
+    """Compiled for this very processor, and kept; an entry of the cache appears whole or not at all."""
+    source = Path(__file__).with_name("native.c")
+    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
+    facts = (
+        source.read_text(encoding="utf-8"),
+        compiler,
+        *_FLAGS,
+        platform.machine(),
+        _processor(),
+    )
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    entry = cache_root() / "native" / f"{key}.so"
+    if not entry.exists():
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
+            made = Path(folder) / entry.name
+            command = [compiler, *_FLAGS, str(source), "-o", str(made), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            made.replace(entry)
+    return entry
+
+
+def _processor() -> str:
+    """What the processor can do: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")

@@ -1,0 +1,123 @@
+"""The compiled pass: exact to the bit whatever the company, and absent without a word where it must be."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.models import CausalModel, native, wrap_model
+from paceline.models.kernels import can_pack
+from paceline.models.llama import LlamaDecoder
+from paceline.models.native import NativeLlama, compiled
+from tiny import tiny_hf
+
+pytestmark = pytest.mark.skipif(
+    not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
+)
+TEXT = [7, 3, 30, 12, 9, 44, 8, 51, 2, 17, 23, 5]
+
+
+def prepared(architecture: str = "llama", **overrides: Any) -> CausalModel:
+    hf = tiny_hf(architecture, **overrides).bfloat16().float()
+    return wrap_model(hf).prepare_for_decoding()
+
+
+def reader(model: CausalModel) -> NativeLlama | None:
+    assert isinstance(model.decoder, LlamaDecoder)
+    return model.decoder.native
+
+
+def read(model: CausalModel, parts: list[list[int]]) -> torch.Tensor:
+    """Logits after every token of one text that is read in these parts, [N, V]."""
+    session = model.start_session()
+    return torch.cat([session.extend(torch.tensor([part]))[0] for part in parts])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_token_has_the_same_logits_to_the_bit_in_any_block_and_batch(architecture: str):
+    model = prepared(architecture)
+    alone = read(model, [[token] for token in TEXT])
+    for cuts in ([12], [2] * 6, [3, 4, 5], [1, 5, 6]):
+        ends = torch.tensor(cuts).cumsum(0).tolist()
+        parts = [TEXT[end - size : end] for end, size in zip(ends, cuts, strict=True)]
+        assert torch.equal(read(model, parts), alone), cuts
+    session = model.start_session()
+    session.prefill([TEXT[:3], TEXT[:5]])
+    batch = session.extend(torch.tensor([TEXT[3:7], TEXT[5:9]]))
+    assert torch.equal(batch[0], alone[3:7])
+    assert torch.equal(batch[1], alone[5:9])
+
+
+def test_greedy_speculation_is_the_plain_text_to_the_bit():
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    greedy = SamplingParams(temperature=0)
+    prompts = [TEXT[:4], TEXT[2:9], TEXT[5:6]]
+    plain = AutoregressiveDecoder(target, greedy).generate(prompts, 20, eos_token_ids=[])
+    for gamma in (1, 4):
+        decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=greedy)
+        fast = decoder.generate(prompts, 20, eos_token_ids=[])
+        assert [row.tokens for row in fast] == [row.tokens for row in plain]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"attention_bias": True},  # Llama then has one behind the attention, too
+        {"mlp_bias": True},
+        {"intermediate_size": 40},
+        {"head_dim": 12},
+    ],
+)
+def test_what_it_cannot_read_is_left_to_torch(overrides: dict[str, Any]):
+    assert reader(prepared()) is not None
+    assert reader(prepared(**overrides)) is None
+
+
+def test_weights_that_bfloat16_would_round_are_left_alone():
+    hf = tiny_hf().bfloat16().float()
+    assert NativeLlama.supports(hf)
+    hf.get_parameter("model.layers.1.mlp.down_proj.weight").data[3, 3] += 2**-20
+    assert not NativeLlama.supports(hf)
+
+
+def test_a_library_that_reads_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        NativeLlama, "__call__", lambda self, tokens, *_: torch.ones(*tokens.shape, self.vocab_size)
+    )
+    assert reader(prepared()) is None
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+def test_without_a_compiler_models_read_through_torch(
+    compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    wanted = read(prepared(), [TEXT])
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    compiled.cache_clear()
+    try:
+        model = prepared()
+        assert reader(model) is None
+        torch.testing.assert_close(read(model, [TEXT]), wanted)
+    finally:
+        compiled.cache_clear()
+    assert list((tmp_path / "native").iterdir()) == []
+
+
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    calls: list[object] = []
+    run = subprocess.run
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(native.subprocess, "run", counted)
+    first = native._built()
+    assert (native._built(), len(calls)) == (first, 1)
+    assert list((tmp_path / "native").iterdir()) == [first]
