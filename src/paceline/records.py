@@ -52,6 +52,11 @@ def storage_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def cache_root() -> Path:
+    """What can be made again: $PACELINE_CACHE, else ~/.cache/paceline."""
+    return Path(os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")
+
+
 def atomic_write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     with storage_errors(path):

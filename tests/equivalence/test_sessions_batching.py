@@ -8,7 +8,7 @@ from paceline.models import wrap_model
 from paceline.models.architectures import PROVEN
 from paceline.models.kernels import can_pack
 from paceline.models.llama import LlamaDecoder
-from paceline.models.native import compiled
+from paceline.native import compiled
 from tiny import tiny_hf, tiny_model
 
 PROMPTS = [[3, 4, 5, 6, 7, 8], [9], [10, 11, 12]]

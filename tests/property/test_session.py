@@ -15,7 +15,7 @@ from paceline.models.architectures import PROVEN
 from paceline.models.fakes import TableModel
 from paceline.models.kernels import can_pack
 from paceline.models.llama import LlamaDecoder
-from paceline.models.native import compiled
+from paceline.native import compiled
 from tiny import tiny_hf, tiny_model
 
 VOCABULARY = 61

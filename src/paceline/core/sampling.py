@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
+from paceline.native.verification import can_draw, draw_tokens
 
 # Sums of more entries at a time cost more in fresh memory than in arithmetic.
 _SUM_ENTRIES = 1 << 20
@@ -110,6 +111,8 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     A token of probability 0 is never drawn: the sum runs in float64 and the uniform is scaled to
     the row's own total.
     """
+    if can_draw(probs_BV):
+        return draw_tokens(probs_BV, uniforms_B)
     rows = max(1, _SUM_ENTRIES // probs_BV.shape[-1])
     parts = zip(torch.split(probs_BV, rows), torch.split(uniforms_B, rows), strict=True)
     return torch.cat([_sample(probs_RV, uniforms_R) for probs_RV, uniforms_R in parts])

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.core.rules import Lossless
 from paceline.core.sampling import sample
+from paceline.native.verification import can_draw, judge_lossless
 
 if TYPE_CHECKING:
     from paceline.core.rules import Rule
@@ -42,6 +44,16 @@ def verify(
     all drafted tokens), uniforms in [0, 1) -> [B] each.
     Paper: Zhou et al. 2023, algorithm A.1.
     """
+    if type(rule) is Lossless and can_draw(draft_probs_BGV, target_probs_BHV):
+        num_accepted_B, next_tokens_B = judge_lossless(
+            drafted_BG,
+            num_drafted_B,
+            draft_probs_BGV,
+            target_probs_BHV,
+            accept_uniforms_BG,
+            next_uniforms_B,
+        )
+        return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
     num_accepted_B = count_accepted(
         drafted_BG, num_drafted_B, draft_probs_BGV, target_probs_BHV, rule, accept_uniforms_BG
     )

@@ -133,7 +133,7 @@ class CausalModel:
         """The same model, reading few tokens at a time as fast as this processor can.
 
         In float32 on an x86 CPU the matrices are copied into float16 (see kernels.py), and where
-        that loses nothing into bfloat16, too, for a compiled pass over few tokens (see native.py).
+        that loses nothing into bfloat16, too, for a compiled pass over few tokens (see native_llama.py).
         Later changes of the weights do not reach the copy; `hf`, `body` and the head stay as they are.
 
         Args:

@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import io
 import logging
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from paceline.errors import ModelLoadError, PacelineError
 from paceline.models.architectures import refuse_by_name
-from paceline.records import storage_errors
+from paceline.records import cache_root, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,10 +55,6 @@ def converted_gguf(path: Path) -> Path:
             if not entry.exists():
                 _convert_into(entry, path)
     return entry
-
-
-def cache_root() -> Path:
-    return Path(os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")
 
 
 def _key(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 At one to eight tokens a pass the transformers modules spend a third of the time between operators.
 This is the same arithmetic with packed weights, query, key and value in one product, gate and up in
-another. Where it can be compiled, native.c does better still for up to sixteen. Used by
+another. Where it can be compiled, native/llama.c does better still for up to sixteen. Used by
 `CausalModel.prepare_for_decoding`; everything else goes through transformers.
 
 Shape suffixes: B batch, N new tokens, W cache width, H heads, D head size.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.models.cache import RoomyCache
-from paceline.models.native import MANY_TOKENS, NativeLlama, window_of
+from paceline.models.native_llama import MANY_TOKENS, NativeLlama, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

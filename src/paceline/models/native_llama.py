@@ -1,4 +1,4 @@
-"""native.c made into a library on this machine, once, and a Llama-like model laid out for it.
+"""A Llama-like model laid out for llama.c, which reads a few tokens of it in one call.
 
 Only where nothing is lost: float32 on a CPU, matrices that bfloat16 holds exactly, a C compiler with
 OpenMP. Everywhere else the models read through torch.
@@ -9,21 +9,12 @@ Shape suffixes: B batch, N new tokens, D hidden, S head size.
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.models.gguf import cache_root
+from paceline.native import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +23,9 @@ if TYPE_CHECKING:
 
     from paceline.models.cache import RoomyCache
 
-_log = logging.getLogger(__name__)
-
 # Beyond so many tokens a pass, products are bound by arithmetic, and torch's are better at that.
 MANY_TOKENS = 16
 
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 _STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by position alone
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -81,6 +69,7 @@ class NativeLlama:
         library = compiled()
         assert library is not None, "NativeLlama needs a compiled library; ask `supports` first"
         self._library = library
+        library.workspace_size.restype = _int
         self._held: list[Tensor] = []
         body: Any = hf.base_model
         head: Any = hf.get_output_embeddings()
@@ -116,7 +105,7 @@ class NativeLlama:
 
     @staticmethod
     def supports(hf: PreTrainedModel) -> bool:
-        """Is this Llama-like model one that native.c reads without loss, here?"""
+        """Is this Llama-like model one that llama.c reads without loss, here?"""
         body: Any = hf.base_model
         layers = [layer for layer in hf.modules() if isinstance(layer, nn.Linear | nn.Embedding)]
         attention, mlp = body.layers[0].self_attn, body.layers[0].mlp
@@ -225,48 +214,3 @@ def _bfloat16(layers: Sequence[Any]) -> Tensor:
 
 def _is_bfloat16(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 and bool((weight.bfloat16().float() == weight).all())
-
-
-@functools.cache
-def compiled() -> ctypes.CDLL | None:
-    """native.c as a library; None, and the reason in the log, where it cannot be made."""
-    try:
-        library = ctypes.CDLL(str(_built()))
-    except (OSError, subprocess.SubprocessError) as error:
-        _log.info("reading through torch, as native.c could not be compiled: %s", error)
-        return None
-    library.workspace_size.restype = _int
-    library.read_tokens.restype = None
-    return library
-
-
-def _built() -> Path:
-    """Compiled for this very processor, and kept; an entry of the cache appears whole or not at all."""
-    source = Path(__file__).with_name("native.c")
-    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    facts = (
-        source.read_text(encoding="utf-8"),
-        compiler,
-        *_FLAGS,
-        platform.machine(),
-        _processor(),
-    )
-    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    entry = cache_root() / "native" / f"{key}.so"
-    if not entry.exists():
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
-            made = Path(folder) / entry.name
-            command = [compiler, *_FLAGS, str(source), "-o", str(made), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
-            made.replace(entry)
-    return entry
-
-
-def _processor() -> str:
-    """What the processor can do: a cache may be shared by machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")

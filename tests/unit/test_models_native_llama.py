@@ -9,10 +9,11 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.models import CausalModel, native, wrap_model
+from paceline.models import CausalModel, wrap_model
 from paceline.models.kernels import can_pack
 from paceline.models.llama import LlamaDecoder
-from paceline.models.native import NativeLlama, compiled
+from paceline.models.native_llama import NativeLlama
+from paceline.native import compiled, library
 from tiny import tiny_hf
 
 pytestmark = pytest.mark.skipif(
@@ -117,7 +118,7 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         calls.append(args)
         return run(*args, **kwargs)
 
-    monkeypatch.setattr(native.subprocess, "run", counted)
-    first = native._built()
-    assert (native._built(), len(calls)) == (first, 1)
+    monkeypatch.setattr(library.subprocess, "run", counted)
+    first = library._built()
+    assert (library._built(), len(calls)) == (first, 1)
     assert list((tmp_path / "native").iterdir()) == [first]

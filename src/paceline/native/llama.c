@@ -125,23 +125,27 @@ INLINE void few_tokens(const uint16_t *const w[ROWS], const float *x, int64_t si
     }
 }
 
-/* out[t, r] = weight[r] . x[t] + bias[r], or += where `add`; each thread its part of the rows. */
+/* out[t, r] = weight[r] . x[t] + bias[r], or += where `add`; each thread its part of the rows, in
+   ROWS streams side by side, which memory delivers faster than neighbours in turn. */
 static void multiply(const uint16_t *weight, const float *bias, int64_t rows, int64_t size,
                      const float *x, int64_t num_tokens, float *out, int add) {
-    int64_t groups = (rows + ROWS - 1) / ROWS, me = omp_get_thread_num();
-    for (int64_t g = my_part(groups, me); g < my_part(groups, me + 1); g++) {
-        int64_t r = g * ROWS;
-        int here = rows - r < ROWS ? (int)(rows - r) : ROWS;
+    int64_t begin = my_part(rows, omp_get_thread_num()), end = my_part(rows, omp_get_thread_num() + 1);
+    int64_t stream = (end - begin + ROWS - 1) / ROWS;
+    for (int64_t step = begin; step < begin + stream; step++) {
         const uint16_t *w[ROWS];
-        for (int row = 0; row < ROWS; row++) w[row] = weight + (r + (row < here ? row : 0)) * size;
+        for (int row = 0; row < ROWS; row++) {
+            int64_t r = step + row * stream;
+            w[row] = weight + (r < end ? r : step) * size;
+        }
         for (int64_t first = 0; first < num_tokens; first += TOKENS) {
             int m = num_tokens - first < TOKENS ? (int)(num_tokens - first) : TOKENS;
             float sums[ROWS][TOKENS];
             few_tokens(w, x + first * size, size, m, sums);
             for (int t = 0; t < m; t++)
-                for (int row = 0; row < here; row++) {
-                    float *place = out + (first + t) * rows + r + row;
-                    float sum = sums[row][t] + (bias ? bias[r + row] : 0.0f);
+                for (int row = 0; row < ROWS && step + row * stream < end; row++) {
+                    int64_t r = step + row * stream;
+                    float *place = out + (first + t) * rows + r;
+                    float sum = sums[row][t] + (bias ? bias[r] : 0.0f);
                     *place = add ? *place + sum : sum;
                 }
         }

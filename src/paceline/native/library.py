@@ -1,0 +1,57 @@
+"""The C sources made into one library on this machine, once; None where that cannot be done."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from paceline.records import cache_root
+
+_log = logging.getLogger(__name__)
+
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+
+
+@functools.cache
+def compiled() -> ctypes.CDLL | None:
+    """The library; None, and the reason in the log, without a C compiler that knows OpenMP."""
+    try:
+        return ctypes.CDLL(str(_built()))
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.info("computing with torch alone, as the C sources could not be compiled: %s", error)
+        return None
+
+
+def _built() -> Path:
+    """Compiled for this very processor, and kept; an entry of the cache appears whole or not at all."""
+    sources = sorted(Path(__file__).parent.glob("*.c"))
+    texts = [source.read_text(encoding="utf-8") for source in sources]
+    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
+    facts = (*texts, compiler, *_FLAGS, platform.machine(), _processor())
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    entry = cache_root() / "native" / f"{key}.so"
+    if not entry.exists():
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
+            made = Path(folder) / entry.name
+            command = [compiler, *_FLAGS, *map(str, sources), "-o", str(made), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            made.replace(entry)
+    return entry
+
+
+def _processor() -> str:
+    """What the processor can do: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
