@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.architectures import context_length, prove_rollback, refuse_by_name
 from paceline.models.cache import RoomyCache
-from paceline.models.draft_vocabulary import spread
+from paceline.models.draft_vocabulary import limited
 from paceline.models.kernels import EXACT, ROUNDED, Packer, can_pack, packed_copy
 from paceline.models.llama import LlamaDecoder
 from paceline.models.session import ModelSession
@@ -38,7 +38,7 @@ class Decoder(Protocol):
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
-        """Logits of the last `keep` columns (0: all), over the draft vocabulary if there is one."""
+        """Logits of the last `keep` columns (0: all); -inf outside of the draft vocabulary."""
         ...
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
@@ -188,8 +188,6 @@ class CausalSession(ModelSession):
         tokens_BN = tokens_BN.to(self.model.device)
         with torch.inference_mode(), evaluating(self.model.hf):
             logits = self.model.decoder(tokens_BN, self.cache, None if whole else ends_B, keep)
-            if self.model.draft_vocabulary is not None:
-                logits = spread(logits, self.model.draft_vocabulary, self.vocab_size)
         return logits[..., : self.vocab_size].float()
 
     def _rollback(self, counts_B: Tensor) -> None:
@@ -226,7 +224,7 @@ class HfDecoder:
             logits_to_keep=keep,
             **ragged,
         ).logits
-        return logits if self.draft_vocabulary is None else logits[..., self.draft_vocabulary]
+        return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         return self.hf.base_model.register_forward_hook(

@@ -100,6 +100,11 @@ def spread(logits: Tensor, tokens_K: Tensor, vocab_size: int) -> Tensor:
     return whole.index_copy_(-1, tokens_K, logits)
 
 
+def limited(logits: Tensor, tokens_K: Tensor) -> Tensor:
+    """Logits over all tokens with -inf outside of the draft vocabulary, [..., V]."""
+    return spread(logits[..., tokens_K], tokens_K, logits.shape[-1])
+
+
 def write_draft_vocabulary(directory: Path, tokens_K: Tensor) -> None:
     """Put it beside the weights."""
     (directory / _FILE).write_text(json.dumps({"tokens": tokens_K.tolist()}), "utf-8")

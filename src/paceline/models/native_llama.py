@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.models.cache import RoomyCache
 
 # Beyond so many tokens a pass, products are bound by arithmetic, and torch's are better at that.
-MANY_TOKENS = 16
+MANY_TOKENS = 8
 
 _STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by position alone
 
@@ -43,9 +43,10 @@ class _Layer(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = (
         *((name, _int) for name in ("num_layers", "hidden", "inner", "query_heads", "key_heads")),
-        *((name, _int) for name in ("head_size", "vocab")),
+        *((name, _int) for name in ("head_size", "head_rows", "vocab")),
         *((name, _float) for name in ("norm_eps", "scaling")),
-        *((name, _pointer) for name in ("embeddings", "head", "head_bias", "final_norm", "layers")),
+        *((name, _pointer) for name in ("embeddings", "head", "head_bias", "head_tokens")),
+        *((name, _pointer) for name in ("final_norm", "layers")),
     )
 
 
@@ -80,11 +81,11 @@ class NativeLlama:
         self._head_size = first.head_dim
         self._key_heads = first.k_proj.out_features // self._head_size
         embeddings = self._hold(_bfloat16([body.embed_tokens]))
-        rows = None if draft_vocabulary is None else draft_vocabulary
+        rows = draft_vocabulary
         tied = head.weight is body.embed_tokens.weight and rows is None
         weight = head.weight if rows is None else head.weight[rows]
         bias = head.bias if rows is None or head.bias is None else head.bias[rows]
-        self.vocab_size = len(weight)
+        self.vocab_size = len(head.weight)
         self._layers = (_Layer * self._num_layers)(*map(self._layer, body.layers))
         self._model = _Model(
             num_layers=self._num_layers,
@@ -93,12 +94,14 @@ class NativeLlama:
             query_heads=first.q_proj.out_features // self._head_size,
             key_heads=self._key_heads,
             head_size=self._head_size,
+            head_rows=len(weight),
             vocab=self.vocab_size,
             norm_eps=body.norm.variance_epsilon,
             scaling=first.scaling,
             embeddings=embeddings,
             head=embeddings if tied else self._hold(weight.detach().bfloat16()),
             head_bias=self._hold_float(bias),
+            head_tokens=None if rows is None else self._hold(rows.clone()),
             final_norm=self._hold_float(body.norm.weight),
             layers=ctypes.addressof(self._layers),
         )

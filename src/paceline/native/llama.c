@@ -16,12 +16,13 @@
 #include <string.h>
 
 #define LANES 8
-#define ROWS 2     /* rows of a matrix at a time: sums of more do not fit the registers */
-#define TOKENS 4   /* tokens at a time, as well */
+#define ROWS 2     /* rows of a matrix side by side */
+#define TOKENS 4   /* tokens at a time */
 #define AHEAD 2048 /* weights to fetch early: a page, where the processor's own foresight ends */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float f8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float f4 __attribute__((vector_size(16)));
 typedef int32_t i8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 typedef struct {
@@ -33,10 +34,12 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int64_t num_layers, hidden, inner, query_heads, key_heads, head_size, vocab;
+    int64_t num_layers, hidden, inner, query_heads, key_heads, head_size;
+    int64_t head_rows, vocab;
     float norm_eps, scaling;
-    const uint16_t *embeddings, *head; /* bfloat16: [tokens, hidden], [vocab, hidden] */
+    const uint16_t *embeddings, *head; /* bfloat16: [tokens, hidden], [head_rows, hidden] */
     const float *head_bias;            /* or null */
+    const int64_t *head_tokens;        /* [head_rows], or null where row r is token r */
     const float *final_norm;
     const Layer *layers;
 } Model;
@@ -49,7 +52,7 @@ typedef struct {
     const float *cos, *sin;               /* [positions, head_size / 2] */
     float *const *keys, *const *values;   /* a layer: [batch, key_heads, room, head_size] */
     int64_t room;
-    float *logits;    /* [batch, keep, vocab] */
+    float *logits;    /* [batch, keep, vocab]; -inf for tokens without a row in the head */
     float *workspace; /* `workspace_size` floats */
 } Pass;
 
@@ -58,7 +61,9 @@ INLINE int64_t my_part(int64_t count, int64_t thread) {
 }
 
 INLINE float sum_lanes(f8 v) {
-    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+    f4 four = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    f4 two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
+    return two[0] + two[1];
 }
 
 INLINE f8 even_weights(i8 pairs) { return (f8)(pairs << 16); }
@@ -92,43 +97,50 @@ INLINE f8 exp8(f8 x) {
     return p * (f8)((__builtin_convertvector(n, i8) + 127) << 23);
 }
 
-/* Products of ROWS rows of weights with `m` paired vectors: sums[row][token]. */
-INLINE void some_rows(const uint16_t *const w[ROWS], const float *x, int64_t size, int m,
-                      float sums[ROWS][TOKENS]) {
-    f8 total[ROWS][TOKENS] = {};
+/* Products of `rows` rows of weights with `m` paired vectors: sums[row][token]. */
+INLINE void some_rows(const uint16_t *const *w, const float *x, int64_t size, int rows, int m,
+                      float sums[][TOKENS]) {
+    f8 evens[ROWS][TOKENS] = {}, odds[ROWS][TOKENS] = {};
     for (int64_t i = 0; i < size; i += 16) {
         i8 pairs[ROWS];
-        for (int row = 0; row < ROWS; row++) {
+        for (int row = 0; row < rows; row++) {
             pairs[row] = *(const i8 *)(w[row] + i);
             __builtin_prefetch(w[row] + i + AHEAD);
         }
         for (int t = 0; t < m; t++) {
             const float *here = x + t * size + i;
             f8 even = *(const f8 *)here, odd = *(const f8 *)(here + LANES);
-            for (int row = 0; row < ROWS; row++) {
-                total[row][t] += even_weights(pairs[row]) * even;
-                total[row][t] += odd_weights(pairs[row]) * odd;
+            for (int row = 0; row < rows; row++) {
+                evens[row][t] += even_weights(pairs[row]) * even;
+                odds[row][t] += odd_weights(pairs[row]) * odd;
             }
         }
     }
-    for (int row = 0; row < ROWS; row++)
-        for (int t = 0; t < m; t++) sums[row][t] = sum_lanes(total[row][t]);
+    for (int row = 0; row < rows; row++)
+        for (int t = 0; t < m; t++) sums[row][t] = sum_lanes(evens[row][t] + odds[row][t]);
 }
 
+/* The same for ROWS rows, taken in as many at a time as the registers hold the sums of. */
 INLINE void few_tokens(const uint16_t *const w[ROWS], const float *x, int64_t size, int m,
                        float sums[ROWS][TOKENS]) {
-    switch (m) {
-        case 1: some_rows(w, x, size, 1, sums); break;
-        case 2: some_rows(w, x, size, 2, sums); break;
-        case 3: some_rows(w, x, size, 3, sums); break;
-        default: some_rows(w, x, size, TOKENS, sums);
-    }
+    if (m == 1)
+        some_rows(w, x, size, ROWS, 1, sums);
+    else if (m == 2)
+        some_rows(w, x, size, ROWS, 2, sums);
+    else
+        for (int row = 0; row < ROWS; row++)
+            if (m == 3)
+                some_rows(w + row, x, size, 1, 3, sums + row);
+            else
+                some_rows(w + row, x, size, 1, TOKENS, sums + row);
 }
 
-/* out[t, r] = weight[r] . x[t] + bias[r], or += where `add`; each thread its part of the rows, in
-   ROWS streams side by side, which memory delivers faster than neighbours in turn. */
-static void multiply(const uint16_t *weight, const float *bias, int64_t rows, int64_t size,
-                     const float *x, int64_t num_tokens, float *out, int add) {
+/* out[t, r] = weight[r] . x[t] + bias[r], or += where `add`; with `places`, row r goes there. Each
+   thread takes its part of the rows, in ROWS streams side by side, which memory delivers faster
+   than neighbours in turn. `stride`: floats from one token's `out` to the next. */
+static void multiply(const uint16_t *weight, const float *bias, const int64_t *places, int64_t rows,
+                     int64_t size, const float *x, int64_t num_tokens, float *out, int64_t stride,
+                     int add) {
     int64_t begin = my_part(rows, omp_get_thread_num()), end = my_part(rows, omp_get_thread_num() + 1);
     int64_t stream = (end - begin + ROWS - 1) / ROWS;
     for (int64_t step = begin; step < begin + stream; step++) {
@@ -144,7 +156,7 @@ static void multiply(const uint16_t *weight, const float *bias, int64_t rows, in
             for (int t = 0; t < m; t++)
                 for (int row = 0; row < ROWS && step + row * stream < end; row++) {
                     int64_t r = step + row * stream;
-                    float *place = out + (first + t) * rows + r;
+                    float *place = out + (first + t) * stride + (places ? places[r] : r);
                     float sum = sums[row][t] + (bias ? bias[r] : 0.0f);
                     *place = add ? *place + sum : sum;
                 }
@@ -211,6 +223,14 @@ static void turn(float *head, const float *norm, float eps, int64_t size, const 
     }
 }
 
+/* Sums over columns of score x value, for `parts` vectors of a value side by side. */
+INLINE void weighted(const float *scores, const float *values, int64_t count, int64_t size,
+                     int parts, f8 sums[4]) {
+    for (int64_t c = 0; c < count; c++)
+        for (int k = 0; k < parts; k++)
+            sums[k] += scores[c] * *(const f8 *)(values + c * size + k * LANES);
+}
+
 /* Mix of the values by how well the keys agree with the query; columns [begin, end). Written paired
    into `mixed`, from place `first` on. */
 static void attend(const float *query, const float *keys, const float *values, int64_t size,
@@ -232,12 +252,16 @@ static void attend(const float *query, const float *keys, const float *values, i
         *(f8 *)(scores + c) = weights;
         for (int64_t lane = 0; lane < LANES && c + lane < count; lane++) total += weights[lane];
     }
-    for (int64_t i = 0; i < size; i += LANES) {
-        f8 sums = {};
-        for (int64_t c = 0; c < count; c++)
-            sums += scores[c] * *(const f8 *)(values + (begin + c) * size + i);
-        sums /= total;
-        for (int64_t lane = 0; lane < LANES; lane++) mixed[paired(first + i + lane)] = sums[lane];
+    values += begin * size;
+    for (int64_t i = 0; i < size; i += 4 * LANES) {
+        int parts = size - i < 4 * LANES ? (int)(size - i) / LANES : 4;
+        f8 sums[4] = {};
+        if (parts == 4)
+            weighted(scores, values + i, count, size, 4, sums);
+        else
+            weighted(scores, values + i, count, size, parts, sums);
+        for (int64_t k = 0; k < parts * LANES; k++)
+            mixed[paired(first + i + k)] = sums[k / LANES][k % LANES] / total;
     }
 }
 
@@ -266,11 +290,16 @@ void read_tokens(const Model *model, const Pass *pass) {
         for (int64_t t = me; t < M; t += threads)
             for (int64_t i = 0; i < D; i++)
                 x[t * D + i] = widen(model->embeddings[pass->tokens[t] * D + i]);
+        if (model->head_tokens) {
+            int64_t size = pass->batch * pass->keep * model->vocab;
+            for (int64_t i = my_part(size, me); i < my_part(size, me + 1); i++)
+                pass->logits[i] = -INFINITY;
+        }
 #pragma omp barrier
         for (int64_t l = 0; l < model->num_layers; l++) {
             const Layer *layer = model->layers + l;
             normed(x, layer->attention_norm, model->norm_eps, D, M, mine);
-            multiply(layer->qkv, layer->qkv_bias, qkv_rows, D, mine, M, qkv, 0);
+            multiply(layer->qkv, layer->qkv_bias, 0, qkv_rows, D, mine, M, qkv, qkv_rows, 0);
 #pragma omp barrier
             for (int64_t unit = me; unit < M * (H + K); unit += threads) {
                 int64_t t = unit / (H + K), h = unit % (H + K), b = t / N, j = t % N;
@@ -297,18 +326,19 @@ void read_tokens(const Model *model, const Pass *pass) {
                        mixed + t * H * S, h * S);
             }
 #pragma omp barrier
-            multiply(layer->out, 0, D, H * S, mixed, M, x, 1);
+            multiply(layer->out, 0, 0, D, H * S, mixed, M, x, D, 1);
 #pragma omp barrier
             normed(x, layer->mlp_norm, model->norm_eps, D, M, mine);
             gated(layer->gate_up, inner, D, mine, M, act);
 #pragma omp barrier
-            multiply(layer->down, 0, D, inner, act, M, x, 1);
+            multiply(layer->down, 0, 0, D, inner, act, M, x, D, 1);
 #pragma omp barrier
         }
         int64_t kept = 0;
         for (int64_t t = 0; t < M; t++)
             if (t % N >= N - pass->keep)
                 normed(x + t * D, model->final_norm, model->norm_eps, D, 1, mine + kept++ * D);
-        multiply(model->head, model->head_bias, model->vocab, D, mine, kept, pass->logits, 0);
+        multiply(model->head, model->head_bias, model->head_tokens, model->head_rows, D, mine, kept,
+                 pass->logits, model->vocab, 0);
     }
 }
