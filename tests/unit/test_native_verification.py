@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.core import sampling, verification
 from paceline.core.rules import Lossless
-from paceline.core.sampling import sample
+from paceline.core.sampling import likeliest, sample
 from paceline.core.verification import Verdict, verify
 from paceline.native import compiled
 from paceline.native.verification import draw_tokens
@@ -115,3 +115,11 @@ def test_a_rule_of_ones_own_is_asked_even_where_it_stems_from_the_lossless_one()
     }
     assert judged(Lossless(), case).num_accepted_B.tolist() == [1]
     assert judged(Never(), case).num_accepted_B.tolist() == [0]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 1000])
+def test_the_likeliest_token_is_the_first_of_the_largest(vocab_size: int, rng: torch.Generator):
+    few_values = torch.randint(-3, 4, (3, 5, vocab_size), generator=rng).float()
+    logits = torch.where(few_values < -1, -torch.inf, few_values)
+    firsts = (logits == logits.amax(-1, keepdim=True)).int().argmax(-1)
+    assert likeliest(logits).tolist() == firsts.tolist()

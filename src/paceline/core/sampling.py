@@ -12,10 +12,11 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.native.verification import can_draw, draw_tokens
+from paceline.native.verification import best_tokens, can_draw, draw_tokens
 
 # Sums of more entries at a time cost more in fresh memory than in arithmetic.
 _SUM_ENTRIES = 1 << 20
+_FEW_ENTRIES = 1 << 19
 
 
 class SamplingParams(StrictModel):
@@ -103,6 +104,14 @@ def mark_seen(tokens_BN: Tensor, seen_BV: Tensor) -> Tensor:
         index = tokens_BN[:, position, None, None].expand(-1, num_new - position, 1)
         seen[:, position + 1 :].scatter_(-1, index, value=True)
     return seen
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The token that temperature 0 takes: the first of the largest logits, [..., V] -> [...]."""
+    # with few rows, where torch would look at them one by one on one processor
+    if logits.numel() <= _FEW_ENTRIES and can_draw(logits):
+        return best_tokens(logits)
+    return logits.argmax(-1)
 
 
 def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.sampling import SamplingParams, apply_repetition_penalty, sample, to_probs
+from paceline.core.sampling import (
+    SamplingParams,
+    apply_repetition_penalty,
+    likeliest,
+    sample,
+    to_probs,
+)
 from paceline.decode.text import start_texts
 
 if TYPE_CHECKING:
@@ -107,7 +113,7 @@ class Decoder(ABC):
 
     def _best(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         """The likeliest tokens: at temperature 0 all that is needed of `_probs`. [..., V] -> [...]."""
-        return self._penalised(logits, seen).argmax(-1)
+        return likeliest(self._penalised(logits, seen))
 
     def _penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         # One of the models may give logits for padding that the other does not have.

@@ -125,8 +125,10 @@ class SpeculativeDecoder(Decoder):
         self, draft: ModelSession, texts: Sequence[Text], gamma: int, seen_BV: Tensor | None
     ) -> _Proposal:
         """Draft gamma tokens a row, one pass each."""
-        # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
-        uniforms_BG = torch.stack([text.draw_draft(self.gamma) for text in texts])
+        uniforms_BG = torch.zeros(0)
+        if not self._only_best:
+            # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
+            uniforms_BG = torch.stack([text.draw_draft(self.gamma) for text in texts])
         unread = _unread(draft, texts)
         seen_BV = None if seen_BV is None else seen_BV.clone()
         tokens: list[Tensor] = []

@@ -99,10 +99,13 @@ class LlamaDecoder:
         sin[..., :half] *= -1  # so that turning a vector by half its length is all that is left
         turn = (cos[:, :, None], sin[:, :, None])
         masks: dict[int | None, Tensor | None] = {}
+        last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             if layer.window not in masks:
                 masks[layer.window] = _mask(count, width, ends_B, layer.window)
-            x = layer(x, turn, masks[layer.window], cache, index)
+            # Behind the last layer's keys and values, only columns that give logits matter.
+            kept = keep if index == last and not self._listeners else 0
+            x = layer(x, turn, masks[layer.window], cache, index, kept)
         x = _rms_norm(x, self.norm)
         for listener in self._listeners:
             listener(x)
@@ -136,10 +139,13 @@ class _Layer:
         mask: Tensor | None,
         cache: RoomyCache,
         index: int,
+        keep: int,
     ) -> Tensor:
-        x = x + self.out(
-            self._attend(_rms_norm(x, self.before_attention), turn, mask, cache, index)
-        )
+        """The last `keep` columns (0: all) behind this layer, [B, keep or N, D]."""
+        mixed = self._attend(_rms_norm(x, self.before_attention), turn, mask, cache, index)
+        if keep:
+            x, mixed = x[:, -keep:], mixed[:, -keep:]
+        x = x + self.out(mixed)
         gate, up = self.gate_up(_rms_norm(x, self.before_mlp)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 

@@ -7,6 +7,8 @@
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float f4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float f8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t i8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double d4 __attribute__((vector_size(32)));
 
 /* Mass of token i: its probability, or by how much it exceeds the draft's where there is one. */
@@ -57,6 +59,33 @@ INLINE int64_t draw(const float *target, const float *draft, int64_t vocab, doub
         left -= here;
     }
     return token;
+}
+
+/* The first of the largest logits of each row. [rows, vocab] -> [rows] */
+void best_tokens(const float *logits, int64_t rows, int64_t vocab, int64_t *tokens) {
+    for (int64_t row = 0; row < rows; row++, logits += vocab) {
+        f8 largest[2] = {};
+        largest[0] += -INFINITY, largest[1] += -INFINITY;
+        int64_t i = 0;
+        for (; i + 16 <= vocab; i += 16)
+            for (int k = 0; k < 2; k++) {
+                f8 here = *(const f8 *)(logits + i + 8 * k);
+                i8 more = here > largest[k];
+                largest[k] = (f8)((more & (i8)here) | (~more & (i8)largest[k]));
+            }
+        float best = -INFINITY;
+        for (int lane = 0; lane < 16; lane++) {
+            float here = largest[lane / 8][lane % 8];
+            best = here > best ? here : best;
+        }
+        for (; i < vocab; i++) best = logits[i] > best ? logits[i] : best;
+        tokens[row] = 0;
+        for (i = 0; i < vocab; i++)
+            if (logits[i] == best) {
+                tokens[row] = i;
+                break;
+            }
+    }
 }
 
 /* probs [batch, vocab], uniforms [batch] in [0, 1) -> tokens [batch], -1 where all is 0. */

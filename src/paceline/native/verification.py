@@ -24,6 +24,20 @@ def can_draw(*probs: Tensor) -> bool:
     return plain and compiled() is not None
 
 
+def best_tokens(logits: Tensor) -> Tensor:
+    """The first of the largest logits, [..., V] -> [...]."""
+    tokens = torch.empty(logits.shape[:-1], dtype=torch.int64)
+    library = compiled()
+    assert library is not None, "ask can_draw first"
+    library.best_tokens(
+        _pointer(logits.data_ptr()),
+        _int(tokens.numel()),
+        _int(logits.shape[-1]),
+        _pointer(tokens.data_ptr()),
+    )
+    return tokens
+
+
 def draw_tokens(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """One token a row by inverse CDF, [B]."""
     batch, vocab_size = probs_BV.shape
