@@ -18,7 +18,10 @@ def demo(
     minutes: Annotated[float, typer.Option(help="Time for the alignment.")] = 6.0,
     layers: Annotated[str, typer.Option(help="Layers of the target to draft with.")] = "0,1,2,29",
 ) -> None:
-    """Draft, measure, align, measure, verify, decode; resumes where an earlier run stopped."""
+    """Draft, measure, align, measure, verify, decode; resumes where an earlier run stopped.
+
+    Exit code 0 where the draft surely pays at temperature 0 or 1 and the text stays the target's.
+    """
     from paceline.cli.demo_story import Story, before_and_after
     from paceline.cli.draft import parse_layers
 
@@ -27,10 +30,10 @@ def demo(
     # Few texts show a draft that is far from its target; the verdict at the end needs many.
     before = [story.measure("before", story.start, t, prompts=32, timed=2) for t in (1.0, 0.0)]
     story.align(config or Path("configs/align/demo.yaml"), minutes)
-    timed = {1.0: 32, 0.0: 16}
-    after = [story.measure("after", story.aligned, t, prompts=64, timed=timed[t]) for t in timed]
+    after = [story.measure("after", story.aligned, t, prompts=64, timed=64) for t in (1.0, 0.0)]
     report = story.verify()
     story.decode(after[0].best_gamma or 1)
     stdout.print(before_and_after(before, after))
     stdout.print(f"The aligned draft is {story.aligned}; every figure above is in {out}.")
-    raise typer.Exit(0 if after[0].verdict.go and report.passed else 1)
+    pays = any(found.verdict.go for found in after)
+    raise typer.Exit(0 if pays and report.passed else 1)
