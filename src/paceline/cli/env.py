@@ -9,6 +9,7 @@ import typer
 
 def env() -> None:
     """Print versions, hardware and git state as JSON."""
+    from paceline.native import compiled
     from paceline.records import environment
 
-    typer.echo(json.dumps(environment(), indent=2))
+    typer.echo(json.dumps({**environment(), "compiled": compiled() is not None}, indent=2))
