@@ -4,6 +4,7 @@ The plain pass is the reference: one row alone, no cache, no padding, no mask.
 """
 
 from functools import cache
+from typing import Literal
 
 import pytest
 import torch
@@ -40,9 +41,9 @@ def packed_model_of(architecture: str) -> CausalModel:
 
 
 @cache
-def native_model_of(architecture: str) -> CausalModel:
-    """Weights that bfloat16 holds exactly, read by native.c."""
-    prepared = wrap_model(tiny_hf(architecture).bfloat16().float()).prepare_for_decoding()
+def native_model_of(architecture: str, weights: Literal["auto", "int8"]) -> CausalModel:
+    """Weights that bfloat16 holds exactly, or rounded to 8 bits, read by llama.c."""
+    prepared = wrap_model(tiny_hf(architecture).bfloat16().float()).prepare_for_decoding(weights)
     assert isinstance(prepared.decoder, LlamaDecoder)
     assert prepared.decoder.native is not None
     return prepared
@@ -143,14 +144,18 @@ def test_attention_of_many_rows_changes_nothing(
 
 
 @pytest.mark.skipif(not can_pack() or compiled() is None, reason="no C compiler with OpenMP")
+@pytest.mark.parametrize("weights", ["auto", "int8"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @few
 @hard
 @runs
 def test_the_compiled_pass_changes_nothing(
-    architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
+    architecture: str,
+    weights: Literal["auto", "int8"],
+    prompts: list[list[int]],
+    steps: list[tuple[str, int]],
 ):
-    play(native_model_of(architecture), prompts, steps)
+    play(native_model_of(architecture, weights), prompts, steps)
 
 
 @few

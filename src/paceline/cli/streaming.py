@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -55,6 +55,7 @@ def stream_text(
     *,
     chat: bool,
     gamma: int,
+    draft_weights: Literal["auto", "int8"] = "auto",
     max_new_tokens: int,
     sampling: SamplingParams,
     seed: int,
@@ -69,7 +70,7 @@ def stream_text(
     if draft_path is None:
         decoder = AutoregressiveDecoder(target, sampling)
     else:
-        draft = load_model(draft_path).prepare_for_decoding()
+        draft = load_model(draft_path).prepare_for_decoding(draft_weights)
         decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=sampling)
     tokens = _encode(text, target, chat=chat)
     start = time.perf_counter()

@@ -53,6 +53,8 @@ class MeasureConfig(StrictModel):
     seed: int = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+    draft_weights: Literal["auto", "int8"] = "auto"
+    """int8 rounds the draft to 8 bits a weight first; all figures are then of that draft."""
 
 
 class Measurement(StrictModel):
@@ -82,8 +84,8 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
     draft = load_model(config.draft, dtype=config.dtype, device=config.device)
     check_same_vocabulary(target, draft)
-    ready = target.prepare_for_decoding(), draft.prepare_for_decoding()
-    return measure_models(*ready, prompts, config, progress)
+    ready = draft.prepare_for_decoding(config.draft_weights)
+    return measure_models(target.prepare_for_decoding(), ready, prompts, config, progress)
 
 
 def measure_models(

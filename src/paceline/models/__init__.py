@@ -10,6 +10,7 @@ vocabulary.py     may these two models speculate together?
 draft.py          a draft from some of the target's layers; save it as an ordinary directory
 kernels.py        16-bit weights for CPUs that have no 16-bit arithmetic
 llama.py          Llama-like models on them, in as few calls as possible
+int8.py           8-bit weights for drafts
 native_llama.py   and of few tokens in one call, by native/llama.c
 fakes.py          table models for tests
 """

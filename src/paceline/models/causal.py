@@ -22,6 +22,7 @@ from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.architectures import context_length, prove_rollback, refuse_by_name
 from paceline.models.cache import RoomyCache
 from paceline.models.draft_vocabulary import limited
+from paceline.models.int8 import rounded_copy
 from paceline.models.kernels import EXACT, ROUNDED, Packer, can_pack, packed_copy
 from paceline.models.llama import LlamaDecoder
 from paceline.models.session import ModelSession
@@ -128,7 +129,7 @@ class CausalModel:
         return CausalSession(self)
 
     def prepare_for_decoding(
-        self, weights: Literal["auto", "plain", "packed_fp16"] = "auto"
+        self, weights: Literal["auto", "plain", "packed_fp16", "int8"] = "auto"
     ) -> CausalModel:
         """The same model, reading few tokens at a time as fast as this processor can.
 
@@ -138,11 +139,14 @@ class CausalModel:
 
         Args:
             weights: "auto" packs what float16 holds exactly, that is, matrices from a 16-bit
-                checkpoint; "packed_fp16" rounds the others, too; "plain" changes nothing.
+                checkpoint; "packed_fp16" rounds the others, too; "plain" changes nothing. "int8"
+                rounds all linear layers to 8 bits a weight, in `hf`, too: for drafts.
 
         Raises:
-            UsageError: "packed_fp16" where packing is impossible.
+            UsageError: "packed_fp16" or "int8" where that is impossible.
         """
+        if weights == "int8":
+            return self._in_int8()
         possible = self.device.type == "cpu" and self.dtype == torch.float32 and can_pack()
         if weights == "packed_fp16" and not possible:
             raise UsageError(
@@ -161,6 +165,19 @@ class CausalModel:
         prepared = CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
         prepared.weight_change = packer.largest_change
         return prepared
+
+    def _in_int8(self) -> CausalModel:
+        possible = self.device.type == "cpu" and self.dtype == torch.float32 and can_pack()
+        if possible and LlamaDecoder.supports(self.hf):
+            rounded = rounded_copy(self.hf)
+            decoder = LlamaDecoder(rounded, Packer(EXACT), self.draft_vocabulary, int8_of=self.hf)
+            if decoder.native is not None:
+                return CausalModel(rounded, self.tokenizer, decoder, self.draft_vocabulary)
+        raise UsageError(
+            f"int8 weights need a Llama-like model in float32 on an x86 CPU and a C compiler, but "
+            f"this is a {self.hf.config.model_type} in {str(self.dtype).removeprefix('torch.')} on "
+            f"{self.device}; use weights=auto"
+        )
 
 
 class CausalSession(ModelSession):

@@ -43,7 +43,10 @@ class LlamaDecoder:
         hf: PreTrainedModel,
         make_linear: MakeLinear,
         draft_vocabulary: Tensor | None = None,
+        *,
+        int8_of: PreTrainedModel | None = None,
     ) -> None:
+        """`int8_of`: the model that `hf` is the rounded copy of; see int8.py."""
         body: Any = hf.base_model
         self.embed: nn.Module = body.embed_tokens
         self.rotary: nn.Module = body.rotary_emb
@@ -54,8 +57,9 @@ class LlamaDecoder:
         self.vocab_size = len(_head(hf, None).weight)
         self._listeners: list[Callable[[Tensor], None]] = []
         self.native: NativeLlama | None = None
-        if NativeLlama.supports(hf):
-            native = NativeLlama(hf, draft_vocabulary)
+        int8 = int8_of is not None
+        if NativeLlama.supports(hf, int8=int8):
+            native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8)
             self.native = native if self._agrees_with(native) else None
 
     @staticmethod

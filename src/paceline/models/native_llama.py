@@ -1,7 +1,7 @@
 """A Llama-like model laid out for llama.c, which reads a few tokens of it in one call.
 
-Only where nothing is lost: float32 on a CPU, matrices that bfloat16 holds exactly, a C compiler with
-OpenMP. Everywhere else the models read through torch.
+Only where nothing is lost: float32 on a CPU, matrices that bfloat16 holds exactly or that were rounded
+to 8 bits before, a C compiler with OpenMP. Everywhere else the models read through torch.
 
 Shape suffixes: B batch, N new tokens, D hidden, S head size.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from paceline.models.int8 import round_rows
 from paceline.native import compiled
 
 if TYPE_CHECKING:
@@ -31,9 +32,13 @@ _STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by p
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
+class _Matrix(ctypes.Structure):
+    _fields_ = (("weights", _pointer), ("scales", _pointer))
+
+
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
         *((name, _pointer) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
         ("qkv_bias", _pointer),
         ("window", _int),
@@ -45,7 +50,9 @@ class _Model(ctypes.Structure):
         *((name, _int) for name in ("num_layers", "hidden", "inner", "query_heads", "key_heads")),
         *((name, _int) for name in ("head_size", "head_rows", "vocab")),
         *((name, _float) for name in ("norm_eps", "scaling")),
-        *((name, _pointer) for name in ("embeddings", "head", "head_bias", "head_tokens")),
+        ("embeddings", _pointer),
+        ("head", _Matrix),
+        *((name, _pointer) for name in ("head_bias", "head_tokens")),
         *((name, _pointer) for name in ("final_norm", "layers")),
     )
 
@@ -66,12 +73,15 @@ class NativeLlama:
         vocab_size: Width of its logits.
     """
 
-    def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> None:
+    def __init__(
+        self, hf: PreTrainedModel, draft_vocabulary: Tensor | None, *, int8: bool = False
+    ) -> None:
         library = compiled()
         assert library is not None, "NativeLlama needs a compiled library; ask `supports` first"
         self._library = library
         library.workspace_size.restype = _int
         self._held: list[Tensor] = []
+        self._int8 = int8
         body: Any = hf.base_model
         head: Any = hf.get_output_embeddings()
         first = body.layers[0].self_attn
@@ -80,9 +90,10 @@ class NativeLlama:
         self._num_layers = len(body.layers)
         self._head_size = first.head_dim
         self._key_heads = first.k_proj.out_features // self._head_size
-        embeddings = self._hold(_bfloat16([body.embed_tokens]))
-        rows = draft_vocabulary
-        tied = head.weight is body.embed_tokens.weight and rows is None
+        embeddings = self._hold(body.embed_tokens.weight.detach().bfloat16())
+        # in order, so that logits are written from one end to the other
+        rows = None if draft_vocabulary is None else draft_vocabulary.sort().values
+        tied = head.weight is body.embed_tokens.weight and rows is None and not int8
         weight = head.weight if rows is None else head.weight[rows]
         bias = head.bias if rows is None or head.bias is None else head.bias[rows]
         self.vocab_size = len(head.weight)
@@ -99,7 +110,7 @@ class NativeLlama:
             norm_eps=body.norm.variance_epsilon,
             scaling=first.scaling,
             embeddings=embeddings,
-            head=embeddings if tied else self._hold(weight.detach().bfloat16()),
+            head=_Matrix(embeddings, None) if tied else self._matrix([weight]),
             head_bias=self._hold_float(bias),
             head_tokens=None if rows is None else self._hold(rows.clone()),
             final_norm=self._hold_float(body.norm.weight),
@@ -107,10 +118,14 @@ class NativeLlama:
         )
 
     @staticmethod
-    def supports(hf: PreTrainedModel) -> bool:
-        """Is this Llama-like model one that llama.c reads without loss, here?"""
+    def supports(hf: PreTrainedModel, *, int8: bool = False) -> bool:
+        """Is this Llama-like model one that llama.c reads without loss, here?
+
+        With `int8`: once its linear layers are rounded to 8 bits.
+        """
         body: Any = hf.base_model
-        layers = [layer for layer in hf.modules() if isinstance(layer, nn.Linear | nn.Embedding)]
+        kinds = nn.Embedding if int8 else nn.Linear | nn.Embedding
+        layers = [layer for layer in hf.modules() if isinstance(layer, kinds)]
         attention, mlp = body.layers[0].self_attn, body.layers[0].mlp
         plain = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         sizes = (attention.o_proj.in_features, mlp.down_proj.in_features, hf.config.hidden_size)
@@ -182,10 +197,10 @@ class NativeLlama:
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
         return _Layer(
-            qkv=self._hold(_bfloat16(projections)),
-            out=self._hold(_bfloat16([attention.o_proj])),
-            gate_up=self._hold(_bfloat16([mlp.gate_proj, mlp.up_proj])),
-            down=self._hold(_bfloat16([mlp.down_proj])),
+            qkv=self._matrix([projection.weight for projection in projections]),
+            out=self._matrix([attention.o_proj.weight]),
+            gate_up=self._matrix([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down=self._matrix([mlp.down_proj.weight]),
             attention_norm=self._hold_float(layer.input_layernorm.weight),
             mlp_norm=self._hold_float(layer.post_attention_layernorm.weight),
             query_norm=self._hold_float(query_norm),
@@ -193,6 +208,15 @@ class NativeLlama:
             qkv_bias=None if biases[0] is None else self._hold(torch.cat(biases).detach()),
             window=window_of(attention) or 0,
         )
+
+    def _matrix(self, weights: Sequence[Tensor]) -> _Matrix:
+        weight = torch.cat([weight.detach() for weight in weights])
+        if not self._int8:
+            return _Matrix(self._hold(weight.bfloat16()), None)
+        numbers, scales_R = round_rows(weight)
+        # of each 16 those at even places first, as llama.c has the vectors, too
+        paired = numbers.view(len(numbers), -1, 8, 2).transpose(-1, -2)
+        return _Matrix(self._hold(paired), self._hold(scales_R))
 
     def _hold(self, tensor: Tensor) -> int:
         """Its address, for as long as this object lives."""
@@ -209,10 +233,6 @@ def window_of(attention: Any) -> int | None:
     if types is not None and types[attention.layer_idx] != "sliding_attention":
         return None
     return getattr(attention.config, "sliding_window", None)
-
-
-def _bfloat16(layers: Sequence[Any]) -> Tensor:
-    return torch.cat([layer.weight.detach().bfloat16() for layer in layers])
 
 
 def _is_bfloat16(weight: Tensor) -> bool:

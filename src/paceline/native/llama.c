@@ -1,45 +1,56 @@
 /* A few tokens of a batch through a whole Llama-like model, as one call.
 
    Reading one token is bound by memory: each weight is fetched once and used once. The matrices
-   are bfloat16, two bytes a weight, widened to float32 by a shift; everything else is float32.
-   Sums run in one order whatever else is in the block or the batch, so a token's logits do not
-   depend on its company.
+   are bfloat16, widened to float32 by a shift, or whole numbers of 8 bits with a scale a row;
+   everything else is float32. Sums run in one order whatever else is in the block or the batch,
+   so a token's logits do not depend on its company.
 
    Layout: a matrix is [out, in], row by row. A vector that a matrix is multiplied with is "paired":
    of each 16 entries first those at even places, then those at odd places, as the shift takes
-   weights apart. M tokens are the B x N new ones, row after row of the batch.
+   weights apart. So are the rows of 8-bit matrices. M tokens are the B x N new ones, row after row
+   of the batch.
 */
 
 #include <math.h>
 #include <omp.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #define LANES 8
 #define ROWS 2     /* rows of a matrix side by side */
 #define TOKENS 4   /* tokens at a time */
-#define AHEAD 2048 /* weights to fetch early: a page, where the processor's own foresight ends */
+#define AHEAD 4096 /* bytes to fetch early: a page, where the processor's own foresight ends */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float f8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float f4 __attribute__((vector_size(16)));
+typedef signed char b8 __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef int32_t i8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 typedef struct {
-    const uint16_t *qkv, *out, *gate_up, *down;  /* bfloat16 */
-    const float *attention_norm, *mlp_norm;      /* [hidden] */
-    const float *query_norm, *key_norm;          /* [head_size], or null */
-    const float *qkv_bias;                       /* or null */
-    int64_t window;                              /* columns it looks back; 0: all */
+    const char *weights; /* bfloat16, or int8 where there are scales */
+    const float *scales; /* [rows], or null */
+} Matrix;
+
+typedef struct {
+    Matrix qkv, out, gate_up, down;
+    const float *attention_norm, *mlp_norm; /* [hidden] */
+    const float *query_norm, *key_norm;     /* [head_size], or null */
+    const float *qkv_bias;                  /* or null */
+    int64_t window;                         /* columns it looks back; 0: all */
 } Layer;
 
 typedef struct {
     int64_t num_layers, hidden, inner, query_heads, key_heads, head_size;
     int64_t head_rows, vocab;
     float norm_eps, scaling;
-    const uint16_t *embeddings, *head; /* bfloat16: [tokens, hidden], [head_rows, hidden] */
-    const float *head_bias;            /* or null */
-    const int64_t *head_tokens;        /* [head_rows], or null where row r is token r */
+    const uint16_t *embeddings;  /* bfloat16, [tokens, hidden] */
+    Matrix head;                 /* [head_rows, hidden] */
+    const float *head_bias;      /* or null */
+    const int64_t *head_tokens;  /* [head_rows], or null where row r is token r */
     const float *final_norm;
     const Layer *layers;
 } Model;
@@ -68,6 +79,14 @@ INLINE float sum_lanes(f8 v) {
 
 INLINE f8 even_weights(i8 pairs) { return (f8)(pairs << 16); }
 INLINE f8 odd_weights(i8 pairs) { return (f8)(pairs & (int32_t)0xffff0000); }
+INLINE f8 small_weights(const char *weights) {
+#ifdef __AVX2__ /* gcc 12 takes the portable line apart, entry by entry */
+    i8 numbers = (i8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)weights));
+#else
+    i8 numbers = __builtin_convertvector(*(const b8 *)weights, i8);
+#endif
+    return __builtin_convertvector(numbers, f8);
+}
 INLINE float widen(uint16_t weight) {
     uint32_t bits = (uint32_t)weight << 16;
     float value;
@@ -97,22 +116,28 @@ INLINE f8 exp8(f8 x) {
     return p * (f8)((__builtin_convertvector(n, i8) + 127) << 23);
 }
 
-/* Products of `rows` rows of weights with `m` paired vectors: sums[row][token]. */
-INLINE void some_rows(const uint16_t *const *w, const float *x, int64_t size, int rows, int m,
-                      float sums[][TOKENS]) {
+/* Products of `rows` rows of weights, `bytes` each, with `m` paired vectors: sums[row][token]. */
+INLINE void some_rows(const char *const *w, int bytes, const float *x, int64_t size, int rows,
+                      int m, float sums[][TOKENS]) {
     f8 evens[ROWS][TOKENS] = {}, odds[ROWS][TOKENS] = {};
-    for (int64_t i = 0; i < size; i += 16) {
-        i8 pairs[ROWS];
+    for (int64_t i = 0; i < size; i += 2 * LANES) {
+        f8 even_w[ROWS], odd_w[ROWS];
         for (int row = 0; row < rows; row++) {
-            pairs[row] = *(const i8 *)(w[row] + i);
-            __builtin_prefetch(w[row] + i + AHEAD);
+            const char *here = w[row] + i * bytes;
+            __builtin_prefetch(here + AHEAD);
+            if (bytes == 2) {
+                i8 pairs = *(const i8 *)here;
+                even_w[row] = even_weights(pairs), odd_w[row] = odd_weights(pairs);
+            } else {
+                even_w[row] = small_weights(here), odd_w[row] = small_weights(here + LANES);
+            }
         }
         for (int t = 0; t < m; t++) {
             const float *here = x + t * size + i;
             f8 even = *(const f8 *)here, odd = *(const f8 *)(here + LANES);
             for (int row = 0; row < rows; row++) {
-                evens[row][t] += even_weights(pairs[row]) * even;
-                odds[row][t] += odd_weights(pairs[row]) * odd;
+                evens[row][t] += even_w[row] * even;
+                odds[row][t] += odd_w[row] * odd;
             }
         }
     }
@@ -121,41 +146,58 @@ INLINE void some_rows(const uint16_t *const *w, const float *x, int64_t size, in
 }
 
 /* The same for ROWS rows, taken in as many at a time as the registers hold the sums of. */
-INLINE void few_tokens(const uint16_t *const w[ROWS], const float *x, int64_t size, int m,
+INLINE void few_tokens(const char *const *w, int bytes, const float *x, int64_t size, int m,
                        float sums[ROWS][TOKENS]) {
     if (m == 1)
-        some_rows(w, x, size, ROWS, 1, sums);
+        some_rows(w, bytes, x, size, ROWS, 1, sums);
     else if (m == 2)
-        some_rows(w, x, size, ROWS, 2, sums);
+        some_rows(w, bytes, x, size, ROWS, 2, sums);
     else
         for (int row = 0; row < ROWS; row++)
             if (m == 3)
-                some_rows(w + row, x, size, 1, 3, sums + row);
+                some_rows(w + row, bytes, x, size, 1, 3, sums + row);
             else
-                some_rows(w + row, x, size, 1, TOKENS, sums + row);
+                some_rows(w + row, bytes, x, size, 1, TOKENS, sums + row);
 }
 
-/* out[t, r] = weight[r] . x[t] + bias[r], or += where `add`; with `places`, row r goes there. Each
-   thread takes its part of the rows, in ROWS streams side by side, which memory delivers faster
-   than neighbours in turn. `stride`: floats from one token's `out` to the next. */
-static void multiply(const uint16_t *weight, const float *bias, const int64_t *places, int64_t rows,
+/* sums[row][token] of these rows of the matrix, scales applied. */
+INLINE void products(const Matrix *matrix, const int64_t rows[ROWS], const float *x, int64_t size,
+                     int m, float sums[ROWS][TOKENS]) {
+    const int bytes = matrix->scales ? 1 : 2;
+    const char *w[ROWS];
+    for (int row = 0; row < ROWS; row++) w[row] = matrix->weights + rows[row] * size * bytes;
+    if (bytes == 2) {
+        few_tokens(w, 2, x, size, m, sums);
+    } else {
+        few_tokens(w, 1, x, size, m, sums);
+        for (int row = 0; row < ROWS; row++)
+            for (int t = 0; t < m; t++) sums[row][t] *= matrix->scales[rows[row]];
+    }
+}
+
+/* out[t, r] = row r of the matrix . x[t] + bias[r], or += where `add`; with `places`, row r goes
+   there. Each thread takes its part of the rows, in ROWS streams side by side, which memory
+   delivers faster than neighbours in turn. `stride`: floats from one token's `out` to the next. */
+static void multiply(const Matrix *matrix, const float *bias, const int64_t *places, int64_t rows,
                      int64_t size, const float *x, int64_t num_tokens, float *out, int64_t stride,
                      int add) {
-    int64_t begin = my_part(rows, omp_get_thread_num()), end = my_part(rows, omp_get_thread_num() + 1);
+    int64_t me = omp_get_thread_num(), begin = my_part(rows, me), end = my_part(rows, me + 1);
     int64_t stream = (end - begin + ROWS - 1) / ROWS;
     for (int64_t step = begin; step < begin + stream; step++) {
-        const uint16_t *w[ROWS];
+        int64_t these[ROWS];
+        int here = 0;
         for (int row = 0; row < ROWS; row++) {
             int64_t r = step + row * stream;
-            w[row] = weight + (r < end ? r : step) * size;
+            these[row] = r < end ? r : step;
+            here += r < end;
         }
         for (int64_t first = 0; first < num_tokens; first += TOKENS) {
             int m = num_tokens - first < TOKENS ? (int)(num_tokens - first) : TOKENS;
             float sums[ROWS][TOKENS];
-            few_tokens(w, x + first * size, size, m, sums);
+            products(matrix, these, x + first * size, size, m, sums);
             for (int t = 0; t < m; t++)
-                for (int row = 0; row < ROWS && step + row * stream < end; row++) {
-                    int64_t r = step + row * stream;
+                for (int row = 0; row < here; row++) {
+                    int64_t r = these[row];
                     float *place = out + (first + t) * stride + (places ? places[r] : r);
                     float sum = sums[row][t] + (bias ? bias[r] : 0.0f);
                     *place = add ? *place + sum : sum;
@@ -165,24 +207,18 @@ static void multiply(const uint16_t *weight, const float *bias, const int64_t *p
 }
 
 /* act[t] = silu(gate . x[t]) * (up . x[t]), paired. */
-static void gated(const uint16_t *gate_up, int64_t inner, int64_t size, const float *x,
+static void gated(const Matrix *gate_up, int64_t inner, int64_t size, const float *x,
                   int64_t num_tokens, float *act) {
     int64_t units = inner / LANES, me = omp_get_thread_num();
     for (int64_t u = my_part(units, me); u < my_part(units, me + 1); u++)
         for (int64_t first = 0; first < num_tokens; first += TOKENS) {
             int m = num_tokens - first < TOKENS ? (int)(num_tokens - first) : TOKENS;
             f8 gate[TOKENS], up[TOKENS];
-            for (int lane = 0; lane < LANES; lane += ROWS / 2) {
-                const uint16_t *w[ROWS];
-                for (int row = 0; row < ROWS; row++)
-                    w[row] = gate_up + (u * LANES + lane + row / 2 + row % 2 * inner) * size;
+            for (int lane = 0; lane < LANES; lane++) {
+                int64_t r = u * LANES + lane, rows[ROWS] = {r, r + inner};
                 float sums[ROWS][TOKENS];
-                few_tokens(w, x + first * size, size, m, sums);
-                for (int t = 0; t < m; t++)
-                    for (int row = 0; row < ROWS; row += 2) {
-                        gate[t][lane + row / 2] = sums[row][t];
-                        up[t][lane + row / 2] = sums[row + 1][t];
-                    }
+                products(gate_up, rows, x + first * size, size, m, sums);
+                for (int t = 0; t < m; t++) gate[t][lane] = sums[0][t], up[t][lane] = sums[1][t];
             }
             for (int t = 0; t < m; t++) {
                 f8 value = gate[t] * up[t] / (1.0f + exp8(-gate[t]));
@@ -299,7 +335,7 @@ void read_tokens(const Model *model, const Pass *pass) {
         for (int64_t l = 0; l < model->num_layers; l++) {
             const Layer *layer = model->layers + l;
             normed(x, layer->attention_norm, model->norm_eps, D, M, mine);
-            multiply(layer->qkv, layer->qkv_bias, 0, qkv_rows, D, mine, M, qkv, qkv_rows, 0);
+            multiply(&layer->qkv, layer->qkv_bias, 0, qkv_rows, D, mine, M, qkv, qkv_rows, 0);
 #pragma omp barrier
             for (int64_t unit = me; unit < M * (H + K); unit += threads) {
                 int64_t t = unit / (H + K), h = unit % (H + K), b = t / N, j = t % N;
@@ -326,19 +362,19 @@ void read_tokens(const Model *model, const Pass *pass) {
                        mixed + t * H * S, h * S);
             }
 #pragma omp barrier
-            multiply(layer->out, 0, 0, D, H * S, mixed, M, x, D, 1);
+            multiply(&layer->out, 0, 0, D, H * S, mixed, M, x, D, 1);
 #pragma omp barrier
             normed(x, layer->mlp_norm, model->norm_eps, D, M, mine);
-            gated(layer->gate_up, inner, D, mine, M, act);
+            gated(&layer->gate_up, inner, D, mine, M, act);
 #pragma omp barrier
-            multiply(layer->down, 0, 0, D, inner, act, M, x, D, 1);
+            multiply(&layer->down, 0, 0, D, inner, act, M, x, D, 1);
 #pragma omp barrier
         }
         int64_t kept = 0;
         for (int64_t t = 0; t < M; t++)
             if (t % N >= N - pass->keep)
                 normed(x + t * D, model->final_norm, model->norm_eps, D, 1, mine + kept++ * D);
-        multiply(model->head, model->head_bias, model->head_tokens, model->head_rows, D, mine, kept,
-                 pass->logits, model->vocab, 0);
+        multiply(&model->head, model->head_bias, model->head_tokens, model->head_rows, D, mine,
+                 kept, pass->logits, model->vocab, 0);
     }
 }
