@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
@@ -20,10 +21,11 @@ from paceline.measure import (
     MeasureConfig,
     Measurement,
     VerifyConfig,
-    measure,
     verify_losslessness,
 )
+from paceline.measure.measurement import measure_models
 from paceline.models import load_model
+from paceline.models.causal import can_read_int8
 from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
 from paceline.models.loading import load_tokenizer, stored_dtype
 from paceline.records import atomic_write_text
@@ -32,6 +34,9 @@ from paceline.train import AlignConfig, align
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from paceline.models import CausalModel
+    from paceline.progress import Progress
 
 _PROMPT_TOKENS = 32
 _NEW_TOKENS = 64
@@ -49,6 +54,18 @@ class Story:
         self.aligned = out / "align" / "draft"
         self.docs = PythonDocs(*(out / "data" / f"{name}.jsonl" for name in PythonDocs._fields))
 
+    @functools.cached_property
+    def _loaded(self) -> CausalModel:
+        return load_model(self.target)
+
+    @functools.cached_property
+    def _draft_weights(self) -> Literal["auto", "int8"]:
+        return "int8" if can_read_int8(self._loaded) else "auto"
+
+    @functools.cached_property
+    def _ready(self) -> CausalModel:
+        return self._loaded.prepare_for_decoding()
+
     def prepare(self) -> None:
         """Text and the draft to start from."""
         if not all(path.exists() for path in self.docs):
@@ -56,7 +73,7 @@ class Story:
             write_python_docs(self.out / "data")
         if not self.start.exists():
             _headline(f"A draft from layers {','.join(map(str, self.layers))} of the target")
-            target = load_model(self.target)
+            target = self._loaded
             draft = subset_layers(target, self.layers)
             texts = read_texts(str(self.docs.train), load_tokenizer(self.target))
             size = min(_DRAFT_VOCABULARY, target.vocab_size)
@@ -91,15 +108,22 @@ class Story:
             max_new_tokens=_NEW_TOKENS,
             sampling=SamplingParams(temperature=temperature),
             timed_prompts=timed,
+            draft_weights=self._draft_weights,
         )
         path = self.out / f"measure-{name}-t{temperature:g}.json"
         when = f"temperature {temperature:g}, held-out prompts"
         _headline(f"Measure the draft {name} alignment ({when})")
-        found = _remember(path, Measurement, config, measure)
+        found = _remember(path, Measurement, config, self._measure)
         stdout.print(measurement_table(found))
         style = "bold green" if found.verdict.go else "bold red"
         stdout.print(str(found.verdict), style=style)
         return found
+
+    def _measure(self, config: MeasureConfig, progress: Progress) -> Measurement:
+        """`measure`, with a target that is loaded once."""
+        tokens = read_prompts(config.prompts, self._tokenizer, max_tokens=config.max_prompt_tokens)
+        draft = load_model(config.draft).prepare_for_decoding(config.draft_weights)
+        return measure_models(self._ready, draft, tokens, config, progress)
 
     def verify(self) -> LosslessnessReport:
         """Prove that the text is still the target's, and that the proof can fail."""
@@ -118,9 +142,13 @@ class Story:
             stdout.print(line)
         return report
 
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self.target)
+
     def decode(self, gamma: int) -> None:
         """One held-out prompt, coloured."""
-        tokenizer = load_tokenizer(self.target)
+        tokenizer = self._tokenizer
         tokens = read_prompts(str(self.docs.prompts), tokenizer, max_tokens=_PROMPT_TOKENS)[0]
         prompt = tokenizer.decode(tokens)
         assert isinstance(prompt, str)
@@ -134,6 +162,7 @@ class Story:
             gamma=gamma,
             max_new_tokens=_NEW_TOKENS,
             sampling=SamplingParams(),
+            draft_weights=self._draft_weights,
             seed=0,
             show=True,
             as_json=False,

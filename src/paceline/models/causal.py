@@ -25,6 +25,7 @@ from paceline.models.draft_vocabulary import limited
 from paceline.models.int8 import rounded_copy
 from paceline.models.kernels import EXACT, ROUNDED, Packer, can_pack, packed_copy
 from paceline.models.llama import LlamaDecoder
+from paceline.models.native_llama import NativeLlama
 from paceline.models.session import ModelSession
 
 if TYPE_CHECKING:
@@ -167,17 +168,26 @@ class CausalModel:
         return prepared
 
     def _in_int8(self) -> CausalModel:
-        possible = self.device.type == "cpu" and self.dtype == torch.float32 and can_pack()
-        if possible and LlamaDecoder.supports(self.hf):
+        if can_read_int8(self):
             rounded = rounded_copy(self.hf)
             decoder = LlamaDecoder(rounded, Packer(EXACT), self.draft_vocabulary, int8_of=self.hf)
             if decoder.native is not None:
-                return CausalModel(rounded, self.tokenizer, decoder, self.draft_vocabulary)
+                prepared = CausalModel(rounded, self.tokenizer, decoder, self.draft_vocabulary)
+                prepared.num_parameters = self.num_parameters  # a tied head was untied to round it
+                return prepared
         raise UsageError(
             f"int8 weights need a Llama-like model in float32 on an x86 CPU and a C compiler, but "
             f"this is a {self.hf.config.model_type} in {str(self.dtype).removeprefix('torch.')} on "
             f"{self.device}; use weights=auto"
         )
+
+
+def can_read_int8(model: CausalModel) -> bool:
+    """May such a model be prepared with weights="int8", here?"""
+    possible = model.device.type == "cpu" and model.dtype == torch.float32 and can_pack()
+    return (
+        possible and LlamaDecoder.supports(model.hf) and NativeLlama.supports(model.hf, int8=True)
+    )
 
 
 class CausalSession(ModelSession):
