@@ -30,7 +30,7 @@ def demo(
     # Few texts show a draft that is far from its target; the verdict at the end needs many.
     before = [story.measure("before", story.start, t, prompts=32, timed=2) for t in (1.0, 0.0)]
     story.align(config or Path("configs/align/demo.yaml"), minutes)
-    after = [story.measure("after", story.aligned, t, prompts=64, timed=40) for t in (1.0, 0.0)]
+    after = [story.measure("after", story.aligned, t, prompts=64, timed=64) for t in (1.0, 0.0)]
     report = story.verify()
     story.decode(after[0].best_gamma or 1)
     stdout.print(before_and_after(before, after))
