@@ -13,7 +13,7 @@ from paceline.models import CausalModel, wrap_model
 from paceline.models.kernels import can_pack
 from paceline.models.llama import LlamaDecoder
 from paceline.models.native_llama import NativeLlama
-from paceline.native import compiled, library
+from paceline.native import compilation, compiled
 from tiny import tiny_hf
 
 pytestmark = pytest.mark.skipif(
@@ -118,7 +118,7 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         calls.append(args)
         return run(*args, **kwargs)
 
-    monkeypatch.setattr(library.subprocess, "run", counted)
-    first = library._built()
-    assert (library._built(), len(calls)) == (first, 1)
+    monkeypatch.setattr(compilation.subprocess, "run", counted)
+    first = compilation._built()
+    assert (compilation._built(), len(calls)) == (first, 1)
     assert list((tmp_path / "native").iterdir()) == [first]

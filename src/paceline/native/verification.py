@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from paceline.native.library import compiled
+from paceline.native.compilation import compiled
 
 _pointer, _int = ctypes.c_void_p, ctypes.c_int64
 
