@@ -112,7 +112,7 @@ class NativeLlama:
             embeddings=embeddings,
             head=_Matrix(embeddings, None) if tied else self._matrix([weight]),
             head_bias=self._hold_float(bias),
-            head_tokens=None if rows is None else self._hold(rows.clone()),
+            head_tokens=None if rows is None else self._hold(rows),
             final_norm=self._hold_float(body.norm.weight),
             layers=ctypes.addressof(self._layers),
         )

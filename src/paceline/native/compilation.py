@@ -35,7 +35,7 @@ def _built() -> Path:
     sources = sorted(Path(__file__).parent.glob("*.c"))
     texts = [source.read_text(encoding="utf-8") for source in sources]
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    facts = (*texts, compiler, *_FLAGS, platform.machine(), _processor())
+    facts = (*texts, compiler, *_FLAGS, platform.machine(), _instructions())
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     entry = cache_root() / "native" / f"{key}.so"
     if not entry.exists():
@@ -48,7 +48,7 @@ def _built() -> Path:
     return entry
 
 
-def _processor() -> str:
+def _instructions() -> str:
     """What the processor can do: a cache may be shared by machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

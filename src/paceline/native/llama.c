@@ -20,7 +20,7 @@
 #endif
 
 #define LANES 8
-#define ROWS 2     /* rows of a matrix side by side */
+#define ROWS 2     /* rows of a matrix side by side; `gated` takes a gate and its up */
 #define TOKENS 4   /* tokens at a time */
 #define AHEAD 4096 /* bytes to fetch early: a page, where the processor's own foresight ends */
 #define INLINE static inline __attribute__((always_inline))
