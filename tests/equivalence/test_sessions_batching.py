@@ -25,13 +25,13 @@ def test_batch_of_three_equals_three_batches_of_one(architecture: str):
     together = model.start_session()
     first_BV = together.prefill(PROMPTS)
     second_BNV = together.extend(BLOCK)
-    together.rollback(torch.tensor([3, 0, 1]))
+    together.rollback([3, 0, 1])
     third_BNV = together.extend(BLOCK[:, :1])
     for row, prompt in enumerate(PROMPTS):
         alone = model.start_session()
         close(first_BV[row], alone.prefill([prompt])[0])
         close(second_BNV[row], alone.extend(BLOCK[row : row + 1])[0])
-        alone.rollback(torch.tensor([[3, 0, 1][row]]))
+        alone.rollback([[3, 0, 1][row]])
         close(third_BNV[row], alone.extend(BLOCK[row : row + 1, :1])[0])
 
 
@@ -50,9 +50,9 @@ def test_a_row_that_was_emptied_reads_a_new_text_and_leaves_the_others_alone():
     model = tiny_model("llama")
     session = model.start_session()
     session.prefill([[1, 2, 3], [4, 5]])
-    session.rollback(torch.tensor([3, 0]))
+    session.rollback([3, 0])
     logits_BNV = session.extend(torch.tensor([[7, 8], [9, 10]]))
-    assert session.lengths.tolist() == [2, 4]
+    assert session.lengths == [2, 4]
     close(logits_BNV[0, -1], model.start_session().prefill([[7, 8]])[0])
     close(logits_BNV[1, -1], model.start_session().prefill([[4, 5, 9, 10]])[0])
 
@@ -61,7 +61,7 @@ def test_a_session_emptied_whole_starts_afresh():
     model = tiny_model("gpt2")
     session = model.start_session()
     session.prefill([[1, 2, 3], [4]])
-    session.rollback(torch.tensor([3, 1]))
+    session.rollback([3, 1])
     logits_BNV = session.extend(torch.tensor([[7, 8], [9, 10]]))
     close(logits_BNV[0, -1], model.start_session().prefill([[7, 8]])[0])
 
@@ -70,9 +70,9 @@ def test_rows_may_be_repeated_and_reordered():
     model = tiny_model("qwen3")
     session = model.start_session()
     session.prefill(PROMPTS)
-    session.keep_rows(torch.tensor([2, 1, 2]))
+    session.keep_rows([2, 1, 2])
     logits_BNV = session.extend(torch.tensor([[1], [2], [3]]))
-    assert session.lengths.tolist() == [4, 2, 4]
+    assert session.lengths == [4, 2, 4]
     for row, text in enumerate(([10, 11, 12, 1], [9, 2], [10, 11, 12, 3])):
         close(logits_BNV[row, 0], model.start_session().prefill([text])[0])
 
@@ -86,7 +86,7 @@ def test_a_text_longer_than_the_context_is_refused_with_both_numbers():
     with pytest.raises(ContextLengthError, match="9 tokens"):
         session.extend(torch.tensor([[1, 2]]))
     session.extend(torch.tensor([[1]]))
-    assert session.lengths.tolist() == [8]
+    assert session.lengths == [8]
 
 
 def test_an_empty_prompt_is_refused():

@@ -85,13 +85,14 @@ def play(
                     assert_same(got, plain_logits(model, row)[-count:])
             case "rollback":
                 counts = [draw(len(row) + 1, 1)[0] for row in rows]
-                session.rollback(torch.tensor(counts))
+                session.rollback(counts)
                 rows = [row[: len(row) - gone] for row, gone in zip(rows, counts, strict=True)]
             case "keep_rows":
-                kept = torch.randperm(len(rows), generator=rng)[: draw(len(rows), 1)[0] + 1]
+                order = torch.randperm(len(rows), generator=rng).tolist()
+                kept = order[: draw(len(rows), 1)[0] + 1]
                 session.keep_rows(kept)
-                rows = [rows[index] for index in kept.tolist()]
-        assert session.lengths.tolist() == [len(row) for row in rows]
+                rows = [rows[index] for index in kept]
+        assert session.lengths == [len(row) for row in rows]
 
 
 few = settings(

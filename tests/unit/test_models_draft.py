@@ -89,7 +89,7 @@ def test_a_draft_decodes():
     draft = subset_layers(tiny_model("gemma3_text"), [0, 1, 3])
     session = draft.start_session()
     session.prefill([TEXT, TEXT[:2]])
-    session.rollback(torch.tensor([0, 1]))
+    session.rollback([0, 1])
     got = session.extend(torch.tensor([[6], [TEXT[1]]]))[1, 0]
     torch.testing.assert_close(got, draft.start_session().prefill([TEXT[:2]])[0])
 

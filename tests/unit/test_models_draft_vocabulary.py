@@ -78,7 +78,7 @@ def test_sessions_give_the_same_logits_for_those_tokens_and_no_chance_to_the_oth
 def _read(model):
     session = model.start_session()
     first = session.prefill([[5, 9, 3], [7]])
-    session.rollback(torch.tensor([1, 0]))
+    session.rollback([1, 0])
     return first, session.extend(torch.tensor([[6, 2], [8, 4]]))
 
 

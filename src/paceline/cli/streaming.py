@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from paceline.cli.console import stderr, stdout
-from paceline.core.stats import DecodeStats
 from paceline.data.prompts import Record
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.result import count_blocks
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model
 
@@ -117,14 +117,7 @@ def _finish(
     tokens = [token for block in blocks for token in block.tokens]
     sources = [source for block in blocks for source in block.sources]
     counts = {source: sources.count(source) for source in COLOURS}
-    stats = DecodeStats(
-        num_blocks=len(blocks) - 1,
-        num_drafted=sum(block.num_drafted for block in blocks),
-        num_accepted=counts["accepted"],
-        num_recovered=counts["recovered"],
-        num_bonus=counts["bonus"],
-        num_prefill_tokens=counts["prefill"],
-    )
+    stats = count_blocks(blocks)
     rate = len(tokens) / elapsed
     if as_json:
         text = _whole(target, tokens)

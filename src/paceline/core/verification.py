@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
 from paceline.core.sampling import sample
 from paceline.native.verification import can_draw, judge_lossless
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.core.rules import Rule
 
 
@@ -75,12 +78,16 @@ def verify_greedy(drafted_BG: Tensor, num_drafted_B: Tensor, best_BH: Tensor) ->
 
     Shapes: drafted [B, G], best [B, G + 1]: the target's likeliest token at each position.
     """
-    gamma = drafted_BG.shape[1]
-    was_drafted_BG = torch.arange(gamma, device=drafted_BG.device) < num_drafted_B[:, None]
-    kept_BG = (drafted_BG == best_BH[:, :gamma]) & was_drafted_BG
-    num_accepted_B = kept_BG.long().cumprod(-1).sum(-1)
+    rows = zip(as_list(drafted_BG), as_list(num_drafted_B), as_list(best_BH), strict=True)
+    num_accepted_B = torch.tensor([_num_agreed(row[:count], best) for row, count, best in rows])
     next_tokens_B = best_BH.gather(1, num_accepted_B[:, None]).squeeze(1)
     return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+
+
+def _num_agreed(drafted: Sequence[int], best: Sequence[int]) -> int:
+    """How many tokens are the same before the first that is not."""
+    pairs = zip(drafted, best, strict=False)
+    return next((place for place, (new, old) in enumerate(pairs) if new != old), len(drafted))
 
 
 def _rows_at(probs_BNV: Tensor, positions_B: Tensor, rows_R: Tensor | None = None) -> Tensor:

@@ -59,7 +59,7 @@ def sample_completions(
             seen_BV.scatter_(1, tokens_B[:, None].to(seen_BV.device), value=True)
         if not goes_on.all():
             kept = goes_on.nonzero().squeeze(-1)
-            session.keep_rows(kept)
+            session.keep_rows(kept.tolist())
             writing, tokens_B = writing[kept], tokens_B[kept]
             seen_BV = None if seen_BV is None else seen_BV[kept.to(seen_BV.device)]
         logits_BV = session.extend(tokens_B[:, None])[:, -1]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.core.lists import as_list
 from paceline.core.sampling import SamplingParams
 from paceline.decode.decoder import Decoder, live_rows
 
@@ -30,16 +31,16 @@ class AutoregressiveDecoder(Decoder):
         texts = list(texts)
         while texts:
             next_tokens_B = self._next_tokens(logits_BV, texts)
-            for text, token in zip(texts, next_tokens_B.cpu(), strict=True):
+            for text, token in zip(texts, as_list(next_tokens_B), strict=True):
                 if text.tokens:
-                    yield text, text.add_block([], int(token), num_drafted=0)
+                    yield text, text.add_block([], token, num_drafted=0)
                 else:
-                    yield text, text.add_first(int(token))
+                    yield text, text.add_first(token)
             live = live_rows(texts)
             if not live:
                 return
             if len(live) < len(texts):
-                session.keep_rows(torch.tensor(live))
+                session.keep_rows(live)
                 texts = [texts[row] for row in live]
             newest_B1 = torch.tensor([[text.tokens[-1]] for text in texts])
             logits_BV = session.extend(newest_B1)[:, -1]

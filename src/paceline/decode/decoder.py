@@ -108,8 +108,7 @@ class Decoder(ABC):
         seen_BV = self._seen(texts)
         if self.sampling.greedy:
             return self._best(logits_BV, seen_BV)
-        uniforms_B = torch.cat([text.draw_choice() for text in texts])
-        return sample(self._probs(logits_BV, seen_BV), uniforms_B)
+        return sample(self._probs(logits_BV, seen_BV), choice_uniforms(texts))
 
     def _best(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         """The likeliest tokens: at temperature 0 all that is needed of `_probs`. [..., V] -> [...]."""
@@ -131,6 +130,11 @@ class Decoder(ABC):
         for row, text in enumerate(texts):
             seen_BV[row, text.prompt + text.tokens] = True
         return seen_BV
+
+
+def choice_uniforms(texts: Sequence[Text]) -> Tensor:
+    """One number in [0, 1) a text for the token that the target adds, [B] float64."""
+    return torch.tensor([text.draw_choice() for text in texts], dtype=torch.float64)
 
 
 def live_rows(texts: Sequence[Text]) -> list[int]:

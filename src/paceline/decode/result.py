@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from paceline.core.stats import DecodeStats
+
 if TYPE_CHECKING:
-    from paceline.core.stats import DecodeStats
+    from collections.abc import Sequence
 
 StopReason = Literal["eos", "length", "context"]
 """A stop token; `max_new_tokens`; the end of the model's context."""
@@ -31,3 +33,19 @@ class Block:
     tokens: tuple[int, ...]
     sources: tuple[Source, ...]
     num_drafted: int
+
+
+def count_blocks(blocks: Sequence[Block]) -> DecodeStats:
+    """What happened in the blocks of one text, or of many."""
+    judged = [block for block in blocks if block.sources != ("prefill",)]
+    accepted = [block.sources.count("accepted") for block in judged]
+    sources = [source for block in blocks for source in block.sources]
+    return DecodeStats(
+        num_blocks=len(judged),
+        num_drafted=sum(block.num_drafted for block in judged),
+        num_accepted=sum(accepted),
+        num_recovered=sources.count("recovered"),
+        num_bonus=sources.count("bonus"),
+        num_prefill_tokens=sources.count("prefill"),
+        accepted_histogram=tuple(map(accepted.count, range(max(accepted, default=-1) + 1))),
+    )

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, mark_seen, sample
 from paceline.core.verification import verify, verify_greedy
-from paceline.decode.decoder import Decoder, live_rows
+from paceline.decode.decoder import Decoder, choice_uniforms, live_rows
 from paceline.errors import UsageError
 from paceline.models.vocabulary import check_same_vocabulary
 
@@ -86,8 +87,8 @@ class SpeculativeDecoder(Decoder):
         while live := live_rows(texts):
             if len(live) < len(texts):
                 texts = [texts[row] for row in live]
-                target.keep_rows(torch.tensor(live))
-                draft.keep_rows(torch.tensor(live))
+                target.keep_rows(live)
+                draft.keep_rows(live)
             yield from self._block(target, draft, texts)
 
     def _prefill(
@@ -97,53 +98,56 @@ class SpeculativeDecoder(Decoder):
         prompts = [text.prompt for text in texts]
         first_B = self._next_tokens(target.prefill(prompts), texts)
         draft.prefill(prompts)
-        for text, token in zip(texts, first_B.cpu(), strict=True):
-            yield text, text.add_first(int(token))
+        for text, token in zip(texts, as_list(first_B), strict=True):
+            yield text, text.add_first(token)
 
     def _block(
         self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]
     ) -> Iterator[tuple[Text, Block]]:
         # A block gives at most one token more than it drafted: no text drafts past its budget.
-        num_drafted_B = torch.tensor([min(self.gamma, text.remaining - 1) for text in texts])
-        gamma = int(num_drafted_B.max())
+        num_drafted = [min(self.gamma, text.remaining - 1) for text in texts]
+        gamma = max(num_drafted)
         seen_BV = self._seen(texts)
         drafted = self._propose(draft, texts, gamma, seen_BV)
-        verdict = self._judge(target, texts, drafted, num_drafted_B, seen_BV)
-        num_discarded_B = gamma - verdict.num_accepted_B
-        target.rollback(num_discarded_B)
-        draft.rollback((num_discarded_B - 1).clamp(min=0))  # it has not read its last token
-        for row, text in enumerate(texts):
-            kept = drafted.tokens_BG[row, : int(verdict.num_accepted_B[row])]
-            block = text.add_block(
-                [int(token) for token in kept],
-                int(verdict.next_tokens_B[row]),
-                num_drafted=int(num_drafted_B[row]),
-            )
-            yield text, block
+        verdict = self._judge(target, texts, drafted, torch.tensor(num_drafted), seen_BV)
+        num_accepted: list[int] = as_list(verdict.num_accepted_B)
+        target.rollback([gamma - accepted for accepted in num_accepted])
+        # the draft has not read its last token
+        draft.rollback([max(gamma - accepted - 1, 0) for accepted in num_accepted])
+        rows = zip(
+            texts,
+            as_list(drafted.tokens_BG),
+            num_accepted,
+            as_list(verdict.next_tokens_B),
+            num_drafted,
+            strict=True,
+        )
+        for text, tokens, accepted, last, count in rows:
+            yield text, text.add_block(tokens[:accepted], last, num_drafted=count)
 
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], gamma: int, seen_BV: Tensor | None
     ) -> _Proposal:
         """Draft gamma tokens a row, one pass each."""
-        uniforms_BG = torch.zeros(0)
+        uniforms_GB = torch.zeros(0)
         if not self._only_best:
             # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
-            uniforms_BG = torch.stack([text.draw_draft(self.gamma) for text in texts])
-        unread = _unread(draft, texts)
+            uniforms_GB = _float64([text.draw_draft(self.gamma) for text in texts]).T
+        unread_BN = _unread(draft, texts)
         seen_BV = None if seen_BV is None else seen_BV.clone()
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         for position in range(gamma):
-            logits_BV = draft.extend(unread)[:, -1]
+            logits_BV = draft.extend(unread_BN)[:, -1]
             if self._only_best:
                 tokens_B = self._best(logits_BV, seen_BV)
             else:
                 probs.append(self._probs(logits_BV, seen_BV))
-                tokens_B = sample(probs[-1], uniforms_BG[:, position])
+                tokens_B = sample(probs[-1], uniforms_GB[position])
             if seen_BV is not None:
                 seen_BV.scatter_(1, tokens_B[:, None].to(seen_BV.device), value=True)
             tokens.append(tokens_B.cpu())
-            unread = tokens[-1][:, None]
+            unread_BN = tokens[-1][:, None]
         if not tokens:
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
             return _Proposal(empty, torch.zeros(len(texts), 0, self.vocab_size))
@@ -166,7 +170,7 @@ class SpeculativeDecoder(Decoder):
             return verify_greedy(drafted.tokens_BG, num_drafted_B, best_BH)
         target_probs_BHV = self._probs(logits_BHV, seen_BHV)
         assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
-        uniforms_BG = torch.stack([text.draw_accept(self.gamma) for text in texts])
+        uniforms_BG = _float64([text.draw_accept(self.gamma) for text in texts])
         device = target_probs_BHV.device
         verdict = verify(
             drafted.tokens_BG.to(device),
@@ -175,9 +179,13 @@ class SpeculativeDecoder(Decoder):
             target_probs_BHV,
             self.rule,
             accept_uniforms_BG=uniforms_BG[:, : drafted.tokens_BG.shape[1]].to(device),
-            next_uniforms_B=torch.cat([text.draw_choice() for text in texts]).to(device),
+            next_uniforms_B=choice_uniforms(texts).to(device),
         )
         return type(verdict)(*(part.cpu() for part in verdict))
+
+
+def _float64(numbers: Sequence[Sequence[float]]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def _unread(draft: ModelSession, texts: Sequence[Text]) -> Tensor:
@@ -185,7 +193,7 @@ def _unread(draft: ModelSession, texts: Sequence[Text]) -> Tensor:
 
     Where some row's block was accepted whole, the others forget one token and read it again.
     """
-    behind_B = torch.tensor([len(text) for text in texts]) - draft.lengths
-    count = int(behind_B.max())
-    draft.rollback(count - behind_B)
+    behind = [len(text) - length for text, length in zip(texts, draft.lengths, strict=True)]
+    count = max(behind)
+    draft.rollback([count - number for number in behind])
     return torch.tensor([text.newest(count) for text in texts])

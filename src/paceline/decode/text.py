@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from paceline.core.stats import DecodeStats
-from paceline.decode.result import Block, Generation
+from paceline.core.lists import as_list
+from paceline.decode.result import Block, Generation, count_blocks
 from paceline.errors import ContextLengthError, PromptError, UsageError
 from paceline.rng import named_generator
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from paceline.decode.result import Source, StopReason
+
+_DRAWN_TOGETHER = 64
 
 
 class Text:
@@ -30,14 +31,14 @@ class Text:
     ) -> None:
         self.prompt = list(prompt)
         self.tokens: list[int] = []
-        self.stats = DecodeStats()
         self.stop_reason: StopReason | None = None
         self._budget = budget
         self._stops = stops
         self._cut = cut
-        self._drafting = named_generator(seed, "draft")
-        self._accepting = named_generator(seed, "accept")
-        self._choosing = named_generator(seed, "choose")
+        self._blocks: list[Block] = []
+        self._drafting = _Uniforms(seed, "draft")
+        self._accepting = _Uniforms(seed, "accept")
+        self._choosing = _Uniforms(seed, "choose")
 
     @property
     def remaining(self) -> int:
@@ -53,23 +54,23 @@ class Text:
             return self.tokens[len(self.tokens) - count :]
         return (self.prompt + self.tokens)[-count:]
 
-    def draw_draft(self, count: int) -> Tensor:
-        """Uniforms for drafting, [count] float64."""
-        return _uniforms(count, self._drafting)
+    def draw_draft(self, count: int) -> list[float]:
+        """Uniforms for drafting."""
+        return self._drafting.take(count)
 
-    def draw_accept(self, count: int) -> Tensor:
-        """Uniforms for accepting, [count] float64."""
-        return _uniforms(count, self._accepting)
+    def draw_accept(self, count: int) -> list[float]:
+        """Uniforms for accepting."""
+        return self._accepting.take(count)
 
-    def draw_choice(self) -> Tensor:
-        """One uniform for the token that the target adds itself, [1] float64."""
-        return _uniforms(1, self._choosing)
+    def draw_choice(self) -> float:
+        """One uniform for the token that the target adds itself."""
+        return self._choosing.take(1)[0]
 
     def add_first(self, token: int) -> Block:
         """Take the token that the pass over the prompt gave."""
         self._append(token)
-        self.stats += DecodeStats(num_prefill_tokens=1)
-        return Block((token,), ("prefill",), num_drafted=0)
+        self._blocks.append(Block((token,), ("prefill",), num_drafted=0))
+        return self._blocks[-1]
 
     def add_block(self, accepted: Sequence[int], last: int, *, num_drafted: int) -> Block:
         """Take accepted tokens and the one after them, up to a stop token or the budget.
@@ -89,14 +90,14 @@ class Text:
         if len(sources) == sources.count("accepted"):
             # Behind an accepted stop token nothing was examined.
             num_drafted = len(sources)
-        self._count(sources, num_drafted)
         new = tuple(self.tokens[len(self.tokens) - len(sources) :])
-        return Block(new, tuple(sources), num_drafted)
+        self._blocks.append(Block(new, tuple(sources), num_drafted))
+        return self._blocks[-1]
 
     def finish(self) -> Generation:
         """The finished text."""
         assert self.stop_reason is not None, "the text has not ended"
-        return Generation(self.tokens, self.stop_reason, self.stats)
+        return Generation(self.tokens, self.stop_reason, count_blocks(self._blocks))
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)
@@ -105,16 +106,21 @@ class Text:
         elif self.remaining == 0:
             self.stop_reason = "context" if self._cut else "length"
 
-    def _count(self, sources: Sequence[Source], num_drafted: int) -> None:
-        num_accepted = sources.count("accepted")
-        self.stats += DecodeStats(
-            num_blocks=1,
-            num_drafted=num_drafted,
-            num_accepted=num_accepted,
-            num_recovered=sources.count("recovered"),
-            num_bonus=sources.count("bonus"),
-            accepted_histogram=(0,) * num_accepted + (1,),
-        )
+
+class _Uniforms:
+    """A stream of numbers in [0, 1), drawn many at a time."""
+
+    def __init__(self, seed: int, name: str) -> None:
+        self._rng = named_generator(seed, name)
+        self._drawn: list[float] = []
+
+    def take(self, count: int) -> list[float]:
+        while len(self._drawn) < count:
+            # float64: in float32 a token rarer than 2^-24 could not be drawn at its own rate
+            new = torch.rand(_DRAWN_TOGETHER, generator=self._rng, dtype=torch.float64)
+            self._drawn += as_list(new)
+        taken, self._drawn = self._drawn[:count], self._drawn[count:]
+        return taken
 
 
 def start_texts(
@@ -157,8 +163,3 @@ def start_texts(
         budget = min(max_new_tokens, room)
         texts.append(Text(prompt, budget, stops, row_seed, cut=room < max_new_tokens))
     return texts
-
-
-def _uniforms(count: int, rng: torch.Generator) -> Tensor:
-    # float64: in float32 a token rarer than 2^-24 could not be drawn at its own rate.
-    return torch.rand(count, generator=rng, dtype=torch.float64)

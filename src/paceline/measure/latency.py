@@ -92,7 +92,7 @@ def _time_pass(session: ModelSession, token: int, num_tokens: int) -> float:
     start = _now()
     session.extend(tokens)
     elapsed = _now() - start
-    session.rollback(torch.tensor([num_tokens]))
+    session.rollback([num_tokens])
     return elapsed
 
 

@@ -136,5 +136,5 @@ def _rolled_back_logits(model: CausalModel) -> Tensor:
     text_config = model.hf.config.get_text_config(decoder=True)
     if len(layers) != text_config.num_hidden_layers or not all(plain):
         raise ValueError("its cache is not one set of keys and values a layer")
-    session.rollback(torch.tensor([0, 1]))
+    session.rollback([0, 1])
     return session.extend(torch.tensor([[second], [third]]))[:, 0]

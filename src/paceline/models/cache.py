@@ -13,10 +13,15 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class RoomyCache(Cache):
-    """One set of keys and values a layer, whole also where the model looks through a window."""
+    """One set of keys and values a layer, whole also where the model looks through a window.
+
+    Attributes:
+        plan: Of the reader that wants to keep something between its passes.
+    """
 
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=RoomyLayer)
+        self.plan: Any = None
 
     def layer(self, index: int) -> RoomyLayer:
         while len(self.layers) <= index:
@@ -41,7 +46,12 @@ class RoomyCache(Cache):
 
 
 class RoomyLayer(DynamicLayer):
-    """Appending copies the new tokens only. Stored as [B, H, W, D], which products read in one go."""
+    """Appending copies the new tokens only. Stored as [B, H, W, D], which products read in one go.
+
+    Attributes:
+        width: Columns in use.
+        rooms: Keys and values, columns not in use included; another list whenever they move.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,12 +88,14 @@ class RoomyLayer(DynamicLayer):
 
     def select(self, rows_B: Tensor, columns_BW: Tensor) -> None:
         """Replace the contents by these columns of these rows."""
-        for index, room in enumerate(self.rooms):
+        selected: list[Tensor] = []
+        for room in self.rooms:
             _, heads, width, _ = room.shape
             heads_BH1 = (rows_B[:, None] * heads + torch.arange(heads))[..., None]
             flat = (heads_BH1 * width + columns_BW[:, None]).flatten().to(room.device)
             kept = room.flatten(0, 2).index_select(0, flat)
-            self.rooms[index] = kept.view(len(rows_B), heads, -1, room.shape[3])
+            selected.append(kept.view(len(rows_B), heads, -1, room.shape[3]))
+        self.rooms = selected
         self.width = columns_BW.shape[1]
 
     def get_seq_length(self) -> int:

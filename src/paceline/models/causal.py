@@ -197,39 +197,39 @@ class CausalSession(ModelSession):
         super().__init__(model.vocab_size, model.max_length)
         self.model = model
         self.cache = RoomyCache()
+        self._device = model.device  # asked once: transformers looks through all weights for it
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        lengths_B = torch.tensor([len(row) for row in tokens])
-        width = int(lengths_B.max())
+        lengths = [len(row) for row in tokens]
+        width = max(lengths)
         tokens_BW = torch.zeros(len(tokens), width, dtype=torch.int64)
         for row, new in enumerate(tokens):
             tokens_BW[row, width - len(new) :] = torch.tensor(new)
-        return self._read(tokens_BW, lengths_B, keep=1)[:, 0]
+        return self._read(tokens_BW, lengths, keep=1)[:, 0]
 
     def _extend(self, tokens_BN: Tensor) -> Tensor:
-        return self._read(tokens_BN, self.lengths + tokens_BN.shape[1], keep=0)
+        count = tokens_BN.shape[1]
+        return self._read(tokens_BN, [length + count for length in self.lengths], keep=0)
 
-    def _read(self, tokens_BN: Tensor, ends_B: Tensor, *, keep: int) -> Tensor:
-        """Logits of the last `keep` columns (0: all); row b is ends_B[b] tokens long afterwards."""
-        whole = bool((ends_B == ends_B[0]).all())
-        tokens_BN = tokens_BN.to(self.model.device)
+    def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
+        """Logits of the last `keep` columns (0: all); row b is ends[b] tokens long afterwards."""
+        ends_B = None if min(ends) == max(ends) else torch.tensor(ends)
+        tokens_BN = tokens_BN.to(self._device)
         with torch.inference_mode(), evaluating(self.model.hf):
-            logits = self.model.decoder(tokens_BN, self.cache, None if whole else ends_B, keep)
+            logits = self.model.decoder(tokens_BN, self.cache, ends_B, keep)
         return logits[..., : self.vocab_size].float()
 
-    def _rollback(self, counts_B: Tensor) -> None:
-        if bool((counts_B == counts_B[0]).all()):
-            self.cache.forget(int(counts_B[0]))
+    def _rollback(self, counts: Sequence[int]) -> None:
+        if min(counts) == max(counts):
+            self.cache.forget(counts[0])
         else:
-            ends_B = self.lengths.max() - counts_B
-            self.cache.realign(
-                torch.arange(len(counts_B)), ends_B, int((self.lengths - counts_B).max())
-            )
+            kept = [length - count for length, count in zip(self.lengths, counts, strict=True)]
+            ends_B = max(self.lengths) - torch.tensor(counts)
+            self.cache.realign(torch.arange(len(counts)), ends_B, max(kept))
 
-    def _keep_rows(self, rows: Tensor) -> None:
-        kept_B = self.lengths[rows]
-        ends_B = torch.full_like(kept_B, int(self.lengths.max()))
-        self.cache.realign(rows, ends_B, int(kept_B.max()))
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        ends_B = torch.full((len(rows),), max(self.lengths))
+        self.cache.realign(torch.tensor(rows), ends_B, max(self.lengths[row] for row in rows))
 
 
 class HfDecoder:

@@ -107,9 +107,8 @@ class TableSession(ModelSession):
     @property
     def rows(self) -> list[list[int]]:
         """The tokens that each row holds."""
-        lengths = self.lengths.tolist()
         histories = self._history_BW.tolist()
-        return [row[:length] for row, length in zip(histories, lengths, strict=True)]
+        return [row[:length] for row, length in zip(histories, self.lengths, strict=True)]
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         width = max(len(row) for row in tokens)
@@ -120,7 +119,7 @@ class TableSession(ModelSession):
 
     def _extend(self, tokens_BN: Tensor) -> Tensor:
         tokens_BN = tokens_BN.cpu()
-        positions_BN = self.lengths[:, None] + torch.arange(tokens_BN.shape[1])
+        positions_BN = torch.tensor(self.lengths)[:, None] + torch.arange(tokens_BN.shape[1])
         batch, width = len(self.lengths), int(positions_BN.max()) + 1
         room = torch.zeros(batch, width, dtype=torch.int64)
         old = self._history_BW[:, :width]
@@ -128,11 +127,11 @@ class TableSession(ModelSession):
         self._history_BW = room.scatter(1, positions_BN, tokens_BN)
         return self._logits_at(positions_BN)
 
-    def _rollback(self, counts_B: Tensor) -> None:
+    def _rollback(self, counts: Sequence[int]) -> None:
         """What lies beyond `lengths` is never read and is overwritten by the next tokens."""
 
-    def _keep_rows(self, rows: Tensor) -> None:
-        self._history_BW = self._history_BW[rows]
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        self._history_BW = self._history_BW[list(rows)]
 
     def _logits_at(self, positions_BN: Tensor) -> Tensor:
         """Logits after the tokens at these positions, [B, N, V]."""

@@ -9,6 +9,7 @@ Shape suffixes: B batch, N new tokens, D hidden, S head size.
 from __future__ import annotations
 
 import ctypes
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from paceline.models.cache import RoomyCache
+    from paceline.models.cache import RoomyCache, RoomyLayer
 
 # Beyond so many tokens a pass, products are bound by arithmetic, and torch's are better at that.
 MANY_TOKENS = 8
@@ -66,6 +67,32 @@ class _Pass(ctypes.Structure):
     )
 
 
+class _Plan:
+    """A pass over a cache, laid out once: good while its keys and values stay where they are."""
+
+    def __init__(
+        self, layers: list[RoomyLayer], this_pass: _Pass, lengths: Any, held: tuple[object, ...]
+    ) -> None:
+        self.this_pass = this_pass
+        self.lengths = lengths
+        self._layers = layers
+        self._rooms = [layer.rooms for layer in layers]
+        self._held = held  # what the pass points to
+
+    def holds(self, count: int) -> bool:
+        """Have the rooms stayed, and is there place for so many more columns?"""
+        stayed = all(map(operator.is_, (layer.rooms for layer in self._layers), self._rooms))
+        fits = self._layers[0].width + count <= self.this_pass.room
+        return stayed and fits and self.this_pass.threads == torch.get_num_threads()
+
+    def widen(self, count: int) -> int:
+        """Take so many more columns into use; the new width."""
+        width = self._layers[0].width + count
+        for layer in self._layers:
+            layer.width = width
+        return width
+
+
 class NativeLlama:
     """Reads a few tokens in one call; the weights are copied.
 
@@ -79,7 +106,6 @@ class NativeLlama:
         library = compiled()
         assert library is not None, "NativeLlama needs a compiled library; ask `supports` first"
         self._library = library
-        library.workspace_size.restype = _int
         self._held: list[Tensor] = []
         self._int8 = int8
         body: Any = hf.base_model
@@ -144,42 +170,48 @@ class NativeLlama:
     ) -> Tensor:
         """Logits of the last `keep` columns (0: all); see `LlamaDecoder.__call__`."""
         batch, count = tokens_BN.shape
-        keep = keep or count
-        new = torch.empty(batch, self._key_heads, count, self._head_size)
-        layers = [cache.layer(index) for index in range(self._num_layers)]
-        width = max(layer.make_room(new, new) for layer in layers)
-        lengths_B = torch.full((batch,), width) if ends_B is None else ends_B
-        cos, sin = self._turns_up_to(width)
+        plan: _Plan | None = cache.plan
+        if plan is None or not plan.holds(count):
+            plan = cache.plan = self._new_plan(cache, batch, count)
+        width = plan.widen(count)
         tokens_BN = tokens_BN.contiguous()
-        logits = torch.empty(batch, keep, self.vocab_size)
+        logits = torch.empty(batch, keep or count, self.vocab_size)
+        this_pass = plan.this_pass
+        this_pass.count, this_pass.width, this_pass.keep = count, width, keep or count
+        this_pass.tokens, this_pass.logits = tokens_BN.data_ptr(), logits.data_ptr()
+        plan.lengths[:] = [width] * batch if ends_B is None else ends_B.tolist()
+        self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
+        return logits
+
+    def _new_plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
+        """Make room for so many more tokens a row, and lay out the passes that fit in it."""
+        layers = [cache.layer(index) for index in range(self._num_layers)]
+        new = torch.empty(batch, self._key_heads, count, self._head_size)
+        for layer in layers:
+            layer.make_room(new, new)
+            layer.width -= count
+        room = layers[0].rooms[0].shape[2]
+        assert all(layer.rooms[0].shape[2] == room for layer in layers), "layers grow together"
+        cos, sin = turns = self._turns_up_to(room)
         threads = torch.get_num_threads()
-        size = self._library.workspace_size(
-            ctypes.byref(self._model), _int(batch * count), _int(width), _int(threads)
-        )
+        size = self._library.workspace_size(ctypes.byref(self._model), MANY_TOKENS, room, threads)
         workspace = torch.empty(size)
-        rooms = layers[0].rooms[0].shape[2]
-        assert all(layer.rooms[0].shape[2] == rooms for layer in layers), "layers grow together"
         array = _pointer * self._num_layers
         keys = array(*[layer.rooms[0].data_ptr() for layer in layers])
         values = array(*[layer.rooms[1].data_ptr() for layer in layers])
+        lengths = (_int * batch)()
         this_pass = _Pass(
             threads=threads,
             batch=batch,
-            count=count,
-            width=width,
-            keep=keep,
-            tokens=tokens_BN.data_ptr(),
-            lengths=lengths_B.data_ptr(),
+            lengths=ctypes.addressof(lengths),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             keys=ctypes.addressof(keys),
             values=ctypes.addressof(values),
-            room=rooms,
-            logits=logits.data_ptr(),
+            room=room,
             workspace=workspace.data_ptr(),
         )
-        self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
-        return logits
+        return _Plan(layers, this_pass, lengths, (turns, workspace, keys, values))
 
     def _turns_up_to(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of at least so many positions, [positions, S / 2]."""

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from paceline.errors import ContextLengthError, PromptError
@@ -23,15 +22,15 @@ class ModelSession(ABC):
     only the tokens that were kept.
 
     Attributes:
-        lengths: [B] int64 on the CPU, the tokens that each row holds; [0] before the first call.
+        lengths: The tokens that each row holds; empty before the first call.
     """
 
-    lengths: Tensor
+    lengths: list[int]
 
     def __init__(self, vocab_size: int, max_length: int | None) -> None:
         self.vocab_size = vocab_size
         self.max_length = max_length
-        self.lengths = torch.zeros(0, dtype=torch.int64)
+        self.lengths = []
 
     def prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Read one prompt a row into an empty session.
@@ -43,9 +42,9 @@ class ModelSession(ABC):
             PromptError: No prompt, or an empty one.
             ContextLengthError: A prompt is longer than the model's context.
         """
-        assert len(self.lengths) == 0, "prefill starts a session; extend continues one"
-        lengths = torch.tensor([len(row) for row in tokens], dtype=torch.int64)
-        if len(lengths) == 0 or int(lengths.min()) == 0:
+        assert not self.lengths, "prefill starts a session; extend continues one"
+        lengths = [len(row) for row in tokens]
+        if not lengths or min(lengths) == 0:
             raise PromptError(
                 "got an empty prompt; every prompt needs at least one token, for example the "
                 "beginning-of-text token"
@@ -66,35 +65,33 @@ class ModelSession(ABC):
         """
         batch, count = tokens_BN.shape
         assert count >= 1, "extend needs a token for every row"
-        if len(self.lengths) == 0:
-            self.lengths = torch.zeros(batch, dtype=torch.int64)
+        if not self.lengths:
+            self.lengths = [0] * batch
         assert batch == len(self.lengths), f"{batch} rows of tokens, {len(self.lengths)} in session"
-        self._check_room(self.lengths + count)
+        lengths = [length + count for length in self.lengths]
+        self._check_room(lengths)
         logits_BNV = self._extend(tokens_BN)
-        self.lengths = self.lengths + count
+        self.lengths = lengths
         return logits_BNV
 
-    def rollback(self, counts_B: Tensor) -> None:
+    def rollback(self, counts: Sequence[int]) -> None:
         """Forget the last counts[b] tokens of row b; a row may become empty."""
-        counts_B = counts_B.to("cpu", torch.int64)
-        counts, lengths = counts_B.tolist(), self.lengths.tolist()
-        assert len(counts) == len(lengths), "rollback needs one count a row"
-        assert all(0 <= count <= length for count, length in zip(counts, lengths, strict=True)), (
-            f"cannot forget {counts} of {lengths} tokens"
+        pairs = list(zip(self.lengths, counts, strict=True))
+        assert all(0 <= count <= length for length, count in pairs), (
+            f"cannot forget {counts} of {self.lengths} tokens"
         )
         if any(counts):
-            self._rollback(counts_B)
-            self.lengths = self.lengths - counts_B
+            self._rollback(counts)
+            self.lengths = [length - count for length, count in pairs]
 
-    def keep_rows(self, rows: Tensor) -> None:
-        """Keep only these rows, in this order (int64 indices); the others leave the session."""
-        rows = rows.to("cpu", torch.int64)
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order; the others leave the session."""
         assert len(rows) > 0, "a session without rows is over: drop it instead"
         self._keep_rows(rows)
-        self.lengths = self.lengths[rows]
+        self.lengths = [self.lengths[row] for row in rows]
 
-    def _check_room(self, lengths: Tensor) -> None:
-        longest = int(lengths.max())
+    def _check_room(self, lengths: Sequence[int]) -> None:
+        longest = max(lengths)
         if self.max_length is not None and longest > self.max_length:
             raise ContextLengthError(
                 f"got a text of {longest} tokens, but the model's context holds {self.max_length}; "
@@ -108,10 +105,10 @@ class ModelSession(ABC):
     def _extend(self, tokens_BN: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _rollback(self, counts_B: Tensor) -> None: ...
+    def _rollback(self, counts: Sequence[int]) -> None: ...
 
     @abstractmethod
-    def _keep_rows(self, rows: Tensor) -> None: ...
+    def _keep_rows(self, rows: Sequence[int]) -> None: ...
 
 
 class Model(Protocol):

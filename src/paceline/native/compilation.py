@@ -17,6 +17,16 @@ from paceline.records import cache_root
 
 _log = logging.getLogger(__name__)
 
+_LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64}
+# Arguments and result of each function: p pointer, i int64.
+_FUNCTIONS = {
+    "read_tokens": ("pp", ""),
+    "workspace_size": ("piii", "i"),
+    "best_tokens": ("piip", ""),
+    "draw_tokens": ("ppiiip", ""),
+    "judge_lossless": ("ppppiiippipp", ""),
+}
+
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 
 
@@ -24,10 +34,16 @@ _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fP
 def compiled() -> ctypes.CDLL | None:
     """The library; None, and the reason in the log, without a C compiler that knows OpenMP."""
     try:
-        return ctypes.CDLL(str(_built()))
+        library = ctypes.CDLL(str(_built()))
     except (OSError, subprocess.SubprocessError) as error:
         _log.info("computing with torch alone, as the C sources could not be compiled: %s", error)
         return None
+    for name, (arguments, result) in _FUNCTIONS.items():
+        function = library[name]
+        function.argtypes = [_LETTERS[letter] for letter in arguments]
+        function.restype = _LETTERS.get(result)
+        setattr(library, name, function)
+    return library
 
 
 def _built() -> Path:

@@ -5,14 +5,10 @@ Shape suffixes: B batch, G gamma, V vocabulary.
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from paceline.native.compilation import compiled
-
-_pointer, _int = ctypes.c_void_p, ctypes.c_int64
 
 
 def can_draw(*probs: Tensor) -> bool:
@@ -29,12 +25,7 @@ def best_tokens(logits: Tensor) -> Tensor:
     tokens = torch.empty(logits.shape[:-1], dtype=torch.int64)
     library = compiled()
     assert library is not None, "ask can_draw first"
-    library.best_tokens(
-        _pointer(logits.data_ptr()),
-        _int(tokens.numel()),
-        _int(logits.shape[-1]),
-        _pointer(tokens.data_ptr()),
-    )
+    library.best_tokens(logits.data_ptr(), tokens.numel(), logits.shape[-1], tokens.data_ptr())
     return tokens
 
 
@@ -46,12 +37,12 @@ def draw_tokens(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     library = compiled()
     assert library is not None, "ask can_draw first"
     library.draw_tokens(
-        _pointer(probs_BV.data_ptr()),
-        _pointer(uniforms_B.data_ptr()),
-        _int(batch),
-        _int(vocab_size),
-        _int(torch.get_num_threads()),
-        _pointer(tokens_B.data_ptr()),
+        probs_BV.data_ptr(),
+        uniforms_B.data_ptr(),
+        batch,
+        vocab_size,
+        torch.get_num_threads(),
+        tokens_B.data_ptr(),
     )
     _check_mass(tokens_B)
     return tokens_B
@@ -75,11 +66,12 @@ def judge_lossless(
     library = compiled()
     assert library is not None, "ask can_draw first"
     library.judge_lossless(
-        *(_pointer(part.data_ptr()) for part in given),
-        *map(_int, sizes),
-        *(_pointer(part.data_ptr()) for part in uniforms),
-        _int(torch.get_num_threads()),
-        *(_pointer(part.data_ptr()) for part in (num_accepted_B, next_tokens_B)),
+        *(part.data_ptr() for part in given),
+        *sizes,
+        *(part.data_ptr() for part in uniforms),
+        torch.get_num_threads(),
+        num_accepted_B.data_ptr(),
+        next_tokens_B.data_ptr(),
     )
     _check_mass(next_tokens_B)
     return num_accepted_B, next_tokens_B
