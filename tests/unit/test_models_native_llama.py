@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.models import CausalModel, wrap_model
+from paceline.models.causal_session import CausalSession
 from paceline.models.kernels import can_pack
 from paceline.models.llama import LlamaDecoder
 from paceline.models.native_llama import NativeLlama
+from paceline.models.session import JudgeUniforms, ModelSession
 from paceline.native import compilation, compiled
 from tiny import tiny_hf
 
@@ -62,6 +65,67 @@ def test_greedy_speculation_is_the_plain_text_to_the_bit():
         decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=greedy)
         fast = decoder.generate(prompts, 20, eos_token_ids=[])
         assert [row.tokens for row in fast] == [row.tokens for row in plain]
+
+
+def sessions(model: CausalModel, texts: list[list[int]]) -> tuple[CausalSession, CausalSession]:
+    """Two of the same model that have read the same texts."""
+    both = CausalSession(model), CausalSession(model)
+    for session in both:
+        session.prefill(texts)
+    return both
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("texts", [[TEXT[:5]], [TEXT[:2], TEXT[3:9]]])
+def test_drawing_ahead_is_drawing_pass_by_pass(temperature: float, texts: list[list[int]]):
+    compiled_one, plain_one = sessions(prepared(), texts)
+    sampling = SamplingParams(temperature=temperature)
+    rng = torch.Generator().manual_seed(4)
+    for count, gamma in ((1, 3), (2, 4), (1, 1)):
+        new_BN = torch.tensor([TEXT[:count]] * len(texts))
+        uniforms_BG = torch.rand(len(texts), gamma, generator=rng, dtype=torch.float64)
+        draws = uniforms_BG if temperature else None
+        got = compiled_one.draw(new_BN, gamma, sampling, draws)
+        wanted = ModelSession.draw(plain_one, new_BN, gamma, sampling, draws)
+        assert torch.equal(got.tokens_BG, wanted.tokens_BG)
+        assert (got.probs_BGV is None) == (temperature == 0)
+        if got.probs_BGV is not None and wanted.probs_BGV is not None:
+            assert torch.equal(got.probs_BGV, wanted.probs_BGV)
+        assert compiled_one.lengths == plain_one.lengths
+    newest_B1 = torch.tensor([[9]] * len(texts))
+    assert torch.equal(compiled_one.extend(newest_B1), plain_one.extend(newest_B1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("texts", [[TEXT[:5]], [TEXT[:2], TEXT[3:9]]])
+def test_judging_ahead_is_judging_pass_by_pass(temperature: float, texts: list[list[int]]):
+    sampling = SamplingParams(temperature=temperature)
+    rng = torch.Generator().manual_seed(4)
+    batch, gamma = len(texts), 3
+    kept: set[int] = set()
+    for seed in range(12):
+        target = prepared(seed=0)
+        draft = prepared(seed=0, num_hidden_layers=1) if seed % 2 else target
+        compiled_one, plain_one = sessions(target, texts)
+        uniforms = torch.rand(3, batch, gamma, generator=rng, dtype=torch.float64)
+        newest_B1 = torch.full((batch, 1), seed)
+        drafting, _ = sessions(draft, texts)
+        drafted = drafting.draw(newest_B1, gamma, sampling, uniforms[0] if temperature else None)
+        draws = JudgeUniforms(uniforms[1], uniforms[2, :, 0].contiguous())
+        given = (
+            newest_B1,
+            drafted,
+            torch.tensor([gamma, 2][:batch]),
+            Lossless(),
+            sampling,
+            draws if temperature else None,
+        )
+        got, wanted = compiled_one.judge(*given), ModelSession.judge(plain_one, *given)
+        assert [part.tolist() for part in got] == [part.tolist() for part in wanted]
+        kept |= set(got.num_accepted_B.tolist())
+        assert compiled_one.lengths == plain_one.lengths
+        assert torch.equal(compiled_one.extend(newest_B1), plain_one.extend(newest_B1))
+    assert len(kept) > 1
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from paceline.core import sampling, verification
 from paceline.core.rules import Lossless
-from paceline.core.sampling import likeliest, sample
+from paceline.core.sampling import SamplingParams, likeliest, sample, to_probs
 from paceline.core.verification import Verdict, verify
 from paceline.native import compiled
-from paceline.native.verification import draw_tokens
+from paceline.native.sampling import draw_tokens
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 SIZES = [1, 3, 255, 256, 257, 1000, 49152]
@@ -123,3 +123,26 @@ def test_the_likeliest_token_is_the_first_of_the_largest(vocab_size: int, rng: t
     logits = torch.where(few_values < -1, -torch.inf, few_values)
     firsts = (logits == logits.amax(-1, keepdim=True)).int().argmax(-1)
     assert likeliest(logits).tolist() == firsts.tolist()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 4.0, 1e-30, 1e-60])
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_probabilities_equal_those_of_torch(
+    vocab_size: int, temperature: float, rng: torch.Generator
+):
+    logits = 5 * torch.randn(3, vocab_size, generator=rng)
+    logits[:, 1::3] = -torch.inf
+    logits[1, 0] = 300.0
+    got = to_probs(logits, SamplingParams(temperature=temperature))
+    centred = logits.double() - logits.double().amax(-1, keepdim=True)
+    wanted = (centred / temperature).softmax(-1)
+    # a float32 number near -80 is 4e-6 away from the next, and so is its exponential
+    assert torch.allclose(got.double(), wanted, rtol=2e-5, atol=1e-30)
+    assert torch.allclose(got.double().sum(-1), torch.ones(3).double(), atol=1e-6)
+    assert not bool((got[:, 1::3] > 0).any())
+
+
+def test_a_row_of_logits_has_the_same_probabilities_in_any_company(rng: torch.Generator):
+    logits = torch.randn(4, 5, 300, generator=rng)
+    together = to_probs(logits, SamplingParams())
+    assert torch.equal(together[2, 3], to_probs(logits[2, 3], SamplingParams()))

@@ -12,11 +12,13 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.native.verification import best_tokens, can_draw, draw_tokens
+from paceline.native import sampling as native
+from paceline.native.sampling import can_draw
 
 # Sums of more entries at a time cost more in fresh memory than in arithmetic.
 _SUM_ENTRIES = 1 << 20
 _FEW_ENTRIES = 1 << 19
+_COLDEST = torch.finfo(torch.float32).tiny
 
 
 class SamplingParams(StrictModel):
@@ -32,6 +34,11 @@ class SamplingParams(StrictModel):
         """Temperature 0: all mass on the likeliest token."""
         return self.temperature == 0
 
+    @property
+    def only_temperature(self) -> bool:
+        """Nothing but a temperature above 0 shapes the distribution, given the context."""
+        return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
+
 
 def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     """The distribution that tokens are drawn from.
@@ -46,6 +53,10 @@ def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.greedy:
         best = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+    if params.only_temperature and not logits.requires_grad:
+        rows = logits.contiguous()
+        if can_draw(rows):
+            return native.softmax(rows, params.temperature)
     scaled = logits if params.temperature == 1 else _scale(logits, params.temperature)
     if 0 < params.top_k < scaled.shape[-1]:
         scaled = _keep_top_k(scaled, params.top_k)
@@ -57,9 +68,8 @@ def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
 
 def _scale(logits: Tensor, temperature: float) -> Tensor:
     # The largest logit goes to 0 first, or a tiny temperature overflows to inf - inf; one that
-    # float32 rounds to 0 would make 0 / 0 of it.
-    temperature = max(temperature, torch.finfo(torch.float32).tiny)
-    return (logits - logits.amax(-1, keepdim=True)) / temperature
+    # float32 rounds to 0 would make 0 / 0 of it, hence the coldest.
+    return (logits - logits.amax(-1, keepdim=True)) / max(temperature, _COLDEST)
 
 
 def _keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -110,7 +120,7 @@ def likeliest(logits: Tensor) -> Tensor:
     """The token that temperature 0 takes: the first of the largest logits, [..., V] -> [...]."""
     # with few rows, where torch would look at them one by one on one processor
     if logits.numel() <= _FEW_ENTRIES and can_draw(logits):
-        return best_tokens(logits)
+        return native.best_tokens(logits)
     return logits.argmax(-1)
 
 
@@ -121,7 +131,7 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     the row's own total.
     """
     if can_draw(probs_BV):
-        return draw_tokens(probs_BV, uniforms_B)
+        return native.draw_tokens(probs_BV, uniforms_B)
     rows = max(1, _SUM_ENTRIES // probs_BV.shape[-1])
     parts = zip(torch.split(probs_BV, rows), torch.split(uniforms_B, rows), strict=True)
     return torch.cat([_sample(probs_RV, uniforms_R) for probs_RV, uniforms_R in parts])

@@ -15,7 +15,8 @@ from torch import Tensor
 from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
 from paceline.core.sampling import sample
-from paceline.native.verification import can_draw, judge_lossless
+from paceline.native.sampling import can_draw
+from paceline.native.verification import judge_lossless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,10 +79,12 @@ def verify_greedy(drafted_BG: Tensor, num_drafted_B: Tensor, best_BH: Tensor) ->
 
     Shapes: drafted [B, G], best [B, G + 1]: the target's likeliest token at each position.
     """
-    rows = zip(as_list(drafted_BG), as_list(num_drafted_B), as_list(best_BH), strict=True)
-    num_accepted_B = torch.tensor([_num_agreed(row[:count], best) for row, count, best in rows])
-    next_tokens_B = best_BH.gather(1, num_accepted_B[:, None]).squeeze(1)
-    return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+    best: list[list[int]] = as_list(best_BH)
+    rows = zip(as_list(drafted_BG), as_list(num_drafted_B), best, strict=True)
+    num_accepted = [_num_agreed(row[:count], wanted) for row, count, wanted in rows]
+    next_tokens = [wanted[number] for wanted, number in zip(best, num_accepted, strict=True)]
+    num_accepted_B = torch.tensor(num_accepted)
+    return Verdict(num_accepted_B, torch.tensor(next_tokens), num_accepted_B == num_drafted_B)
 
 
 def _num_agreed(drafted: Sequence[int], best: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.lists import as_list
 from paceline.core.sampling import SamplingParams
-from paceline.decode.decoder import Decoder, live_rows
+from paceline.decode.decoder import Decoder, choice_uniforms, live_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,21 +26,17 @@ class AutoregressiveDecoder(Decoder):
 
     @torch.inference_mode()
     def _blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
-        session = self.target.start_session()
-        logits_BV = session.prefill([text.prompt for text in texts])
+        session = self._start_session(self.target)
+        first_B = self._next_tokens(session.prefill([text.prompt for text in texts]), texts)
+        for text, token in zip(texts, as_list(first_B), strict=True):
+            yield text, text.add_first(token)
         texts = list(texts)
-        while texts:
-            next_tokens_B = self._next_tokens(logits_BV, texts)
-            for text, token in zip(texts, as_list(next_tokens_B), strict=True):
-                if text.tokens:
-                    yield text, text.add_block([], token, num_drafted=0)
-                else:
-                    yield text, text.add_first(token)
-            live = live_rows(texts)
-            if not live:
-                return
+        while live := live_rows(texts):
             if len(live) < len(texts):
                 session.keep_rows(live)
                 texts = [texts[row] for row in live]
-            newest_B1 = torch.tensor([[text.tokens[-1]] for text in texts])
-            logits_BV = session.extend(newest_B1)[:, -1]
+            newest_B1 = torch.tensor([text.newest(1) for text in texts])
+            uniforms_B1 = None if self.sampling.greedy else choice_uniforms(texts)[:, None]
+            drawn = session.draw(newest_B1, 1, self.sampling, uniforms_B1, self._seen(texts))
+            for text, (token,) in zip(texts, as_list(drawn.tokens_BG), strict=True):
+                yield text, text.add_block([], token, num_drafted=0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from paceline.decode.result import Block, Generation
     from paceline.decode.text import Text
-    from paceline.models.session import Model
+    from paceline.models.session import Model, ModelSession
 
 
 class Decoder(ABC):
@@ -99,28 +99,22 @@ class Decoder(ABC):
     def _blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
         """Work on the texts until all have ended, yielding each block with its text."""
 
-    def _probs(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        """Logits to probabilities, the same way for target and draft. [..., V] -> [..., V]."""
-        return to_probs(self._penalised(logits, seen), self.sampling)
+    def _start_session(self, model: Model) -> ModelSession:
+        """A session that knows the tokens which all models here share."""
+        session = model.start_session()
+        # one of the models may give logits for padding that the other does not have
+        session.vocab_size = self.vocab_size
+        return session
 
     def _next_tokens(self, logits_BV: Tensor, texts: Sequence[Text]) -> Tensor:
         """One token of the target's own a text, [B]."""
         seen_BV = self._seen(texts)
+        if seen_BV is not None:
+            penalty = self.sampling.repetition_penalty
+            logits_BV = apply_repetition_penalty(logits_BV, seen_BV.to(logits_BV.device), penalty)
         if self.sampling.greedy:
-            return self._best(logits_BV, seen_BV)
-        return sample(self._probs(logits_BV, seen_BV), choice_uniforms(texts))
-
-    def _best(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        """The likeliest tokens: at temperature 0 all that is needed of `_probs`. [..., V] -> [...]."""
-        return likeliest(self._penalised(logits, seen))
-
-    def _penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        # One of the models may give logits for padding that the other does not have.
-        logits = logits[..., : self.vocab_size]
-        if seen is None:
-            return logits
-        penalty = self.sampling.repetition_penalty
-        return apply_repetition_penalty(logits, seen.to(logits.device), penalty)
+            return likeliest(logits_BV)
+        return sample(to_probs(logits_BV, self.sampling), choice_uniforms(texts))
 
     def _seen(self, texts: Sequence[Text]) -> Tensor | None:
         """Which tokens each text holds, [B, V]; None where no penalty asks."""

@@ -14,17 +14,17 @@ last token then.
 # B batch, G gamma, V vocabulary
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams, mark_seen, sample
-from paceline.core.verification import verify, verify_greedy
+from paceline.core.sampling import SamplingParams
 from paceline.decode.decoder import Decoder, choice_uniforms, live_rows
 from paceline.errors import UsageError
+from paceline.models.session import Drawn, JudgeUniforms
 from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -35,13 +35,6 @@ if TYPE_CHECKING:
     from paceline.decode.result import Block
     from paceline.decode.text import Text
     from paceline.models.session import Model, ModelSession
-
-
-class _Proposal(NamedTuple):
-    """Tokens, and the distributions they were drawn from unless only the likeliest counts."""
-
-    tokens_BG: Tensor
-    probs_BGV: Tensor | None
 
 
 class SpeculativeDecoder(Decoder):
@@ -81,7 +74,7 @@ class SpeculativeDecoder(Decoder):
 
     @torch.inference_mode()
     def _blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
-        target, draft = self.target.start_session(), self.draft.start_session()
+        target, draft = self._start_session(self.target), self._start_session(self.draft)
         texts = list(texts)
         yield from self._prefill(target, draft, texts)
         while live := live_rows(texts):
@@ -109,7 +102,7 @@ class SpeculativeDecoder(Decoder):
         gamma = max(num_drafted)
         seen_BV = self._seen(texts)
         drafted = self._propose(draft, texts, gamma, seen_BV)
-        verdict = self._judge(target, texts, drafted, torch.tensor(num_drafted), seen_BV)
+        verdict = self._judge(target, texts, drafted, num_drafted, seen_BV)
         num_accepted: list[int] = as_list(verdict.num_accepted_B)
         target.rollback([gamma - accepted for accepted in num_accepted])
         # the draft has not read its last token
@@ -127,61 +120,37 @@ class SpeculativeDecoder(Decoder):
 
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], gamma: int, seen_BV: Tensor | None
-    ) -> _Proposal:
+    ) -> Drawn:
         """Draft gamma tokens a row, one pass each."""
-        uniforms_GB = torch.zeros(0)
+        if gamma == 0:
+            empty = torch.zeros(len(texts), 0, dtype=torch.int64)
+            return Drawn(empty, torch.zeros(len(texts), 0, self.vocab_size))
+        uniforms_BG = None
         if not self._only_best:
             # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
-            uniforms_GB = _float64([text.draw_draft(self.gamma) for text in texts]).T
+            uniforms_BG = _float64([text.draw_draft(self.gamma)[:gamma] for text in texts])
         unread_BN = _unread(draft, texts)
-        seen_BV = None if seen_BV is None else seen_BV.clone()
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
-        for position in range(gamma):
-            logits_BV = draft.extend(unread_BN)[:, -1]
-            if self._only_best:
-                tokens_B = self._best(logits_BV, seen_BV)
-            else:
-                probs.append(self._probs(logits_BV, seen_BV))
-                tokens_B = sample(probs[-1], uniforms_GB[position])
-            if seen_BV is not None:
-                seen_BV.scatter_(1, tokens_B[:, None].to(seen_BV.device), value=True)
-            tokens.append(tokens_B.cpu())
-            unread_BN = tokens[-1][:, None]
-        if not tokens:
-            empty = torch.zeros(len(texts), 0, dtype=torch.int64)
-            return _Proposal(empty, torch.zeros(len(texts), 0, self.vocab_size))
-        return _Proposal(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
+        return draft.draw(unread_BN, gamma, self.sampling, uniforms_BG, seen_BV)
 
     def _judge(
         self,
         target: ModelSession,
         texts: Sequence[Text],
-        drafted: _Proposal,
-        num_drafted_B: Tensor,
+        drafted: Drawn,
+        num_drafted: Sequence[int],
         seen_BV: Tensor | None,
     ) -> Verdict:
         """One target pass over the newest token and the drafted ones, then the rule."""
-        newest_B1 = torch.tensor([[text.tokens[-1]] for text in texts])
-        logits_BHV = target.extend(torch.cat([newest_B1, drafted.tokens_BG], 1))
-        seen_BHV = None if seen_BV is None else mark_seen(drafted.tokens_BG, seen_BV)
-        if self._only_best:
-            best_BH = self._best(logits_BHV, seen_BHV).cpu()
-            return verify_greedy(drafted.tokens_BG, num_drafted_B, best_BH)
-        target_probs_BHV = self._probs(logits_BHV, seen_BHV)
-        assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
-        uniforms_BG = _float64([text.draw_accept(self.gamma) for text in texts])
-        device = target_probs_BHV.device
-        verdict = verify(
-            drafted.tokens_BG.to(device),
-            num_drafted_B.to(device),
-            drafted.probs_BGV.to(device),
-            target_probs_BHV,
-            self.rule,
-            accept_uniforms_BG=uniforms_BG[:, : drafted.tokens_BG.shape[1]].to(device),
-            next_uniforms_B=choice_uniforms(texts).to(device),
+        uniforms = None
+        if not self._only_best:
+            gamma = drafted.tokens_BG.shape[1]
+            accept_BG = _float64([text.draw_accept(self.gamma)[:gamma] for text in texts])
+            uniforms = JudgeUniforms(accept_BG, choice_uniforms(texts))
+        newest_B1 = torch.tensor([text.newest(1) for text in texts])
+        counts_B = torch.tensor(num_drafted)
+        return target.judge(
+            newest_B1, drafted, counts_B, self.rule, self.sampling, uniforms, seen_BV
         )
-        return type(verdict)(*(part.cpu() for part in verdict))
 
 
 def _float64(numbers: Sequence[Sequence[float]]) -> Tensor:

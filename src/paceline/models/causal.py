@@ -1,10 +1,5 @@
 """Any decoder-only transformers model as a Paceline model: sessions to decode, hidden states to train.
 
-The cache keeps every row right-aligned: the newest token of each row sits in the last column, and
-columns to the left of a shorter row are masked. Rolling rows back by different counts moves each
-row's keys and values to the right. Distances between tokens of a row then never depend on the other
-rows, so rotary, sliding-window and ALiBi models stay right; learned positions are given per row.
-
 Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, V vocabulary.
 """
 
@@ -20,18 +15,19 @@ from torch.nn import functional as F
 
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.architectures import context_length, prove_rollback, refuse_by_name
-from paceline.models.cache import RoomyCache
+from paceline.models.causal_session import CausalSession, evaluating
 from paceline.models.draft_vocabulary import limited
 from paceline.models.int8 import rounded_copy
 from paceline.models.kernels import EXACT, ROUNDED, Packer, can_pack, packed_copy
 from paceline.models.llama import LlamaDecoder
 from paceline.models.native_llama import NativeLlama
-from paceline.models.session import ModelSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.models.cache import RoomyCache
 
 
 class Decoder(Protocol):
@@ -190,48 +186,6 @@ def can_read_int8(model: CausalModel) -> bool:
     )
 
 
-class CausalSession(ModelSession):
-    """Keys and values of a batch of texts, right-aligned."""
-
-    def __init__(self, model: CausalModel) -> None:
-        super().__init__(model.vocab_size, model.max_length)
-        self.model = model
-        self.cache = RoomyCache()
-        self._device = model.device  # asked once: transformers looks through all weights for it
-
-    def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        lengths = [len(row) for row in tokens]
-        width = max(lengths)
-        tokens_BW = torch.zeros(len(tokens), width, dtype=torch.int64)
-        for row, new in enumerate(tokens):
-            tokens_BW[row, width - len(new) :] = torch.tensor(new)
-        return self._read(tokens_BW, lengths, keep=1)[:, 0]
-
-    def _extend(self, tokens_BN: Tensor) -> Tensor:
-        count = tokens_BN.shape[1]
-        return self._read(tokens_BN, [length + count for length in self.lengths], keep=0)
-
-    def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
-        """Logits of the last `keep` columns (0: all); row b is ends[b] tokens long afterwards."""
-        ends_B = None if min(ends) == max(ends) else torch.tensor(ends)
-        tokens_BN = tokens_BN.to(self._device)
-        with torch.inference_mode(), evaluating(self.model.hf):
-            logits = self.model.decoder(tokens_BN, self.cache, ends_B, keep)
-        return logits[..., : self.vocab_size].float()
-
-    def _rollback(self, counts: Sequence[int]) -> None:
-        if min(counts) == max(counts):
-            self.cache.forget(counts[0])
-        else:
-            kept = [length - count for length, count in zip(self.lengths, counts, strict=True)]
-            ends_B = max(self.lengths) - torch.tensor(counts)
-            self.cache.realign(torch.arange(len(counts)), ends_B, max(kept))
-
-    def _keep_rows(self, rows: Sequence[int]) -> None:
-        ends_B = torch.full((len(rows),), max(self.lengths))
-        self.cache.realign(torch.tensor(rows), ends_B, max(self.lengths[row] for row in rows))
-
-
 class HfDecoder:
     """The forward pass of transformers, given only what the batch needs."""
 
@@ -269,19 +223,6 @@ def _mask_and_positions(ends_B: Tensor, tokens_BN: Tensor) -> dict[str, Tensor]:
         "attention_mask": mask_BW.to(device, torch.int64),
         "position_ids": positions_BN.to(device),
     }
-
-
-@contextlib.contextmanager
-def evaluating(hf: PreTrainedModel) -> Iterator[None]:
-    """Dropout off while reading, whatever the training loop has set."""
-    training = hf.training
-    if training:
-        hf.eval()
-    try:
-        yield
-    finally:
-        if training:
-            hf.train()
 
 
 def wrap_model(

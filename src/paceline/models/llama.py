@@ -71,6 +71,11 @@ class LlamaDecoder:
         self._listeners.append(listener)
         return functools.partial(self._listeners.remove, listener)
 
+    def reader_of(self, tokens_BN: Tensor) -> NativeLlama | None:
+        """What reads so few tokens in one call, if there is such a thing and nobody listens."""
+        few = tokens_BN.numel() <= MANY_TOKENS
+        return self.native if few and not self._listeners else None
+
     @torch.inference_mode()
     def _agrees_with(self, native: NativeLlama) -> bool:
         """Does it give what this pass gives? Compilers err, and nobody else would notice."""
@@ -90,8 +95,6 @@ class LlamaDecoder:
             ends_B: Length of each row after this pass; None if all rows fill the whole width.
             keep: How many columns to give logits for.
         """
-        if self.native and not self._listeners and tokens_BN.numel() <= MANY_TOKENS:
-            return self.native(tokens_BN, cache, ends_B, keep)
         count = tokens_BN.shape[1]
         width = cache.get_seq_length() + count
         positions_BN = torch.arange(width - count, width)[None]

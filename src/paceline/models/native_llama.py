@@ -9,7 +9,6 @@ Shape suffixes: B batch, N new tokens, D hidden, S head size.
 from __future__ import annotations
 
 import ctypes
-import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.models.int8 import round_rows
 from paceline.native import compiled
+from paceline.native.sampling import check_mass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from paceline.models.cache import RoomyCache, RoomyLayer
+    from paceline.models.session import JudgeUniforms
 
 # Beyond so many tokens a pass, products are bound by arithmetic, and torch's are better at that.
 MANY_TOKENS = 8
@@ -76,21 +77,31 @@ class _Plan:
         self.this_pass = this_pass
         self.lengths = lengths
         self._layers = layers
-        self._rooms = [layer.rooms for layer in layers]
+        self._rooms = (layers[0].rooms, layers[-1].rooms)
         self._held = held  # what the pass points to
 
     def holds(self, count: int) -> bool:
         """Have the rooms stayed, and is there place for so many more columns?"""
-        stayed = all(map(operator.is_, (layer.rooms for layer in self._layers), self._rooms))
-        fits = self._layers[0].width + count <= self.this_pass.room
+        first, last = self._layers[0], self._layers[-1]  # the others move with them
+        stayed = first.rooms is self._rooms[0] and last.rooms is self._rooms[1]
+        fits = first.width + count <= self.this_pass.room
         return stayed and fits and self.this_pass.threads == torch.get_num_threads()
 
-    def widen(self, count: int) -> int:
-        """Take so many more columns into use; the new width."""
+    def prepare(self, tokens_BN: Tensor, ends_B: Tensor | None, keep: int, logits: Tensor) -> _Pass:
+        """The pass that reads these tokens."""
+        batch, count = tokens_BN.shape
+        width = self._layers[0].width + count
+        this = self.this_pass
+        this.count, this.width, this.keep = count, width, keep
+        this.tokens, this.logits = tokens_BN.data_ptr(), logits.data_ptr()
+        self.lengths[:] = [width] * batch if ends_B is None else ends_B.tolist()
+        return this
+
+    def widen(self, count: int) -> None:
+        """Take so many more columns into use."""
         width = self._layers[0].width + count
         for layer in self._layers:
             layer.width = width
-        return width
 
 
 class NativeLlama:
@@ -170,18 +181,93 @@ class NativeLlama:
     ) -> Tensor:
         """Logits of the last `keep` columns (0: all); see `LlamaDecoder.__call__`."""
         batch, count = tokens_BN.shape
+        keep = keep or count
+        plan = self._plan(cache, batch, count)
+        tokens_BN = tokens_BN.contiguous()
+        logits = torch.empty(batch, keep, self.vocab_size)
+        this_pass = plan.prepare(tokens_BN, ends_B, keep, logits)
+        plan.widen(count)
+        self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
+        return logits
+
+    def draw(
+        self,
+        tokens_BN: Tensor,
+        cache: RoomyCache,
+        ends_B: Tensor | None,
+        num_drawn: int,
+        vocab_size: int,
+        temperature: float,
+        uniforms_BG: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `ModelSession.draw`: tokens [B, G], and the distributions [B, G, V] where it drew."""
+        batch, count = tokens_BN.shape
+        plan = self._plan(cache, batch, count + num_drawn - 1)
+        tokens_BN = tokens_BN.contiguous()
+        logits = torch.empty(batch, 1, self.vocab_size)
+        drawn_BG = torch.empty(batch, num_drawn, dtype=torch.int64)
+        probs_BGV = None
+        if uniforms_BG is not None:
+            uniforms_BG = uniforms_BG.double().contiguous()
+            probs_BGV = torch.empty(batch, num_drawn, vocab_size)
+        this_pass = plan.prepare(tokens_BN, ends_B, 1, logits)
+        plan.widen(count + num_drawn - 1)
+        self._library.draw_ahead(
+            ctypes.byref(self._model),
+            ctypes.byref(this_pass),
+            num_drawn,
+            vocab_size,
+            temperature,
+            None if uniforms_BG is None else uniforms_BG.data_ptr(),
+            drawn_BG.data_ptr(),
+            None if probs_BGV is None else probs_BGV.data_ptr(),
+        )
+        check_mass(drawn_BG)
+        return drawn_BG, probs_BGV
+
+    def judge(
+        self,
+        tokens_BH: Tensor,
+        cache: RoomyCache,
+        ends_B: Tensor | None,
+        vocab_size: int,
+        temperature: float,
+        num_drafted_B: Tensor,
+        draft_probs_BGV: Tensor | None,
+        uniforms: JudgeUniforms | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `ModelSession.judge`, with a lossless rule: tokens that stay and the one behind, [B]."""
+        batch, count = tokens_BH.shape
+        plan = self._plan(cache, batch, count)
+        logits = torch.empty(batch, count, self.vocab_size)
+        given: list[Tensor | None] = [num_drafted_B, None, None, None, None]
+        if uniforms is not None:
+            assert draft_probs_BGV is not None, "drawn tokens come with their distributions"
+            probs_BHV = torch.empty(batch, count, vocab_size)
+            draws = [uniforms.accept_BG.double().contiguous(), uniforms.next_B.double()]
+            given[1:] = [draft_probs_BGV.float().contiguous(), *draws, probs_BHV]
+        num_accepted_B = torch.empty(batch, dtype=torch.int64)
+        next_tokens_B = torch.empty(batch, dtype=torch.int64)
+        this_pass = plan.prepare(tokens_BH, ends_B, count, logits)
+        plan.widen(count)
+        self._library.judge_ahead(
+            ctypes.byref(self._model),
+            ctypes.byref(this_pass),
+            vocab_size,
+            temperature,
+            *(None if part is None else part.data_ptr() for part in given),
+            num_accepted_B.data_ptr(),
+            next_tokens_B.data_ptr(),
+        )
+        check_mass(next_tokens_B)
+        return num_accepted_B, next_tokens_B
+
+    def _plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
+        """The cache's plan, with room for so many more tokens a row."""
         plan: _Plan | None = cache.plan
         if plan is None or not plan.holds(count):
             plan = cache.plan = self._new_plan(cache, batch, count)
-        width = plan.widen(count)
-        tokens_BN = tokens_BN.contiguous()
-        logits = torch.empty(batch, keep or count, self.vocab_size)
-        this_pass = plan.this_pass
-        this_pass.count, this_pass.width, this_pass.keep = count, width, keep or count
-        this_pass.tokens, this_pass.logits = tokens_BN.data_ptr(), logits.data_ptr()
-        plan.lengths[:] = [width] * batch if ends_B is None else ends_B.tolist()
-        self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
-        return logits
+        return plan
 
     def _new_plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
         """Make room for so many more tokens a row, and lay out the passes that fit in it."""

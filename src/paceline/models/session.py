@@ -1,18 +1,48 @@
 """The seam between decoding and models: a batch of texts under construction, and what holds them.
 
-A session knows how to read tokens, to forget the last ones and to let rows leave. It does not know
-about sampling, drafts or stopping. Rows of a batch may keep different numbers of tokens.
+A session knows how to read tokens, to draw the next ones or judge drafted ones, to forget the last
+ones and to let rows leave. It does not know about stopping. Rows of a batch may keep different numbers of tokens.
 
-Shape suffixes: B batch, N new tokens, V vocabulary (logits over it).
+Shape suffixes: B batch, N new tokens, G drawn ones, V vocabulary (logits over it).
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
+from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
 from torch import Tensor
 
+from paceline.core.sampling import (
+    SamplingParams,
+    apply_repetition_penalty,
+    likeliest,
+    mark_seen,
+    sample,
+    to_probs,
+)
+from paceline.core.verification import Verdict, verify, verify_greedy
 from paceline.errors import ContextLengthError, PromptError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.core.rules import Rule
+
+
+class Drawn(NamedTuple):
+    """Tokens, and the distributions they were drawn from unless only the likeliest counted."""
+
+    tokens_BG: Tensor
+    probs_BGV: Tensor | None
+
+
+class JudgeUniforms(NamedTuple):
+    """Numbers in [0, 1), float64: one a drafted token, and one a row for the token that follows."""
+
+    accept_BG: Tensor
+    next_B: Tensor
 
 
 class ModelSession(ABC):
@@ -23,6 +53,7 @@ class ModelSession(ABC):
 
     Attributes:
         lengths: The tokens that each row holds; empty before the first call.
+        vocab_size: Width of the logits. A decoder narrows it to what two models share.
     """
 
     lengths: list[int]
@@ -52,7 +83,7 @@ class ModelSession(ABC):
         self._check_room(lengths)
         logits_BV = self._prefill(tokens)
         self.lengths = lengths
-        return logits_BV
+        return self._named(logits_BV)
 
     def extend(self, tokens_BN: Tensor) -> Tensor:
         """Append the same number of tokens, at least one, to every row.
@@ -63,16 +94,96 @@ class ModelSession(ABC):
         Raises:
             ContextLengthError: A row would grow beyond the model's context.
         """
-        batch, count = tokens_BN.shape
-        assert count >= 1, "extend needs a token for every row"
-        if not self.lengths:
-            self.lengths = [0] * batch
-        assert batch == len(self.lengths), f"{batch} rows of tokens, {len(self.lengths)} in session"
-        lengths = [length + count for length in self.lengths]
-        self._check_room(lengths)
+        lengths = self._longer(tokens_BN, 0)
         logits_BNV = self._extend(tokens_BN)
         self.lengths = lengths
-        return logits_BNV
+        return self._named(logits_BNV)
+
+    def draw(
+        self,
+        tokens_BN: Tensor,
+        count: int,
+        sampling: SamplingParams,
+        uniforms_BG: Tensor | None = None,
+        seen_BV: Tensor | None = None,
+    ) -> Drawn:
+        """Append tokens, then draw `count` (G) more a row, each but the last appended before the next.
+
+        Args:
+            tokens_BN: As for `extend`.
+            count: How many to draw, at least one.
+            sampling: How the model's distributions are shaped.
+            uniforms_BG: Numbers in [0, 1) to draw with; None takes the likeliest tokens.
+            seen_BV: Tokens that a repetition penalty falls on, these new ones included.
+
+        Raises:
+            ContextLengthError: As `extend`.
+        """
+        seen_BV = None if seen_BV is None else seen_BV.clone()
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        unread_BN = tokens_BN
+        for place in range(count):
+            logits_BV = self.extend(unread_BN)[:, -1]
+            if seen_BV is not None:
+                seen_BV = seen_BV.to(logits_BV.device)
+                penalty = sampling.repetition_penalty
+                logits_BV = apply_repetition_penalty(logits_BV, seen_BV, penalty)
+            if uniforms_BG is None:
+                newest_B = likeliest(logits_BV)
+            else:
+                probs.append(to_probs(logits_BV, sampling))
+                newest_B = sample(probs[-1], uniforms_BG[:, place])
+            if seen_BV is not None:
+                seen_BV.scatter_(1, newest_B[:, None], value=True)
+            tokens.append(newest_B.cpu())
+            unread_BN = tokens[-1][:, None]
+        return Drawn(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
+
+    def judge(
+        self,
+        newest_B1: Tensor,
+        drafted: Drawn,
+        num_drafted_B: Tensor,
+        rule: Rule,
+        sampling: SamplingParams,
+        uniforms: JudgeUniforms | None = None,
+        seen_BV: Tensor | None = None,
+    ) -> Verdict:
+        """Append the newest token and the drafted ones, and say how many of these stay.
+
+        Args:
+            newest_B1: The token of each row that no pass has read yet.
+            drafted: Tokens [B, G] and, with `uniforms`, what they were drawn from.
+            num_drafted_B: How many of the G each row drafted.
+            rule: Decides what stays.
+            sampling: How the model's distributions are shaped.
+            uniforms: Numbers to draw with; None compares with the likeliest tokens, which is what
+                an exact rule does at temperature 0.
+            seen_BV: Tokens that a repetition penalty falls on, the newest ones included.
+
+        Raises:
+            ContextLengthError: As `extend`.
+        """
+        logits_BHV = self.extend(torch.cat([newest_B1, drafted.tokens_BG], 1))
+        if seen_BV is not None:
+            seen_BHV = mark_seen(drafted.tokens_BG, seen_BV).to(logits_BHV.device)
+            logits_BHV = apply_repetition_penalty(logits_BHV, seen_BHV, sampling.repetition_penalty)
+        if uniforms is None:
+            return verify_greedy(drafted.tokens_BG, num_drafted_B, likeliest(logits_BHV).cpu())
+        assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
+        target_probs_BHV = to_probs(logits_BHV, sampling)
+        device = target_probs_BHV.device
+        verdict = verify(
+            drafted.tokens_BG.to(device),
+            num_drafted_B.to(device),
+            drafted.probs_BGV.to(device),
+            target_probs_BHV,
+            rule,
+            accept_uniforms_BG=uniforms.accept_BG.to(device),
+            next_uniforms_B=uniforms.next_B.to(device),
+        )
+        return Verdict(*(part.cpu() for part in verdict))
 
     def rollback(self, counts: Sequence[int]) -> None:
         """Forget the last counts[b] tokens of row b; a row may become empty."""
@@ -89,6 +200,23 @@ class ModelSession(ABC):
         assert len(rows) > 0, "a session without rows is over: drop it instead"
         self._keep_rows(rows)
         self.lengths = [self.lengths[row] for row in rows]
+
+    def _longer(self, tokens_BN: Tensor, more: int) -> list[int]:
+        """The lengths after these tokens and some more, checked."""
+        batch, count = tokens_BN.shape
+        assert count >= 1, "a session reads at least one token a row"
+        if not self.lengths:
+            self.lengths = [0] * batch
+        assert batch == len(self.lengths), f"{batch} rows of tokens, {len(self.lengths)} in session"
+        lengths = [length + count + more for length in self.lengths]
+        self._check_room(lengths)
+        return lengths
+
+    def _named(self, logits: Tensor) -> Tensor:
+        """Logits of the tokens that can be named, in float32."""
+        if logits.shape[-1] != self.vocab_size:
+            logits = logits[..., : self.vocab_size]
+        return logits.float()
 
     def _check_room(self, lengths: Sequence[int]) -> None:
         longest = max(lengths)

@@ -17,12 +17,16 @@ from paceline.records import cache_root
 
 _log = logging.getLogger(__name__)
 
-_LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64}
-# Arguments and result of each function: p pointer, i int64.
+_HERE = Path(__file__).parent
+_LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+# Arguments and result of each function: p pointer, i int64, f float.
 _FUNCTIONS = {
     "read_tokens": ("pp", ""),
+    "draw_ahead": ("ppiifppp", ""),
+    "judge_ahead": ("ppifppppppp", ""),
     "workspace_size": ("piii", "i"),
-    "best_tokens": ("piip", ""),
+    "best_tokens": ("piiip", ""),
+    "softmax": ("piiifip", ""),
     "draw_tokens": ("ppiiip", ""),
     "judge_lossless": ("ppppiiippipp", ""),
 }
@@ -48,8 +52,7 @@ def compiled() -> ctypes.CDLL | None:
 
 def _built() -> Path:
     """Compiled for this very processor, and kept; an entry of the cache appears whole or not at all."""
-    sources = sorted(Path(__file__).parent.glob("*.c"))
-    texts = [source.read_text(encoding="utf-8") for source in sources]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(_HERE.glob("*.[ch]"))]
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
     facts = (*texts, compiler, *_FLAGS, platform.machine(), _instructions())
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
@@ -58,7 +61,14 @@ def _built() -> Path:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
             made = Path(folder) / entry.name
-            command = [compiler, *_FLAGS, *map(str, sources), "-o", str(made), "-lm"]
+            command = [
+                compiler,
+                *_FLAGS,
+                *map(str, sorted(_HERE.glob("*.c"))),
+                "-o",
+                str(made),
+                "-lm",
+            ]
             subprocess.run(command, check=True, capture_output=True, timeout=120)
             made.replace(entry)
     return entry

@@ -13,59 +13,17 @@
 
 #include <math.h>
 #include <omp.h>
-#include <stdint.h>
 #include <string.h>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
-#define LANES 8
+#include "llama.h"
+#include "vectors.h"
+
 #define ROWS 2     /* rows of a matrix side by side; `gated` takes a gate and its up */
 #define TOKENS 4   /* tokens at a time */
 #define AHEAD 4096 /* bytes to fetch early: a page, where the processor's own foresight ends */
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float f8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef float f4 __attribute__((vector_size(16)));
-typedef signed char b8 __attribute__((vector_size(LANES), aligned(1), may_alias));
-typedef int32_t i8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-typedef struct {
-    const char *weights; /* bfloat16, or int8 where there are scales */
-    const float *scales; /* [rows], or null */
-} Matrix;
-
-typedef struct {
-    Matrix qkv, out, gate_up, down;
-    const float *attention_norm, *mlp_norm; /* [hidden] */
-    const float *query_norm, *key_norm;     /* [head_size], or null */
-    const float *qkv_bias;                  /* or null */
-    int64_t window;                         /* columns it looks back; 0: all */
-} Layer;
-
-typedef struct {
-    int64_t num_layers, hidden, inner, query_heads, key_heads, head_size;
-    int64_t head_rows, vocab;
-    float norm_eps, scaling;
-    const uint16_t *embeddings;  /* bfloat16, [tokens, hidden] */
-    Matrix head;                 /* [head_rows, hidden] */
-    const float *head_bias;      /* or null */
-    const int64_t *head_tokens;  /* [head_rows], or null where row r is token r */
-    const float *final_norm;
-    const Layer *layers;
-} Model;
-
-typedef struct {
-    int64_t threads, batch, count, width; /* width: columns after this pass */
-    int64_t keep;                         /* logits of the last so many columns */
-    const int64_t *tokens;                /* [batch, count] */
-    const int64_t *lengths;               /* [batch]: tokens a row holds after this pass */
-    const float *cos, *sin;               /* [positions, head_size / 2] */
-    float *const *keys, *const *values;   /* a layer: [batch, key_heads, room, head_size] */
-    int64_t room;
-    float *logits;    /* [batch, keep, vocab]; -inf for tokens without a row in the head */
-    float *workspace; /* `workspace_size` floats */
-} Pass;
 
 INLINE int64_t my_part(int64_t count, int64_t thread) {
     return count * thread / omp_get_num_threads();
@@ -96,35 +54,17 @@ INLINE float widen(uint16_t weight) {
 
 INLINE int64_t paired(int64_t i) { return (i & ~(int64_t)15) | ((i & 1) << 3) | ((i & 15) >> 1); }
 
-INLINE f8 select8(i8 which, f8 yes, f8 no) { return (f8)((which & (i8)yes) | (~which & (i8)no)); }
-
-/* exp to 1e-7 of itself; 0 far below. */
-INLINE f8 exp8(f8 x) {
-    x = select8(x < -87.0f, (f8){} - 87.0f, x);
-    x = select8(x > 88.0f, (f8){} + 88.0f, x);
-    f8 shifted = x * 1.44269504f + 12582912.0f; /* rounds to whole numbers */
-    f8 n = shifted - 12582912.0f;
-    f8 r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    f8 p = (f8){} + 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (f8)((__builtin_convertvector(n, i8) + 127) << 23);
-}
-
 /* Products of `rows` rows of weights, `bytes` each, with `m` paired vectors: sums[row][token]. */
 INLINE void some_rows(const char *const *w, int bytes, const float *x, int64_t size, int rows,
                       int m, float sums[][TOKENS]) {
     f8 evens[ROWS][TOKENS] = {}, odds[ROWS][TOKENS] = {};
+#pragma GCC unroll 4
     for (int64_t i = 0; i < size; i += 2 * LANES) {
         f8 even_w[ROWS], odd_w[ROWS];
         for (int row = 0; row < rows; row++) {
             const char *here = w[row] + i * bytes;
-            __builtin_prefetch(here + AHEAD);
+            /* once a line of 64 bytes is enough, but wider weights come faster with more */
+            if (bytes == 2 || !(i & 63)) __builtin_prefetch(here + AHEAD);
             if (bytes == 2) {
                 i8 pairs = *(const i8 *)here;
                 even_w[row] = even_weights(pairs), odd_w[row] = odd_weights(pairs);

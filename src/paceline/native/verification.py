@@ -1,4 +1,4 @@
-"""verification.c on tensors: float32 probabilities on a CPU, one row of them behind the other.
+"""verification.c on tensors that `can_draw` allows.
 
 Shape suffixes: B batch, G gamma, V vocabulary.
 """
@@ -9,43 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.native.compilation import compiled
-
-
-def can_draw(*probs: Tensor) -> bool:
-    """Are these distributions that the library reads, and is there a library?"""
-    plain = all(
-        part.dtype == torch.float32 and part.device.type == "cpu" and part.is_contiguous()
-        for part in probs
-    )
-    return plain and compiled() is not None
-
-
-def best_tokens(logits: Tensor) -> Tensor:
-    """The first of the largest logits, [..., V] -> [...]."""
-    tokens = torch.empty(logits.shape[:-1], dtype=torch.int64)
-    library = compiled()
-    assert library is not None, "ask can_draw first"
-    library.best_tokens(logits.data_ptr(), tokens.numel(), logits.shape[-1], tokens.data_ptr())
-    return tokens
-
-
-def draw_tokens(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """One token a row by inverse CDF, [B]."""
-    batch, vocab_size = probs_BV.shape
-    uniforms_B = uniforms_B.double().contiguous()
-    tokens_B = torch.empty(batch, dtype=torch.int64)
-    library = compiled()
-    assert library is not None, "ask can_draw first"
-    library.draw_tokens(
-        probs_BV.data_ptr(),
-        uniforms_B.data_ptr(),
-        batch,
-        vocab_size,
-        torch.get_num_threads(),
-        tokens_B.data_ptr(),
-    )
-    _check_mass(tokens_B)
-    return tokens_B
+from paceline.native.sampling import check_mass
 
 
 def judge_lossless(
@@ -73,9 +37,5 @@ def judge_lossless(
         num_accepted_B.data_ptr(),
         next_tokens_B.data_ptr(),
     )
-    _check_mass(next_tokens_B)
+    check_mass(next_tokens_B)
     return num_accepted_B, next_tokens_B
-
-
-def _check_mass(tokens_B: Tensor) -> None:
-    assert min(tokens_B.tolist(), default=0) >= 0, "a distribution has no mass, or is not a number"

@@ -1,0 +1,156 @@
+"""Texts that a decoder-only transformers model has read.
+
+The cache keeps every row right-aligned: the newest token of each row sits in the last column, and
+columns to the left of a shorter row are masked. Rolling rows back by different counts moves each
+row's keys and values to the right. Distances between tokens of a row then never depend on the other
+rows, so rotary, sliding-window and ALiBi models stay right; learned positions are given per row.
+
+Shape suffixes: B batch, N new tokens, G drawn ones, H judged ones, W cache width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.rules import Lossless
+from paceline.core.verification import Verdict
+from paceline.models.cache import RoomyCache
+from paceline.models.llama import LlamaDecoder
+from paceline.models.session import Drawn, ModelSession
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from transformers import PreTrainedModel
+
+    from paceline.core.rules import Rule
+    from paceline.core.sampling import SamplingParams
+    from paceline.models.causal import CausalModel
+    from paceline.models.native_llama import NativeLlama
+    from paceline.models.session import JudgeUniforms
+
+
+class CausalSession(ModelSession):
+    """Keys and values of a batch of texts, right-aligned."""
+
+    def __init__(self, model: CausalModel) -> None:
+        super().__init__(model.vocab_size, model.max_length)
+        self.model = model
+        self.cache = RoomyCache()
+        self._device = model.device  # asked once: transformers looks through all weights for it
+
+    def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        lengths = [len(row) for row in tokens]
+        width = max(lengths)
+        tokens_BW = torch.zeros(len(tokens), width, dtype=torch.int64)
+        for row, new in enumerate(tokens):
+            tokens_BW[row, width - len(new) :] = torch.tensor(new)
+        return self._read(tokens_BW, lengths, keep=1)[:, 0]
+
+    def _extend(self, tokens_BN: Tensor) -> Tensor:
+        count = tokens_BN.shape[1]
+        return self._read(tokens_BN, [length + count for length in self.lengths], keep=0)
+
+    def draw(
+        self,
+        tokens_BN: Tensor,
+        count: int,
+        sampling: SamplingParams,
+        uniforms_BG: Tensor | None = None,
+        seen_BV: Tensor | None = None,
+    ) -> Drawn:
+        plain = seen_BV is None and (uniforms_BG is None or sampling.only_temperature)
+        native = self._native(tokens_BN)
+        if native is None or not plain:
+            return super().draw(tokens_BN, count, sampling, uniforms_BG, seen_BV)
+        lengths = self._longer(tokens_BN, count - 1)
+        ends = [length + tokens_BN.shape[1] for length in self.lengths]
+        drawn = native.draw(
+            tokens_BN,
+            self.cache,
+            _ragged(ends),
+            count,
+            self.vocab_size,
+            sampling.temperature,
+            uniforms_BG,
+        )
+        self.lengths = lengths
+        return Drawn(*drawn)
+
+    def judge(
+        self,
+        newest_B1: Tensor,
+        drafted: Drawn,
+        num_drafted_B: Tensor,
+        rule: Rule,
+        sampling: SamplingParams,
+        uniforms: JudgeUniforms | None = None,
+        seen_BV: Tensor | None = None,
+    ) -> Verdict:
+        tokens_BH = torch.cat([newest_B1, drafted.tokens_BG], 1)
+        native = self._native(tokens_BH)
+        lossless = uniforms is None or (type(rule) is Lossless and sampling.only_temperature)
+        if native is None or not lossless or seen_BV is not None:
+            return super().judge(
+                newest_B1, drafted, num_drafted_B, rule, sampling, uniforms, seen_BV
+            )
+        lengths = self._longer(tokens_BH, 0)
+        num_accepted_B, next_tokens_B = native.judge(
+            tokens_BH,
+            self.cache,
+            _ragged(lengths),
+            self.vocab_size,
+            sampling.temperature,
+            num_drafted_B,
+            drafted.probs_BGV,
+            uniforms,
+        )
+        self.lengths = lengths
+        return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+
+    def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
+        """Logits of the last `keep` columns (0: all); row b is ends[b] tokens long afterwards."""
+        native = self._native(tokens_BN)
+        if native is not None:
+            return native(tokens_BN, self.cache, _ragged(ends), keep)
+        tokens_BN = tokens_BN.to(self._device)
+        with torch.inference_mode(), evaluating(self.model.hf):
+            return self.model.decoder(tokens_BN, self.cache, _ragged(ends), keep)
+
+    def _native(self, tokens_BN: Tensor) -> NativeLlama | None:
+        decoder = self.model.decoder
+        return decoder.reader_of(tokens_BN) if isinstance(decoder, LlamaDecoder) else None
+
+    def _rollback(self, counts: Sequence[int]) -> None:
+        if min(counts) == max(counts):
+            self.cache.forget(counts[0])
+        else:
+            kept = [length - count for length, count in zip(self.lengths, counts, strict=True)]
+            ends_B = max(self.lengths) - torch.tensor(counts)
+            self.cache.realign(torch.arange(len(counts)), ends_B, max(kept))
+
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        ends_B = torch.full((len(rows),), max(self.lengths))
+        self.cache.realign(torch.tensor(rows), ends_B, max(self.lengths[row] for row in rows))
+
+
+def _ragged(ends: Sequence[int]) -> Tensor | None:
+    """The ends of rows of different lengths, [B]."""
+    return None if min(ends) == max(ends) else torch.tensor(ends)
+
+
+@contextlib.contextmanager
+def evaluating(hf: PreTrainedModel) -> Iterator[None]:
+    """Dropout off while reading, whatever the training loop has set."""
+    training = hf.training
+    if training:
+        hf.eval()
+    try:
+        yield
+    finally:
+        if training:
+            hf.train()

@@ -1,0 +1,132 @@
+/* Distributions and tokens drawn from them. Sums run in float64. */
+
+#include "sampling.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "vectors.h"
+
+#define STRETCH 256 /* tokens whose mass is looked up together */
+
+/* Mass of token i: its probability, or by how much it exceeds the draft's where there is one. */
+INLINE double mass(const float *target, const float *draft, int64_t i) {
+    float excess = draft ? target[i] - draft[i] : target[i];
+    return excess > 0.0f ? (double)excess : 0.0;
+}
+
+INLINE double mass_between(const float *target, const float *draft, int64_t begin, int64_t end) {
+    d4 sums[4] = {};
+    int64_t i = begin;
+    for (; i + 16 <= end; i += 16)
+        for (int k = 0; k < 4; k++) {
+            f4 here = *(const f4 *)(target + i + 4 * k);
+            if (draft) here -= *(const f4 *)(draft + i + 4 * k);
+            here = (f4)((here > 0.0f) & (__typeof__(here > 0.0f))here);
+            sums[k] += __builtin_convertvector(here, d4);
+        }
+    d4 all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    double sum = (all[0] + all[2]) + (all[1] + all[3]);
+    for (; i < end; i++) sum += mass(target, draft, i);
+    return sum;
+}
+
+int64_t draw(const float *target, const float *draft, int64_t vocab, double uniform) {
+    int64_t stretches = (vocab + STRETCH - 1) / STRETCH, stretch = 0;
+    double sums[stretches], total = 0.0;
+    for (int64_t s = 0; s < stretches; s++) {
+        int64_t end = (s + 1) * STRETCH;
+        sums[s] = mass_between(target, draft, s * STRETCH, end < vocab ? end : vocab);
+        total += sums[s];
+    }
+    if (!(total > 0.0)) return -1;
+    double left = uniform * total;
+    /* Rounding may carry the point past the end of all: then the last mass there is is meant. */
+    int64_t last = 0;
+    for (int64_t s = 0; s < stretches; s++)
+        if (sums[s] > 0.0) last = s;
+    while (stretch < last && left >= sums[stretch]) left -= sums[stretch++];
+    int64_t end = (stretch + 1) * STRETCH, token = -1;
+    if (end > vocab) end = vocab;
+    for (int64_t i = stretch * STRETCH; i < end; i++) {
+        double here = mass(target, draft, i);
+        if (here > 0.0) token = i;
+        if (left < here) break;
+        left -= here;
+    }
+    return token;
+}
+
+static float largest_of(const float *logits, int64_t vocab) {
+    f8 largest[2] = {};
+    largest[0] += -INFINITY, largest[1] += -INFINITY;
+    int64_t i = 0;
+    for (; i + 2 * LANES <= vocab; i += 2 * LANES)
+        for (int k = 0; k < 2; k++) {
+            f8 here = *(const f8 *)(logits + i + k * LANES);
+            largest[k] = select8(here > largest[k], here, largest[k]);
+        }
+    float best = -INFINITY;
+    for (int lane = 0; lane < 2 * LANES; lane++) {
+        float here = largest[lane / LANES][lane % LANES];
+        best = here > best ? here : best;
+    }
+    for (; i < vocab; i++) best = logits[i] > best ? logits[i] : best;
+    return best;
+}
+
+void best_tokens(const float *logits, int64_t rows, int64_t vocab, int64_t stride,
+                 int64_t *tokens) {
+    for (int64_t row = 0; row < rows; row++, logits += stride) {
+        float best = largest_of(logits, vocab);
+        tokens[row] = 0;
+        for (int64_t i = 0; i < vocab; i++)
+            if (logits[i] == best) {
+                tokens[row] = i;
+                break;
+            }
+    }
+}
+
+static void softmax_row(const float *logits, int64_t vocab, float temperature, float *probs) {
+    float largest = largest_of(logits, vocab);
+    float sharpness = 1.0f / (temperature > FLT_MIN ? temperature : FLT_MIN);
+    double total = 0.0;
+    for (int64_t begin = 0; begin < vocab; begin += STRETCH) {
+        int64_t end = begin + STRETCH < vocab ? begin + STRETCH : vocab;
+        f8 sums = {};
+        for (int64_t i = begin; i < end; i += LANES) {
+            f8 here = {};
+            int64_t left = end - i < LANES ? end - i : LANES;
+            if (left == LANES)
+                here = *(const f8 *)(logits + i);
+            else
+                for (int64_t lane = 0; lane < LANES; lane++)
+                    here[lane] = lane < left ? logits[i + lane] : -INFINITY;
+            here = (here - largest) * sharpness;
+            here = select8(here < -87.0f, (f8){}, exp8(here)); /* nothing, not almost nothing */
+            sums += here;
+            if (left == LANES)
+                *(f8 *)(probs + i) = here;
+            else
+                for (int64_t lane = 0; lane < left; lane++) probs[i + lane] = here[lane];
+        }
+        for (int lane = 0; lane < LANES; lane++) total += (double)sums[lane];
+    }
+    float scale = (float)(1.0 / total);
+    for (int64_t i = 0; i < vocab; i++) probs[i] *= scale;
+}
+
+void softmax(const float *logits, int64_t rows, int64_t vocab, int64_t stride, float temperature,
+             int64_t threads, float *probs) {
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int64_t row = 0; row < rows; row++)
+        softmax_row(logits + row * stride, vocab, temperature, probs + row * vocab);
+}
+
+void draw_tokens(const float *probs, const double *uniforms, int64_t rows, int64_t vocab,
+                 int64_t threads, int64_t *tokens) {
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int64_t row = 0; row < rows; row++)
+        tokens[row] = draw(probs + row * vocab, 0, vocab, uniforms[row]);
+}
