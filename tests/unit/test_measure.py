@@ -8,6 +8,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.errors import UsageError
 from paceline.measure.acceptance import score_texts
 from paceline.measure.latency import PairedTimes, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
@@ -120,8 +121,36 @@ def test_timed_texts_end_where_they_would_when_served():
 
 def test_a_text_that_ended_early_does_not_count_as_fast():
     # a second a token both ways, in texts of other lengths
-    times = PairedTimes([4.0, 2.0], [1.0, 3.0], [4, 2], [1, 3], DecodeStats())
+    nothing = [0.0, 0.0]
+    times = PairedTimes([4.0, 2.0], [1.0, 3.0], nothing, nothing, [4, 2], [1, 3], DecodeStats())
     assert times.speedup(torch.Generator().manual_seed(0)) == pytest.approx((1, 1, 1))
+
+
+def test_decoding_alone_leaves_the_first_tokens_out():
+    # two repeats, each first token after 5 s of a prompt; then 1 s a token against 0.5 s
+    firsts, tokens = [10.0, 10.0], [6, 8]
+    baseline, method = [14.0, 16.0], [12.0, 13.0]
+    times = PairedTimes(baseline, method, firsts, firsts, tokens, tokens, DecodeStats(), 2)
+    rng = torch.Generator().manual_seed(0)
+    assert times.decoding_speedup(rng) == pytest.approx((2, 2, 2))
+    assert times.speedup(rng).value == pytest.approx(30 / 25)
+
+
+def test_texts_of_one_token_are_not_timed():
+    target = TableModel.random(6, 1, seed=1)
+    with pytest.raises(UsageError, match="went beyond its first token"):
+        measure_models(target, target, PROMPTS, _config(max_new_tokens=1, timed_prompts=2))
+
+
+def test_what_the_engine_keeps_is_measured_against_the_tokens_that_it_gave():
+    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
+    speed = measure_models(target, draft, PROMPTS, _config(timed_prompts=3)).speed
+    assert speed is not None
+    reachable = speed.block_efficiency / (1 + speed.cost_ratio * speed.gamma)
+    assert speed.engine_efficiency == pytest.approx(speed.decoding_speedup.value / reachable)
+    assert speed.measured_over_predicted == pytest.approx(
+        speed.decoding_speedup.value / speed.predicted_speedup
+    )
 
 
 def _verdict(low, high, alpha=0.5, needed=0.3):
@@ -149,6 +178,9 @@ def _verdict(low, high, alpha=0.5, needed=0.3):
         num_requests=1,
         num_tokens=1,
         speedup=IntervalRow(value=(low + high) / 2, low=low, high=high),
+        decoding_speedup=interval,
+        cost_ratio=0.2,
+        engine_efficiency=1.0,
         predicted_speedup=1.2,
         measured_over_predicted=1.0,
         baseline_tokens_per_s=1.0,

@@ -66,7 +66,10 @@ def _speed_lines(found: Measurement) -> Iterator[str]:
         return
     yield (
         f"measured speedup {speed.speedup} at gamma {speed.gamma}: "
-        f"{speed.baseline_tokens_per_s:.1f} -> {speed.speculative_tokens_per_s:.1f} tokens/s, "
+        f"{speed.baseline_tokens_per_s:.1f} -> {speed.speculative_tokens_per_s:.1f} tokens/s"
+    )
+    yield (
+        f"from the first token on {speed.decoding_speedup}, "
         f"{speed.measured_over_predicted:.2f} of the predicted {speed.predicted_speedup:.3f}"
     )
 

@@ -14,13 +14,15 @@ import torch
 
 from paceline.core.bootstrap import Interval, ratio_of_ratios_interval
 from paceline.core.stats import DecodeStats
-from paceline.errors import ContextLengthError
+from paceline.decode.result import count_blocks
+from paceline.errors import ContextLengthError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from paceline.decode import Block
     from paceline.decode.decoder import Decoder
-    from paceline.models.session import Model, ModelSession
+    from paceline.models.session import Model
     from paceline.progress import Progress
 
 
@@ -41,14 +43,56 @@ class PassCosts(NamedTuple):
         return self.target_block_s[gamma] / self.target_pass_s
 
 
+class PassTimer:
+    """Single passes after one prompt, timed in rounds: each case once a round."""
+
+    def __init__(
+        self, target: Model, draft: Model, prompt: Sequence[int], gammas: Sequence[int]
+    ) -> None:
+        self._sessions = {"target": target.start_session(), "draft": draft.start_session()}
+        for session in self._sessions.values():
+            session.prefill([prompt])
+        self._token = prompt[-1]
+        self._gammas = gammas
+        cases = [("target", 1), ("draft", 1), *(("target", gamma + 1) for gamma in gammas)]
+        self._seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+        for _ in range(2):  # warms up
+            self.round()
+        for times in self._seconds.values():
+            times.clear()
+
+    @torch.inference_mode()
+    def round(self) -> None:
+        """Time each case once more."""
+        for (name, num_tokens), times in self._seconds.items():
+            session = self._sessions[name]
+            tokens = torch.full((1, num_tokens), self._token)
+            start = _now()
+            session.extend(tokens)
+            times.append(_now() - start)
+            session.rollback([num_tokens])
+
+    def costs(self) -> PassCosts:
+        """Medians over the rounds so far."""
+        median = {case: statistics.median(times) for case, times in self._seconds.items()}
+        blocks = {gamma: median["target", gamma + 1] for gamma in self._gammas}
+        return PassCosts(median["target", 1], median["draft", 1], blocks)
+
+
 class PairedTimes(NamedTuple):
-    """Seconds and new tokens of each request, baseline and method; the method's counts."""
+    """Seconds and new tokens of each request, baseline and method; the method's counts.
+
+    `*_first_s`: the part of the seconds until the first token, which is the pass over the prompt.
+    """
 
     baseline_s: list[float]
     method_s: list[float]
+    baseline_first_s: list[float]
+    method_first_s: list[float]
     baseline_tokens: list[int]
     method_tokens: list[int]
     stats: DecodeStats
+    num_repeats: int = 1
 
     def speedup(self, rng: torch.Generator) -> Interval:
         """Seconds a token of the baseline / of the method, the interval over requests."""
@@ -58,42 +102,15 @@ class PairedTimes(NamedTuple):
             rng=rng,
         )
 
-
-@torch.inference_mode()
-def time_passes(
-    target: Model,
-    draft: Model,
-    prompt: Sequence[int],
-    gammas: Sequence[int],
-    *,
-    num_repeats: int,
-    progress: Progress,
-) -> PassCosts:
-    """Time single passes after this prompt, round robin, medians over the rounds."""
-    sessions = {"target": target.start_session(), "draft": draft.start_session()}
-    for session in sessions.values():
-        session.prefill([prompt])
-    cases = [("target", 1), ("draft", 1), *(("target", gamma + 1) for gamma in gammas)]
-    seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
-    for round_ in range(num_repeats + 2):
-        for case in cases:
-            name, num_tokens = case
-            elapsed = _time_pass(sessions[name], prompt[-1], num_tokens)
-            if round_ >= 2:  # the first rounds warm up
-                seconds[case].append(elapsed)
-        progress("timing passes", round_ + 1, num_repeats + 2)
-    median = {case: statistics.median(times) for case, times in seconds.items()}
-    blocks = {gamma: median["target", gamma + 1] for gamma in gammas}
-    return PassCosts(median["target", 1], median["draft", 1], blocks)
-
-
-def _time_pass(session: ModelSession, token: int, num_tokens: int) -> float:
-    tokens = torch.full((1, num_tokens), token)
-    start = _now()
-    session.extend(tokens)
-    elapsed = _now() - start
-    session.rollback([num_tokens])
-    return elapsed
+    def decoding_speedup(self, rng: torch.Generator) -> Interval:
+        """The same from the first token on."""
+        baseline = torch.tensor(self.baseline_s) - torch.tensor(self.baseline_first_s)
+        method = torch.tensor(self.method_s) - torch.tensor(self.method_first_s)
+        return ratio_of_ratios_interval(
+            (baseline, torch.tensor(self.baseline_tokens) - self.num_repeats),
+            (method, torch.tensor(self.method_tokens) - self.num_repeats),
+            rng=rng,
+        )
 
 
 def time_pairs(
@@ -105,15 +122,17 @@ def time_pairs(
     seed: int,
     num_repeats: int,
     progress: Progress,
+    between: Callable[[], None] = lambda: None,
 ) -> PairedTimes:
     """Decode each prompt both ways, one after the other, the first to go changing every time.
 
     Texts end where they would be served to their end: behind a stop token the target is not itself
     and no draft was made for that. So both may write different numbers of tokens, and seconds a
-    token are compared. The whole request counts, prefill included.
+    token are compared. `between` is called after each pair.
 
     Raises:
         ContextLengthError: a prompt and its new tokens do not fit the context.
+        UsageError: no text went beyond its first token.
     """
     decoders = (baseline, method)
     for decoder in decoders:
@@ -126,20 +145,43 @@ def time_pairs(
                 "shorten the prompts or ask for fewer new tokens"
             )
     seconds = [[0.0] * len(prompts) for _ in decoders]
+    firsts = [[0.0] * len(prompts) for _ in decoders]
     tokens = [[0] * len(prompts) for _ in decoders]
     stats = DecodeStats()
     num_runs = num_repeats * len(prompts)
     for number in range(num_runs):
         row = number % len(prompts)
         for which in (0, 1) if number % 2 else (1, 0):
-            start = _now()
-            (generation,) = decoders[which].generate([prompts[row]], max_new_tokens, seed + number)
-            seconds[which][row] += _now() - start
-            tokens[which][row] += len(generation.tokens)
+            first_s, all_s, blocks = _time_request(
+                decoders[which], prompts[row], max_new_tokens, seed + number
+            )
+            firsts[which][row] += first_s
+            seconds[which][row] += all_s
+            tokens[which][row] += sum(len(block.tokens) for block in blocks)
             if which == 1:
-                stats += generation.stats
+                stats += count_blocks(blocks)
+        between()
         progress("timing requests", number + 1, num_runs)
-    return PairedTimes(seconds[0], seconds[1], tokens[0], tokens[1], stats)
+    if not stats.num_blocks:
+        raise UsageError(
+            "no timed text went beyond its first token, so nothing was drafted; ask for 2 new tokens "
+            "or more, or leave the timing out with timed_prompts=0"
+        )
+    return PairedTimes(
+        seconds[0], seconds[1], firsts[0], firsts[1], tokens[0], tokens[1], stats, num_repeats
+    )
+
+
+def _time_request(
+    decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, seed: int
+) -> tuple[float, float, list[Block]]:
+    """Seconds to the first token and to the last, and what came."""
+    start = _now()
+    stream = decoder.stream(prompt, max_new_tokens, seed)
+    blocks = [next(stream)]
+    first = _now() - start
+    blocks += stream
+    return first, _now() - start, blocks
 
 
 def _now() -> float:

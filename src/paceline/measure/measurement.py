@@ -16,7 +16,7 @@ from paceline.data import CorpusConfig, read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, score_texts
-from paceline.measure.latency import PassCosts, time_pairs, time_passes
+from paceline.measure.latency import PassCosts, PassTimer, time_pairs
 from paceline.measure.results import AcceptanceRow, CostRow, GammaRow, IntervalRow, SpeedRow
 from paceline.measure.verdict import Verdict, judge
 from paceline.models import load_model
@@ -103,13 +103,18 @@ def measure_models(
     gammas = usable_gammas(config.gammas, scores)
     # A pass is timed in the middle of a typical text.
     middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
-    costs = time_passes(
-        target, draft, middle, gammas, num_repeats=config.pass_repeats, progress=progress
-    )
+    timer = PassTimer(target, draft, middle, gammas)
+    for number in range(config.pass_repeats):
+        timer.round()
+        progress("timing passes", number + 1, config.pass_repeats)
+    costs = timer.costs()
     parameters = target.num_parameters, draft.num_parameters
     rows = [_gamma_row(gamma, scores, acceptance, costs, parameters) for gamma in gammas]
     best = max(rows, key=lambda row: row.expected_speedup)
-    timed = _time_requests(target, draft, prompts, best, config, progress)
+    timed = None  # a no-go is measured, too
+    if config.timed_prompts:
+        timer = PassTimer(target, draft, middle, [best.gamma])
+        timed = _time_requests(target, draft, prompts, best, timer, config, progress)
     return Measurement(
         config=config,
         acceptance=acceptance,
@@ -211,12 +216,11 @@ def _time_requests(
     draft: Model,
     prompts: Sequence[Sequence[int]],
     best: GammaRow,
+    timer: PassTimer,
     config: MeasureConfig,
     progress: Progress,
-) -> SpeedRow | None:
-    """Paired timing at the best gamma, also where it promises a loss: a no-go is measured too."""
-    if config.timed_prompts == 0:
-        return None
+) -> SpeedRow:
+    """Paired timing at the best gamma, with single passes in between to compare it with."""
     times = time_pairs(
         AutoregressiveDecoder(target, config.sampling),
         SpeculativeDecoder(target, draft, gamma=best.gamma, sampling=config.sampling),
@@ -225,18 +229,25 @@ def _time_requests(
         seed=config.seed,
         num_repeats=config.timed_repeats,
         progress=progress,
+        between=timer.round,
     )
     rng = named_generator(config.seed, "bootstrap-speed")
-    speedup = IntervalRow.of(times.speedup(rng))
+    decoding = IntervalRow.of(times.decoding_speedup(rng))
+    ratio, tau = timer.costs().cost_ratio, times.stats.block_efficiency
+    predicted = speed_model.predicted_speedup(best.block_efficiency, best.gamma, ratio)
+    reachable = speed_model.predicted_speedup(tau, best.gamma, ratio)
     return SpeedRow(
         gamma=best.gamma,
         num_requests=len(times.baseline_s),
         num_tokens=sum(times.method_tokens),
-        speedup=speedup,
-        predicted_speedup=best.predicted_speedup,
-        measured_over_predicted=speedup.value / best.predicted_speedup,
+        speedup=IntervalRow.of(times.speedup(rng)),
+        decoding_speedup=decoding,
+        cost_ratio=ratio,
+        predicted_speedup=predicted,
+        measured_over_predicted=decoding.value / predicted,
+        engine_efficiency=decoding.value / reachable,
         baseline_tokens_per_s=sum(times.baseline_tokens) / sum(times.baseline_s),
         speculative_tokens_per_s=sum(times.method_tokens) / sum(times.method_s),
-        block_efficiency=times.stats.block_efficiency,
+        block_efficiency=tau,
         acceptance_rate=times.stats.acceptance_rate,
     )

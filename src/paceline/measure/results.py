@@ -72,14 +72,24 @@ class GammaRow(StrictModel):
 
 
 class SpeedRow(StrictModel):
-    """Whole requests at one gamma, interleaved: seconds a token, baseline / speculative."""
+    """Requests at one gamma, interleaved: seconds a token, baseline / speculative."""
 
     gamma: int
     num_requests: int
     num_tokens: int
     speedup: IntervalRow
+    """Of whole requests, the passes over their prompts included: what a user waits for."""
+    decoding_speedup: IntervalRow
+    """From the first token on, which is all that the prediction speaks of."""
+    cost_ratio: float
+    """c, from passes timed between the requests."""
     predicted_speedup: float
+    """block_efficiency / (c gamma + 1), with the block efficiency of the scored texts, this c."""
     measured_over_predicted: float
+    """decoding_speedup / predicted_speedup."""
+    engine_efficiency: float
+    """decoding_speedup / what it would be with the block efficiency found here: what the engine
+    keeps of it; the rest goes into longer target passes and work beside the passes."""
     baseline_tokens_per_s: float
     speculative_tokens_per_s: float
     block_efficiency: float

@@ -291,8 +291,9 @@ void read_tokens(const Model *model, const Pass *pass) {
                 }
             }
 #pragma omp barrier
-            for (int64_t unit = me; unit < M * H; unit += threads) {
-                int64_t t = unit / H, h = unit % H, b = t / N, j = t % N;
+            /* neighbouring heads share keys and values: let one thread have them */
+            for (int64_t unit = my_part(M * H, me); unit < my_part(M * H, me + 1); unit++) {
+                int64_t t = unit % M, h = unit / M, b = t / N, j = t % N;
                 int64_t end = pass->width - N + j + 1, begin = pass->width - pass->lengths[b];
                 if (layer->window && begin < end - layer->window) begin = end - layer->window;
                 if (begin >= end) begin = end - 1;
