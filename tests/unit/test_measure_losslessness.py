@@ -6,6 +6,7 @@ from paceline.core.rules import Lenient, Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.measure.losslessness import (
     KeepsHalfOfTheRejected,
+    Models,
     VerifyConfig,
     check_greedy,
     first_split,
@@ -60,15 +61,25 @@ def test_a_rule_that_changes_the_text_fails(rule):
 
 
 def test_a_broken_rule_fails_the_greedy_check_and_the_place_is_named():
-    check = check_greedy(*_models(), PROMPTS, _config(), KeepsHalfOfTheRejected())
+    check = check_greedy(
+        Models(*_models(), _models()[0]), PROMPTS, _config(), KeepsHalfOfTheRejected()
+    )
     assert not check.passed
     assert check.first_difference is not None
     assert check.first_difference.startswith("prompt ")
 
 
 def test_greedy_texts_are_all_equal_for_the_lossless_rule():
-    check = check_greedy(*_models(), PROMPTS, _config(), Lossless())
+    check = check_greedy(Models(*_models(), _models()[0]), PROMPTS, _config(), Lossless())
     assert (check.num_identical, check.num_tokens, check.num_ties) == (30, 30 * 64, 0)
+
+
+def test_a_served_target_that_is_not_the_reference_fails_both_checks():
+    target, draft = _models()
+    wrong = TableModel.random(8, 2, seed=3)
+    report = verify_models(wrong, draft, PROMPTS, _config(), reference=target)
+    assert not report.greedy.passed
+    assert not report.distribution.passed
 
 
 def test_first_split_finds_a_missing_end_too():

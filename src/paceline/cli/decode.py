@@ -29,8 +29,9 @@ def decode(
     json: options.Json = False,
 ) -> None:
     """Decode one prompt, streaming; prints tokens/s and tokens per target call at the end."""
-    from paceline.cli.streaming import read_prompt, stream_text
+    from paceline.cli.streaming import load_target, read_prompt, stream_text
     from paceline.core.sampling import SamplingParams
+    from paceline.models import load_model
 
     sampling = options.build(
         SamplingParams,
@@ -43,11 +44,10 @@ def decode(
     )
     text = read_prompt(prompt, prompt_file)
     stream_text(
-        target,
-        draft,
+        load_target(target),
+        load_model(draft).prepare_for_decoding(draft_weights) if draft else None,
         text,
         chat=chat,
-        draft_weights=draft_weights,
         gamma=gamma,
         max_new_tokens=max_new_tokens,
         sampling=sampling,

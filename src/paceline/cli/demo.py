@@ -31,8 +31,9 @@ def demo(
     before = [story.measure("before", story.start, t, prompts=32, timed=2) for t in (1.0, 0.0)]
     story.align(config or Path("configs/align/demo.yaml"), minutes)
     after = [story.measure("after", story.aligned, t, prompts=64, timed=64) for t in (1.0, 0.0)]
-    report = story.verify()
-    story.decode(after[0].best_gamma or 1)
+    gamma = after[0].best_gamma or 1
+    report = story.verify(gamma)
+    story.decode(gamma)
     stdout.print(before_and_after(before, after))
     stdout.print(f"The aligned draft is {story.aligned}; every figure above is in {out}.")
     pays = any(found.verdict.go for found in after)

@@ -21,8 +21,8 @@ from paceline.measure import (
     MeasureConfig,
     Measurement,
     VerifyConfig,
-    verify_losslessness,
 )
+from paceline.measure.losslessness import verify_models
 from paceline.measure.measurement import measure_models
 from paceline.models import load_model
 from paceline.models.causal import can_read_int8
@@ -50,6 +50,7 @@ class Story:
         self.target = target
         self.out = out
         self.layers = layers
+        self._drafts: dict[str, CausalModel] = {}
         self.start = out / "draft-before"
         self.aligned = out / "align" / "draft"
         self.docs = PythonDocs(*(out / "data" / f"{name}.jsonl" for name in PythonDocs._fields))
@@ -122,10 +123,15 @@ class Story:
     def _measure(self, config: MeasureConfig, progress: Progress) -> Measurement:
         """`measure`, with a target that is loaded once."""
         tokens = read_prompts(config.prompts, self._tokenizer, max_tokens=config.max_prompt_tokens)
-        draft = load_model(config.draft).prepare_for_decoding(config.draft_weights)
-        return measure_models(self._ready, draft, tokens, config, progress)
+        return measure_models(self._ready, self._draft(config.draft), tokens, config, progress)
 
-    def verify(self) -> LosslessnessReport:
+    def _draft(self, path: str) -> CausalModel:
+        """A draft as it is served, loaded once."""
+        if path not in self._drafts:
+            self._drafts[path] = load_model(path).prepare_for_decoding(self._draft_weights)
+        return self._drafts[path]
+
+    def verify(self, gamma: int) -> LosslessnessReport:
         """Prove that the text is still the target's, and that the proof can fail."""
         config = VerifyConfig(
             target=self.target,
@@ -133,14 +139,22 @@ class Story:
             prompts=self._prompts(),
             max_prompt_tokens=_PROMPT_TOKENS,
             max_new_tokens=_NEW_TOKENS,
+            gamma=gamma,
             self_test=True,
+            draft_weights=self._draft_weights,
         )
         _headline("Verify that speculation leaves the target's text alone (float32)")
         path = self.out / "verify.json"
-        report = _remember(path, LosslessnessReport, config, verify_losslessness)
+        report = _remember(path, LosslessnessReport, config, self._verify)
         for line in losslessness_lines(report):
             stdout.print(line)
         return report
+
+    def _verify(self, config: VerifyConfig, progress: Progress) -> LosslessnessReport:
+        """`verify_losslessness`, with the models that are already there."""
+        tokens = read_prompts(config.prompts, self._tokenizer, max_tokens=config.max_prompt_tokens)
+        draft = self._draft(config.draft)
+        return verify_models(self._ready, draft, tokens, config, progress, reference=self._loaded)
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
@@ -155,14 +169,13 @@ class Story:
         _headline("Decode one held-out prompt, coloured by where each token came from")
         stdout.print(prompt, style="dim", end="", markup=False)
         stream_text(
-            self.target,
-            str(self.aligned),
+            self._ready,
+            self._draft(str(self.aligned)),
             prompt,
             chat=False,
             gamma=gamma,
             max_new_tokens=_NEW_TOKENS,
             sampling=SamplingParams(),
-            draft_weights=self._draft_weights,
             seed=0,
             show=True,
             as_json=False,

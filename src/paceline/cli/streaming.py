@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -49,28 +49,21 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
 
 
 def stream_text(
-    target_path: str,
-    draft_path: str | None,
+    target: CausalModel,
+    draft: CausalModel | None,
     text: str,
     *,
     chat: bool,
     gamma: int,
-    draft_weights: Literal["auto", "int8"] = "auto",
     max_new_tokens: int,
     sampling: SamplingParams,
     seed: int,
     show: bool,
     as_json: bool,
 ) -> None:
-    """Load, decode, print."""
-    target = load_model(target_path)
-    if target.tokenizer is None:
-        raise UsageError(f"{target_path} has no tokenizer; put its tokenizer files beside it")
-    target = target.prepare_for_decoding()
-    if draft_path is None:
-        decoder = AutoregressiveDecoder(target, sampling)
-    else:
-        draft = load_model(draft_path).prepare_for_decoding(draft_weights)
+    """Decode and print."""
+    decoder = AutoregressiveDecoder(target, sampling)
+    if draft is not None:
         decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=sampling)
     tokens = _encode(text, target, chat=chat)
     start = time.perf_counter()
@@ -82,6 +75,14 @@ def stream_text(
                 stdout.print(piece, style=COLOURS[source] if show else None, end="", markup=False)
     elapsed = time.perf_counter() - start
     _finish(target, blocks, elapsed, show=show, as_json=as_json)
+
+
+def load_target(path: str) -> CausalModel:
+    """A target that can be talked to, prepared for decoding."""
+    target = load_model(path)
+    if target.tokenizer is None:
+        raise UsageError(f"{path} has no tokenizer; put its tokenizer files beside it")
+    return target.prepare_for_decoding()
 
 
 def _encode(text: str, target: CausalModel, *, chat: bool) -> list[int]:

@@ -10,7 +10,7 @@ through fills the cells of the tokens that the draft proposes too often.
 # T positions, V vocabulary, K cells
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Two logits closer than this are a tie that float32 may break either way.
 _TIE = 1e-3
+# Texts that the plain target writes together.
+_ROWS = 20
 
 
 class VerifyConfig(StrictModel):
@@ -52,7 +54,9 @@ class VerifyConfig(StrictModel):
     gamma: int = Field(default=4, ge=1)
     sampling: SamplingParams = SamplingParams()
     num_cells: int = Field(default=16, ge=2)
-    batch_size: int = Field(default=20, ge=1)
+    batch_size: int = Field(default=1, ge=1)
+    """Texts that are decoded together; one alone is what the fastest passes are made for."""
+    draft_weights: Literal["auto", "int8"] = "auto"
     false_alarm: float = Field(default=1e-4, gt=0, lt=1)
     seed: int = 0
     self_test: bool = False
@@ -125,7 +129,7 @@ class KeepsHalfOfTheRejected(Lossless):
 
 
 def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> LosslessnessReport:
-    """Load both models and test both claims.
+    """Load both models and test both claims, of the pair as it is served, against the plain target.
 
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
@@ -136,7 +140,9 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
     draft = load_model(config.draft, dtype=config.dtype, device=config.device)
     check_same_vocabulary(target, draft)
-    return verify_models(target, draft, prompts, config, progress)
+    ready = draft.prepare_for_decoding(config.draft_weights)
+    served = target.prepare_for_decoding()
+    return verify_models(served, ready, prompts, config, progress, reference=target)
 
 
 def verify_models(
@@ -146,24 +152,37 @@ def verify_models(
     config: VerifyConfig,
     progress: Progress = silent,
     rule: Rule | None = None,
+    reference: Model | None = None,
 ) -> LosslessnessReport:
-    """Test a rule (the lossless one) on models that are there and prompts that are tokens."""
+    """Test a rule (the lossless one) on models that are there and prompts that are tokens.
+
+    `reference` is the target whose text and distributions are wanted, where `target` is one that was
+    prepared for decoding.
+    """
     prompts = prompts[: config.num_prompts]
+    models = Models(target, draft, reference or target)
     rule = rule or Lossless()
-    greedy = check_greedy(target, draft, prompts, config, rule, progress)
-    distribution = check_distribution(target, draft, prompts, config, rule, progress)
+    greedy = check_greedy(models, prompts, config, rule, progress)
+    distribution = check_distribution(models, prompts, config, rule, progress)
     broken = None
     if config.self_test:
         broken_rule = KeepsHalfOfTheRejected()
-        broken = check_distribution(target, draft, prompts, config, broken_rule, progress)
+        broken = check_distribution(models, prompts, config, broken_rule, progress)
     return LosslessnessReport(
         config=config, greedy=greedy, distribution=distribution, broken_distribution=broken
     )
 
 
+class Models(NamedTuple):
+    """The pair that decodes, and the target that it is held against."""
+
+    target: Model
+    draft: Model
+    reference: Model
+
+
 def check_greedy(
-    target: Model,
-    draft: Model,
+    models: Models,
     prompts: Sequence[Sequence[int]],
     config: VerifyConfig,
     rule: Rule,
@@ -171,13 +190,17 @@ def check_greedy(
 ) -> GreedyCheck:
     """Decode every prompt greedily with and without the draft and compare."""
     sampling = config.sampling.model_copy(update={"temperature": 0.0})
-    plain = AutoregressiveDecoder(target, sampling)
-    speculative = SpeculativeDecoder(target, draft, rule, config.gamma, sampling)
+    plain = AutoregressiveDecoder(models.reference, sampling)
+    speculative = SpeculativeDecoder(models.target, models.draft, rule, config.gamma, sampling)
+    texts: list[Generation] = []
+    for start in range(0, len(prompts), _ROWS):
+        texts += plain.generate(prompts[start : start + _ROWS], config.max_new_tokens)
+        progress("greedy texts of the target", len(texts), len(prompts))
     num_tokens = num_identical = num_ties = 0
     first_difference: str | None = None
     for start in range(0, len(prompts), config.batch_size):
-        batch = prompts[start : start + config.batch_size]
-        wanted = plain.generate(batch, config.max_new_tokens)
+        rows = slice(start, start + config.batch_size)
+        batch, wanted = prompts[rows], texts[rows]
         got = speculative.generate(batch, config.max_new_tokens)
         for row, (want, have) in enumerate(zip(wanted, got, strict=True)):
             num_tokens += len(want.tokens)
@@ -186,7 +209,7 @@ def check_greedy(
             cut = place == len(have.tokens) and have.stop_reason == "context"
             if place is None or cut:
                 num_identical += 1
-            elif _is_tie(target, batch[row], want.tokens[:place]):
+            elif _is_tie(models.reference, batch[row], want.tokens[:place]):
                 num_ties += 1
             else:
                 first_difference = first_difference or _describe(start + row, place, want, have)
@@ -222,15 +245,14 @@ def _describe(row: int, place: int, want: Generation, have: Generation) -> str:
 
 
 def check_distribution(
-    target: Model,
-    draft: Model,
+    models: Models,
     prompts: Sequence[Sequence[int]],
     config: VerifyConfig,
     rule: Rule,
     progress: Progress = silent,
 ) -> DistributionCheck:
     """Sample text by the rule and count the cells that its tokens fall into."""
-    decoder = SpeculativeDecoder(target, draft, rule, config.gamma, config.sampling)
+    decoder = SpeculativeDecoder(models.target, models.draft, rule, config.gamma, config.sampling)
     rng = named_generator(config.seed, "cells")
     counts_K = torch.zeros(config.num_cells, dtype=torch.int64)
     num_impossible = 0
@@ -238,7 +260,9 @@ def check_distribution(
         batch = prompts[start : start + config.batch_size]
         texts = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
         for prompt, text in zip(batch, texts, strict=True):
-            p_TV, q_TV = forced_probs(target, draft, prompt, text.tokens, config.sampling)
+            p_TV, q_TV = forced_probs(
+                models.reference, models.draft, prompt, text.tokens, config.sampling
+            )
             # The first token is the prefill's: no rule had a say in it.
             cells_T, possible_T = equal_mass_cells(
                 p_TV[1:], q_TV[1:], torch.tensor(text.tokens[1:]), config.num_cells, rng=rng
