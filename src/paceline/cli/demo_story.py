@@ -51,6 +51,7 @@ class Story:
         self.out = out
         self.layers = layers
         self._drafts: dict[str, CausalModel] = {}
+        self._texts: dict[float, list[list[int]]] = {}
         self.start = out / "draft-before"
         self.aligned = out / "align" / "draft"
         self.docs = PythonDocs(*(out / "data" / f"{name}.jsonl" for name in PythonDocs._fields))
@@ -121,9 +122,11 @@ class Story:
         return found
 
     def _measure(self, config: MeasureConfig, progress: Progress) -> Measurement:
-        """`measure`, with a target that is loaded once."""
+        """`measure`, with models that are loaded and texts that are sampled once."""
         tokens = read_prompts(config.prompts, self._tokenizer, max_tokens=config.max_prompt_tokens)
-        return measure_models(self._ready, self._draft(config.draft), tokens, config, progress)
+        texts = self._texts.setdefault(config.sampling.temperature, [])
+        draft = self._draft(config.draft)
+        return measure_models(self._ready, draft, tokens, config, progress, texts)
 
     def _draft(self, path: str) -> CausalModel:
         """A draft as it is served, loaded once."""

@@ -56,10 +56,11 @@ def score_texts(
     Paper: Zhou et al. 2023, section 3 (acceptance, on text of the target).
     """
     width = max(len(completion) for completion in completions)
+    vocab_size = check_same_vocabulary(target, draft)
     parts: list[list[Tensor]] = []
     for start in range(0, len(prompts), _ROWS):
         rows = slice(start, start + _ROWS)
-        scores = _score_rows(target, draft, prompts[rows], completions[rows], sampling)
+        scores = _score_rows(target, draft, prompts[rows], completions[rows], sampling, vocab_size)
         parts.append([_widen(score, width) for score in scores])
         progress("scoring", min(start + _ROWS, len(prompts)), len(prompts))
     return TextScores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
@@ -71,6 +72,7 @@ def _score_rows(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     sampling: SamplingParams,
+    vocab_size: int,
 ) -> TextScores:
     width = max(len(completion) for completion in completions)
     tokens_BT = torch.zeros(len(prompts), width, dtype=torch.int64)
@@ -78,11 +80,10 @@ def _score_rows(
     for row, completion in enumerate(completions):
         tokens_BT[row, : len(completion)] = torch.tensor(completion)
         mask_BT[row, : len(completion)] = True
-    width = check_same_vocabulary(target, draft)
-    target_logits_BTV = _forced_logits(target, prompts, tokens_BT)[..., :width]
-    draft_logits_BTV = _forced_logits(draft, prompts, tokens_BT)[..., :width]
+    target_logits_BTV = _forced_logits(target, prompts, tokens_BT)[..., :vocab_size]
+    draft_logits_BTV = _forced_logits(draft, prompts, tokens_BT)[..., :vocab_size]
     agreement_BT = draft_logits_BTV.argmax(-1) == target_logits_BTV.argmax(-1)
-    seen_BTV = _seen(prompts, tokens_BT, width, sampling)
+    seen_BTV = _seen(prompts, tokens_BT, vocab_size, sampling)
     p_BTV = _to_probs(target_logits_BTV, seen_BTV, sampling)
     q_BTV = _to_probs(draft_logits_BTV, seen_BTV, sampling)
     # 1 - TVD, not the sum of minima: exactly 1 when both are equal, however the sum rounds.
@@ -103,13 +104,13 @@ def forced_probs(
     prompt: Sequence[int],
     tokens: Sequence[int],
     sampling: SamplingParams,
+    vocab_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Both models' exact distributions before each token of one text, [T, V] each."""
     tokens_1T = torch.tensor([list(tokens)])
-    width = check_same_vocabulary(target, draft)
-    seen_1TV = _seen([prompt], tokens_1T, width, sampling)
+    seen_1TV = _seen([prompt], tokens_1T, vocab_size, sampling)
     p_1TV, q_1TV = (
-        _to_probs(_forced_logits(model, [prompt], tokens_1T)[..., :width], seen_1TV, sampling)
+        _to_probs(_forced_logits(model, [prompt], tokens_1T)[..., :vocab_size], seen_1TV, sampling)
         for model in (target, draft)
     )
     return p_1TV[0], q_1TV[0]

@@ -253,6 +253,7 @@ def check_distribution(
 ) -> DistributionCheck:
     """Sample text by the rule and count the cells that its tokens fall into."""
     decoder = SpeculativeDecoder(models.target, models.draft, rule, config.gamma, config.sampling)
+    vocab_size = check_same_vocabulary(models.reference, models.draft)
     rng = named_generator(config.seed, "cells")
     counts_K = torch.zeros(config.num_cells, dtype=torch.int64)
     num_impossible = 0
@@ -261,7 +262,7 @@ def check_distribution(
         texts = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
         for prompt, text in zip(batch, texts, strict=True):
             p_TV, q_TV = forced_probs(
-                models.reference, models.draft, prompt, text.tokens, config.sampling
+                models.reference, models.draft, prompt, text.tokens, config.sampling, vocab_size
             )
             # The first token is the prefill's: no rule had a say in it.
             cells_T, possible_T = equal_mass_cells(

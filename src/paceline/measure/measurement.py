@@ -94,10 +94,16 @@ def measure_models(
     prompts: Sequence[Sequence[int]],
     config: MeasureConfig,
     progress: Progress = silent,
+    known_texts: list[list[int]] | None = None,
 ) -> Measurement:
-    """Measure two models that are already there, on prompts that are already tokens."""
+    """Measure two models that are already there, on prompts that are already tokens.
+
+    `known_texts`: what `sample_texts` gave for the first prompts; what is added comes in there.
+    """
     prompts = prompts[: config.num_prompts]
-    completions = sample_texts(target, prompts, config, progress)
+    completions = [] if known_texts is None else known_texts
+    sample_texts(target, prompts, config, completions, progress)
+    completions = completions[: len(prompts)]
     scores = score_texts(target, draft, prompts, completions, config.sampling, progress)
     acceptance = summarise_acceptance(scores, config.seed)
     gammas = usable_gammas(config.gammas, scores)
@@ -137,17 +143,16 @@ def sample_texts(
     target: Model,
     prompts: Sequence[Sequence[int]],
     config: MeasureConfig,
+    completions: list[list[int]],
     progress: Progress = silent,
-) -> list[list[int]]:
-    """The text that acceptance is measured on: sampled from the target, as it will be served."""
+) -> None:
+    """Add the texts that are missing: sampled from the target, as it will be served."""
     decoder = AutoregressiveDecoder(target, config.sampling)
-    completions: list[list[int]] = []
-    for start in range(0, len(prompts), config.batch_size):
+    while (start := len(completions)) < len(prompts):
         batch = prompts[start : start + config.batch_size]
         generations = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
         completions += [generation.tokens for generation in generations]
         progress("sampling target text", len(completions), len(prompts))
-    return completions
 
 
 def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
