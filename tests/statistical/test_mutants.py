@@ -18,11 +18,11 @@ from torch import Tensor
 from paceline.core import sampling as core_sampling
 from paceline.core.rules import Lenient, Lossless, Lossy, capped_ratio
 from paceline.core.verification import Verdict, verify
-from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder, speculative
-from paceline.decode.speculative import _Proposal
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Text
+from paceline.models import session as sessions
 from paceline.models.fakes import TableModel, TableSession
-from paceline.models.session import ModelSession
+from paceline.models.session import Drawn, ModelSession
 from paceline.rng import named_generator
 
 TOP_K = exact.Shaping(top_k=3)
@@ -101,12 +101,12 @@ class DraftsGreedily(SpeculativeDecoder):
 
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], gamma: int, seen_BV: Tensor | None
-    ) -> _Proposal:
-        with patch.object(speculative, "sample", argmax):
+    ) -> Drawn:
+        with patch.object(sessions, "sample", argmax):
             tokens_BG, probs_BGV = super()._propose(draft, texts, gamma, seen_BV)
         if self.one_hot:
             probs_BGV = torch.nn.functional.one_hot(tokens_BG, probs_BGV.shape[-1]).float()
-        return _Proposal(tokens_BG, probs_BGV)
+        return Drawn(tokens_BG, probs_BGV)
 
 
 class ScoresGreedyDraftsWithSoftmax(DraftsGreedily):
@@ -126,16 +126,16 @@ class ReturnsUnshapedDraft(SpeculativeDecoder):
 
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], gamma: int, seen_BV: Tensor | None
-    ) -> _Proposal:
+    ) -> Drawn:
         unshaped: list[Tensor] = []
 
         def spy(logits: Tensor, params: core_sampling.SamplingParams) -> Tensor:
             unshaped.append(core_sampling.to_probs(logits, core_sampling.SamplingParams()))
             return core_sampling.to_probs(logits, params)
 
-        with patch("paceline.decode.decoder.to_probs", spy):
+        with patch.object(sessions, "to_probs", spy):
             tokens_BG, probs_BGV = super()._propose(draft, texts, gamma, seen_BV)
-        return _Proposal(tokens_BG, torch.stack(unshaped, 1) if unshaped else probs_BGV)
+        return Drawn(tokens_BG, torch.stack(unshaped, 1) if unshaped else probs_BGV)
 
 
 # transformers#47932: the returned q was not the proposal
@@ -164,7 +164,7 @@ def bonus_from_draft(pair: Pair) -> Callable[..., Verdict]:
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_a_bonus_token_drawn_from_the_draft_is_caught(gamma: int):
     pair = Pair(order=1)
-    with patch.object(speculative, "verify", bonus_from_draft(pair)):
+    with patch.object(sessions, "verify", bonus_from_draft(pair)):
         assert p_value(Lossless(), gamma, pair) < ODDS
 
 
@@ -173,7 +173,7 @@ def test_a_bonus_token_drawn_from_the_draft_is_caught_under_a_lossy_rule(gamma: 
     pair = Pair(order=1)
     expected = pair.speculative(exact.lenient("linear", 0.3), gamma)
     decoder = SpeculativeDecoder(pair.target, pair.draft, Lenient("linear", 0.3), gamma=gamma)
-    with patch.object(speculative, "verify", bonus_from_draft(pair)):
+    with patch.object(sessions, "verify", bonus_from_draft(pair)):
         assert smallest_p_value(draw(decoder, gamma, COUNT), expected) < ODDS
 
 
@@ -202,12 +202,12 @@ def test_a_penalty_that_does_not_see_the_drafted_tokens_is_caught():
         return seen_BV[:, None].expand(-1, tokens_BN.shape[1] + 1, -1)
 
     pair = Pair(1, exact.Shaping(repetition_penalty=2.0))
-    with patch.object(speculative, "mark_seen", nothing_new):
+    with patch.object(sessions, "mark_seen", nothing_new):
         assert p_value(Lossless(), 4, pair) < ODDS
 
 
 class ForgetsNothing(TableSession):
-    def rollback(self, counts_B: Tensor) -> None:
+    def rollback(self, counts: Sequence[int]) -> None:
         """Rejected tokens stay in the cache."""
 
 
@@ -235,7 +235,7 @@ def noisy_argmax(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 @pytest.mark.parametrize("mutant", [first_uniform_for_all, noisy_argmax])
 def test_a_baseline_that_samples_wrongly_is_caught(mutant: Callable[[Tensor, Tensor], Tensor]):
     pair = Pair(order=2)
-    with patch("paceline.decode.decoder.sample", mutant):
+    with patch("paceline.decode.decoder.sample", mutant), patch.object(sessions, "sample", mutant):
         texts = draw(AutoregressiveDecoder(pair.target), 1, 1000)
     assert smallest_p_value(texts, pair.plain(1)) < ODDS
 

@@ -136,10 +136,19 @@ def test_decoding_alone_leaves_the_first_tokens_out():
     assert times.speedup(rng).value == pytest.approx(30 / 25)
 
 
-def test_texts_of_one_token_are_not_timed():
+@pytest.mark.parametrize("few", [1, 2])
+def test_texts_that_draft_nothing_are_not_timed(few):
     target = TableModel.random(6, 1, seed=1)
-    with pytest.raises(UsageError, match="went beyond its first token"):
-        measure_models(target, target, PROMPTS, _config(max_new_tokens=1, timed_prompts=2))
+    with pytest.raises(UsageError, match="ask for 3 or more"):
+        measure_models(target, target, PROMPTS, _config(max_new_tokens=few, timed_prompts=2))
+    found = measure_models(target, target, PROMPTS, _config(max_new_tokens=3, timed_prompts=2))
+    assert type(found).model_validate_json(found.model_dump_json()) == found
+
+
+def test_texts_that_all_stop_at_once_are_not_timed():
+    ends = TableModel(torch.tensor([[0.0, 1.0]] * 2), eos_token_ids=(1,))
+    with pytest.raises(UsageError, match="ended before anything was drafted"):
+        measure_models(ends, ends, [[0]] * 3, _config(timed_prompts=2))
 
 
 def test_what_the_engine_keeps_is_measured_against_the_tokens_that_it_gave():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.rules import Lossless
+from paceline.core.rules import Lenient, Lossless, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.models import CausalModel, wrap_model
@@ -22,6 +22,7 @@ from tiny import tiny_hf
 pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
 )
+VOCABULARY = 61
 TEXT = [7, 3, 30, 12, 9, 44, 8, 51, 2, 17, 23, 5]
 
 
@@ -72,12 +73,30 @@ def sessions(model: CausalModel, texts: list[list[int]]) -> tuple[CausalSession,
     both = CausalSession(model), CausalSession(model)
     for session in both:
         session.prefill(texts)
+        session.vocab_size = VOCABULARY - 9  # as where the other model knows fewer tokens
     return both
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The compiled calls that were made."""
+    made: list[str] = []
+    for name in ("draw", "judge"):
+        whole = getattr(NativeLlama, name)
+
+        def spy(*given: Any, name: str = name, whole: Any = whole) -> Any:
+            made.append(name)
+            return whole(*given)
+
+        monkeypatch.setattr(NativeLlama, name, spy)
+    return made
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("texts", [[TEXT[:5]], [TEXT[:2], TEXT[3:9]]])
-def test_drawing_ahead_is_drawing_pass_by_pass(temperature: float, texts: list[list[int]]):
+def test_drawing_ahead_is_drawing_pass_by_pass(
+    temperature: float, texts: list[list[int]], calls: list[str]
+):
     compiled_one, plain_one = sessions(prepared(), texts)
     sampling = SamplingParams(temperature=temperature)
     rng = torch.Generator().manual_seed(4)
@@ -94,11 +113,14 @@ def test_drawing_ahead_is_drawing_pass_by_pass(temperature: float, texts: list[l
         assert compiled_one.lengths == plain_one.lengths
     newest_B1 = torch.tensor([[9]] * len(texts))
     assert torch.equal(compiled_one.extend(newest_B1), plain_one.extend(newest_B1))
+    assert calls == ["draw"] * 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("texts", [[TEXT[:5]], [TEXT[:2], TEXT[3:9]]])
-def test_judging_ahead_is_judging_pass_by_pass(temperature: float, texts: list[list[int]]):
+def test_judging_ahead_is_judging_pass_by_pass(
+    temperature: float, texts: list[list[int]], calls: list[str]
+):
     sampling = SamplingParams(temperature=temperature)
     rng = torch.Generator().manual_seed(4)
     batch, gamma = len(texts), 3
@@ -126,6 +148,33 @@ def test_judging_ahead_is_judging_pass_by_pass(temperature: float, texts: list[l
         assert compiled_one.lengths == plain_one.lengths
         assert torch.equal(compiled_one.extend(newest_B1), plain_one.extend(newest_B1))
     assert len(kept) > 1
+    assert calls == ["draw", "judge"] * 12
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling", "expected"),
+    [
+        (Lossless(), SamplingParams(), {"draw", "judge"}),
+        (Lenient("linear", 0.5), SamplingParams(), {"draw"}),
+        (Lossless(), SamplingParams(top_k=5), set()),
+        (Lossless(), SamplingParams(top_p=0.9), set()),
+        (Lossless(), SamplingParams(repetition_penalty=1.3), set()),
+        (Lossless(), SamplingParams(temperature=0, repetition_penalty=1.3), set()),
+    ],
+)
+def test_only_what_the_compiled_calls_know_is_given_to_them(
+    rule: Rule, sampling: SamplingParams, expected: set[str], calls: list[str]
+):
+    """And the text is that of the plain sessions, whoever makes it."""
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=1)
+    decoder = SpeculativeDecoder(target, draft, rule, gamma=3, sampling=sampling)
+    (got,) = decoder.generate([TEXT[:4]], 16, eos_token_ids=[])
+    assert set(calls) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CausalSession, "draw", ModelSession.draw)
+        patch.setattr(CausalSession, "judge", ModelSession.judge)
+        (wanted,) = decoder.generate([TEXT[:4]], 16, eos_token_ids=[])
+    assert got == wanted
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_the_likeliest_token_is_the_first_of_the_largest(vocab_size: int, rng: t
     assert likeliest(logits).tolist() == firsts.tolist()
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.3, 4.0, 1e-30, 1e-60])
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 4.0, 1e-30, 1e-60, 1e60])
 @pytest.mark.parametrize("vocab_size", SIZES)
 def test_probabilities_equal_those_of_torch(
     vocab_size: int, temperature: float, rng: torch.Generator

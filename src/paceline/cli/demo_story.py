@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+from pydantic import ValidationError
 from rich.table import Table
 
 from paceline.cli.console import progress_bars, stdout
@@ -22,7 +25,7 @@ from paceline.measure import (
     Measurement,
     VerifyConfig,
 )
-from paceline.measure.losslessness import verify_models
+from paceline.measure.losslessness import verify_losslessness, verify_models
 from paceline.measure.measurement import measure_models
 from paceline.models import load_model
 from paceline.models.causal import can_read_int8
@@ -115,7 +118,7 @@ class Story:
         path = self.out / f"measure-{name}-t{temperature:g}.json"
         when = f"temperature {temperature:g}, held-out prompts"
         _headline(f"Measure the draft {name} alignment ({when})")
-        found = _remember(path, Measurement, config, self._measure)
+        found = _remember(path, draft, Measurement, config, self._measure)
         stdout.print(measurement_table(found))
         style = "bold green" if found.verdict.go else "bold red"
         stdout.print(str(found.verdict), style=style)
@@ -148,13 +151,15 @@ class Story:
         )
         _headline("Verify that speculation leaves the target's text alone (float32)")
         path = self.out / "verify.json"
-        report = _remember(path, LosslessnessReport, config, self._verify)
+        report = _remember(path, self.aligned, LosslessnessReport, config, self._verify)
         for line in losslessness_lines(report):
             stdout.print(line)
         return report
 
     def _verify(self, config: VerifyConfig, progress: Progress) -> LosslessnessReport:
-        """`verify_losslessness`, with the models that are already there."""
+        """`verify_losslessness`, with the models that are already there where they are float32."""
+        if self._loaded.dtype != torch.float32:
+            return verify_losslessness(config, progress)
         tokens = read_prompts(config.prompts, self._tokenizer, max_tokens=config.max_prompt_tokens)
         draft = self._draft(config.draft)
         return verify_models(self._ready, draft, tokens, config, progress, reference=self._loaded)
@@ -220,12 +225,16 @@ def _headline(text: str) -> None:
     stdout.print(f"\n== {text}", style="bold")
 
 
-def _remember(path: Path, kind: type[Any], config: StrictModel, run: Callable[..., Any]) -> Any:
-    """The result of an earlier run of the same configuration, or a new one, written down."""
-    if path.exists():
+def _remember(
+    path: Path, draft: Path, kind: type[Any], config: StrictModel, run: Callable[..., Any]
+) -> Any:
+    """The result of an earlier run of this configuration on this very draft, or a new one."""
+    weights = draft / "model.safetensors"
+    if path.exists() and path.stat().st_mtime > weights.stat().st_mtime:
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored.get("config") == config.model_dump(mode="json"):
-            return kind.model_validate(stored)
+            with contextlib.suppress(ValidationError):  # written by another version
+                return kind.model_validate(stored)
     with progress_bars() as progress:
         result = run(config, progress)
     atomic_write_text(path, result.model_dump_json(indent=2) + "\n")

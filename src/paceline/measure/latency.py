@@ -44,7 +44,7 @@ class PassCosts(NamedTuple):
 
 
 class PassTimer:
-    """Single passes after one prompt, timed in rounds: each case once a round."""
+    """Single passes after one prompt, each case in turn."""
 
     def __init__(
         self, target: Model, draft: Model, prompt: Sequence[int], gammas: Sequence[int]
@@ -57,12 +57,12 @@ class PassTimer:
         cases = [("target", 1), ("draft", 1), *(("target", gamma + 1) for gamma in gammas)]
         self._seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
         for _ in range(2):  # warms up
-            self.round()
+            self.time_once()
         for times in self._seconds.values():
             times.clear()
 
     @torch.inference_mode()
-    def round(self) -> None:
+    def time_once(self) -> None:
         """Time each case once more."""
         for (name, num_tokens), times in self._seconds.items():
             session = self._sessions[name]
@@ -132,7 +132,7 @@ def time_pairs(
 
     Raises:
         ContextLengthError: a prompt and its new tokens do not fit the context.
-        UsageError: no text went beyond its first token.
+        UsageError: no text was long enough for anything to be drafted.
     """
     decoders = (baseline, method)
     for decoder in decoders:
@@ -162,10 +162,10 @@ def time_pairs(
                 stats += count_blocks(blocks)
         between()
         progress("timing requests", number + 1, num_runs)
-    if not stats.num_blocks:
+    if not stats.num_drafted:
         raise UsageError(
-            "no timed text went beyond its first token, so nothing was drafted; ask for 2 new tokens "
-            "or more, or leave the timing out with timed_prompts=0"
+            "every timed text ended before anything was drafted; use other prompts, or leave the "
+            "timing out with timed_prompts=0"
         )
     return PairedTimes(
         seconds[0], seconds[1], firsts[0], firsts[1], tokens[0], tokens[1], stats, num_repeats

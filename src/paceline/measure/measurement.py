@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from paceline.models.session import Model
 
 Gamma = Annotated[int, Field(ge=1)]
+# The prefill gives a text's first token, and a block drafts one less than is still wanted.
+_FEWEST_TIMED = 3
 
 
 class MeasureConfig(StrictModel):
@@ -101,6 +103,11 @@ def measure_models(
     `known_texts`: what `sample_texts` gave for the first prompts; what is added comes in there.
     """
     prompts = prompts[: config.num_prompts]
+    if config.timed_prompts and config.max_new_tokens < _FEWEST_TIMED:
+        raise UsageError(
+            f"max_new_tokens is {config.max_new_tokens}: a text of so few drafts nothing that could be "
+            f"timed; ask for {_FEWEST_TIMED} or more, or leave the timing out with timed_prompts=0"
+        )
     completions = [] if known_texts is None else known_texts
     sample_texts(target, prompts, config, completions, progress)
     completions = completions[: len(prompts)]
@@ -111,15 +118,15 @@ def measure_models(
     middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
     timer = PassTimer(target, draft, middle, gammas)
     for number in range(config.pass_repeats):
-        timer.round()
+        timer.time_once()
         progress("timing passes", number + 1, config.pass_repeats)
     costs = timer.costs()
     parameters = target.num_parameters, draft.num_parameters
     rows = [_gamma_row(gamma, scores, acceptance, costs, parameters) for gamma in gammas]
     best = max(rows, key=lambda row: row.expected_speedup)
-    timed = None  # a no-go is measured, too
-    if config.timed_prompts:
-        timer = PassTimer(target, draft, middle, [best.gamma])
+    timed = None
+    if config.timed_prompts:  # also where a loss is expected: a no-go is measured, too
+        timer = PassTimer(target, draft, middle, [])
         timed = _time_requests(target, draft, prompts, best, timer, config, progress)
     return Measurement(
         config=config,
@@ -234,8 +241,10 @@ def _time_requests(
         seed=config.seed,
         num_repeats=config.timed_repeats,
         progress=progress,
-        between=timer.round,
+        between=timer.time_once,
     )
+    for _ in range(config.pass_repeats - len(times.baseline_s) * config.timed_repeats):
+        timer.time_once()
     rng = named_generator(config.seed, "bootstrap-speed")
     decoding = IntervalRow.of(times.decoding_speedup(rng))
     ratio, tau = timer.costs().cost_ratio, times.stats.block_efficiency

@@ -119,7 +119,7 @@ class CausalSession(ModelSession):
             return native(tokens_BN, self.cache, _ragged(ends), keep)
         tokens_BN = tokens_BN.to(self._device)
         with torch.inference_mode(), evaluating(self.model.hf):
-            return self.model.decoder(tokens_BN, self.cache, _ragged(ends), keep)
+            return self.model.decoder(tokens_BN, self.cache, _ragged(ends), keep).float()
 
     def _native(self, tokens_BN: Tensor) -> NativeLlama | None:
         decoder = self.model.decoder

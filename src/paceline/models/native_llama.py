@@ -90,6 +90,9 @@ class _Plan:
     def prepare(self, tokens_BN: Tensor, ends_B: Tensor | None, keep: int, logits: Tensor) -> _Pass:
         """The pass that reads these tokens."""
         batch, count = tokens_BN.shape
+        assert tokens_BN.numel() <= MANY_TOKENS, "the workspace is made for few tokens"
+        assert tokens_BN.dtype == torch.int64, "tokens are int64"
+        assert tokens_BN.device.type == "cpu", "the compiled pass reads on the CPU"
         width = self._layers[0].width + count
         this = self.this_pass
         this.count, this.width, this.keep = count, width, keep
@@ -208,6 +211,7 @@ class NativeLlama:
         drawn_BG = torch.empty(batch, num_drawn, dtype=torch.int64)
         probs_BGV = None
         if uniforms_BG is not None:
+            assert uniforms_BG.shape == drawn_BG.shape, "one number a token to draw"
             uniforms_BG = uniforms_BG.double().contiguous()
             probs_BGV = torch.empty(batch, num_drawn, vocab_size)
         this_pass = plan.prepare(tokens_BN, ends_B, 1, logits)
@@ -240,11 +244,15 @@ class NativeLlama:
         batch, count = tokens_BH.shape
         plan = self._plan(cache, batch, count)
         logits = torch.empty(batch, count, self.vocab_size)
-        given: list[Tensor | None] = [num_drafted_B, None, None, None, None]
+        given: list[Tensor | None] = [num_drafted_B.contiguous(), None, None, None, None]
         if uniforms is not None:
             assert draft_probs_BGV is not None, "drawn tokens come with their distributions"
+            assert draft_probs_BGV.shape == (batch, count - 1, vocab_size), (
+                "one row a drafted token"
+            )
+            assert uniforms.accept_BG.shape == (batch, count - 1), "one number a drafted token"
+            draws = [numbers.double().contiguous() for numbers in uniforms]
             probs_BHV = torch.empty(batch, count, vocab_size)
-            draws = [uniforms.accept_BG.double().contiguous(), uniforms.next_B.double()]
             given[1:] = [draft_probs_BGV.float().contiguous(), *draws, probs_BHV]
         num_accepted_B = torch.empty(batch, dtype=torch.int64)
         next_tokens_B = torch.empty(batch, dtype=torch.int64)

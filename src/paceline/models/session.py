@@ -202,21 +202,18 @@ class ModelSession(ABC):
         self.lengths = [self.lengths[row] for row in rows]
 
     def _longer(self, tokens_BN: Tensor, more: int) -> list[int]:
-        """The lengths after these tokens and some more, checked."""
+        """The lengths after these tokens and some more, checked; an empty session gets its rows."""
         batch, count = tokens_BN.shape
         assert count >= 1, "a session reads at least one token a row"
-        if not self.lengths:
-            self.lengths = [0] * batch
+        self.lengths = self.lengths or [0] * batch
         assert batch == len(self.lengths), f"{batch} rows of tokens, {len(self.lengths)} in session"
         lengths = [length + count + more for length in self.lengths]
         self._check_room(lengths)
         return lengths
 
     def _named(self, logits: Tensor) -> Tensor:
-        """Logits of the tokens that can be named, in float32."""
-        if logits.shape[-1] != self.vocab_size:
-            logits = logits[..., : self.vocab_size]
-        return logits.float()
+        """Logits of the tokens that can be named."""
+        return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 
     def _check_room(self, lengths: Sequence[int]) -> None:
         longest = max(lengths)

@@ -31,7 +31,15 @@ _FUNCTIONS = {
     "judge_lossless": ("ppppiiippipp", ""),
 }
 
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+    "-Wl,-Bsymbolic",
+)
 
 
 @functools.cache

@@ -90,7 +90,7 @@ void best_tokens(const float *logits, int64_t rows, int64_t vocab, int64_t strid
 
 static void softmax_row(const float *logits, int64_t vocab, float temperature, float *probs) {
     float largest = largest_of(logits, vocab);
-    float sharpness = 1.0f / (temperature > FLT_MIN ? temperature : FLT_MIN);
+    float sharpness = 1.0f / fminf(fmaxf(temperature, FLT_MIN), 1 / FLT_MIN);
     double total = 0.0;
     for (int64_t begin = 0; begin < vocab; begin += STRETCH) {
         int64_t end = begin + STRETCH < vocab ? begin + STRETCH : vocab;

@@ -1,4 +1,4 @@
-/* The two halves of a block: a draft draws ahead, its target judges. No row ever leaves a pass. */
+/* The two halves of a block: a draft draws ahead, its target judges. */
 
 #include "llama.h"
 #include "sampling.h"

@@ -1,0 +1,65 @@
+"""What the demo keeps of an earlier run: only what is still true of this configuration and draft."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.demo_story import _remember
+from paceline.config import StrictModel
+from paceline.progress import Progress
+
+
+class Question(StrictModel):
+    number: int
+
+
+class Answer(StrictModel):
+    config: Question
+    half: float
+
+
+class Asked:
+    """Answers, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, config: Question, _progress: Progress) -> Answer:
+        self.times += 1
+        return Answer(config=config, half=config.number / 2)
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    (tmp_path / "draft").mkdir()
+    weights = tmp_path / "draft" / "model.safetensors"
+    weights.write_bytes(b"")
+    os.utime(weights, (1000, 1000))
+    return tmp_path / "draft"
+
+
+def test_an_answer_is_kept_for_the_same_question(tmp_path: Path, draft: Path):
+    asked = Asked()
+    for _ in range(2):
+        found = _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+        assert found.half == 1.5
+    assert asked.times == 1
+    assert _remember(tmp_path / "a.json", draft, Answer, Question(number=4), asked).half == 2
+    assert asked.times == 2
+
+
+def test_a_newer_draft_is_asked_again(tmp_path: Path, draft: Path):
+    asked = Asked()
+    _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+    later = (tmp_path / "a.json").stat().st_mtime + 10
+    os.utime(draft / "model.safetensors", (later, later))
+    _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+    assert asked.times == 2
+
+
+def test_an_answer_of_another_version_is_asked_again(tmp_path: Path, draft: Path):
+    asked = Asked()
+    (tmp_path / "a.json").write_text('{"config": {"number": 3}, "third": 1.0}')
+    found = _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
+    assert (found.half, asked.times) == (1.5, 1)
