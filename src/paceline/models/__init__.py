@@ -2,6 +2,7 @@
 
 session.py        the contract of decoding with models (ModelSession, Model)
 causal.py         any decoder-only transformers model behind it
+causal_session.py the texts that such a model has read
 cache.py          keys and values, right-aligned, with room to grow
 architectures.py  who cannot roll back is refused by name, the unknown have to prove it
 loading.py        hub id, local directory or GGUF file -> CausalModel
@@ -10,8 +11,8 @@ vocabulary.py     may these two models speculate together?
 draft.py          a draft from some of the target's layers; save it as an ordinary directory
 kernels.py        16-bit weights for CPUs that have no 16-bit arithmetic
 llama.py          Llama-like models on them, in as few calls as possible
+native_llama.py   and few tokens of them in one call, by native/llama.c
 int8.py           8-bit weights for drafts
-native_llama.py   and of few tokens in one call, by native/llama.c
 fakes.py          table models for tests
 """
 
