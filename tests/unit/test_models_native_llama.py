@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.core.lists import as_list
 from paceline.core.rules import Lenient, Lossless, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
@@ -100,12 +101,12 @@ def test_drawing_ahead_is_drawing_pass_by_pass(
     compiled_one, plain_one = sessions(prepared(), texts)
     sampling = SamplingParams(temperature=temperature)
     rng = torch.Generator().manual_seed(4)
-    for count, gamma in ((1, 3), (2, 4), (1, 1)):
-        new_BN = torch.tensor([TEXT[:count]] * len(texts))
-        uniforms_BG = torch.rand(len(texts), gamma, generator=rng, dtype=torch.float64)
-        draws = uniforms_BG if temperature else None
-        got = compiled_one.draw(new_BN, gamma, sampling, draws)
-        wanted = ModelSession.draw(plain_one, new_BN, gamma, sampling, draws)
+    for count, gamma in ((1, 3), (2, 4), (1, 1), (2, 12)):
+        new = [TEXT[:count]] * len(texts)
+        uniforms = as_list(torch.rand(len(texts), gamma, generator=rng, dtype=torch.float64))
+        draws = uniforms if temperature else None
+        got = compiled_one.draw(new, gamma, sampling, draws)
+        wanted = ModelSession.draw(plain_one, new, gamma, sampling, draws)
         assert torch.equal(got.tokens_BG, wanted.tokens_BG)
         assert (got.probs_BGV is None) == (temperature == 0)
         if got.probs_BGV is not None and wanted.probs_BGV is not None:
@@ -113,7 +114,7 @@ def test_drawing_ahead_is_drawing_pass_by_pass(
         assert compiled_one.lengths == plain_one.lengths
     newest_B1 = torch.tensor([[9]] * len(texts))
     assert torch.equal(compiled_one.extend(newest_B1), plain_one.extend(newest_B1))
-    assert calls == ["draw"] * 3
+    assert calls == ["draw"] * 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -129,23 +130,27 @@ def test_judging_ahead_is_judging_pass_by_pass(
         target = prepared(seed=0)
         draft = prepared(seed=0, num_hidden_layers=1) if seed % 2 else target
         compiled_one, plain_one = sessions(target, texts)
-        uniforms = torch.rand(3, batch, gamma, generator=rng, dtype=torch.float64)
-        newest_B1 = torch.full((batch, 1), seed)
+        drawing, accepting, choosing = as_list(
+            torch.rand(3, batch, gamma, generator=rng, dtype=torch.float64)
+        )
+        newest = [seed] * batch
         drafting, _ = sessions(draft, texts)
-        drafted = drafting.draw(newest_B1, gamma, sampling, uniforms[0] if temperature else None)
-        draws = JudgeUniforms(uniforms[1], uniforms[2, :, 0].contiguous())
+        rows = [[token] for token in newest]
+        drafted = drafting.draw(rows, gamma, sampling, drawing if temperature else None)
+        draws = JudgeUniforms(accepting, [numbers[0] for numbers in choosing])
         given = (
-            newest_B1,
+            newest,
             drafted,
-            torch.tensor([gamma, 2][:batch]),
+            [gamma, 2][:batch],
             Lossless(),
             sampling,
             draws if temperature else None,
         )
         got, wanted = compiled_one.judge(*given), ModelSession.judge(plain_one, *given)
-        assert [part.tolist() for part in got] == [part.tolist() for part in wanted]
-        kept |= set(got.num_accepted_B.tolist())
+        assert got == wanted
+        kept |= set(got.num_accepted)
         assert compiled_one.lengths == plain_one.lengths
+        newest_B1 = torch.tensor(rows)
         assert torch.equal(compiled_one.extend(newest_B1), plain_one.extend(newest_B1))
     assert len(kept) > 1
     assert calls == ["draw", "judge"] * 12

@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.lists import as_list
 from paceline.core.sampling import SamplingParams
-from paceline.decode.decoder import Decoder, choice_uniforms, live_rows
+from paceline.decode.decoder import Decoder, live_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,8 +35,10 @@ class AutoregressiveDecoder(Decoder):
             if len(live) < len(texts):
                 session.keep_rows(live)
                 texts = [texts[row] for row in live]
-            newest_B1 = torch.tensor([text.newest(1) for text in texts])
-            uniforms_B1 = None if self.sampling.greedy else choice_uniforms(texts)[:, None]
-            drawn = session.draw(newest_B1, 1, self.sampling, uniforms_B1, self._seen(texts))
+            newest = [text.newest(1) for text in texts]
+            uniforms = None
+            if not self.sampling.greedy:
+                uniforms = [[text.draw_choice()] for text in texts]
+            drawn = session.draw(newest, 1, self.sampling, uniforms, self._seen(texts))
             for text, (token,) in zip(texts, as_list(drawn.tokens_BG), strict=True):
                 yield text, text.add_block([], token, num_drafted=0)

@@ -114,7 +114,8 @@ class Decoder(ABC):
             logits_BV = apply_repetition_penalty(logits_BV, seen_BV.to(logits_BV.device), penalty)
         if self.sampling.greedy:
             return likeliest(logits_BV)
-        return sample(to_probs(logits_BV, self.sampling), choice_uniforms(texts))
+        uniforms_B = torch.tensor([text.draw_choice() for text in texts], dtype=torch.float64)
+        return sample(to_probs(logits_BV, self.sampling), uniforms_B)
 
     def _seen(self, texts: Sequence[Text]) -> Tensor | None:
         """Which tokens each text holds, [B, V]; None where no penalty asks."""
@@ -124,11 +125,6 @@ class Decoder(ABC):
         for row, text in enumerate(texts):
             seen_BV[row, text.prompt + text.tokens] = True
         return seen_BV
-
-
-def choice_uniforms(texts: Sequence[Text]) -> Tensor:
-    """One number in [0, 1) a text for the token that the target adds, [B] float64."""
-    return torch.tensor([text.draw_choice() for text in texts], dtype=torch.float64)
 
 
 def live_rows(texts: Sequence[Text]) -> list[int]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
-from paceline.decode.decoder import Decoder, choice_uniforms, live_rows
+from paceline.decode.decoder import Decoder, live_rows
 from paceline.errors import UsageError
 from paceline.models.session import Drawn, JudgeUniforms
 from paceline.models.vocabulary import check_same_vocabulary
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.core.rules import Rule
-    from paceline.core.verification import Verdict
     from paceline.decode.result import Block
     from paceline.decode.text import Text
-    from paceline.models.session import Model, ModelSession
+    from paceline.models.session import Judgement, Model, ModelSession
 
 
 class SpeculativeDecoder(Decoder):
@@ -102,19 +101,12 @@ class SpeculativeDecoder(Decoder):
         gamma = max(num_drafted)
         seen_BV = self._seen(texts)
         drafted = self._propose(draft, texts, gamma, seen_BV)
-        verdict = self._judge(target, texts, drafted, num_drafted, seen_BV)
-        num_accepted: list[int] = as_list(verdict.num_accepted_B)
+        num_accepted, next_tokens = self._judge(target, texts, drafted, num_drafted, seen_BV)
         target.rollback([gamma - accepted for accepted in num_accepted])
         # the draft has not read its last token
         draft.rollback([max(gamma - accepted - 1, 0) for accepted in num_accepted])
-        rows = zip(
-            texts,
-            as_list(drafted.tokens_BG),
-            num_accepted,
-            as_list(verdict.next_tokens_B),
-            num_drafted,
-            strict=True,
-        )
+        tokens_of_rows = as_list(drafted.tokens_BG)
+        rows = zip(texts, tokens_of_rows, num_accepted, next_tokens, num_drafted, strict=True)
         for text, tokens, accepted, last, count in rows:
             yield text, text.add_block(tokens[:accepted], last, num_drafted=count)
 
@@ -125,12 +117,11 @@ class SpeculativeDecoder(Decoder):
         if gamma == 0:
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
             return Drawn(empty, torch.zeros(len(texts), 0, self.vocab_size))
-        uniforms_BG = None
+        uniforms = None
         if not self._only_best:
             # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
-            uniforms_BG = _float64([text.draw_draft(self.gamma)[:gamma] for text in texts])
-        unread_BN = _unread(draft, texts)
-        return draft.draw(unread_BN, gamma, self.sampling, uniforms_BG, seen_BV)
+            uniforms = [text.draw_draft(self.gamma)[:gamma] for text in texts]
+        return draft.draw(_unread(draft, texts), gamma, self.sampling, uniforms, seen_BV)
 
     def _judge(
         self,
@@ -139,30 +130,25 @@ class SpeculativeDecoder(Decoder):
         drafted: Drawn,
         num_drafted: Sequence[int],
         seen_BV: Tensor | None,
-    ) -> Verdict:
+    ) -> Judgement:
         """One target pass over the newest token and the drafted ones, then the rule."""
         uniforms = None
         if not self._only_best:
             gamma = drafted.tokens_BG.shape[1]
-            accept_BG = _float64([text.draw_accept(self.gamma)[:gamma] for text in texts])
-            uniforms = JudgeUniforms(accept_BG, choice_uniforms(texts))
-        newest_B1 = torch.tensor([text.newest(1) for text in texts])
-        counts_B = torch.tensor(num_drafted)
+            accept = [text.draw_accept(self.gamma)[:gamma] for text in texts]
+            uniforms = JudgeUniforms(accept, [text.draw_choice() for text in texts])
+        newest = [text.newest(1)[0] for text in texts]
         return target.judge(
-            newest_B1, drafted, counts_B, self.rule, self.sampling, uniforms, seen_BV
+            newest, drafted, num_drafted, self.rule, self.sampling, uniforms, seen_BV
         )
 
 
-def _float64(numbers: Sequence[Sequence[float]]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
-
-
-def _unread(draft: ModelSession, texts: Sequence[Text]) -> Tensor:
-    """The tokens that the draft has yet to read, the same number for all rows: [B, 1] or [B, 2].
+def _unread(draft: ModelSession, texts: Sequence[Text]) -> list[list[int]]:
+    """The tokens that the draft has yet to read, the same number for all rows: one or two.
 
     Where some row's block was accepted whole, the others forget one token and read it again.
     """
     behind = [len(text) - length for text, length in zip(texts, draft.lengths, strict=True)]
     count = max(behind)
     draft.rollback([count - number for number in behind])
-    return torch.tensor([text.newest(count) for text in texts])
+    return [text.newest(count) for text in texts]

@@ -28,11 +28,11 @@ class RoomyCache(Cache):
             self.layers.append(RoomyLayer())
         return self.layers[index]  # pyright: ignore[reportReturnType]
 
-    @torch.inference_mode()
     def forget(self, count: int) -> None:
         """Drop the last columns of every row."""
-        for index in range(len(self.layers)):
-            self.layer(index).width -= count
+        layers: Any = self.layers
+        for layer in layers:
+            layer.width -= count
 
     @torch.inference_mode()
     def realign(self, rows_B: Tensor, ends_B: Tensor, width: int) -> None:
@@ -106,6 +106,6 @@ class RoomyLayer(DynamicLayer):
 
 
 def _room(new_BHND: Tensor, width: int) -> Tensor:
-    """Space for so many columns and half as many again."""
+    """Space for so many columns and many more: whenever it runs out, all of them move."""
     batch, heads, _, size = new_BHND.shape
-    return new_BHND.new_zeros(batch, heads, width + width // 2 + 32, size)
+    return new_BHND.new_zeros(batch, heads, width + width // 2 + 64, size)

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.rules import Lossless
-from paceline.core.verification import Verdict
 from paceline.models.cache import RoomyCache
 from paceline.models.llama import LlamaDecoder
-from paceline.models.session import Drawn, ModelSession
+from paceline.models.session import Drawn, Judgement, ModelSession
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,73 +56,71 @@ class CausalSession(ModelSession):
 
     def draw(
         self,
-        tokens_BN: Tensor,
+        tokens: Sequence[Sequence[int]],
         count: int,
         sampling: SamplingParams,
-        uniforms_BG: Tensor | None = None,
+        uniforms: Sequence[Sequence[float]] | None = None,
         seen_BV: Tensor | None = None,
     ) -> Drawn:
-        plain = seen_BV is None and (uniforms_BG is None or sampling.only_temperature)
-        native = self._native(tokens_BN)
-        if native is None or not plain:
-            return super().draw(tokens_BN, count, sampling, uniforms_BG, seen_BV)
-        lengths = self._longer(tokens_BN, count - 1)
-        ends = [length + tokens_BN.shape[1] for length in self.lengths]
+        new = len(tokens[0])
+        native = self._native(len(tokens) * new)
+        known = seen_BV is None and (uniforms is None or sampling.only_temperature)
+        if native is None or not known:
+            return super().draw(tokens, count, sampling, uniforms, seen_BV)
+        lengths = self._longer(len(tokens), new + count - 1)
         drawn = native.draw(
-            tokens_BN,
+            tokens,
             self.cache,
-            _ragged(ends),
+            [length - count + 1 for length in lengths],
             count,
             self.vocab_size,
             sampling.temperature,
-            uniforms_BG,
+            uniforms,
         )
         self.lengths = lengths
-        return Drawn(*drawn)
+        return drawn
 
     def judge(
         self,
-        newest_B1: Tensor,
+        newest: Sequence[int],
         drafted: Drawn,
-        num_drafted_B: Tensor,
+        num_drafted: Sequence[int],
         rule: Rule,
         sampling: SamplingParams,
         uniforms: JudgeUniforms | None = None,
         seen_BV: Tensor | None = None,
-    ) -> Verdict:
-        tokens_BH = torch.cat([newest_B1, drafted.tokens_BG], 1)
-        native = self._native(tokens_BH)
+    ) -> Judgement:
+        batch, gamma = drafted.tokens_BG.shape
+        native = self._native(batch * (gamma + 1))
         lossless = uniforms is None or (type(rule) is Lossless and sampling.only_temperature)
         if native is None or not lossless or seen_BV is not None:
-            return super().judge(
-                newest_B1, drafted, num_drafted_B, rule, sampling, uniforms, seen_BV
-            )
-        lengths = self._longer(tokens_BH, 0)
-        num_accepted_B, next_tokens_B = native.judge(
-            tokens_BH,
+            return super().judge(newest, drafted, num_drafted, rule, sampling, uniforms, seen_BV)
+        lengths = self._longer(batch, gamma + 1)
+        judgement = native.judge(
+            newest,
+            drafted,
+            num_drafted,
             self.cache,
-            _ragged(lengths),
+            lengths,
             self.vocab_size,
             sampling.temperature,
-            num_drafted_B,
-            drafted.probs_BGV,
             uniforms,
         )
         self.lengths = lengths
-        return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+        return judgement
 
     def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
         """Logits of the last `keep` columns (0: all); row b is ends[b] tokens long afterwards."""
-        native = self._native(tokens_BN)
+        native = self._native(tokens_BN.numel())
         if native is not None:
-            return native(tokens_BN, self.cache, _ragged(ends), keep)
+            return native(tokens_BN, self.cache, ends, keep)
         tokens_BN = tokens_BN.to(self._device)
         with torch.inference_mode(), evaluating(self.model.hf):
             return self.model.decoder(tokens_BN, self.cache, _ragged(ends), keep).float()
 
-    def _native(self, tokens_BN: Tensor) -> NativeLlama | None:
+    def _native(self, num_tokens: int) -> NativeLlama | None:
         decoder = self.model.decoder
-        return decoder.reader_of(tokens_BN) if isinstance(decoder, LlamaDecoder) else None
+        return decoder.reader_of(num_tokens) if isinstance(decoder, LlamaDecoder) else None
 
     def _rollback(self, counts: Sequence[int]) -> None:
         if min(counts) == max(counts):

@@ -9,14 +9,16 @@ Shape suffixes: B batch, N new tokens, D hidden, S head size.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.models.int8 import round_rows
+from paceline.models.session import Drawn, Judgement
 from paceline.native import compiled
-from paceline.native.sampling import check_mass
+from paceline.native.sampling import NO_MASS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,10 +74,16 @@ class _Plan:
     """A pass over a cache, laid out once: good while its keys and values stay where they are."""
 
     def __init__(
-        self, layers: list[RoomyLayer], this_pass: _Pass, lengths: Any, held: tuple[object, ...]
+        self,
+        layers: list[RoomyLayer],
+        this_pass: _Pass,
+        lengths: Any,
+        vocab_size: int,
+        held: tuple[object, ...],
     ) -> None:
         self.this_pass = this_pass
         self.lengths = lengths
+        self.logits, self.probs = (torch.empty(MANY_TOKENS * vocab_size) for _ in range(2))
         self._layers = layers
         self._rooms = (layers[0].rooms, layers[-1].rooms)
         self._held = held  # what the pass points to
@@ -84,20 +92,17 @@ class _Plan:
         """Have the rooms stayed, and is there place for so many more columns?"""
         first, last = self._layers[0], self._layers[-1]  # the others move with them
         stayed = first.rooms is self._rooms[0] and last.rooms is self._rooms[1]
-        fits = first.width + count <= self.this_pass.room
-        return stayed and fits and self.this_pass.threads == torch.get_num_threads()
+        return stayed and first.width + count <= self.this_pass.room
 
-    def prepare(self, tokens_BN: Tensor, ends_B: Tensor | None, keep: int, logits: Tensor) -> _Pass:
-        """The pass that reads these tokens."""
-        batch, count = tokens_BN.shape
-        assert tokens_BN.numel() <= MANY_TOKENS, "the workspace is made for few tokens"
-        assert tokens_BN.dtype == torch.int64, "tokens are int64"
-        assert tokens_BN.device.type == "cpu", "the compiled pass reads on the CPU"
-        width = self._layers[0].width + count
+    def prepare(
+        self, count: int, ends: Sequence[int], keep: int, tokens: int | None, logits: Tensor
+    ) -> _Pass:
+        """The pass that reads so many tokens a row; row b is ends[b] tokens long afterwards."""
+        assert count * len(ends) <= MANY_TOKENS, "the workspace is made for few tokens"
         this = self.this_pass
-        this.count, this.width, this.keep = count, width, keep
-        this.tokens, this.logits = tokens_BN.data_ptr(), logits.data_ptr()
-        self.lengths[:] = [width] * batch if ends_B is None else ends_B.tolist()
+        this.count, this.width, this.keep = count, self._layers[0].width + count, keep
+        this.tokens, this.logits = tokens, logits.data_ptr()
+        self.lengths[:] = ends
         return this
 
     def widen(self, count: int) -> None:
@@ -180,95 +185,98 @@ class NativeLlama:
         )
 
     def __call__(
-        self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
+        self, tokens_BN: Tensor, cache: RoomyCache, ends: Sequence[int], keep: int
     ) -> Tensor:
-        """Logits of the last `keep` columns (0: all); see `LlamaDecoder.__call__`."""
+        """Logits of the last `keep` columns (0: all); row b is ends[b] tokens long afterwards."""
         batch, count = tokens_BN.shape
         keep = keep or count
         plan = self._plan(cache, batch, count)
-        tokens_BN = tokens_BN.contiguous()
         logits = torch.empty(batch, keep, self.vocab_size)
-        this_pass = plan.prepare(tokens_BN, ends_B, keep, logits)
+        tokens_BN = tokens_BN.contiguous()
+        assert tokens_BN.dtype == torch.int64, "tokens are int64"
+        assert tokens_BN.device.type == "cpu", "the compiled pass reads on the CPU"
+        this_pass = plan.prepare(count, ends, keep, tokens_BN.data_ptr(), logits)
         plan.widen(count)
         self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
         return logits
 
     def draw(
         self,
-        tokens_BN: Tensor,
+        tokens: Sequence[Sequence[int]],
         cache: RoomyCache,
-        ends_B: Tensor | None,
+        ends: Sequence[int],
         num_drawn: int,
         vocab_size: int,
         temperature: float,
-        uniforms_BG: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `ModelSession.draw`: tokens [B, G], and the distributions [B, G, V] where it drew."""
-        batch, count = tokens_BN.shape
+        uniforms: Sequence[Sequence[float]] | None,
+    ) -> Drawn:
+        """See `ModelSession.draw`; row b is ends[b] tokens long when it begins to draw."""
+        batch, count = len(tokens), len(tokens[0])
         plan = self._plan(cache, batch, count + num_drawn - 1)
-        tokens_BN = tokens_BN.contiguous()
-        logits = torch.empty(batch, 1, self.vocab_size)
-        drawn_BG = torch.empty(batch, num_drawn, dtype=torch.int64)
-        probs_BGV = None
-        if uniforms_BG is not None:
-            assert uniforms_BG.shape == drawn_BG.shape, "one number a token to draw"
-            uniforms_BG = uniforms_BG.double().contiguous()
-            probs_BGV = torch.empty(batch, num_drawn, vocab_size)
-        this_pass = plan.prepare(tokens_BN, ends_B, 1, logits)
+        read = _array("q", tokens, batch * count)
+        this_pass = plan.prepare(count, ends, 1, _address(read), plan.logits)
+        drawn = Drawn(torch.empty(batch, num_drawn, dtype=torch.int64), None)
+        numbers = None
+        if uniforms is not None:
+            drawn = Drawn(drawn.tokens_BG, torch.empty(batch, num_drawn, vocab_size))
+            numbers = _array("d", uniforms, batch * num_drawn)
         plan.widen(count + num_drawn - 1)
-        self._library.draw_ahead(
+        has_mass = self._library.draw_ahead(
             ctypes.byref(self._model),
             ctypes.byref(this_pass),
             num_drawn,
             vocab_size,
             temperature,
-            None if uniforms_BG is None else uniforms_BG.data_ptr(),
-            drawn_BG.data_ptr(),
-            None if probs_BGV is None else probs_BGV.data_ptr(),
+            _address(numbers),
+            drawn.tokens_BG.data_ptr(),
+            None if drawn.probs_BGV is None else drawn.probs_BGV.data_ptr(),
         )
-        check_mass(drawn_BG)
-        return drawn_BG, probs_BGV
+        assert has_mass, NO_MASS
+        return drawn
 
     def judge(
         self,
-        tokens_BH: Tensor,
+        newest: Sequence[int],
+        drafted: Drawn,
+        num_drafted: Sequence[int],
         cache: RoomyCache,
-        ends_B: Tensor | None,
+        ends: Sequence[int],
         vocab_size: int,
         temperature: float,
-        num_drafted_B: Tensor,
-        draft_probs_BGV: Tensor | None,
         uniforms: JudgeUniforms | None,
-    ) -> tuple[Tensor, Tensor]:
-        """See `ModelSession.judge`, with a lossless rule: tokens that stay and the one behind, [B]."""
-        batch, count = tokens_BH.shape
-        plan = self._plan(cache, batch, count)
-        logits = torch.empty(batch, count, self.vocab_size)
-        given: list[Tensor | None] = [num_drafted_B.contiguous(), None, None, None, None]
+    ) -> Judgement:
+        """See `ModelSession.judge`, with a lossless rule; row b is ends[b] tokens long when read."""
+        batch, gamma = drafted.tokens_BG.shape
+        plan = self._plan(cache, batch, gamma + 1)
+        this_pass = plan.prepare(gamma + 1, ends, gamma + 1, None, plan.logits)
+        drafted_BG = _for_c(drafted.tokens_BG, torch.int64)
+        probs_BGV = accept = choose = None
         if uniforms is not None:
-            assert draft_probs_BGV is not None, "drawn tokens come with their distributions"
-            assert draft_probs_BGV.shape == (batch, count - 1, vocab_size), (
-                "one row a drafted token"
-            )
-            assert uniforms.accept_BG.shape == (batch, count - 1), "one number a drafted token"
-            draws = [numbers.double().contiguous() for numbers in uniforms]
-            probs_BHV = torch.empty(batch, count, vocab_size)
-            given[1:] = [draft_probs_BGV.float().contiguous(), *draws, probs_BHV]
-        num_accepted_B = torch.empty(batch, dtype=torch.int64)
-        next_tokens_B = torch.empty(batch, dtype=torch.int64)
-        this_pass = plan.prepare(tokens_BH, ends_B, count, logits)
-        plan.widen(count)
-        self._library.judge_ahead(
+            assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
+            assert drafted.probs_BGV.shape[2] == vocab_size, "the sessions know the same tokens"
+            probs_BGV = _for_c(drafted.probs_BGV, torch.float32)
+            accept = _array("d", uniforms.accept, batch * gamma)
+            choose = _array("d", [uniforms.next], batch)
+        last, counts = _array("q", [newest], batch), _array("q", [num_drafted], batch)
+        num_accepted, next_tokens = (array("q", bytes(8 * batch)) for _ in range(2))
+        plan.widen(gamma + 1)
+        has_mass = self._library.judge_ahead(
             ctypes.byref(self._model),
             ctypes.byref(this_pass),
+            _address(last),
+            drafted_BG.data_ptr(),
             vocab_size,
             temperature,
-            *(None if part is None else part.data_ptr() for part in given),
-            num_accepted_B.data_ptr(),
-            next_tokens_B.data_ptr(),
+            _address(counts),
+            None if probs_BGV is None else probs_BGV.data_ptr(),
+            _address(accept),
+            _address(choose),
+            plan.probs.data_ptr(),
+            _address(num_accepted),
+            _address(next_tokens),
         )
-        check_mass(next_tokens_B)
-        return num_accepted_B, next_tokens_B
+        assert has_mass, NO_MASS
+        return Judgement(num_accepted.tolist(), next_tokens.tolist())
 
     def _plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
         """The cache's plan, with room for so many more tokens a row."""
@@ -305,7 +313,8 @@ class NativeLlama:
             room=room,
             workspace=workspace.data_ptr(),
         )
-        return _Plan(layers, this_pass, lengths, (turns, workspace, keys, values))
+        held = (turns, workspace, keys, values)
+        return _Plan(layers, this_pass, lengths, self.vocab_size, held)
 
     def _turns_up_to(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of at least so many positions, [positions, S / 2]."""
@@ -351,6 +360,25 @@ class NativeLlama:
 
     def _hold_float(self, weight: Tensor | None) -> int | None:
         return None if weight is None else self._hold(weight.detach().float().clone())
+
+
+def _array(letter: str, rows: Sequence[Sequence[float]], count: int) -> array[Any]:
+    """The rows one behind the other, int64 (q) or float64 (d): made faster than a tensor."""
+    numbers: array[Any] = array(letter)
+    for row in rows:
+        numbers.extend(row)
+    assert len(numbers) == count, f"got {len(numbers)} numbers, the rows hold {count}"
+    return numbers
+
+
+def _address(numbers: array[Any] | None) -> int | None:
+    return None if numbers is None else numbers.buffer_info()[0]
+
+
+def _for_c(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the library reads it; nothing to do for what it wrote itself."""
+    assert tensor.device.type == "cpu", "the compiled pass reads on the CPU"
+    return tensor.to(dtype).contiguous()
 
 
 def window_of(attention: Any) -> int | None:

@@ -3,7 +3,9 @@
 A session knows how to read tokens, to draw the next ones or judge drafted ones, to forget the last
 ones and to let rows leave. It does not know about stopping. Rows of a batch may keep different numbers of tokens.
 
-Shape suffixes: B batch, N new tokens, G drawn ones, V vocabulary (logits over it).
+Texts come and go as lists, as decoders keep them; tensors are what a device holds.
+
+Shape suffixes: B batch, N new tokens, G drawn ones, H judged ones, V vocabulary (logits over it).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.lists import as_list
 from paceline.core.sampling import (
     SamplingParams,
     apply_repetition_penalty,
@@ -22,7 +25,7 @@ from paceline.core.sampling import (
     sample,
     to_probs,
 )
-from paceline.core.verification import Verdict, verify, verify_greedy
+from paceline.core.verification import verify, verify_greedy
 from paceline.errors import ContextLengthError, PromptError
 
 if TYPE_CHECKING:
@@ -39,10 +42,17 @@ class Drawn(NamedTuple):
 
 
 class JudgeUniforms(NamedTuple):
-    """Numbers in [0, 1), float64: one a drafted token, and one a row for the token that follows."""
+    """Numbers in [0, 1): one a drafted token, and one a row for the token that follows."""
 
-    accept_BG: Tensor
-    next_B: Tensor
+    accept: Sequence[Sequence[float]]
+    next: Sequence[float]
+
+
+class Judgement(NamedTuple):
+    """Per row: drafted tokens kept, and the token that follows them."""
+
+    num_accepted: list[int]
+    next_tokens: list[int]
 
 
 class ModelSession(ABC):
@@ -94,35 +104,36 @@ class ModelSession(ABC):
         Raises:
             ContextLengthError: A row would grow beyond the model's context.
         """
-        lengths = self._longer(tokens_BN, 0)
+        lengths = self._longer(*tokens_BN.shape)
         logits_BNV = self._extend(tokens_BN)
         self.lengths = lengths
         return self._named(logits_BNV)
 
     def draw(
         self,
-        tokens_BN: Tensor,
+        tokens: Sequence[Sequence[int]],
         count: int,
         sampling: SamplingParams,
-        uniforms_BG: Tensor | None = None,
+        uniforms: Sequence[Sequence[float]] | None = None,
         seen_BV: Tensor | None = None,
     ) -> Drawn:
         """Append tokens, then draw `count` (G) more a row, each but the last appended before the next.
 
         Args:
-            tokens_BN: As for `extend`.
+            tokens: The same number for every row, at least one.
             count: How many to draw, at least one.
             sampling: How the model's distributions are shaped.
-            uniforms_BG: Numbers in [0, 1) to draw with; None takes the likeliest tokens.
+            uniforms: Numbers in [0, 1) to draw with, G a row; None takes the likeliest tokens.
             seen_BV: Tokens that a repetition penalty falls on, these new ones included.
 
         Raises:
             ContextLengthError: As `extend`.
         """
         seen_BV = None if seen_BV is None else seen_BV.clone()
-        tokens: list[Tensor] = []
+        uniforms_BG = None if uniforms is None else torch.tensor(uniforms, dtype=torch.float64)
+        drawn: list[Tensor] = []
         probs: list[Tensor] = []
-        unread_BN = tokens_BN
+        unread_BN = torch.tensor(tokens)
         for place in range(count):
             logits_BV = self.extend(unread_BN)[:, -1]
             if seen_BV is not None:
@@ -136,26 +147,26 @@ class ModelSession(ABC):
                 newest_B = sample(probs[-1], uniforms_BG[:, place])
             if seen_BV is not None:
                 seen_BV.scatter_(1, newest_B[:, None], value=True)
-            tokens.append(newest_B.cpu())
-            unread_BN = tokens[-1][:, None]
-        return Drawn(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
+            drawn.append(newest_B.cpu())
+            unread_BN = drawn[-1][:, None]
+        return Drawn(torch.stack(drawn, 1), torch.stack(probs, 1) if probs else None)
 
     def judge(
         self,
-        newest_B1: Tensor,
+        newest: Sequence[int],
         drafted: Drawn,
-        num_drafted_B: Tensor,
+        num_drafted: Sequence[int],
         rule: Rule,
         sampling: SamplingParams,
         uniforms: JudgeUniforms | None = None,
         seen_BV: Tensor | None = None,
-    ) -> Verdict:
+    ) -> Judgement:
         """Append the newest token and the drafted ones, and say how many of these stay.
 
         Args:
-            newest_B1: The token of each row that no pass has read yet.
+            newest: The token of each row that no pass has read yet.
             drafted: Tokens [B, G] and, with `uniforms`, what they were drawn from.
-            num_drafted_B: How many of the G each row drafted.
+            num_drafted: How many of the G each row drafted.
             rule: Decides what stays.
             sampling: How the model's distributions are shaped.
             uniforms: Numbers to draw with; None compares with the likeliest tokens, which is what
@@ -165,25 +176,30 @@ class ModelSession(ABC):
         Raises:
             ContextLengthError: As `extend`.
         """
+        newest_B1 = torch.tensor(newest)[:, None]
+        num_drafted_B = torch.tensor(num_drafted)
         logits_BHV = self.extend(torch.cat([newest_B1, drafted.tokens_BG], 1))
         if seen_BV is not None:
             seen_BHV = mark_seen(drafted.tokens_BG, seen_BV).to(logits_BHV.device)
             logits_BHV = apply_repetition_penalty(logits_BHV, seen_BHV, sampling.repetition_penalty)
         if uniforms is None:
-            return verify_greedy(drafted.tokens_BG, num_drafted_B, likeliest(logits_BHV).cpu())
+            verdict = verify_greedy(drafted.tokens_BG, num_drafted_B, likeliest(logits_BHV).cpu())
+            return Judgement(as_list(verdict.num_accepted_B), as_list(verdict.next_tokens_B))
         assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
         target_probs_BHV = to_probs(logits_BHV, sampling)
         device = target_probs_BHV.device
+        accept_BG = torch.tensor(uniforms.accept, dtype=torch.float64, device=device)
+        next_B = torch.tensor(uniforms.next, dtype=torch.float64, device=device)
         verdict = verify(
             drafted.tokens_BG.to(device),
             num_drafted_B.to(device),
             drafted.probs_BGV.to(device),
             target_probs_BHV,
             rule,
-            accept_uniforms_BG=uniforms.accept_BG.to(device),
-            next_uniforms_B=uniforms.next_B.to(device),
+            accept_uniforms_BG=accept_BG,
+            next_uniforms_B=next_B,
         )
-        return Verdict(*(part.cpu() for part in verdict))
+        return Judgement(as_list(verdict.num_accepted_B), as_list(verdict.next_tokens_B))
 
     def rollback(self, counts: Sequence[int]) -> None:
         """Forget the last counts[b] tokens of row b; a row may become empty."""
@@ -201,13 +217,12 @@ class ModelSession(ABC):
         self._keep_rows(rows)
         self.lengths = [self.lengths[row] for row in rows]
 
-    def _longer(self, tokens_BN: Tensor, more: int) -> list[int]:
-        """The lengths after these tokens and some more, checked; an empty session gets its rows."""
-        batch, count = tokens_BN.shape
+    def _longer(self, batch: int, count: int) -> list[int]:
+        """The lengths after so many tokens more, checked; an empty session gets its rows."""
         assert count >= 1, "a session reads at least one token a row"
         self.lengths = self.lengths or [0] * batch
         assert batch == len(self.lengths), f"{batch} rows of tokens, {len(self.lengths)} in session"
-        lengths = [length + count + more for length in self.lengths]
+        lengths = [length + count for length in self.lengths]
         self._check_room(lengths)
         return lengths
 

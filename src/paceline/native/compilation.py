@@ -22,8 +22,8 @@ _LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 # Arguments and result of each function: p pointer, i int64, f float.
 _FUNCTIONS = {
     "read_tokens": ("pp", ""),
-    "draw_ahead": ("ppiifppp", ""),
-    "judge_ahead": ("ppifppppppp", ""),
+    "draw_ahead": ("ppiifppp", "i"),
+    "judge_ahead": ("ppppifppppppp", "i"),
     "workspace_size": ("piii", "i"),
     "best_tokens": ("piiip", ""),
     "softmax": ("piiifip", ""),

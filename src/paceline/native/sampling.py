@@ -10,6 +10,8 @@ from torch import Tensor
 
 from paceline.native.compilation import compiled
 
+NO_MASS = "a distribution has no mass, or is not a number"
+
 
 def can_draw(*probs: Tensor) -> bool:
     """Are these rows that the library reads, and is there a library?"""
@@ -68,6 +70,4 @@ def softmax(logits: Tensor, temperature: float) -> Tensor:
 
 def check_mass(tokens_B: Tensor) -> None:
     """The library gives -1 where it could not draw."""
-    assert min(tokens_B.flatten().tolist(), default=0) >= 0, (
-        "a distribution has no mass, or is not a number"
-    )
+    assert min(tokens_B.flatten().tolist(), default=0) >= 0, NO_MASS
