@@ -23,7 +23,7 @@ help: ## list these targets
 test: export OMP_NUM_THREADS := 1
 test: export OMP_WAIT_POLICY := passive
 test: lint ## set up, lint, then all tests
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)

@@ -100,13 +100,13 @@ class DraftsGreedily(SpeculativeDecoder):
     one_hot = True
 
     def _propose(
-        self, draft: ModelSession, texts: Sequence[Text], gamma: int, seen_BV: Tensor | None
-    ) -> Drawn:
+        self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
+    ) -> tuple[Drawn, list[int]]:
         with patch.object(sessions, "sample", argmax):
-            tokens_BG, probs_BGV = super()._propose(draft, texts, gamma, seen_BV)
+            (tokens_BG, probs_BGV, _), counts = super()._propose(draft, texts, seen_BV)
         if self.one_hot:
             probs_BGV = torch.nn.functional.one_hot(tokens_BG, probs_BGV.shape[-1]).float()
-        return Drawn(tokens_BG, probs_BGV)
+        return Drawn(tokens_BG, probs_BGV), counts
 
 
 class ScoresGreedyDraftsWithSoftmax(DraftsGreedily):
@@ -125,8 +125,8 @@ class ReturnsUnshapedDraft(SpeculativeDecoder):
     """Draws from the shaped q and hands the unshaped one to the rule."""
 
     def _propose(
-        self, draft: ModelSession, texts: Sequence[Text], gamma: int, seen_BV: Tensor | None
-    ) -> Drawn:
+        self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
+    ) -> tuple[Drawn, list[int]]:
         unshaped: list[Tensor] = []
 
         def spy(logits: Tensor, params: core_sampling.SamplingParams) -> Tensor:
@@ -134,8 +134,8 @@ class ReturnsUnshapedDraft(SpeculativeDecoder):
             return core_sampling.to_probs(logits, params)
 
         with patch.object(sessions, "to_probs", spy):
-            tokens_BG, probs_BGV = super()._propose(draft, texts, gamma, seen_BV)
-        return Drawn(tokens_BG, torch.stack(unshaped, 1) if unshaped else probs_BGV)
+            (tokens_BG, probs_BGV, _), counts = super()._propose(draft, texts, seen_BV)
+        return Drawn(tokens_BG, torch.stack(unshaped, 1) if unshaped else probs_BGV), counts
 
 
 # transformers#47932: the returned q was not the proposal

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.core.rules import Lenient, Lossless, Lossy, Rule
+from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, Generation, SpeculativeDecoder
 from tiny import tiny_model
@@ -24,13 +24,18 @@ from tiny import tiny_model
 NAMES = {
     "paceline.core.sampling": "SamplingParams to_probs",
     "paceline.core.divergences": "forward_kl reverse_kl jsd tvd negative_log_acceptance",
-    "paceline.core.rules": "Lossless Lenient Lossy",
+    "paceline.core.rules": (
+        "Lossless Lenient Lossy BiLDRule Chow ChowLog Diff DiffLog Opt OptLog TokenV1 TokenV2 TokenV3"
+    ),
     "paceline.core.speed": (
         "block_efficiency_iid predicted_speedup mbsu break_even_acceptance best_gamma"
     ),
     "paceline.core.stats": "DecodeStats",
     "paceline.models": "load_model wrap_model",
-    "paceline.decode": "AutoregressiveDecoder SpeculativeDecoder",
+    "paceline.decode": (
+        "AutoregressiveDecoder SpeculativeDecoder TokenCascade OracleCascade SequenceCascade "
+        "BigLittleDecoder"
+    ),
     "paceline.train": "align AlignConfig",
     "paceline.measure": "measure MeasureConfig Measurement",
 }
@@ -45,6 +50,14 @@ SIGNATURES = {
     "core.divergences:negative_log_acceptance": "target_log_probs draft_log_probs",
     "core.rules:Lenient": "kind='linear' epsilon=1.0",
     "core.rules:Lossy": "alpha beta=1.0",
+    "core.rules:BiLDRule": "threshold",
+    **{
+        f"core.rules:{name}": "alpha"
+        for name in (
+            *("Chow", "ChowLog", "Diff", "DiffLog", "Opt", "OptLog"),
+            *("TokenV1", "TokenV2", "TokenV3"),
+        )
+    },
     "core.speed:block_efficiency_iid": "acceptance gamma",
     "core.speed:predicted_speedup": "block_efficiency gamma cost_ratio",
     "core.speed:mbsu": "block_efficiency gamma parameter_ratio",
@@ -58,6 +71,10 @@ SIGNATURES = {
         "self prompts max_new_tokens=128 seed=0 eos_token_ids=None"
     ),
     "decode:SpeculativeDecoder.stream": "self prompt max_new_tokens=128 seed=0 eos_token_ids=None",
+    "decode:TokenCascade": "target draft alpha sampling=None",
+    "decode:OracleCascade": "target draft rule sampling=None",
+    "decode:SequenceCascade": "target draft alpha sampling=None",
+    "decode:BigLittleDecoder": "target draft fallback rollback sampling=None",
     "train:align": "config",
     "measure:measure": "config",
 }
@@ -112,7 +129,7 @@ def test_whatever_was_added_to_a_public_signature_may_be_left_out(function: str)
     assert all("=" in name or name == "*" for name in added)
 
 
-@pytest.mark.parametrize("rule", [Lossless, Lenient, Lossy])
+@pytest.mark.parametrize("rule", get_args(AnyRule))
 @pytest.mark.parametrize("method", ["accept_probs", "residual", "induced_distribution", "pi"])
 def test_rules_share_one_signature(rule: type[Rule], method: str):
     documented = ["self", "target_probs", "draft_probs", "*", "target_raw=None", "draft_raw=None"]

@@ -1,81 +1,36 @@
-"""How a drafted token is kept, and the distribution that the text then follows.
+"""The rules, and those that stay near p: lossless, lenient, lossy. Cascades are in cascade_rules.py.
 
-A rule is pure mathematics on p (target) and q (draft), both [..., V] probabilities. Every rule is
-three vectors: acceptance a(v), residual r(v), and the induced distribution
-q a + (1 - sum q a) r, which is exact for one step. Choices are frozen and tagged by `rule`.
+Choices are frozen and tagged by `rule`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import torch
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-_STRICT = ConfigDict(extra="forbid")
+from paceline.core.cascade_rules import (
+    BiLDRule,
+    Chow,
+    ChowLog,
+    Diff,
+    DiffLog,
+    Opt,
+    OptLog,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+)
+from paceline.core.rule import STRICT, Rule, capped_ratio, normalised_excess
+
+# Newton's steps; each leaves a piece of the sum behind, and real distributions take about ten.
+_MOST_PIECES = 200
 
 
-class Rule(ABC):
-    """What verification needs to know. `exact`: the induced distribution is p itself."""
-
-    exact: bool = False
-
-    @abstractmethod
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        """Probability that a drafted token v is kept, [..., V].
-
-        The rules here look at p(v) and q(v) of the drafted token alone, so a caller that needs few
-        entries may pass just those. `*_raw` are untempered distributions, for confidences.
-        """
-
-    @abstractmethod
-    def residual(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        """Distribution of the token that replaces a rejected one, [..., V], sums to 1."""
-
-    def pi(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor | None:
-        """The distribution that the rule states as its aim; None where it states none."""
-        return None
-
-    def induced_distribution(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        """q a + (1 - sum q a) r: what a token at a drafted position really follows, [..., V]."""
-        raw = {"target_raw": target_raw, "draft_raw": draft_raw}
-        kept = draft_probs * self.accept_probs(target_probs, draft_probs, **raw)
-        rejected = (1 - kept.sum(-1, keepdim=True)).clamp(min=0)
-        return kept + rejected * self.residual(target_probs, draft_probs, **raw)
-
-
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Lossless(Rule):
     """Accept min(1, p/q), recover from norm((p - q)_+): the text follows p.
 
@@ -84,6 +39,7 @@ class Lossless(Rule):
 
     rule: Literal["lossless"] = "lossless"
     exact = True
+    entrywise = True
 
     def accept_probs(
         self,
@@ -116,7 +72,7 @@ class Lossless(Rule):
         return target_probs
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Lenient(Rule):
     """Accept min(1, f(p)/q), recover from norm((p - q)_+).
 
@@ -127,6 +83,7 @@ class Lenient(Rule):
     kind: Literal["linear", "square", "exponential"] = "linear"
     epsilon: float = Field(default=1.0, gt=0, le=1)
     rule: Literal["lenient"] = "lenient"
+    entrywise = True
 
     def accept_probs(
         self,
@@ -156,23 +113,30 @@ class Lenient(Rule):
         return normalised_excess(target_probs, draft_probs, fallback=target_probs)
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Lossy(Rule):
     """Accept min(1, p/((1 - alpha) q)), recover from norm((p/beta - q)_+), beta >= 1 - alpha.
 
     beta = 1 is `Lenient("linear", 1 - alpha)`. The paper's stated aim,
-    max{min{q, p/(1 - alpha)}, p/beta}, is a distribution for one beta only, so `pi` is None.
-    Paper: Narasimhan et al. 2024, section 2.
+    max{min{q, p/(1 - alpha)}, p/beta}, sums to 1 for one beta at each position: "tuned" finds it,
+    and then that is `pi`; any other beta states none.
+    Paper: Narasimhan et al. 2024, sections 2 and E.6. Differs: beta is solved for, not searched
+    for on a grid.
     """
 
     alpha: float = Field(ge=0, lt=1)
-    beta: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["tuned"] = 1.0
     rule: Literal["lossy"] = "lossy"
+    entrywise = True
+
+    @property
+    def needs_draft_at_bonus(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.beta == "tuned"
 
     @model_validator(mode="after")
     def _beta_recovers_no_more_than_was_rejected(self) -> Lossy:
         # 1 - 0.7 is a little above 0.3 in binary; who writes 0.3 means it.
-        if self.beta < (1 - self.alpha) * (1 - 1e-9):
+        if self.beta != "tuned" and self.beta < (1 - self.alpha) * (1 - 1e-9):
             raise ValueError(f"lossy beta must be at least 1 - alpha = {1 - self.alpha:g}")
         return self
 
@@ -194,23 +158,65 @@ class Lossy(Rule):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor:
-        return normalised_excess(target_probs / self.beta, draft_probs, fallback=target_probs)
+        if self.beta == "tuned":
+            recovered = target_probs * self._tuned(target_probs, draft_probs)
+        else:
+            recovered = target_probs / self.beta
+        return normalised_excess(recovered, draft_probs, fallback=target_probs)
+
+    def pi(
+        self,
+        target_probs: Tensor,
+        draft_probs: Tensor,
+        *,
+        target_raw: Tensor | None = None,
+        draft_raw: Tensor | None = None,
+    ) -> Tensor | None:
+        if self.beta != "tuned":
+            return None
+        kept = torch.minimum(draft_probs, target_probs / (1 - self.alpha))
+        return torch.maximum(kept, target_probs * self._tuned(target_probs, draft_probs))
+
+    def _tuned(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        return tuned_inverse_beta(target_probs, draft_probs, self.alpha).to(target_probs.dtype)
 
 
-AnyRule: TypeAlias = Lossless | Lenient | Lossy
+def tuned_inverse_beta(target_probs: Tensor, draft_probs: Tensor, alpha: float) -> Tensor:
+    """1/beta that solves sum (p/beta - q)_+ = sum (q - p/(1 - alpha))_+: recovered is what is rejected.
+
+    Newton's method: the left side is convex and piecewise linear in 1/beta, so from above, which is
+    beta = 1, it goes down from one piece to the next and ends in the root's own piece, exactly.
+
+    Shapes: [..., V] probabilities -> [..., 1] in [0, 1], float64.
+    Paper: Narasimhan et al. 2024, section E.6.
+    """
+    target, draft = target_probs.double(), draft_probs.double()
+    rejected = (draft - target / (1 - alpha)).clamp(min=0).sum(-1, keepdim=True)
+    inverse = torch.ones_like(rejected)
+    for _ in range(_MOST_PIECES):
+        excess = target * inverse - draft
+        above = excess > 0
+        surplus = torch.where(above, excess, 0).sum(-1, keepdim=True) - rejected
+        slope = torch.where(above, target, 0).sum(-1, keepdim=True)
+        lower = torch.where(slope > 0, inverse - surplus / slope, inverse).clamp(min=0)
+        if not (lower < inverse).any():
+            break
+        inverse = torch.minimum(inverse, lower)
+    return inverse
 
 
-def capped_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """min(1, numerator / denominator); 1 where the denominator is 0 (such a token is never drawn)."""
-    ratio = numerator / torch.where(denominator > 0, denominator, 1.0)
-    return torch.where(denominator > 0, ratio.clamp(max=1), 1.0)
-
-
-def normalised_excess(target: Tensor, draft: Tensor, *, fallback: Tensor) -> Tensor:
-    """norm((target - draft)_+); where nothing is in excess, the fallback."""
-    excess = (target - draft).clamp(min=0)
-    mass = excess.sum(-1, keepdim=True)
-    has_excess = mass > 0
-    normalised = excess / torch.where(has_excess, mass, 1.0)
-    # rarely needed, and a pass over the whole vocabulary
-    return normalised if has_excess.all() else torch.where(has_excess, normalised, fallback)
+AnyRule: TypeAlias = (
+    Lossless
+    | Lenient
+    | Lossy
+    | BiLDRule
+    | Chow
+    | ChowLog
+    | Diff
+    | DiffLog
+    | Opt
+    | OptLog
+    | TokenV1
+    | TokenV2
+    | TokenV3
+)

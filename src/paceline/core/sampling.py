@@ -39,6 +39,15 @@ class SamplingParams(StrictModel):
         """Nothing but a temperature above 0 shapes the distribution, given the context."""
         return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
 
+    @property
+    def untempered(self) -> bool:
+        """The model's own distribution, given the context."""
+        return self.temperature == 1 and self.only_temperature
+
+
+UNTEMPERED = SamplingParams()
+"""Confidences are read from this."""
+
 
 def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     """The distribution that tokens are drawn from.

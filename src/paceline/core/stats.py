@@ -13,17 +13,23 @@ class DecodeStats:
     """What happened while decoding.
 
     A token counts once, by where it came from: the prefill pass (`num_prefill_tokens`: the first
-    token of a text), an accepted draft, a recovered token, a bonus token. Drafted tokens behind an
-    accepted stop token or beyond the token budget are neither examined nor counted.
+    token of a text), an accepted draft, a recovered token, a bonus token; where cascades keep or
+    replace without judging, a kept draft or a deferred token. Drafted tokens behind an accepted stop
+    token or beyond the token budget are neither examined nor counted.
     """
 
     num_blocks: int = 0
-    """Target passes after the prefill; a plain autoregressive step is a block with no draft."""
+    """Target passes after the prefill; a plain autoregressive step is a block with no draft. What a
+    draft wrote alone is none."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_recovered: int = 0
     num_bonus: int = 0
     num_prefill_tokens: int = 0
+    num_kept: int = 0
+    """Of the draft, never judged."""
+    num_deferred: int = 0
+    """Of the target, because the draft was not good enough there."""
     accepted_histogram: tuple[int, ...] = field(default=())
     """How many blocks had 0, 1, 2 ... drafted tokens accepted."""
 
@@ -46,8 +52,9 @@ class DecodeStats:
 
     @property
     def num_emitted(self) -> int:
-        """Tokens that blocks gave: accepted, recovered and bonus."""
-        return self.num_accepted + self.num_recovered + self.num_bonus
+        """Tokens that blocks gave, all but the prefill's."""
+        judged = self.num_accepted + self.num_recovered + self.num_bonus
+        return judged + self.num_kept + self.num_deferred
 
     @property
     def num_examined(self) -> int:
@@ -58,6 +65,16 @@ class DecodeStats:
     def acceptance_rate(self) -> float:
         """Accepted / examined; NaN if nothing was examined."""
         return _ratio(self.num_accepted, self.num_examined)
+
+    @property
+    def rejection_rate(self) -> float:
+        """Rejected / examined; NaN if nothing was examined."""
+        return _ratio(self.num_recovered, self.num_examined)
+
+    @property
+    def deferral_rate(self) -> float:
+        """Target calls / tokens, the same for every way of decoding; NaN without a token."""
+        return _ratio(self.num_target_calls, self.num_emitted)
 
     @property
     def draft_acceptance_rate(self) -> float:

@@ -41,13 +41,26 @@ def verify(
     *,
     accept_uniforms_BG: Tensor,
     next_uniforms_B: Tensor,
+    target_raw_BHV: Tensor | None = None,
+    draft_raw_BGV: Tensor | None = None,
 ) -> Verdict:
     """Keep drafted tokens until the first rejection, then recover; if all stay, draw a bonus.
 
-    Shapes: drafted [B, G], draft_probs [B, G, V], target_probs [B, G + 1, V] (the last one after
-    all drafted tokens), uniforms in [0, 1) -> [B] each.
-    Paper: Zhou et al. 2023, algorithm A.1.
+    A rule that states its aim pi is lossless toward that; the bonus follows pi, too.
+
+    Shapes: drafted [B, G], draft_probs [B, G, V] ([B, G + 1, V] if the rule needs the draft at the
+    bonus), target_probs [B, G + 1, V] (the last one after all drafted tokens), `*_raw` as these, or
+    None where they are the same; uniforms in [0, 1) -> [B] each.
+    Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4.
     """
+    if rule.needs_draft_at_bonus:
+        aim_BHV = rule.pi(
+            target_probs_BHV, draft_probs_BGV, target_raw=target_raw_BHV, draft_raw=draft_raw_BGV
+        )
+        assert aim_BHV is not None, "a rule without an aim takes the bonus from the target"
+        target_probs_BHV = aim_BHV
+        draft_probs_BGV = draft_probs_BGV[:, :-1].contiguous()
+        rule = Lossless()
     if type(rule) is Lossless and can_draw(draft_probs_BGV, target_probs_BHV):
         num_accepted_B, next_tokens_B = judge_lossless(
             drafted_BG,
@@ -59,7 +72,14 @@ def verify(
         )
         return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
     num_accepted_B = count_accepted(
-        drafted_BG, num_drafted_B, draft_probs_BGV, target_probs_BHV, rule, accept_uniforms_BG
+        drafted_BG,
+        num_drafted_B,
+        draft_probs_BGV,
+        target_probs_BHV,
+        rule,
+        accept_uniforms_BG,
+        target_raw_BHV=target_raw_BHV,
+        draft_raw_BGV=draft_raw_BGV,
     )
     is_bonus_B = num_accepted_B == num_drafted_B
     next_probs_BV = _rows_at(target_probs_BHV, num_accepted_B)
@@ -109,13 +129,22 @@ def count_accepted(
     target_probs_BHV: Tensor,
     rule: Rule,
     accept_uniforms_BG: Tensor,
+    *,
+    target_raw_BHV: Tensor | None = None,
+    draft_raw_BGV: Tensor | None = None,
 ) -> Tensor:
     """Length of the accepted prefix of each row, [B]."""
     gamma = drafted_BG.shape[1]
-    # The rule looks at the drafted tokens' entries alone: G numbers a row instead of G x V.
-    p_BG1 = target_probs_BHV[:, :gamma].gather(-1, drafted_BG[..., None])
-    q_BG1 = draft_probs_BGV.gather(-1, drafted_BG[..., None])
-    accept_probs_BG = rule.accept_probs(p_BG1, q_BG1).squeeze(-1)
+    p_BGV, q_BGV = target_probs_BHV[:, :gamma], draft_probs_BGV
+    if rule.entrywise:  # G numbers a row instead of G x V
+        p_BG1, q_BG1 = (probs.gather(-1, drafted_BG[..., None]) for probs in (p_BGV, q_BGV))
+        accept_probs_BG = rule.accept_probs(p_BG1, q_BG1).squeeze(-1)
+    else:
+        raw_BGV = None if target_raw_BHV is None else target_raw_BHV[:, :gamma]
+        accept_probs_BGV = rule.accept_probs(
+            p_BGV, q_BGV, target_raw=raw_BGV, draft_raw=draft_raw_BGV
+        )
+        accept_probs_BG = accept_probs_BGV.gather(-1, drafted_BG[..., None]).squeeze(-1)
     was_drafted_BG = torch.arange(gamma, device=drafted_BG.device) < num_drafted_B[:, None]
     # In float64: a uniform just below 1 must not round up to it and reject a sure token.
     kept_BG = (accept_uniforms_BG.double() < accept_probs_BG.double()) & was_drafted_BG

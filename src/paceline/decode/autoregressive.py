@@ -25,7 +25,7 @@ class AutoregressiveDecoder(Decoder):
         super().__init__(target, sampling or SamplingParams())
 
     @torch.inference_mode()
-    def _blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
+    def blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
         session = self._start_session(self.target)
         first_B = self._next_tokens(session.prefill([text.prompt for text in texts]), texts)
         for text, token in zip(texts, as_list(first_B), strict=True):

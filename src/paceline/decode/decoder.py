@@ -50,7 +50,7 @@ class Decoder(ABC):
             UsageError: an empty prompt, a budget below 1, a prompt longer than the context.
         """
         texts = self._start(prompts, max_new_tokens, seed, eos_token_ids)
-        for _ in self._blocks(texts):
+        for _ in self.blocks(texts):
             pass
         return [text.finish() for text in texts]
 
@@ -67,7 +67,7 @@ class Decoder(ABC):
             UsageError: as `generate`, here and not at the first block.
         """
         texts = self._start([prompt], max_new_tokens, seed, eos_token_ids)
-        return (block for _, block in self._blocks(texts))
+        return (block for _, block in self.blocks(texts))
 
     def room(self, prompt: Sequence[int]) -> int | None:
         """New tokens that fit behind this prompt; None where the model sets no limit."""
@@ -96,7 +96,7 @@ class Decoder(ABC):
         return self.target.max_length
 
     @abstractmethod
-    def _blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
+    def blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
         """Work on the texts until all have ended, yielding each block with its text."""
 
     def _start_session(self, model: Model) -> ModelSession:

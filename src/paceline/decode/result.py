@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 StopReason = Literal["eos", "length", "context"]
 """A stop token; `max_new_tokens`; the end of the model's context."""
 
-Source = Literal["prefill", "accepted", "recovered", "bonus"]
-"""Where a token came from. `prefill`: the target's pass over the prompt, the text's first token."""
+Source = Literal["prefill", "accepted", "recovered", "bonus", "kept", "deferred"]
+"""Where a token came from. `prefill`: the target's pass over the prompt, the text's first token. In
+cascades that do not judge, `kept`: the draft's own token; `deferred`: the target's."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Block:
-    """The tokens that one target pass gave to one text, each with its source."""
+    """The tokens that one target pass, or the draft alone, gave to one text, each with its source."""
 
     tokens: tuple[int, ...]
     sources: tuple[Source, ...]
@@ -37,15 +38,17 @@ class Block:
 
 def count_blocks(blocks: Sequence[Block]) -> DecodeStats:
     """What happened in the blocks of one text, or of many."""
-    judged = [block for block in blocks if block.sources != ("prefill",)]
+    judged = [block for block in blocks if block.sources[-1] not in ("prefill", "kept")]
     accepted = [block.sources.count("accepted") for block in judged]
     sources = [source for block in blocks for source in block.sources]
     return DecodeStats(
         num_blocks=len(judged),
-        num_drafted=sum(block.num_drafted for block in judged),
+        num_drafted=sum(block.num_drafted for block in blocks),
         num_accepted=sum(accepted),
         num_recovered=sources.count("recovered"),
         num_bonus=sources.count("bonus"),
         num_prefill_tokens=sources.count("prefill"),
+        num_kept=sources.count("kept"),
+        num_deferred=sources.count("deferred"),
         accepted_histogram=tuple(map(accepted.count, range(max(accepted, default=-1) + 1))),
     )

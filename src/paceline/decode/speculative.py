@@ -23,6 +23,8 @@ from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.decode.decoder import Decoder, live_rows
+from paceline.decode.drafting import Drafting
+from paceline.decode.policies import Adaptive, Confident, FixedLength
 from paceline.errors import UsageError
 from paceline.models.session import Drawn, JudgeUniforms
 from paceline.models.vocabulary import check_same_vocabulary
@@ -31,18 +33,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.core.rules import Rule
+    from paceline.decode.policies import AnyPolicy
     from paceline.decode.result import Block
     from paceline.decode.text import Text
     from paceline.models.session import Judgement, Model, ModelSession
 
 
 class SpeculativeDecoder(Decoder):
-    """The draft proposes gamma tokens; the target judges them in one pass, by the rule.
+    """The draft proposes up to gamma tokens; the target judges them in one pass, by the rule.
 
-    A block needs room for gamma tokens that may be forgotten again, so a text ends that much before
-    the context does.
+    The policy may end a block's draft earlier. A block needs room for gamma tokens that may be
+    forgotten again, so a text ends that much before the context does. The first token of a text is
+    always the target's own, from its pass over the prompt.
 
-    Paper: Zhou et al. 2023, algorithm A.1.
+    Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class SpeculativeDecoder(Decoder):
         rule: Rule | None = None,
         gamma: int = 5,
         sampling: SamplingParams | None = None,
+        policy: AnyPolicy | None = None,
     ) -> None:
         if gamma < 1:
             raise UsageError(
@@ -63,6 +68,7 @@ class SpeculativeDecoder(Decoder):
         self.draft = draft
         self.rule = rule or Lossless()
         self.gamma = gamma
+        self.policy = policy or FixedLength()
         self._only_best = self.sampling.greedy and self.rule.exact
 
     def _usable_length(self) -> int | None:
@@ -72,7 +78,7 @@ class SpeculativeDecoder(Decoder):
         return min(known) - self.gamma if known else None
 
     @torch.inference_mode()
-    def _blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
+    def blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
         target, draft = self._start_session(self.target), self._start_session(self.draft)
         texts = list(texts)
         yield from self._prefill(target, draft, texts)
@@ -96,32 +102,59 @@ class SpeculativeDecoder(Decoder):
     def _block(
         self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]
     ) -> Iterator[tuple[Text, Block]]:
-        # A block gives at most one token more than it drafted: no text drafts past its budget.
-        num_drafted = [min(self.gamma, text.remaining - 1) for text in texts]
-        gamma = max(num_drafted)
         seen_BV = self._seen(texts)
-        drafted = self._propose(draft, texts, gamma, seen_BV)
+        drafted, num_drafted = self._propose(draft, texts, seen_BV)
         num_accepted, next_tokens = self._judge(target, texts, drafted, num_drafted, seen_BV)
-        target.rollback([gamma - accepted for accepted in num_accepted])
-        # the draft has not read its last token
-        draft.rollback([max(gamma - accepted - 1, 0) for accepted in num_accepted])
+        self._roll_back(target, draft, texts, num_accepted)
         tokens_of_rows = as_list(drafted.tokens_BG)
         rows = zip(texts, tokens_of_rows, num_accepted, next_tokens, num_drafted, strict=True)
         for text, tokens, accepted, last, count in rows:
             yield text, text.add_block(tokens[:accepted], last, num_drafted=count)
 
+    def _roll_back(
+        self,
+        target: ModelSession,
+        draft: ModelSession,
+        texts: Sequence[Text],
+        num_kept: Sequence[int],
+    ) -> None:
+        """Forget what does not stay; a draft may not have read its last token."""
+        stay = [len(text) + count for text, count in zip(texts, num_kept, strict=True)]
+        for session in (target, draft):
+            pairs = zip(session.lengths, stay, strict=True)
+            session.rollback([max(length - count, 0) for length, count in pairs])
+
     def _propose(
-        self, draft: ModelSession, texts: Sequence[Text], gamma: int, seen_BV: Tensor | None
-    ) -> Drawn:
-        """Draft gamma tokens a row, one pass each."""
-        if gamma == 0:
+        self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
+    ) -> tuple[Drawn, list[int]]:
+        """Draft for every row, one pass a token; how many of the tokens each row means."""
+        wanted = [self._most_drafted(text) for text in texts]
+        gamma = max(wanted)
+        if gamma == 0 and not self.rule.needs_draft_at_bonus:
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
-            return Drawn(empty, torch.zeros(len(texts), 0, self.vocab_size))
+            return Drawn(empty, torch.zeros(len(texts), 0, self.vocab_size)), wanted
         uniforms = None
         if not self._only_best:
             # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
             uniforms = [text.draw_draft(self.gamma)[:gamma] for text in texts]
-        return draft.draw(_unread(draft, texts), gamma, self.sampling, uniforms, seen_BV)
+        drafting = Drafting(
+            draft,
+            self.sampling,
+            behind_last=self.rule.needs_draft_at_bonus,
+            raw=self.rule.uses_confidence,
+        )
+        unread = unread_tokens(draft, texts)
+        if isinstance(self.policy, Confident):
+            threshold = self.policy.threshold
+            return drafting.while_sure(unread, wanted, threshold, uniforms, seen_BV)
+        return drafting.whole(unread, gamma, uniforms, seen_BV), wanted
+
+    def _most_drafted(self, text: Text) -> int:
+        """A block gives at most one token more than it drafted: no text drafts past its budget."""
+        most = min(self.gamma, text.remaining - 1)
+        if most > 0 and isinstance(self.policy, Adaptive):
+            return self.policy.length(text.num_accepted, text.num_examined, most)
+        return most
 
     def _judge(
         self,
@@ -143,7 +176,7 @@ class SpeculativeDecoder(Decoder):
         )
 
 
-def _unread(draft: ModelSession, texts: Sequence[Text]) -> list[list[int]]:
+def unread_tokens(draft: ModelSession, texts: Sequence[Text]) -> list[list[int]]:
     """The tokens that the draft has yet to read, the same number for all rows: one or two.
 
     Where some row's block was accepted whole, the others forget one token and read it again.

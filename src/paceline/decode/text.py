@@ -35,6 +35,8 @@ class Text:
         self._budget = budget
         self._stops = stops
         self._cut = cut
+        self.num_accepted = 0
+        self.num_examined = 0
         self._blocks: list[Block] = []
         self._drafting = _Uniforms(seed, "draft")
         self._accepting = _Uniforms(seed, "accept")
@@ -90,9 +92,33 @@ class Text:
         if len(sources) == sources.count("accepted"):
             # Behind an accepted stop token nothing was examined.
             num_drafted = len(sources)
+        self.num_accepted += sources.count("accepted")
+        self.num_examined += len(sources) - sources.count("bonus")
         new = tuple(self.tokens[len(self.tokens) - len(sources) :])
         self._blocks.append(Block(new, tuple(sources), num_drafted))
         return self._blocks[-1]
+
+    def add_unjudged(self, kept: Sequence[int], last: int | None) -> Block:
+        """Take tokens of the draft as they are, and behind them the target's, if it was asked.
+
+        Up to a stop token or the budget, as in `add_block`.
+        """
+        named: list[tuple[int, Source]] = [(token, "kept") for token in kept]
+        if last is not None:
+            named.append((last, "deferred"))
+        taken: list[tuple[int, Source]] = []
+        for token, source in named:
+            self._append(token)
+            taken.append((token, source))
+            if self.stop_reason:
+                break
+        tokens, sources = zip(*taken, strict=True)
+        self._blocks.append(Block(tokens, sources, sources.count("kept")))
+        return self._blocks[-1]
+
+    def ends_within(self, tokens: Sequence[int]) -> bool:
+        """Would these tokens, appended, end the text?"""
+        return len(tokens) >= self.remaining or any(token in self._stops for token in tokens)
 
     def finish(self) -> Generation:
         """The finished text."""

@@ -61,12 +61,17 @@ class CausalSession(ModelSession):
         sampling: SamplingParams,
         uniforms: Sequence[Sequence[float]] | None = None,
         seen_BV: Tensor | None = None,
+        *,
+        behind_last: bool = False,
+        raw: bool = False,
     ) -> Drawn:
         new = len(tokens[0])
         native = self._native(len(tokens) * new)
         known = seen_BV is None and (uniforms is None or sampling.only_temperature)
-        if native is None or not known:
-            return super().draw(tokens, count, sampling, uniforms, seen_BV)
+        if native is None or not known or behind_last or raw:
+            return super().draw(
+                tokens, count, sampling, uniforms, seen_BV, behind_last=behind_last, raw=raw
+            )
         lengths = self._longer(len(tokens), new + count - 1)
         drawn = native.draw(
             tokens,

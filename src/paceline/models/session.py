@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.core.lists import as_list
 from paceline.core.sampling import (
+    UNTEMPERED,
     SamplingParams,
     apply_repetition_penalty,
     likeliest,
@@ -35,10 +36,16 @@ if TYPE_CHECKING:
 
 
 class Drawn(NamedTuple):
-    """Tokens, and the distributions they were drawn from unless only the likeliest counted."""
+    """Tokens, and what they were drawn from.
+
+    `probs_BGV`: the distributions, unless only the likeliest tokens counted. `raw_BGV`: untempered
+    ones, where asked for and not the same. Both have one position more where the distribution behind
+    the last token was asked for.
+    """
 
     tokens_BG: Tensor
     probs_BGV: Tensor | None
+    raw_BGV: Tensor | None = None
 
 
 class JudgeUniforms(NamedTuple):
@@ -116,40 +123,55 @@ class ModelSession(ABC):
         sampling: SamplingParams,
         uniforms: Sequence[Sequence[float]] | None = None,
         seen_BV: Tensor | None = None,
+        *,
+        behind_last: bool = False,
+        raw: bool = False,
     ) -> Drawn:
         """Append tokens, then draw `count` (G) more a row, each but the last appended before the next.
 
         Args:
             tokens: The same number for every row, at least one.
-            count: How many to draw, at least one.
+            count: How many to draw.
             sampling: How the model's distributions are shaped.
             uniforms: Numbers in [0, 1) to draw with, G a row; None takes the likeliest tokens.
             seen_BV: Tokens that a repetition penalty falls on, these new ones included.
+            behind_last: Read the last one, too, for the distribution behind it.
+            raw: Give untempered distributions as well, where they differ.
 
         Raises:
             ContextLengthError: As `extend`.
         """
         seen_BV = None if seen_BV is None else seen_BV.clone()
         uniforms_BG = None if uniforms is None else torch.tensor(uniforms, dtype=torch.float64)
-        drawn: list[Tensor] = []
+        drawn = [torch.zeros(len(tokens), 0, dtype=torch.int64)]
         probs: list[Tensor] = []
+        raws: list[Tensor] = []
         unread_BN = torch.tensor(tokens)
-        for place in range(count):
+        for place in range(count + behind_last):
             logits_BV = self.extend(unread_BN)[:, -1]
             if seen_BV is not None:
                 seen_BV = seen_BV.to(logits_BV.device)
                 penalty = sampling.repetition_penalty
                 logits_BV = apply_repetition_penalty(logits_BV, seen_BV, penalty)
+            if uniforms_BG is not None:
+                probs.append(to_probs(logits_BV, sampling))
+            if raw and not sampling.untempered:
+                raws.append(to_probs(logits_BV, UNTEMPERED))
+            if place == count:
+                break
             if uniforms_BG is None:
                 newest_B = likeliest(logits_BV)
             else:
-                probs.append(to_probs(logits_BV, sampling))
                 newest_B = sample(probs[-1], uniforms_BG[:, place])
             if seen_BV is not None:
                 seen_BV.scatter_(1, newest_B[:, None], value=True)
-            drawn.append(newest_B.cpu())
-            unread_BN = drawn[-1][:, None]
-        return Drawn(torch.stack(drawn, 1), torch.stack(probs, 1) if probs else None)
+            drawn.append(newest_B.cpu()[:, None])
+            unread_BN = drawn[-1]
+        return Drawn(
+            torch.cat(drawn, 1),
+            torch.stack(probs, 1) if probs else None,
+            torch.stack(raws, 1) if raws else None,
+        )
 
     def judge(
         self,
@@ -187,6 +209,9 @@ class ModelSession(ABC):
             return Judgement(as_list(verdict.num_accepted_B), as_list(verdict.next_tokens_B))
         assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
         target_probs_BHV = to_probs(logits_BHV, sampling)
+        target_raw_BHV = None
+        if rule.uses_confidence and not sampling.untempered:
+            target_raw_BHV = to_probs(logits_BHV, UNTEMPERED)
         device = target_probs_BHV.device
         accept_BG = torch.tensor(uniforms.accept, dtype=torch.float64, device=device)
         next_B = torch.tensor(uniforms.next, dtype=torch.float64, device=device)
@@ -198,6 +223,8 @@ class ModelSession(ABC):
             rule,
             accept_uniforms_BG=accept_BG,
             next_uniforms_B=next_B,
+            target_raw_BHV=target_raw_BHV,
+            draft_raw_BGV=None if drafted.raw_BGV is None else drafted.raw_BGV.to(device),
         )
         return Judgement(as_list(verdict.num_accepted_B), as_list(verdict.next_tokens_B))
 

@@ -12,39 +12,13 @@
 */
 
 #include <math.h>
-#include <omp.h>
 #include <string.h>
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
 
-#include "llama.h"
-#include "vectors.h"
+#include "products.h"
 
-#define ROWS 2     /* rows of a matrix side by side; `gated` takes a gate and its up */
-#define TOKENS 4   /* tokens at a time */
-#define AHEAD 4096 /* bytes to fetch early: a page, where the processor's own foresight ends */
+#define PARTS 4    /* vectors of a head's value side by side */
+#define TOGETHER 2 /* tokens of a row that look at its keys together */
 
-INLINE int64_t my_part(int64_t count, int64_t thread) {
-    return count * thread / omp_get_num_threads();
-}
-
-INLINE float sum_lanes(f8 v) {
-    f4 four = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
-    f4 two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
-    return two[0] + two[1];
-}
-
-INLINE f8 even_weights(i8 pairs) { return (f8)(pairs << 16); }
-INLINE f8 odd_weights(i8 pairs) { return (f8)(pairs & (int32_t)0xffff0000); }
-INLINE f8 small_weights(const char *weights) {
-#ifdef __AVX2__ /* gcc 12 takes the portable line apart, entry by entry */
-    i8 numbers = (i8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)weights));
-#else
-    i8 numbers = __builtin_convertvector(*(const b8 *)weights, i8);
-#endif
-    return __builtin_convertvector(numbers, f8);
-}
 INLINE float widen(uint16_t weight) {
     uint32_t bits = (uint32_t)weight << 16;
     float value;
@@ -52,133 +26,24 @@ INLINE float widen(uint16_t weight) {
     return value;
 }
 
-INLINE int64_t paired(int64_t i) { return (i & ~(int64_t)15) | ((i & 1) << 3) | ((i & 15) >> 1); }
-
-/* Products of `rows` rows of weights, `bytes` each, with `m` paired vectors: sums[row][token]. */
-INLINE void some_rows(const char *const *w, int bytes, const float *x, int64_t size, int rows,
-                      int m, float sums[][TOKENS]) {
-    f8 evens[ROWS][TOKENS] = {}, odds[ROWS][TOKENS] = {};
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < size; i += 2 * LANES) {
-        f8 even_w[ROWS], odd_w[ROWS];
-        for (int row = 0; row < rows; row++) {
-            const char *here = w[row] + i * bytes;
-            /* once a line of 64 bytes is enough, but wider weights come faster with more */
-            if (bytes == 2 || !(i & 63)) __builtin_prefetch(here + AHEAD);
-            if (bytes == 2) {
-                i8 pairs = *(const i8 *)here;
-                even_w[row] = even_weights(pairs), odd_w[row] = odd_weights(pairs);
-            } else {
-                even_w[row] = small_weights(here), odd_w[row] = small_weights(here + LANES);
-            }
-        }
-        for (int t = 0; t < m; t++) {
-            const float *here = x + t * size + i;
-            f8 even = *(const f8 *)here, odd = *(const f8 *)(here + LANES);
-            for (int row = 0; row < rows; row++) {
-                evens[row][t] += even_w[row] * even;
-                odds[row][t] += odd_w[row] * odd;
-            }
-        }
-    }
-    for (int row = 0; row < rows; row++)
-        for (int t = 0; t < m; t++) sums[row][t] = sum_lanes(evens[row][t] + odds[row][t]);
-}
-
-/* The same for ROWS rows, taken in as many at a time as the registers hold the sums of. */
-INLINE void few_tokens(const char *const *w, int bytes, const float *x, int64_t size, int m,
-                       float sums[ROWS][TOKENS]) {
-    if (m == 1)
-        some_rows(w, bytes, x, size, ROWS, 1, sums);
-    else if (m == 2)
-        some_rows(w, bytes, x, size, ROWS, 2, sums);
-    else
-        for (int row = 0; row < ROWS; row++)
-            if (m == 3)
-                some_rows(w + row, bytes, x, size, 1, 3, sums + row);
-            else
-                some_rows(w + row, bytes, x, size, 1, TOKENS, sums + row);
-}
-
-/* sums[row][token] of these rows of the matrix, scales applied. */
-INLINE void products(const Matrix *matrix, const int64_t rows[ROWS], const float *x, int64_t size,
-                     int m, float sums[ROWS][TOKENS]) {
-    const int bytes = matrix->scales ? 1 : 2;
-    const char *w[ROWS];
-    for (int row = 0; row < ROWS; row++) w[row] = matrix->weights + rows[row] * size * bytes;
-    if (bytes == 2) {
-        few_tokens(w, 2, x, size, m, sums);
-    } else {
-        few_tokens(w, 1, x, size, m, sums);
-        for (int row = 0; row < ROWS; row++)
-            for (int t = 0; t < m; t++) sums[row][t] *= matrix->scales[rows[row]];
-    }
-}
-
-/* out[t, r] = row r of the matrix . x[t] + bias[r], or += where `add`; with `places`, row r goes
-   there. Each thread takes its part of the rows, in ROWS streams side by side, which memory
-   delivers faster than neighbours in turn. `stride`: floats from one token's `out` to the next. */
-static void multiply(const Matrix *matrix, const float *bias, const int64_t *places, int64_t rows,
-                     int64_t size, const float *x, int64_t num_tokens, float *out, int64_t stride,
-                     int add) {
-    int64_t me = omp_get_thread_num(), begin = my_part(rows, me), end = my_part(rows, me + 1);
-    int64_t stream = (end - begin + ROWS - 1) / ROWS;
-    for (int64_t step = begin; step < begin + stream; step++) {
-        int64_t these[ROWS];
-        int here = 0;
-        for (int row = 0; row < ROWS; row++) {
-            int64_t r = step + row * stream;
-            these[row] = r < end ? r : step;
-            here += r < end;
-        }
-        for (int64_t first = 0; first < num_tokens; first += TOKENS) {
-            int m = num_tokens - first < TOKENS ? (int)(num_tokens - first) : TOKENS;
-            float sums[ROWS][TOKENS];
-            products(matrix, these, x + first * size, size, m, sums);
-            for (int t = 0; t < m; t++)
-                for (int row = 0; row < here; row++) {
-                    int64_t r = these[row];
-                    float *place = out + (first + t) * stride + (places ? places[r] : r);
-                    float sum = sums[row][t] + (bias ? bias[r] : 0.0f);
-                    *place = add ? *place + sum : sum;
-                }
-        }
-    }
-}
-
-/* act[t] = silu(gate . x[t]) * (up . x[t]), paired. */
-static void gated(const Matrix *gate_up, int64_t inner, int64_t size, const float *x,
-                  int64_t num_tokens, float *act) {
-    int64_t units = inner / LANES, me = omp_get_thread_num();
-    for (int64_t u = my_part(units, me); u < my_part(units, me + 1); u++)
-        for (int64_t first = 0; first < num_tokens; first += TOKENS) {
-            int m = num_tokens - first < TOKENS ? (int)(num_tokens - first) : TOKENS;
-            f8 gate[TOKENS], up[TOKENS];
-            for (int lane = 0; lane < LANES; lane++) {
-                int64_t r = u * LANES + lane, rows[ROWS] = {r, r + inner};
-                float sums[ROWS][TOKENS];
-                products(gate_up, rows, x + first * size, size, m, sums);
-                for (int t = 0; t < m; t++) gate[t][lane] = sums[0][t], up[t][lane] = sums[1][t];
-            }
-            for (int t = 0; t < m; t++) {
-                f8 value = gate[t] * up[t] / (1.0f + exp8(-gate[t]));
-                for (int lane = 0; lane < LANES; lane++)
-                    act[(first + t) * inner + paired(u * LANES + lane)] = value[lane];
-            }
-        }
-}
-
 /* Root-mean-square norm of each token, paired. */
 static void normed(const float *x, const float *weight, float eps, int64_t size, int64_t num_tokens,
                    float *out) {
     for (int64_t t = 0; t < num_tokens; t++, x += size, out += size) {
-        f8 squares = {};
-        for (int64_t i = 0; i < size; i += LANES) {
-            f8 here = *(const f8 *)(x + i);
-            squares += here * here;
+        f8 squares[2] = {};
+        for (int64_t i = 0; i < size; i += 2 * LANES)
+            for (int k = 0; k < 2; k++) {
+                f8 here = *(const f8 *)(x + i + k * LANES);
+                squares[k] += here * here;
+            }
+        float factor = 1.0f / sqrtf(sum_lanes(squares[0] + squares[1]) / (float)size + eps);
+        for (int64_t i = 0; i < size; i += 2 * LANES) {
+            f8 scaled[2];
+            for (int k = 0; k < 2; k++)
+                scaled[k] = *(const f8 *)(x + i + k * LANES) * factor *
+                            *(const f8 *)(weight + i + k * LANES);
+            write_paired(scaled[0], scaled[1], out + i);
         }
-        float factor = 1.0f / sqrtf(sum_lanes(squares) / (float)size + eps);
-        for (int64_t i = 0; i < size; i++) out[paired(i)] = x[i] * factor * weight[i];
     }
 }
 
@@ -199,45 +64,97 @@ static void turn(float *head, const float *norm, float eps, int64_t size, const 
     }
 }
 
-/* Sums over columns of score x value, for `parts` vectors of a value side by side. */
-INLINE void weighted(const float *scores, const float *values, int64_t count, int64_t size,
-                     int parts, f8 sums[4]) {
-    for (int64_t c = 0; c < count; c++)
-        for (int k = 0; k < parts; k++)
-            sums[k] += scores[c] * *(const f8 *)(values + c * size + k * LANES);
+/* Scores of some keys for `m` neighbouring tokens' queries, `step` floats apart; -> the largest.
+   Token t looks at the first `count - m + 1 + t` columns. */
+INLINE void scored(const float *queries, int64_t step, const float *keys, int64_t size,
+                   int64_t count, float scaling, int m, float *scores, int64_t room,
+                   float largest[TOGETHER]) {
+    for (int t = 0; t < m; t++) largest[t] = -INFINITY;
+    for (int64_t c = 0; c < count; c++) {
+        f8 sums[TOGETHER] = {};
+        for (int64_t i = 0; i < size; i += LANES) {
+            f8 key = *(const f8 *)(keys + c * size + i);
+            for (int t = 0; t < m; t++) sums[t] += *(const f8 *)(queries + t * step + i) * key;
+        }
+        for (int t = 0; t < m; t++) {
+            float score = c < count - m + 1 + t ? sum_lanes(sums[t]) * scaling : -INFINITY;
+            scores[t * room + c] = score;
+            largest[t] = score > largest[t] ? score : largest[t];
+        }
+    }
 }
 
-/* Mix of the values by how well the keys agree with the query; columns [begin, end). Written paired
-   into `mixed`, from place `first` on. */
-static void attend(const float *query, const float *keys, const float *values, int64_t size,
-                   int64_t begin, int64_t end, float scaling, float *scores, float *mixed,
-                   int64_t first) {
-    float largest = -INFINITY;
-    for (int64_t c = begin; c < end; c++) {
-        f8 sums = {};
-        for (int64_t i = 0; i < size; i += LANES)
-            sums += *(const f8 *)(query + i) * *(const f8 *)(keys + c * size + i);
-        float score = sum_lanes(sums) * scaling;
-        scores[c - begin] = score;
-        largest = score > largest ? score : largest;
+/* Sums over columns of score x value, for `parts` vectors of a value side by side. */
+INLINE void weighted(const float *scores, int64_t room, const float *values, int64_t count,
+                     int64_t size, int m, int parts, f8 sums[TOGETHER][PARTS]) {
+    for (int64_t c = 0; c < count; c++)
+        for (int k = 0; k < parts; k++) {
+            f8 value = *(const f8 *)(values + c * size + k * LANES);
+            for (int t = 0; t < m; t++) sums[t][k] += scores[t * room + c] * value;
+        }
+}
+
+/* For `m` neighbouring tokens: the mix of the values by how well the keys agree with the query, the
+   last of `count` columns being the last token's own. Written paired, tokens `step` floats apart. */
+INLINE void attend(const float *queries, int64_t query_step, const float *keys, const float *values,
+                   int64_t size, int64_t count, float scaling, int m, float *scores, int64_t room,
+                   float *mixed, int64_t step, int64_t first) {
+    float largest[TOGETHER];
+    scored(queries, query_step, keys, size, count, scaling, m, scores, room, largest);
+    float share[TOGETHER];
+    for (int t = 0; t < m; t++) {
+        float *mine = scores + t * room;
+        int64_t own = count - m + 1 + t;
+        for (int64_t c = count; c < count + LANES; c++) mine[c] = -INFINITY; /* there is room */
+        f8 totals = {};
+        for (int64_t c = 0; c < own; c += LANES) {
+            f8 weights = exp8(*(const f8 *)(mine + c) - largest[t]);
+            *(f8 *)(mine + c) = weights;
+            totals += weights;
+        }
+        for (int64_t c = own; c < count; c++) mine[c] = 0.0f;
+        share[t] = 1.0f / sum_lanes(totals);
     }
-    int64_t count = end - begin;
-    float total = 0.0f;
-    for (int64_t c = 0; c < count; c += LANES) {
-        f8 weights = exp8(*(const f8 *)(scores + c) - largest); /* behind the end: room, not used */
-        *(f8 *)(scores + c) = weights;
-        for (int64_t lane = 0; lane < LANES && c + lane < count; lane++) total += weights[lane];
-    }
-    values += begin * size;
-    for (int64_t i = 0; i < size; i += 4 * LANES) {
-        int parts = size - i < 4 * LANES ? (int)(size - i) / LANES : 4;
-        f8 sums[4] = {};
-        if (parts == 4)
-            weighted(scores, values + i, count, size, 4, sums);
+    for (int64_t i = 0; i < size; i += PARTS * LANES) {
+        int parts = size - i < PARTS * LANES ? (int)(size - i) / LANES : PARTS;
+        f8 sums[TOGETHER][PARTS] = {};
+        if (parts == PARTS)
+            weighted(scores, room, values + i, count, size, m, PARTS, sums);
         else
-            weighted(scores, values + i, count, size, parts, sums);
-        for (int64_t k = 0; k < parts * LANES; k++)
-            mixed[paired(first + i + k)] = sums[k / LANES][k % LANES] / total;
+            weighted(scores, room, values + i, count, size, m, parts, sums);
+        for (int t = 0; t < m; t++)
+            for (int k = 0; k < parts; k++)
+                for (int lane = 0; lane < LANES; lane++)
+                    mixed[t * step + paired(first + i + k * LANES + lane)] =
+                        sums[t][k][lane] * share[t];
+    }
+}
+
+/* One head of a row's new tokens, [from, to) of them, two by two where they begin at one column. */
+static void attend_head(const Model *model, const Pass *pass, int64_t l, int64_t b, int64_t h,
+                        int64_t from, int64_t to, const float *qkv, float *scores, float *mixed) {
+    const int64_t H = model->query_heads, K = model->key_heads, S = model->head_size;
+    const int64_t N = pass->count, qkv_rows = (H + 2 * K) * S, room = pass->width + LANES;
+    int64_t window = model->layers[l].window, place = (b * K + h / (H / K)) * pass->room * S;
+    const float *keys = pass->keys[l] + place, *values = pass->values[l] + place;
+    for (int64_t j = from; j < to;) {
+        int64_t t = b * N + j, end = pass->width - N + j + 1;
+        int64_t begin = pass->width - pass->lengths[b];
+        int slides = window && begin < end + 1 - window;
+        if (window && begin < end - window) begin = end - window;
+        if (begin >= end) begin = end - 1;
+        const float *query = qkv + t * qkv_rows + h * S;
+        const float *k = keys + begin * S, *v = values + begin * S;
+        float *out = mixed + t * H * S;
+        /* padding before a row's first token looks at its own column alone */
+        int two = j + 1 < to && !slides && begin < end - 1;
+        if (two)
+            attend(query, qkv_rows, k, v, S, end + 1 - begin, model->scaling, 2, scores, room, out,
+                   H * S, h * S);
+        else
+            attend(query, qkv_rows, k, v, S, end - begin, model->scaling, 1, scores, room, out,
+                   H * S, h * S);
+        j += 1 + two;
     }
 }
 
@@ -247,7 +164,7 @@ int64_t workspace_size(const Model *model, int64_t num_tokens, int64_t width, in
     int64_t heads = model->query_heads * model->head_size;
     int64_t qkv = heads + 2 * model->key_heads * model->head_size;
     int64_t shared = num_tokens * (model->hidden + qkv + heads + model->inner);
-    return up(shared) + threads * up(num_tokens * model->hidden + width + LANES);
+    return up(shared) + threads * up(num_tokens * model->hidden + TOGETHER * (width + LANES));
 }
 
 void read_tokens(const Model *model, const Pass *pass) {
@@ -261,7 +178,7 @@ void read_tokens(const Model *model, const Pass *pass) {
     {
         int64_t me = omp_get_thread_num(), threads = omp_get_num_threads();
         float *mine = pass->workspace + up(M * (D + qkv_rows + H * S + inner)) +
-                      me * up(M * D + pass->width + LANES);
+                      me * up(M * D + TOGETHER * (pass->width + LANES));
         float *scores = mine + M * D;
         for (int64_t t = me; t < M; t += threads)
             for (int64_t i = 0; i < D; i++)
@@ -292,15 +209,12 @@ void read_tokens(const Model *model, const Pass *pass) {
             }
 #pragma omp barrier
             /* neighbouring heads share keys and values: let one thread have them */
-            for (int64_t unit = my_part(M * H, me); unit < my_part(M * H, me + 1); unit++) {
-                int64_t t = unit % M, h = unit / M, b = t / N, j = t % N;
-                int64_t end = pass->width - N + j + 1, begin = pass->width - pass->lengths[b];
-                if (layer->window && begin < end - layer->window) begin = end - layer->window;
-                if (begin >= end) begin = end - 1;
-                int64_t place = (b * K + h / (H / K)) * pass->room * S;
-                attend(qkv + t * qkv_rows + h * S, pass->keys[l] + place,
-                       pass->values[l] + place, S, begin, end, model->scaling, scores,
-                       mixed + t * H * S, h * S);
+            for (int64_t unit = my_part(M * H, me); unit < my_part(M * H, me + 1);) {
+                int64_t h = unit / M, t = unit % M, b = t / N, j = t % N;
+                int64_t to = N, last = my_part(M * H, me + 1) - unit + j;
+                if (last < to) to = last;
+                attend_head(model, pass, l, b, h, j, to, qkv, scores, mixed);
+                unit += to - j;
             }
 #pragma omp barrier
             multiply(&layer->out, 0, 0, D, H * S, mixed, M, x, D, 1);

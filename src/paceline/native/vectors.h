@@ -16,6 +16,22 @@ typedef int32_t i8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias)
 
 INLINE f8 select8(i8 which, f8 yes, f8 no) { return (f8)((which & (i8)yes) | (~which & (i8)no)); }
 
+/* Sum of the lanes, in one order. */
+INLINE float sum_lanes(f8 v) {
+    f4 four = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    f4 two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
+    return two[0] + two[1];
+}
+
+/* Where entry i of a paired vector stands; llama.c tells why. */
+INLINE int64_t paired(int64_t i) { return (i & ~(int64_t)15) | ((i & 1) << 3) | ((i & 15) >> 1); }
+
+/* The next 16 entries, paired. */
+INLINE void write_paired(f8 first, f8 second, float *out) {
+    *(f8 *)out = __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14);
+    *(f8 *)(out + LANES) = __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
 /* exp to 1e-7 of itself; about 1e-38 for all that is smaller. */
 INLINE f8 exp8(f8 x) {
     x = select8(x < -87.0f, (f8){} - 87.0f, x);

@@ -1,0 +1,58 @@
+"""How many tokens a block drafts, at most gamma.
+
+Whatever a policy looks at is known before the token in question is drawn, so a lossless rule stays
+lossless under each.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from paceline.core.rule import STRICT
+from paceline.core.speed import best_gamma
+
+
+@dataclass(frozen=True, config=STRICT)
+class FixedLength:
+    """Always gamma."""
+
+    policy: Literal["fixed"] = "fixed"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Confident:
+    """Stop before a position where the draft is unsure: max q < threshold, q untempered.
+
+    Paper: Kim et al. 2023, the fallback policy of BiLD, as in Narasimhan et al. 2024, section E.5,
+    where it is 1 - alpha_f.
+    """
+
+    threshold: Annotated[float, Field(ge=0, le=1)]
+    policy: Literal["confident"] = "confident"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Adaptive:
+    """As many as pay best at the acceptance that this text has had so far.
+
+    Acceptance is estimated as (prior_tokens x prior + accepted) / (prior_tokens + examined), and the
+    block length is that of the largest tau / (c gamma + 1), c the cost ratio; at least one token, or
+    nothing more would be learnt. Paper: ours.
+    """
+
+    cost_ratio: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    prior: Annotated[float, Field(ge=0, le=1)] = 0.7
+    prior_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8.0
+    policy: Literal["adaptive"] = "adaptive"
+
+    def length(self, num_accepted: int, num_examined: int, most: int) -> int:
+        """Tokens to draft, 1 to `most`."""
+        accepted = self.prior_tokens * self.prior + num_accepted
+        acceptance = accepted / (self.prior_tokens + num_examined)
+        return max(1, best_gamma(acceptance, self.cost_ratio, most))
+
+
+AnyPolicy: TypeAlias = FixedLength | Confident | Adaptive

@@ -1,0 +1,125 @@
+"""The oldest cascade: the draft answers, and if its answer is improbable the target answers anew."""
+
+# B batch, V vocabulary
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.lists import as_list
+from paceline.core.sampling import (
+    UNTEMPERED,
+    SamplingParams,
+    apply_repetition_penalty,
+    sample,
+    to_probs,
+)
+from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.decode.decoder import Decoder
+from paceline.errors import UsageError
+from paceline.models.vocabulary import check_same_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.decode.result import Block
+    from paceline.decode.text import Text
+    from paceline.models.session import Model
+
+
+class SequenceCascade(Decoder):
+    """Keep the draft's whole response where q(response) >= 1 - alpha.
+
+    q(response) is the product of the untempered probabilities of its tokens, or with `normalise`
+    their geometric mean, which does not fall with the length.
+
+    Paper: Narasimhan et al. 2024, equation 1 (SeqCascade [Chow]); the mean after Gupta et al. 2024.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        draft: Model,
+        alpha: float,
+        sampling: SamplingParams | None = None,
+        *,
+        normalise: bool = False,
+    ) -> None:
+        if not 0 <= alpha <= 1:
+            raise UsageError(f"alpha must be in [0, 1], got {alpha}")
+        shared_vocab_size = check_same_vocabulary(target, draft)
+        super().__init__(target, sampling or SamplingParams())
+        self.vocab_size = shared_vocab_size
+        self.draft = draft
+        self.alpha = alpha
+        self.normalise = normalise
+        self._rewriter = AutoregressiveDecoder(target, self.sampling)
+        self._rewriter.vocab_size = shared_vocab_size
+
+    def _usable_length(self) -> int | None:
+        limits = [model.max_length for model in (self.target, self.draft)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @torch.inference_mode()
+    def blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
+        responses = self._draft_responses(texts)
+        deferred: list[Text] = []
+        for text, response in zip(texts, responses, strict=True):
+            if response.is_kept(self.alpha, normalise=self.normalise):
+                yield text, text.add_unjudged(response.tokens, None)
+            else:
+                deferred.append(text)
+        if deferred:
+            yield from self._rewriter.blocks(deferred)
+
+    def _draft_responses(self, texts: Sequence[Text]) -> list[_Response]:
+        session = self._start_session(self.draft)
+        responses = [_Response() for _ in texts]
+        rows = list(range(len(texts)))
+        logits_BV = session.prefill([text.prompt for text in texts])
+        while True:
+            writing = [(texts[row], responses[row]) for row in rows]
+            logits_BV = self._penalised(logits_BV, writing)
+            numbers = [text.draw_draft(1)[0] for text, _ in writing]
+            uniforms_B = torch.tensor(numbers, dtype=torch.float64)
+            tokens_B = sample(to_probs(logits_BV, self.sampling), uniforms_B.to(logits_BV.device))
+            probs_BV = to_probs(logits_BV, UNTEMPERED)
+            logs = as_list(probs_BV.gather(-1, tokens_B[:, None])[:, 0].log())
+            for (_, response), token, log in zip(writing, as_list(tokens_B), logs, strict=True):
+                response.tokens.append(token)
+                response.log_prob += log
+            going = [
+                at for at, (text, one) in enumerate(writing) if not text.ends_within(one.tokens)
+            ]
+            if not going:
+                return responses
+            if len(going) < len(rows):
+                session.keep_rows(going)
+                rows = [rows[at] for at in going]
+            newest_B1 = torch.tensor([[responses[row].tokens[-1]] for row in rows])
+            logits_BV = session.extend(newest_B1)[:, -1]
+
+    def _penalised(self, logits_BV: Tensor, writing: Sequence[tuple[Text, _Response]]) -> Tensor:
+        penalty = self.sampling.repetition_penalty
+        if penalty == 1:
+            return logits_BV
+        seen_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
+        for row, (text, response) in enumerate(writing):
+            seen_BV[row, text.prompt + response.tokens] = True
+        return apply_repetition_penalty(logits_BV, seen_BV, penalty)
+
+
+class _Response:
+    """What the draft answered, and how probable it found that."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.log_prob = 0.0
+
+    def is_kept(self, alpha: float, *, normalise: bool) -> bool:
+        score = self.log_prob / len(self.tokens) if normalise else self.log_prob
+        # as logarithms: the probability of a long text underflows
+        return score >= (math.log1p(-alpha) if alpha < 1 else -math.inf)
