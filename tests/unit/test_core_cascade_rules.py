@@ -3,12 +3,12 @@
 import math
 from itertools import pairwise
 
-import exact_cascades as cascades
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+import exact_cascades as cascades
 from paceline.core.rules import (
     AnyRule,
     BiLDRule,

@@ -95,7 +95,7 @@ INLINE void weighted(const float *scores, int64_t room, const float *values, int
 }
 
 /* For `m` neighbouring tokens: the mix of the values by how well the keys agree with the query, the
-   last of `count` columns being the last token's own. Written paired, tokens `step` floats apart. */
+   last of `count` columns being the last one's own. Written paired, tokens `step` floats apart. */
 INLINE void attend(const float *queries, int64_t query_step, const float *keys, const float *values,
                    int64_t size, int64_t count, float scaling, int m, float *scores, int64_t room,
                    float *mixed, int64_t step, int64_t first) {
