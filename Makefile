@@ -60,7 +60,7 @@ define install
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "$(PYTHON) is not Python 3.11 to 3.13; give one: make PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt $(2) -e '.[$(1)]'
 endef
 
 $(VENV)/.dev: pyproject.toml constraints.txt
@@ -68,7 +68,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	touch $(VENV)/.demo $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt
-	$(call install,gguf)
+	$(call install,gguf,--no-compile) # in half the time; Python compiles what it imports
 	touch $@
 
 $(DEMO_MODEL): | $(VENV)/.demo

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from paceline.cli import options
+from paceline.errors import UsageError
 
 
 def decode(
@@ -18,39 +19,42 @@ def decode(
         Literal["auto", "int8"],
         typer.Option(help="int8: a faster draft that agrees a little less."),
     ] = "auto",
-    gamma: Annotated[int, typer.Option(help="Tokens drafted a block.")] = 4,
+    gamma: Annotated[int | None, typer.Option(help="Tokens drafted a block; 4.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="At most so many new tokens.")] = 128,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     repetition_penalty: options.Penalty = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by their source.")] = False,
     json: options.Json = False,
 ) -> None:
     """Decode one prompt, streaming; prints tokens/s and tokens per target call at the end."""
-    from paceline.cli.streaming import load_target, read_prompt, stream_text
-    from paceline.core.sampling import SamplingParams
-    from paceline.models import load_model
+    from paceline.cli.streaming import load_decoder, read_prompt, stream_text
+    from paceline.decode.strategies import DecodingConfig
 
-    sampling = options.build(
-        SamplingParams,
-        None,
-        None,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        repetition_penalty=repetition_penalty,
+    if gamma is not None and gamma < 1:
+        raise UsageError(
+            f"gamma must be 1 or more, got {gamma}; without --draft nothing is drafted"
+        )
+    decoding = options.build(
+        DecodingConfig,
+        config,
+        overrides,
+        strategy__num_speculative_tokens=gamma,
+        sampling__temperature=temperature,
+        sampling__top_p=top_p,
+        sampling__top_k=top_k,
+        sampling__repetition_penalty=repetition_penalty,
     )
     text = read_prompt(prompt, prompt_file)
     stream_text(
-        load_target(target),
-        load_model(draft).prepare_for_decoding(draft_weights) if draft else None,
+        *load_decoder(target, draft, draft_weights, decoding),
         text,
         chat=chat,
-        gamma=gamma,
         max_new_tokens=max_new_tokens,
-        sampling=sampling,
         seed=seed,
         show=show,
         as_json=json,

@@ -19,6 +19,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.data.python_docs import PythonDocs, write_python_docs
 from paceline.data.tokens import read_texts
+from paceline.decode import SpeculativeDecoder
 from paceline.measure import (
     LosslessnessReport,
     MeasureConfig,
@@ -178,12 +179,10 @@ class Story:
         stdout.print(prompt, style="dim", end="", markup=False)
         stream_text(
             self._ready,
-            self._draft(str(self.aligned)),
+            SpeculativeDecoder(self._ready, self._draft(str(self.aligned)), gamma=gamma),
             prompt,
             chat=False,
-            gamma=gamma,
             max_new_tokens=_NEW_TOKENS,
-            sampling=SamplingParams(),
             seed=0,
             show=True,
             as_json=False,

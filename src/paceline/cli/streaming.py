@@ -6,15 +6,16 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from paceline.cli.console import stderr, stdout
 from paceline.data.prompts import Record
 from paceline.data.tokens import encode
-from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode import AutoregressiveDecoder
 from paceline.decode.result import count_blocks
+from paceline.decode.strategies import build_decoder
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model
 
@@ -22,11 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from paceline.core.sampling import SamplingParams
     from paceline.decode import Block
+    from paceline.decode.decoder import Decoder
+    from paceline.decode.strategies import DecodingConfig
     from paceline.models import CausalModel
 
-COLOURS = {"prefill": "default", "accepted": "green", "recovered": "red", "bonus": "blue"}
+COLOURS = {
+    "prefill": "default",
+    "accepted": "green",
+    "recovered": "red",
+    "bonus": "blue",
+    "kept": "cyan",
+    "deferred": "magenta",
+}
 
 
 def read_prompt(prompt: str | None, path: Path | None) -> str:
@@ -50,21 +59,16 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
 
 def stream_text(
     target: CausalModel,
-    draft: CausalModel | None,
+    decoder: Decoder,
     text: str,
     *,
     chat: bool,
-    gamma: int,
     max_new_tokens: int,
-    sampling: SamplingParams,
     seed: int,
     show: bool,
     as_json: bool,
 ) -> None:
     """Decode and print."""
-    decoder = AutoregressiveDecoder(target, sampling)
-    if draft is not None:
-        decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=sampling)
     tokens = _encode(text, target, chat=chat)
     start = time.perf_counter()
     blocks: list[Block] = []
@@ -77,12 +81,18 @@ def stream_text(
     _finish(target, blocks, elapsed, show=show, as_json=as_json)
 
 
-def load_target(path: str) -> CausalModel:
-    """A target that can be talked to, prepared for decoding."""
+def load_decoder(
+    path: str, draft: str | None, draft_weights: Literal["auto", "int8"], config: DecodingConfig
+) -> tuple[CausalModel, Decoder]:
+    """A target that can be talked to, and how: alone where there is no draft."""
     target = load_model(path)
     if target.tokenizer is None:
         raise UsageError(f"{path} has no tokenizer; put its tokenizer files beside it")
-    return target.prepare_for_decoding()
+    target = target.prepare_for_decoding()
+    if draft is None:
+        return target, AutoregressiveDecoder(target, config.sampling)
+    small = load_model(draft).prepare_for_decoding(draft_weights)
+    return target, build_decoder(config, target, small)
 
 
 def _encode(text: str, target: CausalModel, *, chat: bool) -> list[int]:
@@ -126,10 +136,13 @@ def _finish(
         typer.echo(json.dumps(result | {"tokens_per_s": rate}))
         return
     stdout.print()
-    tau = stats.block_efficiency
-    remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s, {tau:.2f} tokens per target call"
-    if stats.num_drafted:
+    remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s"
+    if stats.num_target_calls:
+        remark += f", {stats.block_efficiency:.2f} tokens per target call"
+    if stats.num_examined:
         remark += f", {stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
+    if stats.num_kept:
+        remark += f", {stats.num_kept} of the draft's own"
     stderr.print(remark, style="dim")
     if show:
         legend = " ".join(f"[{COLOURS[s]}]{s} {counts[s]}[/]" for s in COLOURS if counts[s])

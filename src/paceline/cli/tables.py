@@ -10,6 +10,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.core.rules import AnyRule
+    from paceline.measure.frontier import Frontier
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
 
@@ -103,3 +105,43 @@ def _describe(check: DistributionCheck) -> str:
         f"p {check.p_value:.2g} (a lossless rule falls below {check.false_alarm:g} once in "
         f"{1 / check.false_alarm:,.0f} runs)"
     )
+
+
+def frontier_table(found: Frontier) -> Group:
+    """A row a rule, and what the figures are of."""
+    table = Table(
+        "rule",
+        "rejected",
+        "TVD to target",
+        "KL to target",
+        "tokens per target call",
+        "gamma",
+        "predicted speedup",
+        box=None,
+        pad_edge=False,
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in found.rows:
+        table.add_row(
+            rule_name(row.rule),
+            str(row.rejection_rate),
+            f"{row.tvd:.3f}",
+            "infinite" if row.kl is None else f"{row.kl:.3f}",
+            f"{row.block_efficiency[row.best_gamma]:.3f}",
+            str(row.best_gamma),
+            f"{row.predicted_speedup:.3f}",
+        )
+    writer = found.config.text
+    remark = (
+        f"on {found.num_tokens} tokens of the {writer}'s, temperature "
+        f"{found.config.sampling.temperature:g}; cost ratio {found.cost_ratio:.3f}"
+    )
+    return Group(table, remark)
+
+
+def rule_name(rule: AnyRule) -> str:
+    """`chow 0.4`: the tag, then what was chosen."""
+    chosen = {key: value for key, value in vars(rule).items() if not key.startswith("_")}
+    tag = chosen.pop("rule")
+    return " ".join([tag, *(f"{v:g}" if isinstance(v, float) else str(v) for v in chosen.values())])

@@ -84,8 +84,8 @@ def _score_rows(
     draft_logits_BTV = _forced_logits(draft, prompts, tokens_BT)[..., :vocab_size]
     agreement_BT = draft_logits_BTV.argmax(-1) == target_logits_BTV.argmax(-1)
     seen_BTV = _seen(prompts, tokens_BT, vocab_size, sampling)
-    p_BTV = _to_probs(target_logits_BTV, seen_BTV, sampling)
-    q_BTV = _to_probs(draft_logits_BTV, seen_BTV, sampling)
+    p_BTV = to_probs(_penalised(target_logits_BTV, seen_BTV, sampling), sampling)
+    q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), sampling)
     # 1 - TVD, not the sum of minima: exactly 1 when both are equal, however the sum rounds.
     acceptance_BT = 1 - 0.5 * (p_BTV - q_BTV).abs().sum(-1)
     index_BT1 = tokens_BT[..., None].to(p_BTV.device)
@@ -107,13 +107,26 @@ def forced_probs(
     vocab_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Both models' exact distributions before each token of one text, [T, V] each."""
-    tokens_1T = torch.tensor([list(tokens)])
-    seen_1TV = _seen([prompt], tokens_1T, vocab_size, sampling)
-    p_1TV, q_1TV = (
-        _to_probs(_forced_logits(model, [prompt], tokens_1T)[..., :vocab_size], seen_1TV, sampling)
+    p_TV, q_TV = (
+        to_probs(forced_logits(model, prompt, tokens, sampling, vocab_size), sampling)
         for model in (target, draft)
     )
-    return p_1TV[0], q_1TV[0]
+    return p_TV, q_TV
+
+
+@torch.inference_mode()
+def forced_logits(
+    model: Model,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    sampling: SamplingParams,
+    vocab_size: int,
+) -> Tensor:
+    """A model's logits before each token of one text, penalised as the sampler does, [T, V]."""
+    tokens_1T = torch.tensor([list(tokens)])
+    logits_1TV = _forced_logits(model, [prompt], tokens_1T)[..., :vocab_size]
+    seen_1TV = _seen([prompt], tokens_1T, vocab_size, sampling)
+    return _penalised(logits_1TV, seen_1TV, sampling)[0]
 
 
 def _forced_logits(model: Model, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
@@ -137,11 +150,11 @@ def _seen(
     return mark_seen(tokens_BT[:, :-1], seen_BV)
 
 
-def _to_probs(logits_BTV: Tensor, seen_BTV: Tensor | None, sampling: SamplingParams) -> Tensor:
-    if seen_BTV is not None:
-        seen_BTV = seen_BTV.to(logits_BTV.device)
-        logits_BTV = apply_repetition_penalty(logits_BTV, seen_BTV, sampling.repetition_penalty)
-    return to_probs(logits_BTV, sampling)
+def _penalised(logits_BTV: Tensor, seen_BTV: Tensor | None, sampling: SamplingParams) -> Tensor:
+    if seen_BTV is None:
+        return logits_BTV
+    seen_BTV = seen_BTV.to(logits_BTV.device)
+    return apply_repetition_penalty(logits_BTV, seen_BTV, sampling.repetition_penalty)
 
 
 def _widen(score_BT: Tensor, width: int) -> Tensor:

@@ -1,0 +1,38 @@
+"""`paceline analyze`: the predicted frontier of every rule."""
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import progress_bars, stdout
+
+
+def analyze(
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    config: options.ConfigFile = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    overrides: options.Overrides = None,
+    json: options.Json = False,
+) -> None:
+    """Predict, without decoding, what each rule at each threshold rejects, changes and saves."""
+    from paceline.cli.tables import frontier_table
+    from paceline.measure.frontier import AnalyzeConfig
+    from paceline.measure.frontier import analyze as run
+
+    sampling = {
+        "sampling__temperature": temperature,
+        "sampling__top_p": top_p,
+        "sampling__top_k": top_k,
+    }
+    wanted = options.build(
+        AnalyzeConfig, config, overrides, target=target, draft=draft, prompts=prompts, **sampling
+    )
+    with progress_bars() as progress:
+        found = run(wanted, progress)
+    if json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        stdout.print(frontier_table(found))

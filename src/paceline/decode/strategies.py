@@ -1,0 +1,111 @@
+"""Every way of decoding as a choice that a file can hold, and the decoder that it stands for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+
+from pydantic import Field, field_validator
+
+from paceline.config import StrictModel
+from paceline.core.rules import AnyRule, Diff, Lossless
+from paceline.core.sampling import SamplingParams
+from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.decode.cascade import MOST_DRAFTED, BigLittleDecoder, OracleCascade, TokenCascade
+from paceline.decode.policies import AnyPolicy, FixedLength
+from paceline.decode.sequence_cascade import SequenceCascade
+from paceline.decode.speculative import SpeculativeDecoder
+
+if TYPE_CHECKING:
+    from paceline.decode.decoder import Decoder
+    from paceline.models.session import Model
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Autoregressive(StrictModel):
+    """The target alone."""
+
+    strategy: Literal["autoregressive"] = "autoregressive"
+
+
+class Speculative(StrictModel):
+    """The draft proposes, the target judges by the rule."""
+
+    strategy: Literal["speculative"] = "speculative"
+    rule: Annotated[AnyRule, Field(discriminator="rule")] = Lossless()
+    num_speculative_tokens: Count = 4
+    policy: Annotated[AnyPolicy, Field(discriminator="policy")] = FixedLength()
+
+
+class TokenByToken(StrictModel):
+    """`TokenCascade`."""
+
+    strategy: Literal["token_cascade"] = "token_cascade"
+    alpha: Share
+    most_drafted: Count = MOST_DRAFTED
+
+
+class ResponseByResponse(StrictModel):
+    """`SequenceCascade`."""
+
+    strategy: Literal["sequence_cascade"] = "sequence_cascade"
+    alpha: Share
+    normalise: bool = False
+
+
+class BigLittle(StrictModel):
+    """`BigLittleDecoder`."""
+
+    strategy: Literal["big_little"] = "big_little"
+    fallback: Share
+    rollback: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    most_drafted: Count = MOST_DRAFTED
+
+
+class Oracle(StrictModel):
+    """`OracleCascade`."""
+
+    strategy: Literal["oracle_cascade"] = "oracle_cascade"
+    rule: Annotated[AnyRule, Field(discriminator="rule")] = Diff(0.0)
+
+
+AnyStrategy: TypeAlias = (
+    Autoregressive | Speculative | TokenByToken | ResponseByResponse | BigLittle | Oracle
+)
+
+
+class DecodingConfig(StrictModel):
+    """How a target and its draft are to be decoded with."""
+
+    strategy: Annotated[AnyStrategy, Field(discriminator="strategy")] = Speculative()
+    sampling: SamplingParams = SamplingParams()
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _speculative_unless_said(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "strategy" not in value:
+            return {"strategy": "speculative", **cast("dict[str, Any]", value)}
+        return cast("Any", value)
+
+
+def build_decoder(config: DecodingConfig, target: Model, draft: Model) -> Decoder:
+    """The decoder that the configuration stands for.
+
+    Raises:
+        UsageError: models that do not fit each other, or a rule that the strategy cannot use.
+    """
+    sampling = config.sampling
+    match config.strategy:
+        case Autoregressive():
+            return AutoregressiveDecoder(target, sampling)
+        case Speculative(rule=rule, num_speculative_tokens=gamma, policy=policy):
+            return SpeculativeDecoder(target, draft, rule, gamma, sampling, policy)
+        case TokenByToken(alpha=alpha, most_drafted=most):
+            return TokenCascade(target, draft, alpha, sampling, most)
+        case ResponseByResponse(alpha=alpha, normalise=normalise):
+            return SequenceCascade(target, draft, alpha, sampling, normalise=normalise)
+        case BigLittle(fallback=fallback, rollback=rollback, most_drafted=most):
+            return BigLittleDecoder(target, draft, fallback, rollback, sampling, most)
+        case Oracle(rule=rule):
+            return OracleCascade(target, draft, rule, sampling)
