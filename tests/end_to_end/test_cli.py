@@ -109,6 +109,40 @@ def test_decode_streams_the_text_on_stdout_and_remarks_on_stderr(run, folder):
     assert "tokens per target call" in err
 
 
+def test_decode_reads_how_from_a_configuration(run, folder, tmp_path):
+    path = tmp_path / "decoding.yaml"
+    path.write_text("strategy: {strategy: token_cascade, alpha: 1.0}\n", encoding="utf-8")
+    common = ("--prompt", "the cat", "--max-new-tokens", "12", "--config", path)
+    code, out, _ = run("decode", *_pair(folder), *common, "--json")
+    assert code == 0
+    assert json.loads(out)["stats"]["num_kept"] > 0
+    code, _, err = run("decode", *_pair(folder), *common, "--show")
+    assert code == 0
+    assert "of the draft's own" in err
+
+
+ANALYZE = (
+    *("--set", "num_prompts=3", "--set", "max_new_tokens=8"),
+    *("--set", "pass_repeats=1", "--set", "gammas=[1,2]"),
+)
+
+
+def test_analyze_gives_every_rule_a_row(run, folder):
+    prompts = folder / "corpus.jsonl"
+    code, out, _ = run("analyze", *_pair(folder), "--prompts", prompts, *ANALYZE, "--json")
+    assert code == 0
+    rows = {json.dumps(row["rule"], sort_keys=True): row for row in json.loads(out)["rows"]}
+    assert len(rows) == len(json.loads(out)["config"]["rules"]) > 50
+    lossless = next(row for row in rows.values() if row["rule"]["rule"] == "lossless")
+    alone = rows[json.dumps({"alpha": 1.0, "rule": "chow"}, sort_keys=True)]
+    assert lossless["tvd"] < 1e-6
+    assert alone["rejection_rate"]["value"] == 0
+    assert abs(alone["tvd"] - lossless["rejection_rate"]["value"]) < 1e-5
+    chosen = ("--set", "rules=[{rule: diff, alpha: 0.2}]")
+    _, table, _ = run("analyze", *_pair(folder), "--prompts", prompts, *ANALYZE, *chosen)
+    assert "diff 0.2" in table
+
+
 def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
     out = tmp_path / "small"
     code, text, _ = run("draft", "--target", folder / "target", "--layers", "0,3", "--out", out)
@@ -190,6 +224,13 @@ def _one_line(err):
         ("measure --target {t} --draft {d} --prompts {p} --set nonsense=1", "nonsense"),
         ("measure --target {t} --draft {d}", "prompts"),
         ("decode --target {t} --draft {d} --gamma 0 --prompt the", "gamma must be 1 or more"),
+        (
+            "decode --target {t} --draft {d} --prompt the --set strategy.rule.rule=chow "
+            "--set strategy.rule.alpha=2",
+            "alpha",
+        ),
+        ("analyze --target {t} --draft {d} --prompts {p} --set rules=[{{rule:}}]", "rules"),
+        ("analyze --target {t} --draft {d} --prompts {blank}", "no text"),
         ("decode --target {t} --prompt-file {long}", "shorten the prompt"),
         ("decode --target {t} --prompt-file nowhere.txt", "nowhere.txt"),
         ("decode --target {corrupt} --prompt the", "corrupt"),

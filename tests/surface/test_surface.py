@@ -88,8 +88,9 @@ OPTIONS = {
     ),
     "decode": (
         "--target --draft --prompt --prompt-file --gamma --max-new-tokens --temperature --top-p "
-        "--top-k --repetition-penalty --seed --show --json"
+        "--top-k --repetition-penalty --seed --show --json --config --set"
     ),
+    "analyze": "--target --draft --prompts --config --set --json --temperature --top-p --top-k",
     "demo": "--target --out",
     "validate": "--set",
     "env": "",

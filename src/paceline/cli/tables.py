@@ -112,14 +112,16 @@ def frontier_table(found: Frontier) -> Group:
     table = Table(
         "rule",
         "rejected",
-        "TVD to target",
-        "KL to target",
-        "tokens per target call",
+        "TVD",
+        "KL",
+        "tau",
         "gamma",
-        "predicted speedup",
+        "speedup",
         box=None,
         pad_edge=False,
     )
+    for column in table.columns:
+        column.no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for row in found.rows:
@@ -127,7 +129,7 @@ def frontier_table(found: Frontier) -> Group:
             rule_name(row.rule),
             str(row.rejection_rate),
             f"{row.tvd:.3f}",
-            "infinite" if row.kl is None else f"{row.kl:.3f}",
+            "inf" if row.kl is None else f"{row.kl:.3f}",
             f"{row.block_efficiency[row.best_gamma]:.3f}",
             str(row.best_gamma),
             f"{row.predicted_speedup:.3f}",
@@ -135,7 +137,8 @@ def frontier_table(found: Frontier) -> Group:
     writer = found.config.text
     remark = (
         f"on {found.num_tokens} tokens of the {writer}'s, temperature "
-        f"{found.config.sampling.temperature:g}; cost ratio {found.cost_ratio:.3f}"
+        f"{found.config.sampling.temperature:g}, cost ratio {found.cost_ratio:.3f}; TVD and KL (nats) "
+        "of what a rule makes to the target, tau and speedup as predicted at the best gamma"
     )
     return Group(table, remark)
 
