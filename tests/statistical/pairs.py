@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import exact
 import torch
 
+import exact
 from paceline.core.sampling import SamplingParams
 from paceline.models.fakes import TableModel
 

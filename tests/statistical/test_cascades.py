@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import exact
-import exact_cascades as cascades
 import pytest
 import torch
 from pairs import ODDS, PROMPT, VOCABULARY, Pair, draw, length, smallest_p_value, table
 from torch import Tensor
 
+import exact
+import exact_cascades as cascades
 from paceline.core.rules import (
     BiLDRule,
     Chow,

@@ -8,11 +8,11 @@ other seeds, about 1 in 100 for the whole file. That these tests find what they 
 `test_mutants.py` shows.
 """
 
-import exact
 import pytest
 import torch
 from pairs import ODDS, PROMPT, Pair, draw, smallest_p_value
 
+import exact
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import sample
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder

@@ -9,12 +9,12 @@ such test can see is a draft that is merely bad (a token missing from its cache)
 from collections.abc import Callable, Sequence
 from unittest.mock import patch
 
-import exact
 import pytest
 import torch
 from pairs import ODDS, PROMPT, Pair, draw, smallest_p_value
 from torch import Tensor
 
+import exact
 from paceline.core import sampling as core_sampling
 from paceline.core.rules import Lenient, Lossless, Lossy, capped_ratio
 from paceline.core.verification import Verdict, verify
