@@ -23,16 +23,12 @@ from paceline.core.rules import (
     TokenV2,
     TokenV3,
 )
-from paceline.core.sampling import SamplingParams
 from paceline.core.speed import predicted_speedup
-from paceline.data import CorpusConfig, read_prompts
-from paceline.decode import AutoregressiveDecoder
-from paceline.errors import UsageError
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassTimer
+from paceline.measure.measurement import usable_gammas
+from paceline.measure.pair import PairConfig, load_pair, sample_texts
 from paceline.measure.results import IntervalRow
-from paceline.models import load_model
-from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import Progress, silent
 from paceline.records import environment
 
@@ -62,26 +58,15 @@ DEFAULT_RULES: tuple[AnyRule, ...] = (
 )
 
 
-class AnalyzeConfig(StrictModel):
+class AnalyzeConfig(PairConfig):
     """What to analyse, and on whose text."""
 
-    target: str
-    draft: str
-    prompts: CorpusConfig
     num_prompts: int = Field(default=16, ge=1)
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
-    max_new_tokens: int = Field(default=64, ge=1)
-    sampling: SamplingParams = SamplingParams()
     text: Literal["target", "draft"] = "target"
     """Who writes the text. A rule's own text lies between the two."""
     rules: tuple[Annotated[AnyRule, Field(discriminator="rule")], ...] = DEFAULT_RULES
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     pass_repeats: int = Field(default=15, ge=1)
-    batch_size: int = Field(default=16, ge=1)
-    seed: int = 0
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    draft_weights: Literal["auto", "int8"] = "auto"
 
 
 class FrontierRow(StrictModel):
@@ -117,14 +102,7 @@ def analyze(config: AnalyzeConfig, progress: Progress = silent) -> Frontier:
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
-    target = load_model(config.target, dtype=config.dtype, device=config.device)
-    if target.tokenizer is None:
-        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
-    prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
-    draft = load_model(config.draft, dtype=config.dtype, device=config.device)
-    check_same_vocabulary(target, draft)
-    ready = draft.prepare_for_decoding(config.draft_weights)
-    return analyze_models(target.prepare_for_decoding(), ready, prompts, config, progress)
+    return analyze_models(*load_pair(config), config, progress)
 
 
 def analyze_models(
@@ -136,14 +114,9 @@ def analyze_models(
 ) -> Frontier:
     """Analyse two models that are already there, on prompts that are already tokens."""
     prompts = prompts[: config.num_prompts]
-    texts = _write(draft if config.text == "draft" else target, prompts, config, progress)
-    longest = max(len(text) for text in texts)
-    gammas = [gamma for gamma in config.gammas if gamma <= longest]
-    if not gammas:
-        raise UsageError(
-            f"the longest text has {longest} tokens, shorter than every gamma asked for "
-            f"({min(config.gammas)} and more); ask for smaller gammas or more new tokens"
-        )
+    texts: list[list[int]] = []
+    sample_texts(draft if config.text == "draft" else target, prompts, config, texts, progress)
+    gammas = usable_gammas(config.gammas, max(len(text) for text in texts))
     timer = PassTimer(target, draft, [*prompts[0], *texts[0]], gammas)
     for number in range(config.pass_repeats):
         timer.time_once()
@@ -160,19 +133,6 @@ def analyze_models(
         rows=[_row(rule, row, costs) for rule, row in zip(config.rules, found, strict=True)],
         environment=environment(),
     )
-
-
-def _write(
-    writer: Model, prompts: Sequence[Sequence[int]], config: AnalyzeConfig, progress: Progress
-) -> list[list[int]]:
-    decoder = AutoregressiveDecoder(writer, config.sampling)
-    texts: list[list[int]] = []
-    for start in range(0, len(prompts), config.batch_size):
-        batch = prompts[start : start + config.batch_size]
-        written = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
-        texts += [generation.tokens for generation in written]
-        progress("writing text", len(texts), len(prompts))
-    return texts
 
 
 def _row(rule: AnyRule, row: RuleRow, costs: PassCosts) -> FrontierRow:

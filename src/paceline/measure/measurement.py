@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
 from paceline.core.bootstrap import ratio_interval
-from paceline.core.sampling import SamplingParams
-from paceline.data import CorpusConfig, read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, score_texts
 from paceline.measure.latency import PassCosts, PassTimer, time_pairs
+from paceline.measure.pair import PairConfig, load_pair, sample_texts
 from paceline.measure.results import AcceptanceRow, CostRow, GammaRow, IntervalRow, SpeedRow
 from paceline.measure.verdict import Verdict, judge
-from paceline.models import load_model
-from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import Progress, silent
 from paceline.records import environment
 from paceline.rng import named_generator
@@ -37,26 +34,14 @@ Gamma = Annotated[int, Field(ge=1)]
 _FEWEST_TIMED = 3
 
 
-class MeasureConfig(StrictModel):
+class MeasureConfig(PairConfig):
     """What to measure. `timed_prompts` 0 leaves the paired timing out."""
 
-    target: str
-    draft: str
-    prompts: CorpusConfig
     num_prompts: int = Field(default=32, ge=1)
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
-    max_new_tokens: int = Field(default=64, ge=1)
-    sampling: SamplingParams = SamplingParams()
     gammas: tuple[Gamma, ...] = Field(default=(1, 2, 3, 4, 5, 6, 8), min_length=1)
-    batch_size: int = Field(default=16, ge=1)
     pass_repeats: int = Field(default=31, ge=1)
     timed_prompts: int = Field(default=16, ge=0)
     timed_repeats: int = Field(default=1, ge=1)
-    seed: int = 0
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    draft_weights: Literal["auto", "int8"] = "auto"
-    """int8 rounds the draft to 8 bits a weight first; all figures are then of that draft."""
 
 
 class Measurement(StrictModel):
@@ -80,14 +65,7 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
-    target = load_model(config.target, dtype=config.dtype, device=config.device)
-    if target.tokenizer is None:
-        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
-    prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
-    draft = load_model(config.draft, dtype=config.dtype, device=config.device)
-    check_same_vocabulary(target, draft)
-    ready = draft.prepare_for_decoding(config.draft_weights)
-    return measure_models(target.prepare_for_decoding(), ready, prompts, config, progress)
+    return measure_models(*load_pair(config), config, progress)
 
 
 def measure_models(
@@ -113,7 +91,7 @@ def measure_models(
     completions = completions[: len(prompts)]
     scores = score_texts(target, draft, prompts, completions, config.sampling, progress)
     acceptance = summarise_acceptance(scores, config.seed)
-    gammas = usable_gammas(config.gammas, scores)
+    gammas = usable_gammas(config.gammas, int(scores.mask_BT.sum(-1).max()))
     # A pass is timed in the middle of a typical text.
     middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
     timer = PassTimer(target, draft, middle, gammas)
@@ -146,22 +124,6 @@ def measure_models(
     )
 
 
-def sample_texts(
-    target: Model,
-    prompts: Sequence[Sequence[int]],
-    config: MeasureConfig,
-    completions: list[list[int]],
-    progress: Progress = silent,
-) -> None:
-    """Add the texts that are missing: sampled from the target, as it will be served."""
-    decoder = AutoregressiveDecoder(target, config.sampling)
-    while (start := len(completions)) < len(prompts):
-        batch = prompts[start : start + config.batch_size]
-        generations = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
-        completions += [generation.tokens for generation in generations]
-        progress("sampling target text", len(completions), len(prompts))
-
-
 def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
     """Ratios of sums over texts, with intervals over texts."""
     lengths_B = scores.mask_BT.sum(-1)
@@ -182,13 +144,12 @@ def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
     )
 
 
-def usable_gammas(gammas: Sequence[int], scores: TextScores) -> list[int]:
+def usable_gammas(gammas: Sequence[int], longest: int) -> list[int]:
     """The gammas that some text is long enough for.
 
     Raises:
         UsageError: none is.
     """
-    longest = int(scores.mask_BT.sum(-1).max())
     usable = sorted({gamma for gamma in gammas if gamma <= longest})
     if not usable:
         raise UsageError(

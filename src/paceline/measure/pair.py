@@ -1,0 +1,79 @@
+"""A target, a draft and prompts as they would be served, and text that one of the two writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from pydantic import Field
+
+from paceline.config import StrictModel
+from paceline.core.sampling import SamplingParams
+from paceline.data import CorpusConfig, read_prompts
+from paceline.decode import AutoregressiveDecoder
+from paceline.errors import UsageError
+from paceline.models import load_model
+from paceline.models.vocabulary import check_same_vocabulary
+from paceline.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.models import CausalModel
+    from paceline.models.session import Model
+
+
+class PairConfig(StrictModel):
+    """Which models, which prompts, and how text is written."""
+
+    target: str
+    draft: str
+    prompts: CorpusConfig
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    sampling: SamplingParams = SamplingParams()
+    batch_size: int = Field(default=16, ge=1)
+    seed: int = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    draft_weights: Literal["auto", "int8"] = "auto"
+    """int8 rounds the draft to 8 bits a weight first; all figures are then of that draft."""
+
+
+class Pair(NamedTuple):
+    """Both models prepared for decoding, and prompts as tokens."""
+
+    target: CausalModel
+    draft: CausalModel
+    prompts: list[list[int]]
+
+
+def load_pair(config: PairConfig) -> Pair:
+    """Load what the configuration names.
+
+    Raises:
+        UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
+    """
+    target = load_model(config.target, dtype=config.dtype, device=config.device)
+    if target.tokenizer is None:
+        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
+    draft = load_model(config.draft, dtype=config.dtype, device=config.device)
+    check_same_vocabulary(target, draft)
+    ready = draft.prepare_for_decoding(config.draft_weights)
+    return Pair(target.prepare_for_decoding(), ready, prompts)
+
+
+def sample_texts(
+    writer: Model,
+    prompts: Sequence[Sequence[int]],
+    config: PairConfig,
+    completions: list[list[int]],
+    progress: Progress = silent,
+) -> None:
+    """Add the texts that are missing: sampled from the writer, as it will be served."""
+    decoder = AutoregressiveDecoder(writer, config.sampling)
+    while (start := len(completions)) < len(prompts):
+        batch = prompts[start : start + config.batch_size]
+        generations = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
+        completions += [generation.tokens for generation in generations]
+        progress("sampling text", len(completions), len(prompts))
