@@ -12,6 +12,7 @@ from paceline.core.speed import (
     block_efficiency_from_text,
     block_efficiency_iid,
     break_even_acceptance,
+    examined_places,
     mbsu,
     predicted_speedup,
 )
@@ -220,3 +221,28 @@ def test_texts_that_are_all_shorter_than_a_block_are_an_error(mask: Tensor):
     ones = torch.ones(mask.shape)
     with pytest.raises(ValueError, match="no text has 4 tokens; use a smaller gamma"):
         block_efficiency_from_text(ones, ones, mask, 4)
+
+
+def walked(survival: list[float], gamma: int) -> list[float]:
+    """P(judged) of each place, by walking through every way that the blocks may fall."""
+    judged = [0.0] * len(survival)
+
+    def walk(start: int, chance: float) -> None:
+        for offset in range(gamma):
+            place = start + offset
+            if place >= len(survival):
+                return
+            judged[place] += chance
+            walk(place + 1, chance * (1 - survival[place]))  # rejected, recovered
+            chance *= survival[place]
+        walk(start + gamma + 1, chance)  # behind the bonus
+
+    walk(0, 1.0)
+    return judged
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 9])
+def test_places_that_are_judged_are_those_of_all_ways_the_blocks_may_fall(gamma: int):
+    rows = [[0.3, 1.0, 0.0, 0.6, 0.9, 0.2, 0.5], [0.8, 0.1, 0.7, 0.0, 0.0, 0.0, 0.0]]
+    found = examined_places(torch.tensor(rows), gamma)
+    assert torch.allclose(found, torch.tensor([walked(r, gamma) for r in rows]).double(), atol=1e-6)

@@ -9,7 +9,7 @@ from paceline.data.collate import Row
 from paceline.models import CausalModel
 from paceline.progress import silent
 from paceline.train.config import Evaluation
-from paceline.train.evaluation import Evaluator, held_out_text
+from paceline.train.evaluation import AgreementEvaluator, held_out_text
 from tiny import tiny_pair
 
 Pair = tuple[CausalModel, CausalModel]
@@ -40,7 +40,7 @@ def test_acceptance_and_agreement_are_ratios_of_sums_over_all_positions(
             overlaps.append(sum(map(min, p, q)))
             same.append(p.index(max(p)) == q.index(max(q)))
     sampling = SamplingParams(temperature=temperature)
-    evaluator = Evaluator(target, ROWS, sampling, gamma=3, vocab_size=266)
+    evaluator = AgreementEvaluator(target, ROWS, sampling, gamma=3, vocab_size=266)
     figures = evaluator.evaluate(draft)
     assert figures["num_tokens"] == len(overlaps)
     assert figures["expected_acceptance"] == pytest.approx(sum(overlaps) / len(overlaps), abs=1e-5)
@@ -58,31 +58,39 @@ def test_block_efficiency_is_that_of_acceptance_and_survival_laid_out_by_hand(pa
             survival[index, position] = min(1.0, q[token] / p[token])
             mask[index, position] = 1
     expected = block_efficiency_from_text(acceptance, survival, mask, 2)
-    found = Evaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(draft)
+    found = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
+        draft
+    )
     assert found["block_efficiency"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_draft_that_is_its_target_is_always_accepted(pair: Pair):
     target = pair[0]
-    figures = Evaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(target)
+    figures = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
+        target
+    )
     assert figures["expected_acceptance"] == pytest.approx(1.0, abs=1e-6)
     assert figures["greedy_agreement"] == 1.0
     assert figures["block_efficiency"] == pytest.approx(3.0, abs=1e-5)
 
 
 def test_texts_shorter_than_gamma_have_no_block_efficiency(pair: Pair):
-    figures = Evaluator(*pair[:1], ROWS, SamplingParams(), gamma=6, vocab_size=266).evaluate(
-        pair[1]
-    )
+    figures = AgreementEvaluator(
+        *pair[:1], ROWS, SamplingParams(), gamma=6, vocab_size=266
+    ).evaluate(pair[1])
     assert "block_efficiency" not in figures
 
 
 def test_chunks_do_not_show(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     target, draft = pair
-    whole = Evaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(draft)
+    whole = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
+        draft
+    )
     monkeypatch.setattr("paceline.train.evaluation._CHUNK", 7)
     monkeypatch.setattr("paceline.train.evaluation._ROWS", 3)
-    parts = Evaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(draft)
+    parts = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
+        draft
+    )
     assert parts == pytest.approx(whole, abs=1e-6)
 
 

@@ -6,7 +6,18 @@ import sys
 
 import typer
 
-from paceline.cli import align, analyze, decode, demo, draft, env, measure, validate, verify
+from paceline.cli import (
+    align,
+    analyze,
+    decode,
+    demo,
+    draft,
+    env,
+    measure,
+    pretrain,
+    validate,
+    verify,
+)
 from paceline.cli.memory import keep_freed_memory
 from paceline.errors import PacelineError
 
@@ -18,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (draft, align, measure, analyze, verify, decode, demo, validate, env):
+for command in (draft, pretrain, align, measure, analyze, verify, decode, demo, validate, env):
     app.command()(getattr(command, command.__name__.rpartition(".")[2]))
 
 

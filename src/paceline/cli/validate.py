@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
+from paceline.config import StrictModel
 
 
 class Kind(StrEnum):
     """Commands that read a configuration."""
 
     align = "align"
+    pretrain = "pretrain"
+    analyze = "analyze"
     measure = "measure"
     verify = "verify"
 
@@ -24,8 +27,20 @@ def validate(
 ) -> None:
     """Check a configuration file and print it with every default filled in."""
     from paceline.config import to_yaml
-    from paceline.measure import MeasureConfig, VerifyConfig
-    from paceline.train import AlignConfig
 
-    schemas = {Kind.align: AlignConfig, Kind.measure: MeasureConfig, Kind.verify: VerifyConfig}
-    typer.echo(to_yaml(options.build(schemas[kind], config, overrides)), nl=False)
+    typer.echo(to_yaml(options.build(schema_of(kind), config, overrides)), nl=False)
+
+
+def schema_of(kind: Kind) -> type[StrictModel]:
+    """What a configuration of this kind may hold."""
+    from paceline.measure import MeasureConfig, VerifyConfig
+    from paceline.measure.frontier import AnalyzeConfig
+    from paceline.train import AlignConfig, PretrainConfig
+
+    return {
+        Kind.align: AlignConfig,
+        Kind.pretrain: PretrainConfig,
+        Kind.measure: MeasureConfig,
+        Kind.analyze: AnalyzeConfig,
+        Kind.verify: VerifyConfig,
+    }[kind]

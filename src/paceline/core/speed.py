@@ -81,6 +81,27 @@ def _block_starts(survival_BT: Tensor, gamma: int) -> Tensor:
     return starts[:, :length]
 
 
+def examined_places(survival_BT: Tensor, gamma: int) -> Tensor:
+    """P(the token drafted at t is judged | the text), the first block starting at 0.
+
+    A token is judged where a block starts, and behind every token of the block that stayed. Rates of
+    what blocks do are means over these places, not over all.
+
+    Shapes: survival [B, T], 0 beyond a text's end -> [B, T].
+    Paper: ours. Differs: a mean over the text counts places that no block drafts at.
+    """
+    _check(gamma)
+    length = survival_BT.shape[1]
+    starts = _block_starts(survival_BT, gamma)
+    examined = torch.zeros_like(starts)
+    stayed = torch.ones_like(starts)
+    for offset in range(min(gamma, length)):
+        places = slice(0, length - offset)
+        examined[:, offset:] += starts[:, places] * stayed[:, places]
+        stayed[:, places] *= survival_BT[:, offset:].double()
+    return examined
+
+
 def predicted_speedup(
     block_efficiency: float, gamma: int, cost_ratio: float, block_cost_ratio: float = 1.0
 ) -> float:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.core.bootstrap import ratio_interval
+from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.cascade_rules import BinaryCascade
 from paceline.core.sampling import UNTEMPERED, to_probs
-from paceline.core.speed import block_efficiency_from_text
+from paceline.core.speed import block_efficiency_from_text, examined_places
 from paceline.errors import UsageError
 from paceline.measure.acceptance import forced_logits
 from paceline.models.vocabulary import check_same_vocabulary
@@ -26,7 +26,6 @@ from paceline.rng import named_generator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.bootstrap import Interval
     from paceline.core.rules import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.session import Model
@@ -92,12 +91,13 @@ def _binary_effect(rule: BinaryCascade, at: Position) -> RuleEffect:
 class RuleRow(NamedTuple):
     """One rule over all texts.
 
-    `rejection_rate` with its interval over texts; `tvd` and `kl` are means over positions;
-    `block_efficiency` by gamma.
+    `rejection_rate`, by gamma, with its interval over texts: at the places where blocks draft, which
+    a text's first token is not, nor one that spends its budget; NaN where no place is left. `tvd` and
+    `kl` are means over all positions; `block_efficiency` by gamma.
     """
 
     rule: Rule
-    rejection_rate: Interval
+    rejection_rate: dict[int, Interval]
     tvd: float
     kl: float
     block_efficiency: dict[int, float]
@@ -114,8 +114,11 @@ def analyze_rules(
     gammas: Sequence[int] = (1, 2, 3, 4, 5),
     seed: int = 0,
     progress: Progress = silent,
+    budget: int | None = None,
 ) -> list[RuleRow]:
     """One row a rule, in order.
+
+    `budget`: the tokens that a text may have at most, where the texts were cut there.
 
     Raises:
         UsageError: no text, no rule, or no text as long as the largest gamma.
@@ -145,15 +148,37 @@ def analyze_rules(
     rows: list[RuleRow] = []
     for number, rule in enumerate(rules):
         rejection_BT, survival_BT, tvd_BT, kl_BT = (total[number] for total in totals)
-        rng = named_generator(seed, "bootstrap")
         efficiency = {
             gamma: block_efficiency_from_text(1 - rejection_BT, survival_BT, mask_BT, gamma)
             for gamma in gammas
         }
-        rejection = ratio_interval(rejection_BT.sum(-1), lengths_B, rng=rng)
+        rejection = {
+            gamma: _rejection_rate(rejection_BT, survival_BT, lengths_B, gamma, seed, budget)
+            for gamma in gammas
+        }
         tvd, kl = (float(part_BT.sum() / mask_BT.sum()) for part_BT in (tvd_BT, kl_BT))
         rows.append(RuleRow(rule, rejection, tvd, kl, efficiency))
     return rows
+
+
+def _rejection_rate(
+    rejection_BT: Tensor,
+    survival_BT: Tensor,
+    lengths_B: Tensor,
+    gamma: int,
+    seed: int,
+    budget: int | None,
+) -> Interval:
+    """Rejected / examined over the places that blocks of this length draft at."""
+    lasts_B = lengths_B if budget is None else lengths_B.clamp(max=budget - 1)
+    width = rejection_BT.shape[1]
+    drafted_BT = torch.arange(1, width) < lasts_B[:, None]
+    examined_BT = examined_places(survival_BT[:, 1:], gamma) * drafted_BT
+    examined_B = examined_BT.sum(-1)
+    if not examined_B.any():
+        return Interval(float("nan"), float("nan"), float("nan"))
+    rejected_B = (examined_BT * rejection_BT[:, 1:].double()).sum(-1)
+    return ratio_interval(rejected_B, examined_B, rng=named_generator(seed, "bootstrap"))
 
 
 def _positions(

@@ -27,7 +27,7 @@ from paceline.core.speed import predicted_speedup
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassTimer
 from paceline.measure.measurement import usable_gammas
-from paceline.measure.pair import PairConfig, load_pair, sample_texts
+from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
 from paceline.measure.results import IntervalRow
 from paceline.progress import Progress, silent
 from paceline.records import environment
@@ -74,6 +74,7 @@ class FrontierRow(StrictModel):
 
     rule: Annotated[AnyRule, Field(discriminator="rule")]
     rejection_rate: IntervalRow
+    """Rejected / judged drafted tokens at the best gamma."""
     tvd: float
     """Mean TVD of what the rule induces to the target's distribution."""
     kl: float | None
@@ -102,7 +103,8 @@ def analyze(config: AnalyzeConfig, progress: Progress = silent) -> Frontier:
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
-    return analyze_models(*load_pair(config), config, progress)
+    pair = load_models(config)
+    return analyze_models(*pair, load_prompts(config, pair), config, progress)
 
 
 def analyze_models(
@@ -123,7 +125,16 @@ def analyze_models(
         progress("timing passes", number + 1, config.pass_repeats)
     costs = timer.costs()
     found = analyze_rules(
-        target, draft, prompts, texts, config.rules, config.sampling, gammas, config.seed, progress
+        target,
+        draft,
+        prompts,
+        texts,
+        config.rules,
+        config.sampling,
+        gammas,
+        config.seed,
+        progress,
+        config.max_new_tokens,
     )
     return Frontier(
         config=config,
@@ -143,7 +154,7 @@ def _row(rule: AnyRule, row: RuleRow, costs: PassCosts) -> FrontierRow:
     best = max(speedups, key=lambda gamma: speedups[gamma])
     return FrontierRow(
         rule=rule,
-        rejection_rate=IntervalRow.of(row.rejection_rate),
+        rejection_rate=IntervalRow.of(row.rejection_rate[best]),
         tvd=row.tvd,
         kl=row.kl if row.kl < float("inf") else None,
         block_efficiency=row.block_efficiency,

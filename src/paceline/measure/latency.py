@@ -152,7 +152,7 @@ def time_pairs(
     for number in range(num_runs):
         row = number % len(prompts)
         for which in (0, 1) if number % 2 else (1, 0):
-            first_s, all_s, blocks = _time_request(
+            first_s, all_s, blocks = time_request(
                 decoders[which], prompts[row], max_new_tokens, seed + number
             )
             firsts[which][row] += first_s
@@ -172,7 +172,7 @@ def time_pairs(
     )
 
 
-def _time_request(
+def time_request(
     decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, seed: int
 ) -> tuple[float, float, list[Block]]:
     """Seconds to the first token and to the last, and what came."""

@@ -15,7 +15,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, score_texts
 from paceline.measure.latency import PassCosts, PassTimer, time_pairs
-from paceline.measure.pair import PairConfig, load_pair, sample_texts
+from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
 from paceline.measure.results import AcceptanceRow, CostRow, GammaRow, IntervalRow, SpeedRow
 from paceline.measure.verdict import Verdict, judge
 from paceline.progress import Progress, silent
@@ -65,7 +65,8 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
-    return measure_models(*load_pair(config), config, progress)
+    pair = load_models(config)
+    return measure_models(*pair, load_prompts(config, pair), config, progress)
 
 
 def measure_models(

@@ -22,16 +22,13 @@ if TYPE_CHECKING:
     from paceline.models.session import Model
 
 
-class PairConfig(StrictModel):
-    """Which models, which prompts, and how text is written."""
+class ModelsConfig(StrictModel):
+    """Which models, and how much they read and write."""
 
     target: str
     draft: str
-    prompts: CorpusConfig
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     max_new_tokens: int = Field(default=64, ge=1)
-    sampling: SamplingParams = SamplingParams()
-    batch_size: int = Field(default=16, ge=1)
     seed: int = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
@@ -39,28 +36,49 @@ class PairConfig(StrictModel):
     """int8 rounds the draft to 8 bits a weight first; all figures are then of that draft."""
 
 
+class PairConfig(ModelsConfig):
+    """Also which prompts, and how text is written."""
+
+    prompts: CorpusConfig
+    sampling: SamplingParams = SamplingParams()
+    batch_size: int = Field(default=16, ge=1)
+
+
 class Pair(NamedTuple):
-    """Both models prepared for decoding, and prompts as tokens."""
+    """Both models prepared for decoding."""
 
     target: CausalModel
     draft: CausalModel
-    prompts: list[list[int]]
+
+    @property
+    def tokenizer(self):
+        """The one that both share."""
+        assert self.target.tokenizer is not None, "load_models sees to that"
+        return self.target.tokenizer
 
 
-def load_pair(config: PairConfig) -> Pair:
+def load_models(config: ModelsConfig) -> Pair:
     """Load what the configuration names.
 
     Raises:
-        UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
+        UsageError: a model or the pair of tokenizers cannot be used.
     """
     target = load_model(config.target, dtype=config.dtype, device=config.device)
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
-    prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
     draft = load_model(config.draft, dtype=config.dtype, device=config.device)
     check_same_vocabulary(target, draft)
     ready = draft.prepare_for_decoding(config.draft_weights)
-    return Pair(target.prepare_for_decoding(), ready, prompts)
+    return Pair(target.prepare_for_decoding(), ready)
+
+
+def load_prompts(config: PairConfig, pair: Pair) -> list[list[int]]:
+    """The prompts as tokens.
+
+    Raises:
+        PromptError: there are none, or one is malformed.
+    """
+    return read_prompts(config.prompts, pair.tokenizer, max_tokens=config.max_prompt_tokens)
 
 
 def sample_texts(

@@ -88,13 +88,7 @@ def save_draft(
     Raises:
         StorageError: The disk is full or the place cannot be written.
     """
-    source = model_directory(tokenizer_source)
-    files = [path for pattern in _TOKENIZER_FILES for path in sorted(source.glob(pattern))]
-    if not files:
-        raise ModelLoadError(
-            f"{tokenizer_source} has no tokenizer files to give to the draft; name the target's own "
-            "directory"
-        )
+    files = _tokenizer_files(tokenizer_source)
     hf = draft.hf if dtype is None else copy.deepcopy(draft.hf).to(dtype)  # pyright: ignore
     embeddings: Any = hf.get_input_embeddings()
     hf.config.get_text_config(decoder=True).vocab_size = embeddings.weight.shape[0]
@@ -105,11 +99,34 @@ def save_draft(
             weights.chmod((scratch / "config.json").stat().st_mode)
         if draft.draft_vocabulary is not None:
             write_draft_vocabulary(scratch, draft.draft_vocabulary)
-        for path in files:
-            if path.is_dir():
-                shutil.copytree(path, scratch / path.name)
-            else:
-                shutil.copyfile(path, scratch / path.name)
+        _copy(files, scratch)
+
+
+def copy_tokenizer(source: str | Path, out: Path) -> None:
+    """Give a model directory the tokenizer files of another model, byte for byte.
+
+    Raises:
+        ModelLoadError: There are none.
+    """
+    _copy(_tokenizer_files(source), out)
+
+
+def _tokenizer_files(source: str | Path) -> list[Path]:
+    directory = model_directory(source)
+    files = [path for pattern in _TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
+    if not files:
+        raise ModelLoadError(
+            f"{source} has no tokenizer files to give to the draft; name the target's own directory"
+        )
+    return files
+
+
+def _copy(files: Iterable[Path], out: Path) -> None:
+    for path in files:
+        if path.is_dir():
+            shutil.copytree(path, out / path.name)
+        else:
+            shutil.copyfile(path, out / path.name)
 
 
 def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:

@@ -5,9 +5,8 @@ Paper: Zhou et al. 2023, Alg. A.2.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
-
-from accelerate import Accelerator
 
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
@@ -21,36 +20,35 @@ from paceline.data.sources import (
     Shard,
 )
 from paceline.data.tokens import read_prompts
-from paceline.errors import ConfigError, ContextLengthError, UsageError
-from paceline.models.draft import save_draft
+from paceline.errors import ContextLengthError, UsageError
 from paceline.models.draft_vocabulary import count_tokens
-from paceline.models.kernels import native_bfloat16
 from paceline.models.loading import load_model, model_directory, stored_dtype
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import silent
-from paceline.records import RunDirectory, read_jsonl
+from paceline.rng import named_generator
 from paceline.train.checkpoint import (
     CheckpointStore,
-    check_run_directory,
     read_state,
     restore_optimizer,
     rewind_metrics,
 )
-from paceline.train.evaluation import Evaluator, held_out_text
-from paceline.train.loop import Parts, TrainingLoop
-from paceline.train.step import Stepper
+from paceline.train.evaluation import AgreementEvaluator, held_out_text
+from paceline.train.freezing import freeze_embeddings, freeze_layers
+from paceline.train.loop import Parts
+from paceline.train.run import check_batches, run_training, takes_bfloat16
+from paceline.train.step import Stepper, StepPlan
 from paceline.train.vocabulary import VocabularySample
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
+    from accelerate import Accelerator
 
     from paceline.models.causal import CausalModel
     from paceline.progress import Progress
+    from paceline.records import RunDirectory
     from paceline.train.checkpoint import TrainingState
     from paceline.train.config import AlignConfig
-    from paceline.train.evaluation import Figures
 
 
 def align(config: AlignConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
@@ -70,38 +68,14 @@ def align(config: AlignConfig, *, resume: bool = False, progress: Progress = sil
         TrainingError: training failed or was stopped; checkpoints stay.
         StorageError: something could not be written; checkpoints stay.
     """
-    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
-    progress = progress if accelerator.is_main_process else silent
-    run = RunDirectory(config.output)
-    check_run_directory(run, config, resume=resume)
-    if _is_finished(run, config):
-        return run.path
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        run.write_manifest(config)
-    parts, state = _set_up(config, accelerator, run, progress)
-    loop = TrainingLoop(parts, state)
-    before = _figures_before(run, loop)
-    loop.run()
-    if accelerator.is_main_process:
-        _finish(parts, state, before)
-    accelerator.wait_for_everyone()
-    return run.path
-
-
-def _is_finished(run: RunDirectory, config: AlignConfig) -> bool:
-    """Whether this run, with this budget, has its result."""
-    manifest = run.read_manifest()
-    if manifest is None or run.read_result() is None:
-        return False
-    now = config.model_dump(mode="json")
-    return all(manifest["config"][key] == now[key] for key in ("num_steps", "max_seconds"))
+    return run_training(
+        config, partial(_set_up, config), product="draft", resume=resume, progress=progress
+    )
 
 
 def _set_up(
     config: AlignConfig, accelerator: Accelerator, run: RunDirectory, progress: Progress
 ) -> tuple[Parts, TrainingState]:
-    progress("loading", 0, 1)
     store = CheckpointStore(
         run.checkpoints, model_directory(config.target), config.checkpoints.keep
     )
@@ -109,18 +83,18 @@ def _set_up(
     if accelerator.is_main_process:
         store.sweep()
     state = read_state(checkpoint)
-    bfloat16 = _takes_bfloat16(config, accelerator.device)
+    bfloat16 = takes_bfloat16(config, accelerator.device)
     device = str(accelerator.device)
     target = load_model(config.target, dtype="bfloat16" if bfloat16 else "float32", device=device)
     start = config.draft if checkpoint is None else checkpoint / "draft"
     draft = load_model(start, dtype="float32", device=device)
     vocab_size = check_same_vocabulary(target, draft)
     _check_lengths(config, target, draft)
+    _choose_trained(config, draft)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
     stream = _stream(config, target, shard)
     stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
     restore_optimizer(stepper.optimizer, checkpoint)
-    progress("loading", 1, 1)
     evaluator = None
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)
@@ -131,19 +105,39 @@ def _set_up(
         stepper=stepper,
         source=_source(config, stream, draft, target, shard, progress),
         stream=stream,
-        vocabulary=_vocabulary(config, stream, draft, vocab_size),
+        plan=Planner(config, _vocabulary(config, stream, draft, vocab_size)),
         run=run,
         store=store,
+        stored_dtype=stored_dtype(config.draft),
         evaluator=evaluator,
+        evaluate_every=config.evaluation.every_steps,
         progress=progress,
     )
     return parts, state
 
 
-def _takes_bfloat16(config: AlignConfig, device: torch.device) -> bool:
-    if config.precision == "auto":
-        return native_bfloat16(device)
-    return config.precision == "bfloat16"
+class Planner:
+    """Each step's objective and tokens, by how far the run is and what has been drawn."""
+
+    def __init__(self, config: AlignConfig, vocabulary: VocabularySample | None) -> None:
+        self.config = config
+        self.vocabulary = vocabulary
+
+    def __call__(self, position: float, num_drawn: int) -> StepPlan:
+        finish = self.config.finish
+        late = finish is not None and position > finish.begin
+        terms = finish.objective if finish is not None and late else self.config.objective
+        if self.vocabulary is None:
+            return StepPlan(terms)
+        rng = named_generator(self.config.seed, "loss vocabulary", num_drawn)
+        return StepPlan(terms, self.vocabulary.draw(rng))
+
+
+def _choose_trained(config: AlignConfig, draft: CausalModel) -> None:
+    draft.hf.requires_grad_(True)
+    if config.freeze_embeddings:
+        freeze_embeddings(draft)
+    freeze_layers(draft, config.freeze_layers)
 
 
 def _check_lengths(config: AlignConfig, target: CausalModel, draft: CausalModel) -> None:
@@ -170,13 +164,7 @@ def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleSt
     """The training corpus, tokenised and cut to size."""
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
-    parts = shard.world_size * config.gradient_accumulation_steps
-    if config.batch_size % parts:
-        raise ConfigError(
-            f"batch_size {config.batch_size} cannot be dealt out to {shard.world_size} processes "
-            f"with gradient_accumulation_steps {config.gradient_accumulation_steps}; make it a "
-            f"multiple of {parts}"
-        )
+    check_batches(config, shard)
     examples = build_examples(
         read_records(config.data.train),
         target.tokenizer,
@@ -254,7 +242,7 @@ def _evaluator(
     run: RunDirectory,
     vocab_size: int,
     progress: Progress,
-) -> Evaluator | None:
+) -> AgreementEvaluator | None:
     """Held-out text of the target, written once a run."""
     settings = config.evaluation
     if config.data.held_out is None or target.tokenizer is None:
@@ -264,37 +252,6 @@ def _evaluator(
     )
     cache = run.path / "held_out.jsonl"
     rows = held_out_text(target, prompts, settings, cache, seed=config.seed, progress=progress)
-    return Evaluator(target, rows, settings.sampling, gamma=settings.gamma, vocab_size=vocab_size)
-
-
-def _figures_before(run: RunDirectory, loop: TrainingLoop) -> Figures | None:
-    """The unaligned draft's figures: measured at the start, read when a run goes on."""
-    if loop.state.step == 0:
-        return loop.evaluate()
-    rows = [row for row in read_jsonl(run.metrics) if row["step"] == 0]
-    return rows[0]["evaluation"] if rows else None
-
-
-def _finish(parts: Parts, state: TrainingState, before: Figures | None) -> None:
-    """Save the draft, and judge what was saved, not what was in memory."""
-    config, run = parts.config, parts.run
-    out = run.path / "draft"
-    save_draft(parts.stepper.draft, parts.store.tokenizer_source, out, stored_dtype(config.draft))
-    after = None
-    if parts.evaluator is not None:
-        parts.progress("evaluating", 0, 1)
-        saved = load_model(out, dtype="float32", device=str(parts.accelerator.device))
-        after = parts.evaluator.evaluate(saved)
-        parts.progress("evaluating", 1, 1)
-    rows = [row for row in read_jsonl(run.metrics) if "loss" in row]
-    run.write_result(
-        {
-            "draft": str(out),
-            "num_steps": state.step,
-            "elapsed_s": round(state.elapsed_s, 3),
-            "num_tokens": sum(row["num_tokens"] for row in rows),
-            "final_loss": rows[-1]["loss"],
-            "before": before,
-            "after": after,
-        }
+    return AgreementEvaluator(
+        target, rows, settings.sampling, gamma=settings.gamma, vocab_size=vocab_size
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.models.causal import CausalModel
     from paceline.records import RunDirectory
-    from paceline.train.config import AlignConfig
+    from paceline.train.settings import TrainSettings
 
 # A run may be given more time or another place, and be watched differently, when it goes on.
 _MAY_CHANGE = {"output", "num_steps", "max_seconds", "max_loss_ratio", "checkpoints"}
@@ -110,7 +110,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path | None)
         optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
 
 
-def check_run_directory(run: RunDirectory, config: AlignConfig, *, resume: bool) -> None:
+def check_run_directory(run: RunDirectory, config: TrainSettings, *, resume: bool) -> None:
     """May this run be written here?
 
     Raises:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.reduction import Mean
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.rounds import Rounds
 from paceline.train.objectives import CrossEntropy, ForwardKL, Objective, as_terms
-from paceline.train.optim import Adafactor, Optimizer
 from paceline.train.recipes import RECIPES, RecipeName
+from paceline.train.settings import TrainSettings
 from paceline.train.vocabulary import LossVocabulary
 
 
@@ -60,14 +58,6 @@ class Evaluation(StrictModel):
         return sampling
 
 
-class Checkpoints(StrictModel):
-    """How often the state of training is saved, whichever comes first; and how many are kept."""
-
-    every_steps: int | None = Field(default=None, ge=1)
-    every_seconds: float | None = Field(default=120.0, gt=0)
-    keep: int = Field(default=2, ge=1)
-
-
 class Finish(StrictModel):
     """Another objective for the last part of the run.
 
@@ -85,71 +75,45 @@ class Finish(StrictModel):
         return as_terms(value)
 
 
-class AlignConfig(StrictModel):
-    """One run of alignment (Zhou et al. 2023, Alg. A.2).
+class AlignConfig(TrainSettings):
+    """One run of alignment (Zhou et al. 2023, Alg. A.2); see also `TrainSettings`.
+
+    The aligned draft becomes `output/draft`.
 
     Attributes:
         target: Hub id, directory or GGUF file of the target.
         draft: The same of the draft to start from; it is not changed.
-        output: The run directory; the aligned draft becomes `output/draft`.
         recipe: Defaults for objective, fixed_fraction and draft_fraction by name.
         objective: One divergence or a weighted sum.
         finish: Another objective for the last part of the run.
         loss_vocabulary: Divergences over part of the vocabulary; None: over all of it.
-        mean: Mean over sequences of their means (the paper's), or over tokens.
         fixed_fraction: lambda1, the part of batches that is corpus text as it is.
         draft_fraction: lambda2, the part of the others that the draft writes; the target writes
             the rest.
         sampling: How draft and target write training text.
         target_rounds: Let the target write many texts at a time, score them as it writes, and train
             on each more than once; None: a batch at a time, once.
-        num_steps: Budget in optimiser steps; with it alone a run is deterministic.
-        max_seconds: Budget in seconds of training, set-up and the last evaluation not counted; the
-            schedule follows whichever budget is nearer its end.
-        batch_size: Sequences of an optimiser step, over all processes and accumulation.
-        gradient_accumulation_steps: Parts that a step is cut into, to save memory; the result is
-            the same.
         freeze_embeddings: Keep the embeddings and the output head as they are.
         freeze_layers: Keep the draft's first so many layers as they are: where they are the target's
             own first ones, they have little to learn, and the backward pass ends above them.
-        max_gradient_norm: Longer gradients are shortened to this; None: never.
-        max_loss_ratio: A loss above so many times its running median, several steps in a row, ends
-            the run.
-        chunk_tokens: Tokens whose logits exist at a time.
-        precision: `auto` takes bfloat16 where the hardware computes in it.
-        device: `auto` takes the accelerator if there is one.
     """
 
     target: str = Field(min_length=1)
     draft: str = Field(min_length=1)
-    output: Path
     data: AlignData
     recipe: RecipeName | None = None
     objective: tuple[Objective, ...] = (ForwardKL(),)
     finish: Finish | None = None
     loss_vocabulary: LossVocabulary | None = None
-    mean: Mean = "sequence"
     fixed_fraction: float = Field(default=1.0, ge=0, le=1)
     draft_fraction: float = Field(default=0.0, ge=0, le=1)
     sampling: SamplingParams = SamplingParams()
     target_rounds: Rounds | None = None
-    optimizer: Optimizer = Adafactor()
-    num_steps: int | None = Field(default=None, ge=1)
-    max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    batch_size: int = Field(default=32, ge=1)
-    gradient_accumulation_steps: int = Field(default=1, ge=1)
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_completion_tokens: int = Field(default=64, ge=1)
     freeze_embeddings: bool = False
     freeze_layers: int = Field(default=0, ge=0)
-    max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
-    max_loss_ratio: float = Field(default=10.0, gt=1)
-    chunk_tokens: int = Field(default=256, ge=1)
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: Literal["auto", "cpu"] = "auto"
-    seed: int = 0
     evaluation: Evaluation = Evaluation()
-    checkpoints: Checkpoints = Checkpoints()
 
     @model_validator(mode="before")
     @classmethod
@@ -167,19 +131,6 @@ class AlignConfig(StrictModel):
     def _fits_together(self) -> AlignConfig:
         if not self.objective:
             raise ValueError("objective names no divergence; give at least one, such as forward_kl")
-        if self.num_steps is None and self.max_seconds is None:
-            raise ValueError("num_steps or max_seconds is needed, or training never ends")
-        if self.batch_size % self.gradient_accumulation_steps:
-            raise ValueError(
-                f"batch_size {self.batch_size} cannot be cut into gradient_accumulation_steps "
-                f"{self.gradient_accumulation_steps} equal parts; change one of them"
-            )
-        warmup = self.optimizer.warmup_steps
-        if warmup is not None and self.num_steps is not None and warmup > self.num_steps:
-            raise ValueError(
-                f"optimizer.warmup_steps {warmup} is more than num_steps {self.num_steps}; "
-                "lower it, or use warmup_fraction"
-            )
         if self.target_rounds is not None and self.target_rounds.rows % self.batch_size:
             raise ValueError(
                 f"target_rounds.rows {self.target_rounds.rows} cannot be cut into batches of "

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from paceline.models.causal import CausalModel
     from paceline.progress import Progress
     from paceline.train.config import Evaluation
+    from paceline.train.loop import Figures
 
 _ROWS = 8  # texts written or read at a time
 _CHUNK = 256  # positions whose probabilities exist at a time
-
-Figures = dict[str, float]
 
 
 def held_out_text(
@@ -87,8 +86,10 @@ class PositionScores(NamedTuple):
     agreement_N: Tensor
 
 
-class Evaluator:
+class AgreementEvaluator:
     """Compares drafts with the target on one set of texts; the target reads them once."""
+
+    headline = "expected_acceptance"
 
     def __init__(
         self,

@@ -5,43 +5,63 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from paceline.errors import TrainingError
 from paceline.records import append_jsonl
-from paceline.rng import named_generator
 from paceline.train.guard import LossGuard, StopRequest
 from paceline.train.optim import learning_rate
-from paceline.train.step import StepPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accelerate import Accelerator
 
     from paceline.data.sources import BatchSource, ExampleStream
+    from paceline.models.causal import CausalModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import CheckpointStore, TrainingState
-    from paceline.train.config import AlignConfig
-    from paceline.train.evaluation import Evaluator, Figures
-    from paceline.train.step import Stepper
-    from paceline.train.vocabulary import VocabularySample
+    from paceline.train.settings import TrainSettings
+    from paceline.train.step import Stepper, StepPlan
+
+Figures = dict[str, float]
+
+
+class Evaluator(Protocol):
+    """Judges the model on held-out text."""
+
+    headline: str
+    """The figure that progress shows."""
+
+    def evaluate(self, draft: CausalModel) -> Figures:
+        """The model's figures as it is now."""
+        ...
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the loop runs on. Only the main process has an evaluator."""
+    """What the loop runs on. Only the main process has an evaluator.
 
-    config: AlignConfig
+    Attributes:
+        plan: A step's objective, by how far the run is (in [0, 1]) and how many examples it drew.
+        stored_dtype: Of the saved model; None: as it is trained.
+        evaluate_every: Steps from one evaluation to the next; None: none on the way.
+    """
+
+    config: TrainSettings
     accelerator: Accelerator
     stepper: Stepper
     source: BatchSource
     stream: ExampleStream
     run: RunDirectory
     store: CheckpointStore
-    vocabulary: VocabularySample | None
+    stored_dtype: torch.dtype | None
+    plan: Callable[[float, int], StepPlan]
     evaluator: Evaluator | None
+    evaluate_every: int | None
     progress: Progress
 
 
@@ -90,7 +110,7 @@ class TrainingLoop:
         started = time.monotonic()
         self.state.step += 1
         rate = learning_rate(self.config.optimizer, self.state.step, self._position())
-        plan = self._plan()
+        plan = self.parts.plan(self._position(), self.parts.stream.num_drawn)
         batch = self.parts.source.next_batch(self._seconds_left())
         text_came = time.monotonic()
         figures = self.parts.stepper.step(batch.rows, rate, plan)
@@ -112,16 +132,6 @@ class TrainingLoop:
         )
         self.guard.check(self.state.step, figures, self.saved)
         self._report(f"loss {figures.loss:.3f}")
-
-    def _plan(self) -> StepPlan:
-        """This step's objective and tokens, by how far the run is and what has been drawn."""
-        finish, sample = self.config.finish, self.parts.vocabulary
-        late = finish is not None and self._position() > finish.begin
-        terms = finish.objective if finish is not None and late else self.config.objective
-        if sample is None:
-            return StepPlan(terms)
-        rng = named_generator(self.config.seed, "loss vocabulary", self.parts.stream.num_drawn)
-        return StepPlan(terms, sample.draw(rng))
 
     def _move_schedule(self, step_s: float) -> None:
         if self.config.max_seconds:
@@ -163,7 +173,7 @@ class TrainingLoop:
         return asked > 0
 
     def _evaluate_if_due(self) -> None:
-        every = self.config.evaluation.every_steps
+        every = self.parts.evaluate_every
         if every is not None and self.state.step % every == 0:
             self.evaluate()
 
@@ -173,7 +183,8 @@ class TrainingLoop:
         if self.parts.evaluator is not None:
             figures = self.parts.evaluator.evaluate(self.parts.stepper.draft)
             self._write({"step": self.state.step, "evaluation": figures})
-            self._report(f"held-out acceptance {figures['expected_acceptance']:.3f}")
+            name = self.parts.evaluator.headline
+            self._report(f"held-out {name.replace('_', ' ')} {figures[name]:.3f}")
         self.parts.accelerator.wait_for_everyone()
         return figures
 

@@ -1,4 +1,4 @@
-"""One optimiser step: score the text with the target, move the draft towards it.
+"""One optimiser step: score the text with the target if there is one, move the draft towards it.
 
 Knows nothing of where text comes from, of budgets or files.
 """
@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from paceline.core.fused import Head, chunked_loss
 from paceline.core.reduction import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
-from paceline.errors import UsageError
-from paceline.models.draft import layer_list
 from paceline.train.objectives import reads_target, token_losses
 from paceline.train.optim import build_optimizer
 
@@ -28,8 +26,8 @@ if TYPE_CHECKING:
 
     from paceline.data.collate import Row
     from paceline.models.causal import CausalModel
-    from paceline.train.config import AlignConfig
     from paceline.train.objectives import Objective
+    from paceline.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,8 @@ class DraftLoss(nn.Module):
     def __init__(
         self,
         draft: CausalModel,
-        target: CausalModel,
-        config: AlignConfig,
+        target: CausalModel | None,
+        chunk_tokens: int,
         *,
         vocab_size: int,
         bfloat16: bool,
@@ -64,7 +62,7 @@ class DraftLoss(nn.Module):
         self.hf = draft.hf
         self.draft = draft
         self.target = target
-        self.chunk_tokens = config.chunk_tokens
+        self.chunk_tokens = chunk_tokens
         self.vocab_size = vocab_size
         self.autocast = bfloat16
 
@@ -77,16 +75,18 @@ class DraftLoss(nn.Module):
     ) -> Tensor:
         """Sum over trained positions of weight times loss."""
         labels_N = batch.labels_BT[batch.mask_BT]
-        target_head, draft_head = _head(self.target), _head(self.draft)
         vocab_size: int | None = self.vocab_size
+        draft_head = _head(self.draft)
+        target_head = None if self.target is None else _head(self.target)
         if plan.vocabulary is not None:
-            target_head = target_head.rows(*plan.vocabulary)
+            target_head = None if target_head is None else target_head.rows(*plan.vocabulary)
             draft_head = draft_head.rows(*plan.vocabulary)
             vocab_size = None
 
         def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
             target_log_probs_CV = None
             if target_hidden_ND is not None:
+                assert target_head is not None, "hidden states are a target's"
                 with torch.no_grad():
                     target_log_probs_CV = target_head.log_probs(target_hidden_ND[rows], vocab_size)
             return token_losses(plan.terms, target_log_probs_CV, draft_log_probs_CV, labels_N[rows])
@@ -106,15 +106,15 @@ class DraftLoss(nn.Module):
 class Stepper:
     """Holds the models and the optimiser, and makes steps.
 
-    The draft stays in evaluation mode: in decoder-only models that means no dropout, which is what
+    Trained is what requires a gradient; without a target, only labels teach. The draft stays in evaluation mode: in decoder-only models that means no dropout, which is what
     Table B.1 asks for, and nothing else.
     """
 
     def __init__(
         self,
         draft: CausalModel,
-        target: CausalModel,
-        config: AlignConfig,
+        target: CausalModel | None,
+        config: TrainSettings,
         accelerator: Accelerator,
         *,
         vocab_size: int,
@@ -124,12 +124,12 @@ class Stepper:
         self.target = target
         self.config = config
         self.accelerator = accelerator
-        draft.hf.eval().requires_grad_(True)
-        target.hf.eval().requires_grad_(False)
-        if config.freeze_embeddings:
-            freeze_embeddings(draft)
-        freeze_layers(draft, config.freeze_layers)
-        loss = DraftLoss(draft, target, config, vocab_size=vocab_size, bfloat16=bfloat16)
+        draft.hf.eval()
+        if target is not None:
+            target.hf.eval().requires_grad_(False)
+        loss = DraftLoss(
+            draft, target, config.chunk_tokens, vocab_size=vocab_size, bfloat16=bfloat16
+        )
         self.loss: nn.Module = accelerator.prepare_model(loss)
         self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
@@ -162,12 +162,13 @@ class Stepper:
     def score(
         self, rows: Sequence[Row], batch: TokenBatch, terms: Sequence[Objective]
     ) -> Tensor | None:
-        """The target's hidden states at the trained positions; None if labels are all it takes."""
+        """The target's hidden states at the trained positions; None where labels are all it takes."""
         if not reads_target(terms):
             return None
         known = [row.target_hidden_TD for row in rows if row.target_hidden_TD is not None]
         if len(known) == len(rows):
             return torch.cat(known).to(batch.tokens_BT.device)
+        assert self.target is not None, "a divergence needs a target"
         return self.target.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
 
     def _cut(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
@@ -200,31 +201,6 @@ class Stepper:
         summed = self.accelerator.reduce(stacked, "sum")
         assert isinstance(summed, Tensor)
         return summed.tolist()
-
-
-def freeze_embeddings(draft: CausalModel) -> None:
-    """Leave the input embeddings and the output head as the draft brought them."""
-    for module in (draft.hf.get_input_embeddings(), draft.hf.get_output_embeddings()):
-        if module is not None:
-            module.requires_grad_(False)
-
-
-def freeze_layers(draft: CausalModel, count: int) -> None:
-    """Leave the first layers as the draft brought them.
-
-    Raises:
-        UsageError: The draft has no layer beside these.
-    """
-    if count == 0:
-        return
-    _, layers = layer_list(draft.hf)
-    if count >= len(layers):
-        raise UsageError(
-            f"freeze_layers is {count}, but the draft has {len(layers)} layers; leave at least one to "
-            "train"
-        )
-    for layer in layers[:count]:
-        layer.requires_grad_(False)
 
 
 def _head(model: CausalModel) -> Head:

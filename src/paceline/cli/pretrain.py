@@ -1,0 +1,27 @@
+"""`paceline pretrain`: train a model on text, from nothing or from what it is."""
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import progress_bars, stdout
+
+
+def pretrain(
+    config: options.ConfigFile = None,
+    train: Annotated[
+        str | None, typer.Option(help="Text: .txt, .jsonl, directory or hub data set.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="Run directory to make.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
+    overrides: options.Overrides = None,
+) -> None:
+    """Train a new or an existing model to predict the next token; it is OUTPUT/model."""
+    from paceline.train import PretrainConfig
+    from paceline.train import pretrain as run
+
+    wanted = options.build(PretrainConfig, config, overrides, data__train=train, output=output)
+    with progress_bars() as progress:
+        directory = run(wanted, resume=resume, progress=progress)
+    stdout.print(f"{directory / 'model'}: the model; figures in {directory}/result.json")

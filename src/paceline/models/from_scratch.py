@@ -1,0 +1,159 @@
+"""Models and tokenizers that did not exist before: a Llama of random weights, BPE made from text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from pydantic import Field, model_validator
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+from paceline.config import StrictModel
+from paceline.models.draft import copy_tokenizer
+from paceline.models.loading import load_tokenizer, quiet
+from paceline.records import atomic_directory
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+END_OF_TEXT = "<|endoftext|>"
+_BYTES = 256
+# Words, numbers digit by digit, runs of signs, each with the space before it; other white space.
+_PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_STD = 0.02
+
+
+class NewModel(StrictModel):
+    """The shape of a Llama with tied embeddings.
+
+    Attributes:
+        hidden_size: Width, a multiple of num_heads.
+        intermediate_size: Width inside an MLP; None: 8/3 of hidden_size, up to a multiple of 16.
+        num_layers: Depth.
+        num_heads: Attention heads; num_key_value_heads of them have keys and values of their own.
+        max_length: Longest text in tokens.
+    """
+
+    kind: Literal["llama"] = "llama"
+    hidden_size: int = Field(default=256, ge=1)
+    intermediate_size: int | None = Field(default=None, ge=1)
+    num_layers: int = Field(default=4, ge=1)
+    num_heads: int = Field(default=4, ge=1)
+    num_key_value_heads: int | None = Field(default=None, ge=1)
+    max_length: int = Field(default=512, ge=2)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> NewModel:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be an even multiple of num_heads "
+                f"{self.num_heads}"
+            )
+        if self.num_key_value_heads and self.num_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} must be a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}"
+            )
+        return self
+
+
+class NewTokenizer(StrictModel):
+    """Byte-level BPE made from the training text; every digit is a token of its own.
+
+    Attributes:
+        vocab_size: Tokens at most, the end of text and the 256 bytes included.
+    """
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: int = Field(default=4096, gt=_BYTES)
+
+
+def write_new_model(
+    shape: NewModel,
+    tokenizer: NewTokenizer | str,
+    texts: Iterable[str],
+    out: Path,
+    *,
+    seed: int,
+) -> None:
+    """A model directory of random float32 weights, written whole or not at all.
+
+    Args:
+        shape: Of the model.
+        tokenizer: Made from `texts`, or that of the model named here, file by file.
+        texts: Read only for a tokenizer that is made.
+        out: The directory to make.
+        seed: Of the weights.
+
+    Raises:
+        ModelLoadError: the model whose tokenizer is wanted cannot be read.
+        StorageError: the disk is full or the place cannot be written.
+    """
+    if isinstance(tokenizer, str):
+        made = load_tokenizer(tokenizer)
+    else:
+        made = PreTrainedTokenizerFast(
+            tokenizer_object=_train_bpe(tokenizer, texts), eos_token=END_OF_TEXT
+        )
+    hf = _new_llama(shape, made, seed)
+    with quiet(), atomic_directory(out) as scratch:
+        hf.save_pretrained(scratch)
+        if isinstance(tokenizer, str):
+            copy_tokenizer(tokenizer, scratch)
+        else:
+            made.save_pretrained(scratch)
+
+
+def _new_llama(shape: NewModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """Random weights: normal of deviation 0.02, less for what adds to the residual stream.
+
+    Paper: Radford et al. 2019, section 2.3 (1 / sqrt(residual layers)).
+    """
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size or 16 * math.ceil(shape.hidden_size / 6),
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_key_value_heads or shape.num_heads,
+        max_position_embeddings=shape.max_length,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=cast("int | None", tokenizer.eos_token_id),
+        pad_token_id=None,
+    )
+    hf = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    rng = named_generator(seed, "new model", 0)
+    with torch.no_grad():
+        for name, weight in hf.named_parameters():
+            if weight.ndim < 2:
+                continue  # norms start at 1
+            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = _STD / math.sqrt(2 * shape.num_layers) if adds else _STD
+            weight.copy_(torch.randn(weight.shape, generator=rng) * std)
+    return hf
+
+
+def _train_bpe(spec: NewTokenizer, texts: Iterable[str]) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    return made

@@ -1,0 +1,36 @@
+"""Parts of a draft that stay as it brought them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError
+from paceline.models.draft import layer_list
+
+if TYPE_CHECKING:
+    from paceline.models.causal import CausalModel
+
+
+def freeze_embeddings(draft: CausalModel) -> None:
+    """Leave the input embeddings and the output head as the draft brought them."""
+    for module in (draft.hf.get_input_embeddings(), draft.hf.get_output_embeddings()):
+        if module is not None:
+            module.requires_grad_(False)
+
+
+def freeze_layers(draft: CausalModel, count: int) -> None:
+    """Leave the first layers as the draft brought them.
+
+    Raises:
+        UsageError: The draft has no layer beside these.
+    """
+    if count == 0:
+        return
+    _, layers = layer_list(draft.hf)
+    if count >= len(layers):
+        raise UsageError(
+            f"freeze_layers is {count}, but the draft has {len(layers)} layers; leave at least one to "
+            "train"
+        )
+    for layer in layers[:count]:
+        layer.requires_grad_(False)

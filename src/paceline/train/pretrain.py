@@ -1,0 +1,255 @@
+"""Plain next-token training: a model from nothing, or one that goes on learning from text."""
+
+# N trained positions, D hidden
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import torch
+from pydantic import Field
+
+from paceline.config import StrictModel
+from paceline.core.fused import Head
+from paceline.core.reduction import Mean
+from paceline.data.collate import Row, collate
+from paceline.data.examples import Example, Lengths, build_examples
+from paceline.data.prompts import CorpusConfig, Record, read_records
+from paceline.data.sources import ExampleStream, FixedText, Shard
+from paceline.errors import ContextLengthError, PromptError, UsageError
+from paceline.models.from_scratch import NewModel, NewTokenizer, write_new_model
+from paceline.models.loading import load_model, model_directory, stored_dtype
+from paceline.progress import silent
+from paceline.train.checkpoint import (
+    CheckpointStore,
+    read_state,
+    restore_optimizer,
+    rewind_metrics,
+)
+from paceline.train.loop import Parts
+from paceline.train.objectives import CrossEntropy
+from paceline.train.optim import AdamW, Optimizer
+from paceline.train.run import check_batches, run_training, takes_bfloat16
+from paceline.train.settings import TrainSettings
+from paceline.train.step import Stepper, StepPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from accelerate import Accelerator
+
+    from paceline.models.causal import CausalModel
+    from paceline.progress import Progress
+    from paceline.records import RunDirectory
+    from paceline.train.checkpoint import TrainingState
+    from paceline.train.loop import Figures
+
+_ROWS = 32  # held-out texts read at a time
+_CHUNK = 256  # positions whose probabilities exist at a time
+
+
+class PretrainData(StrictModel):
+    """The texts.
+
+    Attributes:
+        train: Documents, or prompts with completions, of which only completions carry loss.
+        held_out: The same, for evaluation; None: no evaluation.
+        pack_documents: Join documents before cutting them to size, so that no row is padded.
+    """
+
+    train: CorpusConfig
+    held_out: CorpusConfig | None = None
+    pack_documents: bool = True
+
+
+class PretrainConfig(TrainSettings):
+    """One run of pretraining; see also `TrainSettings`. The model becomes `output/model`.
+
+    Attributes:
+        model: The shape of a new model; or hub id, directory or GGUF file of one to go on from,
+            which is not changed.
+        tokenizer: Of a new model: made from the training text, or that of the model named here.
+        max_prompt_tokens: With max_completion_tokens, the length that documents are cut to.
+        evaluate_every: Steps from one evaluation to the next; None: only before and after.
+        num_evaluated: Held-out texts, at most.
+        stored_dtype: Of the saved weights of a new model.
+    """
+
+    model: NewModel | str
+    tokenizer: NewTokenizer | str = NewTokenizer()
+    data: PretrainData
+    max_prompt_tokens: int = Field(default=64, ge=1)
+    max_completion_tokens: int = Field(default=64, ge=1)
+    evaluate_every: int | None = Field(default=None, ge=1)
+    num_evaluated: Annotated[int, Field(ge=1)] = 256
+    stored_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    mean: Mean = "token"
+    optimizer: Optimizer = AdamW()
+
+
+def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
+    """Train a model on text; everything ends up in the run directory.
+
+    Args:
+        config: What to do.
+        resume: Go on with the run in `config.output` if there is one; a finished one is left as
+            it is.
+        progress: Called as work goes on.
+
+    Returns:
+        The run directory: `model/` is the trained model, `result.json` its figures.
+
+    Raises:
+        UsageError: a model, a text or a setting cannot be used.
+        TrainingError: training failed or was stopped; checkpoints stay.
+        StorageError: something could not be written; checkpoints stay.
+    """
+    return run_training(
+        config, partial(_set_up, config), product="model", resume=resume, progress=progress
+    )
+
+
+class HeldOutLoss:
+    """How well a model predicts texts that it was not trained on."""
+
+    headline = "loss"
+
+    def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
+        self.batches = [
+            collate(rows[start : start + _ROWS]).to(device) for start in range(0, len(rows), _ROWS)
+        ]
+
+    @torch.no_grad()
+    def evaluate(self, draft: CausalModel) -> Figures:
+        """loss: nats a token. accuracy: part of the tokens that the model finds likeliest."""
+        head = Head(draft.head_weight, draft.head_bias)
+        loss, right, count = 0.0, 0, 0
+        for batch in self.batches:
+            hidden_ND = draft.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
+            labels_N = batch.labels_BT[batch.mask_BT]
+            for start in range(0, len(labels_N), _CHUNK):
+                rows = slice(start, start + _CHUNK)
+                log_probs_CV = head.log_probs(hidden_ND[rows])
+                labels_C = labels_N[rows]
+                loss -= float(log_probs_CV.gather(-1, labels_C[:, None]).double().sum())
+                right += int((log_probs_CV.argmax(-1) == labels_C).sum())
+            count += len(labels_N)
+        return {"loss": loss / count, "accuracy": right / count, "num_tokens": float(count)}
+
+
+def _set_up(
+    config: PretrainConfig, accelerator: Accelerator, run: RunDirectory, progress: Progress
+) -> tuple[Parts, TrainingState]:
+    shard = Shard(accelerator.process_index, accelerator.num_processes)
+    check_batches(config, shard)
+    records = read_records(config.data.train)
+    start = _start(config, records, accelerator, run)
+    store = CheckpointStore(run.checkpoints, model_directory(start), config.checkpoints.keep)
+    checkpoint = store.latest()
+    if accelerator.is_main_process:
+        store.sweep()
+    state = read_state(checkpoint)
+    newest = start if checkpoint is None else checkpoint / "draft"
+    model = load_model(newest, dtype="float32", device=str(accelerator.device))
+    _check_length(config, model)
+    stream = ExampleStream(
+        _examples(config, records, model), config.batch_size, seed=config.seed, shard=shard
+    )
+    model.hf.requires_grad_(True)
+    bfloat16 = takes_bfloat16(config, accelerator.device)
+    width = len(model.head_weight)
+    stepper = Stepper(model, None, config, accelerator, vocab_size=width, bfloat16=bfloat16)
+    restore_optimizer(stepper.optimizer, checkpoint)
+    evaluator = None
+    if accelerator.is_main_process:
+        rewind_metrics(run, state.step if checkpoint else -1)
+        evaluator = _evaluator(config, model)
+    plan = StepPlan((CrossEntropy(),))
+    parts = Parts(
+        config=config,
+        accelerator=accelerator,
+        stepper=stepper,
+        source=FixedText(stream),
+        stream=stream,
+        plan=lambda _position, _num_drawn: plan,
+        run=run,
+        store=store,
+        stored_dtype=_stored_dtype(config),
+        evaluator=evaluator,
+        evaluate_every=config.evaluate_every,
+        progress=progress,
+    )
+    return parts, state
+
+
+def _start(
+    config: PretrainConfig, records: Sequence[Record], accelerator: Accelerator, run: RunDirectory
+) -> str | Path:
+    """The model to begin with; a new one is made once a run, as `start` in its directory."""
+    if isinstance(config.model, str):
+        return config.model
+    out = run.path / "start"
+    if accelerator.is_main_process and not out.exists():
+        write_new_model(config.model, config.tokenizer, _texts(records), out, seed=config.seed)
+    accelerator.wait_for_everyone()
+    return out
+
+
+def _texts(records: Sequence[Record]) -> Iterator[str]:
+    for record in records:
+        parts = (record.text, record.completion, *(m["content"] for m in record.messages))
+        for part in parts:
+            if isinstance(part, list):
+                raise PromptError(
+                    f"{record.where} has tokens, and a tokenizer is made from text; name the model "
+                    "whose tokenizer made them as tokenizer"
+                )
+            if part:
+                yield part
+
+
+def _stored_dtype(config: PretrainConfig) -> torch.dtype | None:
+    if isinstance(config.model, str):
+        return stored_dtype(config.model)
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.stored_dtype]
+
+
+def _check_length(config: PretrainConfig, model: CausalModel) -> None:
+    longest = config.max_prompt_tokens + config.max_completion_tokens
+    if model.max_length is not None and longest > model.max_length:
+        raise ContextLengthError(
+            f"max_prompt_tokens + max_completion_tokens is {longest}, but the model's context holds "
+            f"{model.max_length}; lower one of the two"
+        )
+
+
+def _examples(
+    config: PretrainConfig, records: Sequence[Record], model: CausalModel
+) -> list[Example]:
+    if model.tokenizer is None:
+        raise UsageError(f"{config.model} has no tokenizer; put its tokenizer files beside it")
+    return build_examples(
+        records,
+        model.tokenizer,
+        Lengths(config.max_prompt_tokens, config.max_completion_tokens),
+        eos_token_id=cast("int | None", model.tokenizer.eos_token_id),
+        pack_documents=config.data.pack_documents,
+    )
+
+
+def _evaluator(config: PretrainConfig, model: CausalModel) -> HeldOutLoss | None:
+    if config.data.held_out is None:
+        return None
+    examples = _examples(config, read_records(config.data.held_out), model)
+    rows = [
+        Row(example.tokens, example.trained_from)
+        for example in examples[: config.num_evaluated]
+        if example.trained_from is not None
+    ]
+    if not rows:
+        raise PromptError(
+            f"{config.data.held_out.path} has prompts without completions, and nothing else; add "
+            "completions, or leave held_out away"
+        )
+    return HeldOutLoss(rows, model.device)

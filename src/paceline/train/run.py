@@ -1,0 +1,137 @@
+"""From a configuration to a run directory: what all kinds of training have in common.
+
+Set up, figures before, train, save, figures after of what was saved. A stopped run goes on; a finished
+one is left as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accelerate import Accelerator
+
+from paceline.errors import ConfigError
+from paceline.models.draft import save_draft
+from paceline.models.kernels import native_bfloat16
+from paceline.models.loading import load_model
+from paceline.progress import silent
+from paceline.records import RunDirectory, read_jsonl
+from paceline.train.checkpoint import check_run_directory
+from paceline.train.loop import TrainingLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+
+    from paceline.data.sources import Shard
+    from paceline.progress import Progress
+    from paceline.train.checkpoint import TrainingState
+    from paceline.train.loop import Figures, Parts
+    from paceline.train.settings import TrainSettings
+
+    SetUp = Callable[[Accelerator, RunDirectory, Progress], tuple[Parts, TrainingState]]
+
+
+def run_training(
+    config: TrainSettings,
+    set_up: SetUp,
+    *,
+    product: str,
+    resume: bool = False,
+    progress: Progress = silent,
+) -> Path:
+    """Train; the model becomes the directory `product` of the run, its figures `result.json`.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        UsageError: a model, a text or a setting cannot be used.
+        TrainingError: training failed or was stopped; checkpoints stay.
+        StorageError: something could not be written; checkpoints stay.
+    """
+    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+    progress = progress if accelerator.is_main_process else silent
+    run = RunDirectory(config.output)
+    check_run_directory(run, config, resume=resume)
+    if _is_finished(run, config):
+        return run.path
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        run.write_manifest(config)
+    progress("loading", 0, 1)
+    parts, state = set_up(accelerator, run, progress)
+    progress("loading", 1, 1)
+    loop = TrainingLoop(parts, state)
+    before = _figures_before(run, loop)
+    loop.run()
+    if accelerator.is_main_process:
+        _finish(parts, state, before, product)
+    accelerator.wait_for_everyone()
+    return run.path
+
+
+def takes_bfloat16(config: TrainSettings, device: torch.device) -> bool:
+    """Whether passes run in bfloat16; weights and sums stay float32."""
+    if config.precision == "auto":
+        return native_bfloat16(device)
+    return config.precision == "bfloat16"
+
+
+def check_batches(config: TrainSettings, shard: Shard) -> None:
+    """Can a step's rows be dealt out to all processes and parts?
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    parts = shard.world_size * config.gradient_accumulation_steps
+    if config.batch_size % parts:
+        raise ConfigError(
+            f"batch_size {config.batch_size} cannot be dealt out to {shard.world_size} processes "
+            f"with gradient_accumulation_steps {config.gradient_accumulation_steps}; make it a "
+            f"multiple of {parts}"
+        )
+
+
+def _is_finished(run: RunDirectory, config: TrainSettings) -> bool:
+    """Whether this run, with this budget, has its result."""
+    manifest = run.read_manifest()
+    if manifest is None or run.read_result() is None:
+        return False
+    now = config.model_dump(mode="json")
+    return all(manifest["config"][key] == now[key] for key in ("num_steps", "max_seconds"))
+
+
+def _figures_before(run: RunDirectory, loop: TrainingLoop) -> Figures | None:
+    """The untrained model's figures: measured at the start, read when a run goes on."""
+    if loop.state.step == 0:
+        return loop.evaluate()
+    rows = [row for row in read_jsonl(run.metrics) if row["step"] == 0]
+    return rows[0]["evaluation"] if rows else None
+
+
+def _finish(parts: Parts, state: TrainingState, before: Figures | None, product: str) -> None:
+    """Save the model, and judge what was saved, not what was in memory."""
+    run = parts.run
+    out = run.path / product
+    save_draft(parts.stepper.draft, parts.store.tokenizer_source, out, parts.stored_dtype)
+    after = None
+    if parts.evaluator is not None:
+        parts.progress("evaluating", 0, 1)
+        saved = load_model(out, dtype="float32", device=str(parts.accelerator.device))
+        after = parts.evaluator.evaluate(saved)
+        parts.progress("evaluating", 1, 1)
+    rows = [row for row in read_jsonl(run.metrics) if "loss" in row]
+    run.write_result(
+        {
+            product: str(out),
+            "num_steps": state.step,
+            "elapsed_s": round(state.elapsed_s, 3),
+            "num_tokens": sum(row["num_tokens"] for row in rows),
+            "final_loss": rows[-1]["loss"],
+            "before": before,
+            "after": after,
+        }
+    )
