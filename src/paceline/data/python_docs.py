@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import sysconfig
 import warnings
 from pathlib import Path
@@ -27,6 +28,7 @@ _SHORTEST_PROMPT = 300
 # About 100 tokens, so that a beginning is one row of training, not several.
 _BEGINNING = 400
 _HELD_OUT_SHARE = 0.08
+_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # cannot be written to a file
 
 
 class PythonDocs(NamedTuple):
@@ -48,7 +50,7 @@ def write_python_docs(folder: Path) -> PythonDocs:
     train: list[str] = []
     held_out: list[str] = []
     for document in python_documents():
-        (held_out if _is_held_out(document) else train).append(document)
+        (held_out if is_held_out(document) else train).append(document)
     prompts = [document for document in held_out if len(document) >= _SHORTEST_PROMPT]
     beginnings = [text[:_BEGINNING] for text in train if len(text) >= _SHORTEST_PROMPT]
     for path, documents in zip(files, (train, held_out, prompts, beginnings), strict=True):
@@ -61,12 +63,24 @@ def write_python_docs(folder: Path) -> PythonDocs:
 def python_documents() -> list[str]:
     """Every topic and docstring of some length, once each."""
     found = dict.fromkeys(topics.topics.values())
-    standard_library = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(standard_library.rglob("*.py")):
-        if not _SKIPPED.intersection(path.relative_to(standard_library).parts):
-            found.update(dict.fromkeys(_docstrings(path)))
+    found.update(dict.fromkeys(read_docstrings(standard_library())))
     documents = (text.strip() for text in found)
     return list(dict.fromkeys(text for text in documents if len(text) >= _SHORTEST_DOCUMENT))
+
+
+def standard_library() -> Path:
+    """Where Python keeps its own modules."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def read_docstrings(root: Path) -> Iterator[str]:
+    """The docstrings of a module's file or of all files below a folder, tests left out.
+
+    Cost: seconds for the standard library, all of which is parsed.
+    """
+    for path in [root] if root.is_file() else sorted(root.rglob("*.py")):
+        if not _SKIPPED.intersection(path.relative_to(root).parts):
+            yield from _docstrings(path)
 
 
 def _docstrings(path: Path) -> Iterator[str]:
@@ -74,12 +88,12 @@ def _docstrings(path: Path) -> Iterator[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old code has escapes that Python now warns of
             tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError, ValueError):
+    except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
-            if text:
+            if text and not _HALF_A_CHARACTER.search(text):
                 yield text
 
 
@@ -87,5 +101,6 @@ def _digest(document: str) -> str:
     return hashlib.sha256(document.encode()).hexdigest()
 
 
-def _is_held_out(document: str) -> bool:
+def is_held_out(document: str) -> bool:
+    """Whether a document, without white space around it, is kept out of all training."""
     return int(_digest(document)[:8], 16) / 2**32 < _HELD_OUT_SHARE

@@ -1,0 +1,29 @@
+"""Tasks: prompts, and how good an answer to them is.
+
+base.py       what a task is; examples chosen by seed, written to a file for training
+arithmetic.py sums worked out step by step, right or wrong
+docstrings.py Python's documentation in one sentence, ROUGE
+corpora.py    a user's own text: prompts to be timed, or pairs to be scored
+scoring.py    the libraries that score, and their versions
+choice.py     every task as a choice that a file can hold
+"""
+
+from paceline.tasks.arithmetic import Arithmetic
+from paceline.tasks.base import Split, Task, TaskExample, write_examples
+from paceline.tasks.choice import AnyTask, TaskChoice, build_task
+from paceline.tasks.corpora import Pairs, PlainText
+from paceline.tasks.docstrings import Docstrings
+
+__all__ = [
+    "AnyTask",
+    "Arithmetic",
+    "Docstrings",
+    "Pairs",
+    "PlainText",
+    "Split",
+    "Task",
+    "TaskChoice",
+    "TaskExample",
+    "build_task",
+    "write_examples",
+]

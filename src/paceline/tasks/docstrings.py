@@ -1,0 +1,155 @@
+"""Python's documentation in one sentence: from a docstring's body to its first sentence.
+
+A docstring is held out by the hash that holds out documents of `data.python_docs`: a draft that was
+aligned on that corpus has not seen the test examples either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import platform
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from paceline.config import StrictModel
+from paceline.data.prompts import Record
+from paceline.data.python_docs import is_held_out, read_docstrings, standard_library
+from paceline.errors import UsageError
+from paceline.tasks import scoring
+from paceline.tasks.base import TaskExample, pick
+
+if TYPE_CHECKING:
+    from paceline.tasks.base import Split
+
+_SHORTEST_BODY = 80  # characters
+_SHORTEST_SENTENCE, _LONGEST_SENTENCE = 20, 100
+_INSIDE_A_SECOND_SENTENCE = re.compile(r"[.!?]\s")
+_QUESTION = (
+    "Summarize what the following Python documentation describes, in one short sentence.\n\n"
+)
+
+
+class Docstrings(StrictModel):
+    """Given the body of a docstring, write its first sentence.
+
+    Attributes:
+        packages: Installed packages to take docstrings from, beside the standard library.
+        max_body_characters: Longer docstrings are left out.
+        chat: Ask in a chat, for models that follow instructions; else a text to continue.
+        metric: Which ROUGE.
+    """
+
+    task: Literal["docstrings"] = "docstrings"
+    packages: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...] = ()
+    max_body_characters: int = Field(default=400, ge=_SHORTEST_BODY)
+    chat: bool = True
+    metric: scoring.Rouge = "rougeL"
+
+    def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
+        """Distinct bodies with their sentences; one in twelve is for testing.
+
+        Raises:
+            UsageError: there are fewer, or a package is not installed or has no Python source.
+
+        Cost: reads the library's source once a process, seconds.
+        """
+        roots = (standard_library(), *map(_source, self.packages))
+        pairs = _pairs(roots, self.max_body_characters)
+        found = {pair.body: pair for pair in pairs if pair.held_out == (split == "test")}
+        chosen = pick(
+            found,
+            count,
+            seed,
+            f"the {split} split of docstrings",
+            "ask for fewer, raise max_body_characters or name packages",
+        )
+        return [
+            TaskExample(self._record(pair, f"docstrings {split} example {number}"), pair.sentence)
+            for number, pair in enumerate(chosen)
+        ]
+
+    def score(self, example: TaskExample, answer: str) -> float:
+        """ROUGE F-measure, 0 to 1, of the answer's first line that is not blank.
+
+        Raises:
+            UsageError: rouge_score is not installed.
+        """
+        return scoring.score_text(self.metric, example.reference, first_line(answer))
+
+    def versions(self) -> dict[str, str]:
+        """Of the scorer, and of Python and the packages, whose docstrings change with them."""
+        versions = {**scoring.metric_versions(self.metric), "python": platform.python_version()}
+        for package in self.packages:
+            # A package need not bear the name that it was installed by.
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[package] = importlib.metadata.version(package)
+        return versions
+
+    def _record(self, pair: _Pair, where: str) -> Record:
+        if not self.chat:
+            prompt = f"{pair.body}\n\nIn one sentence:"
+            return Record(where, "prompt", text=prompt, completion=f" {pair.sentence}")
+        question = {"role": "user", "content": _QUESTION + pair.body}
+        answer = {"role": "assistant", "content": pair.sentence}
+        return Record(where, "chat", messages=(question, answer))
+
+
+class _Pair(NamedTuple):
+    body: str
+    sentence: str
+    held_out: bool
+
+
+def first_line(answer: str) -> str:
+    """The first line that is not blank, or nothing."""
+    return next((line.strip() for line in answer.split("\n") if line.strip()), "")
+
+
+@cache
+def _pairs(roots: tuple[Path, ...], max_body: int) -> tuple[_Pair, ...]:
+    """A sentence for each body, the first that is found."""
+    sentences: dict[str, str] = {}
+    splits: dict[str, set[bool]] = {}
+    for root in roots:
+        for text in map(str.strip, read_docstrings(root)):
+            first, _, body = text.partition("\n\n")
+            sentence, body = " ".join(first.split()), body.strip()
+            if _SHORTEST_BODY <= len(body) <= max_body:
+                splits.setdefault(body, set()).add(is_held_out(text))
+                if _is_one_sentence(sentence):
+                    sentences.setdefault(body, sentence)
+    return tuple(
+        _Pair(body, sentence, held_out=True in splits[body])
+        for body, sentence in sentences.items()
+        # Some docstrings share a body; where one of them is trained on and another held out, the
+        # body would be in both splits.
+        if len(splits[body]) == 1
+    )
+
+
+def _is_one_sentence(text: str) -> bool:
+    return (
+        _SHORTEST_SENTENCE <= len(text) <= _LONGEST_SENTENCE
+        and text.endswith(".")
+        and not _INSIDE_A_SECOND_SENTENCE.search(text)
+    )
+
+
+def _source(package: str) -> Path:
+    """The folder of a package or the file of a module, which is not imported."""
+    spec = None
+    with contextlib.suppress(ValueError):  # such as __main__, which has none
+        spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise UsageError(f"no package {package} is installed; install it or leave it out")
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        raise UsageError(f"{package} has no Python source to take docstrings from; leave it out")
+    return Path(spec.origin)

@@ -1,0 +1,134 @@
+"""Tasks as choices, and their examples as files to train on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import StrictModel, load_config, to_yaml
+from paceline.data import read_records
+from paceline.data.prompts import CorpusConfig
+from paceline.data.tokens import encode
+from paceline.errors import ConfigError, StorageError
+from paceline.tasks import (
+    Arithmetic,
+    Docstrings,
+    Pairs,
+    PlainText,
+    Task,
+    TaskChoice,
+    build_task,
+    docstrings,
+    write_examples,
+)
+
+
+class Bench(StrictModel):
+    tasks: tuple[TaskChoice, ...] = (Arithmetic(),)
+
+
+@pytest.fixture
+def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "library"
+    folder.mkdir()
+    texts = (f'"""Say what {n} is called.\n\n{"A number has a name. " * 5}{n}"""' for n in range(9))
+    for number, text in enumerate(texts):
+        (folder / f"m{number}.py").write_text(text)
+    monkeypatch.setattr(docstrings, "standard_library", lambda: folder)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "task"),
+    [
+        ("arithmetic", Arithmetic()),
+        ({"task": "arithmetic", "max_terms": 4}, Arithmetic(max_terms=4)),
+        ("docstrings", Docstrings()),
+        ({"task": "docstrings", "chat": False}, Docstrings(chat=False)),
+        ({"task": "text", "corpus": "a.txt"}, PlainText(corpus=CorpusConfig(path="a.txt"))),
+        (
+            {"task": "pairs", "corpus": "a.jsonl", "metric": "bleu"},
+            Pairs(corpus=CorpusConfig(path="a.jsonl"), metric="bleu"),
+        ),
+    ],
+)
+def test_a_task_is_built_from_its_name_or_its_values(chosen: Any, task: Task):
+    assert build_task(chosen) == task
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ("poetry", ["poetry", "arithmetic", "docstrings", "text", "pairs"]),
+        ("pairs", ["corpus", "required"]),
+        ({"task": "docstrings", "metric": "bleu"}, ["metric", "rougeL", "bleu"]),
+        ({"task": "arithmetic", "min_terms": 9}, ["min_terms is 9, above max_terms, 5"]),
+        ({"task": "arithmetic", "terms": 3}, ["terms"]),
+        ({}, ["task"]),
+    ],
+)
+def test_a_task_that_does_not_exist_or_is_wrong_is_one_line(chosen: Any, words: list[str]):
+    with pytest.raises(ConfigError) as caught:
+        build_task(chosen)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == []
+
+
+def test_a_configuration_holds_tasks_and_reads_back_what_it_wrote(tmp_path: Path):
+    file = tmp_path / "bench.yaml"
+    file.write_text(
+        "tasks: [arithmetic, {task: docstrings, packages: [os]}, {task: text, corpus: a.txt}]"
+    )
+    config = load_config(Bench, file)
+    assert [task.task for task in config.tasks] == ["arithmetic", "docstrings", "text"]
+    file.write_text(to_yaml(config))
+    assert load_config(Bench, file) == config
+
+
+@pytest.mark.usefixtures("small_library")
+@pytest.mark.parametrize(
+    "task", [Arithmetic(), Docstrings(), Docstrings(chat=False)], ids=["sums", "chat", "prompt"]
+)
+def test_a_file_of_examples_reads_back_to_the_same_records(task: Task, tmp_path: Path):
+    path = tmp_path / "deep" / "train.jsonl"
+    write_examples(task, "train", 5, path, seed=3)
+    examples = task.examples("train", 5, 3)
+    read = read_records(path)
+    assert len(read) == 5
+    for found, example in zip(read, examples, strict=True):
+        wanted = example.record
+        assert found.kind == wanted.kind
+        assert (found.text, found.completion) == (wanted.text, wanted.completion)
+        assert found.messages == wanted.messages
+    pairs = Pairs(corpus=CorpusConfig(path=str(path)), metric="rougeL")
+    assert len(pairs.examples("test", 5)) == 5
+
+
+def test_every_kind_of_record_is_written_as_it_was_read(tmp_path: Path):
+    rows = [
+        {"text": "a document"},
+        {"tokens": [1, 2]},
+        {"prompt": "asked"},
+        {"prompt": [3], "completion": [4]},
+        {"messages": [{"role": "user", "content": "hällo"}]},
+    ]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    copy = tmp_path / "b.jsonl"
+    write_examples(PlainText(corpus=CorpusConfig(path=str(source))), "test", 5, copy)
+    lines = copy.read_text().splitlines()
+    assert sorted(lines) == sorted(map(json.dumps, rows))
+
+
+def test_an_example_is_tokenised_as_prompt_and_completion(tokenizer):
+    example = Arithmetic().examples("test", 1)[0]
+    prompt, completion = encode(example.record, tokenizer)
+    assert tokenizer.decode(prompt + (completion or [])).startswith(str(example.record.text))
+    assert completion
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        write_examples(Arithmetic(), "train", 1, tmp_path / "file" / "a.jsonl")
