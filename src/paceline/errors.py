@@ -45,5 +45,9 @@ class TrainingError(PacelineError, RuntimeError):
     """Training cannot go on: a loss that is not finite or that exploded."""
 
 
+class NotReachedError(PacelineError, RuntimeError):
+    """Nothing that was measured meets what was asked for."""
+
+
 class StorageError(PacelineError, OSError):
     """Writing failed: the disk is full or the place cannot be written."""

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
+from paceline.bench.schema import family, setting
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.bench.tune import Tuned
     from paceline.core.rules import AnyRule
     from paceline.measure.frontier import Frontier
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
@@ -148,3 +151,16 @@ def rule_name(rule: AnyRule) -> str:
     chosen = {key: value for key, value in vars(rule).items() if not key.startswith("_")}
     tag = chosen.pop("rule")
     return " ".join([tag, *(f"{v:g}" if isinstance(v, float) else str(v) for v in chosen.values())])
+
+
+def tuned_table(found: Tuned) -> Table:
+    """Everything that was measured, the chosen setting last."""
+    table = Table(
+        "setting", "examples", "quality", "of the target's", "speedup", "meets it", box=None
+    )
+    for one in found.tried:
+        name = f"{family(one.decoding)} {setting(one.decoding)}"
+        figures = (one.quality, one.relative_quality, one.speedup)
+        cells = ["-" if figure is None else str(figure) for figure in figures]
+        table.add_row(name, one.examples, *cells, "yes" if one.met else "no")
+    return table

@@ -18,6 +18,8 @@ class Kind(StrEnum):
     analyze = "analyze"
     measure = "measure"
     verify = "verify"
+    bench = "bench"
+    tune = "tune"
 
 
 def validate(
@@ -33,6 +35,8 @@ def validate(
 
 def schema_of(kind: Kind) -> type[StrictModel]:
     """What a configuration of this kind may hold."""
+    from paceline.bench import BenchConfig
+    from paceline.bench.tune import TuneConfig
     from paceline.measure import MeasureConfig, VerifyConfig
     from paceline.measure.frontier import AnalyzeConfig
     from paceline.train import AlignConfig, PretrainConfig
@@ -43,4 +47,6 @@ def schema_of(kind: Kind) -> type[StrictModel]:
         Kind.measure: MeasureConfig,
         Kind.analyze: AnalyzeConfig,
         Kind.verify: VerifyConfig,
+        Kind.bench: BenchConfig,
+        Kind.tune: TuneConfig,
     }[kind]

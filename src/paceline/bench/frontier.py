@@ -1,0 +1,216 @@
+"""From result rows to a trade-off: figures with intervals, and the best that a family of cells reaches.
+
+Everything is resampled over examples, all cells together: a hard example is hard for every cell, and a
+choice among cells is made anew in every resample, so that an interval knows of the choosing too.
+"""
+
+# C cells, N examples, R resamples
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.bench.schema import ExampleRow, ResultRow, family
+from paceline.core.bootstrap import Interval
+from paceline.decode.strategies import Autoregressive
+from paceline.errors import UsageError
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+NUM_RESAMPLES = 2000
+_TAIL = 0.025
+
+
+class Reached(NamedTuple):
+    """The best of some cells that meet a condition.
+
+    `row`: which one it is; `value` with its 95% interval over the resamples that have one; `share`:
+    how many of the resamples do.
+    """
+
+    row: ResultRow
+    value: Interval
+    share: float
+
+
+class Frontier:
+    """The finished cells of one temperature.
+
+    Attributes:
+        rows: The cells, [C].
+        quality_CR: Mean score; NaN where the task has no metric. The first resample is the data itself.
+        speed_CR: Seconds a token of the target alone / of the cell, whole requests.
+    """
+
+    def __init__(self, rows: Sequence[ResultRow], seed: int = 0) -> None:
+        alone = [row for row in rows if isinstance(row.decoding.strategy, Autoregressive)]
+        if not alone:
+            raise UsageError("the target alone has no finished cell; run the bench to its end")
+        self.rows = list(rows)
+        self.target = alone[0]
+        num_examples = len(self.target.examples)
+        rng = named_generator(seed, "frontier", num_examples)
+        shape = (NUM_RESAMPLES, num_examples)
+        picks_RN = torch.randint(num_examples, shape, generator=rng)
+        self._picks_RN = torch.cat([torch.arange(num_examples)[None], picks_RN])
+        self.quality_CR = torch.stack([self._ratio(row, _score, _one) for row in rows])
+        self.speed_CR = torch.stack([self._speed(row) for row in rows])
+        at = self.rows.index(self.target)
+        self.relative_CR = self.quality_CR / self.quality_CR[at]
+
+    def quality(self, row: ResultRow) -> Interval:
+        """Mean score."""
+        return interval(self.quality_CR[self.rows.index(row)])
+
+    def relative_quality(self, row: ResultRow) -> Interval:
+        """Mean score / that of the target alone, of the same examples."""
+        return interval(self.relative_CR[self.rows.index(row)])
+
+    def speedup(self, row: ResultRow) -> Interval:
+        """Seconds a token of the target alone / of this cell."""
+        return interval(self.speed_CR[self.rows.index(row)])
+
+    def decoding_speedup(self, row: ResultRow) -> Interval:
+        """The same from the first token on."""
+        return interval(
+            self._ratio(row, _baseline_decoding_s, _baseline_decoded)
+            / self._ratio(row, _decoding_s, _decoded)
+        )
+
+    def rejection_rate(self, row: ResultRow) -> Interval:
+        """Rejected / examined drafted tokens; NaN where nothing is judged."""
+        return interval(self._ratio(row, lambda e: e.num_rejected, lambda e: e.num_examined))
+
+    def deferral_rate(self, row: ResultRow) -> Interval:
+        """Target calls / tokens after the first one."""
+        return interval(self._ratio(row, lambda e: e.num_target_calls, lambda e: len(e.tokens) - 1))
+
+    def fastest(self, cells: Sequence[ResultRow], floor: float) -> Reached | None:
+        """The largest speedup with at least `floor` of the target's quality; None: not reached."""
+        return self._best(cells, self.speed_CR, self.relative_CR, floor)
+
+    def finest(self, cells: Sequence[ResultRow], speedup: float = 1.0) -> Reached | None:
+        """The best quality, as part of the target's, at no less than this speedup."""
+        return self._best(cells, self.relative_CR, self.speed_CR, speedup)
+
+    def speed_at(self, cells: Sequence[ResultRow], floor: float) -> Tensor:
+        """`fastest` in each resample, [R]; 1 where nothing but the target alone reaches the floor."""
+        at = torch.tensor([self.rows.index(row) for row in cells])
+        speed_CR = self.speed_CR[at].where(self.relative_CR[at] >= floor, 1.0)
+        return speed_CR.amax(0).clamp(min=1)
+
+    def families(self) -> dict[str, list[ResultRow]]:
+        """The cells by the curve they lie on."""
+        found: dict[str, list[ResultRow]] = {}
+        for row in self.rows:
+            found.setdefault(family(row.decoding), []).append(row)
+        return found
+
+    def _best(
+        self, cells: Sequence[ResultRow], wanted_CR: Tensor, bound_CR: Tensor, floor: float
+    ) -> Reached | None:
+        at = torch.tensor([self.rows.index(row) for row in cells])
+        met_CR = (bound_CR[at] >= floor) & wanted_CR[at].isfinite()
+        value_CR = wanted_CR[at].where(met_CR, -torch.inf)
+        best_R, which_R = value_CR.max(0)
+        if best_R[0] == -torch.inf:
+            return None
+        met_R = best_R[1:] > -torch.inf
+        low, high = _quantiles(best_R[1:][met_R])
+        found = Interval(float(best_R[0]), low, high)
+        return Reached(cells[int(which_R[0])], found, float(met_R.float().mean()))
+
+    def _speed(self, row: ResultRow) -> Tensor:
+        if row is self.target:
+            return torch.ones(NUM_RESAMPLES + 1, dtype=torch.float64)
+        baseline = self._ratio(row, _baseline_s, _baseline_tokens)
+        return baseline / self._ratio(row, _timed_s, _timed_tokens)
+
+    def _ratio(
+        self,
+        row: ResultRow,
+        over: Callable[[ExampleRow], float],
+        under: Callable[[ExampleRow], float],
+    ) -> Tensor:
+        """Sum / sum in the data and in each resample, [1 + R]."""
+        if len(row.examples) != self._picks_RN.shape[1]:
+            raise UsageError(
+                f"a cell has {len(row.examples)} examples, the target alone "
+                f"{self._picks_RN.shape[1]}; run the bench anew"
+            )
+        over_N, under_N = (
+            torch.tensor([count(example) for example in row.examples], dtype=torch.float64)
+            for count in (over, under)
+        )
+        return over_N[self._picks_RN].sum(-1) / under_N[self._picks_RN].sum(-1)
+
+
+def by_temperature(rows: Sequence[ResultRow], seed: int = 0) -> dict[float, Frontier]:
+    """A frontier of the finished cells of each temperature."""
+    done = [row for row in rows if row.status == "done"]
+    temperatures = dict.fromkeys(row.decoding.sampling.temperature for row in done)
+    return {
+        temperature: Frontier(
+            [row for row in done if row.decoding.sampling.temperature == temperature], seed
+        )
+        for temperature in temperatures
+    }
+
+
+def interval(values_R: Tensor) -> Interval:
+    """The data's own value, first, with the 95% interval of the resamples."""
+    low, high = _quantiles(values_R[1:][values_R[1:].isfinite()])
+    return Interval(float(values_R[0]), low, high)
+
+
+def _quantiles(values_R: Tensor) -> tuple[float, float]:
+    if not len(values_R):
+        return float("nan"), float("nan")
+    tails = torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64)
+    low, high = torch.quantile(values_R.double(), tails)
+    return float(low), float(high)
+
+
+def _one(_: ExampleRow) -> float:
+    return 1.0
+
+
+def _score(example: ExampleRow) -> float:
+    return float("nan") if example.score is None else example.score
+
+
+def _baseline_s(example: ExampleRow) -> float:
+    return example.baseline.seconds if example.baseline else 0.0
+
+
+def _baseline_tokens(example: ExampleRow) -> float:
+    return example.baseline.num_tokens if example.baseline else 0.0
+
+
+def _timed_s(example: ExampleRow) -> float:
+    return example.seconds if example.baseline else 0.0
+
+
+def _timed_tokens(example: ExampleRow) -> float:
+    return len(example.tokens) if example.baseline else 0.0
+
+
+def _baseline_decoding_s(example: ExampleRow) -> float:
+    beside = example.baseline
+    return beside.seconds - beside.first_seconds if beside else 0.0
+
+
+def _baseline_decoded(example: ExampleRow) -> float:
+    return example.baseline.num_tokens - 1 if example.baseline else 0.0
+
+
+def _decoding_s(example: ExampleRow) -> float:
+    return example.seconds - example.first_seconds if example.baseline else 0.0
+
+
+def _decoded(example: ExampleRow) -> float:
+    return len(example.tokens) - 1 if example.baseline else 0.0

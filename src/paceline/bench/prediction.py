@@ -1,0 +1,147 @@
+"""What one teacher-forced pass says of cells before they are decoded, on the target's own answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Literal
+
+from paceline.bench.schema import SCHEMA_VERSION
+from paceline.config import StrictModel
+from paceline.core.speed import predicted_speedup
+from paceline.decode.strategies import Autoregressive, Speculative
+from paceline.measure.analysis import analyze_rules
+from paceline.measure.latency import PassCosts, PassTimer
+from paceline.progress import Progress, silent
+from paceline.records import atomic_write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from paceline.bench.schema import ResultRow
+    from paceline.bench.workbench import Workbench
+    from paceline.core.sampling import SamplingParams
+    from paceline.decode.strategies import DecodingConfig
+
+_PASSES = 15
+FILE = "predictions.jsonl"
+
+
+class Prediction(StrictModel):
+    """One cell with a rule and blocks of one length.
+
+    Attributes:
+        key: Of the cell.
+        predicted_rejection: Rejected / judged drafted tokens; None where no token would be judged.
+        predicted_tvd: Mean TVD of what the rule makes to the target's distribution.
+        predicted_speedup: tau / (c gamma + block cost), passes timed here.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    key: str
+    predicted_rejection: float | None
+    predicted_tvd: float
+    predicted_speedup: float
+
+
+def predict(
+    work: Workbench,
+    answered: Mapping[float, ResultRow],
+    cells: Sequence[DecodingConfig],
+    progress: Progress = silent,
+) -> list[Prediction]:
+    """Predictions for the cells that have a rule and blocks of a fixed length.
+
+    Args:
+        work: Models and prompts.
+        answered: The row of the target alone by temperature; cells of others are left out.
+        cells: Any; those that nothing can be said of are left out, too.
+        progress: Called as work goes on.
+    """
+    found: list[Prediction] = []
+    known = [cell for cell in cells if _can_be_predicted(cell)]
+    costs = _costs(work, next(iter(answered.values())), known) if known and answered else None
+    for temperature, row in answered.items():
+        here = [cell for cell in known if cell.sampling.temperature == temperature]
+        if here and costs is not None:
+            found += _predict(work, row, here, costs, progress)
+    return found
+
+
+def write_predictions(folder: Path, predictions: Sequence[Prediction]) -> None:
+    """Into the run's `predictions.jsonl`, which a report compares with what was measured."""
+    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in predictions]
+    atomic_write_text(folder / FILE, "".join(lines))
+
+
+def rows_of_the_target(rows: Sequence[ResultRow]) -> dict[float, ResultRow]:
+    """The finished cells of the target alone, by temperature."""
+    return {
+        row.decoding.sampling.temperature: row
+        for row in rows
+        if row.status == "done" and isinstance(row.decoding.strategy, Autoregressive)
+    }
+
+
+def _can_be_predicted(cell: DecodingConfig) -> bool:
+    strategy = cell.strategy
+    return isinstance(strategy, Speculative) and strategy.policy.policy == "fixed"
+
+
+def _predict(
+    work: Workbench,
+    row: ResultRow,
+    cells: Sequence[DecodingConfig],
+    costs: PassCosts,
+    progress: Progress,
+) -> list[Prediction]:
+    texts = [list(example.tokens) for example in row.examples]
+    longest = max(map(len, texts))
+    strategies = [cell.strategy for cell in cells]
+    chosen = [one for one in strategies if isinstance(one, Speculative)]
+    rules = list({repr(one.rule): one.rule for one in chosen}.values())
+    gammas = sorted({min(one.num_speculative_tokens, longest) for one in chosen})
+    sampling: SamplingParams = cells[0].sampling
+    analysed = analyze_rules(
+        *work.pair,
+        work.prompts,
+        texts,
+        rules,
+        sampling,
+        gammas,
+        work.seed,
+        progress,
+        work.max_new_tokens,
+    )
+    by_rule = dict(zip(map(repr, rules), analysed, strict=True))
+    found: list[Prediction] = []
+    for cell, strategy in zip(cells, chosen, strict=True):
+        gamma = min(strategy.num_speculative_tokens, longest)
+        effect = by_rule[repr(strategy.rule)]
+        rejection = effect.rejection_rate[gamma].value
+        speedup = predicted_speedup(
+            effect.block_efficiency[gamma], gamma, costs.cost_ratio, costs.block_cost_ratio(gamma)
+        )
+        found.append(
+            Prediction(
+                key=work.key_of(cell),
+                predicted_rejection=None if math.isnan(rejection) else rejection,
+                predicted_tvd=effect.tvd,
+                predicted_speedup=speedup,
+            )
+        )
+    return found
+
+
+def _costs(work: Workbench, row: ResultRow, cells: Sequence[DecodingConfig]) -> PassCosts:
+    lengths = [
+        cell.strategy.num_speculative_tokens
+        for cell in cells
+        if isinstance(cell.strategy, Speculative)
+    ]
+    text = [*work.prompts[0], *row.examples[0].tokens]
+    timer = PassTimer(*work.pair, text, sorted(set(lengths)))
+    for _ in range(_PASSES):
+        timer.time_once()
+    return timer.costs()

@@ -1,0 +1,121 @@
+"""Result rows: what a cell of the grid did with every example, so that any figure can be resampled.
+
+A reader needs nothing else: reports and plots are made from these rows alone. `schema_version` goes up
+when a field changes its meaning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from paceline.config import StrictModel, describe
+from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
+from paceline.errors import UsageError
+
+SCHEMA_VERSION = 1
+
+
+class Baseline(StrictModel):
+    """The target alone on the same prompt, decoded just before or after."""
+
+    seconds: float
+    first_seconds: float
+    num_tokens: int
+
+
+class ExampleRow(StrictModel):
+    """One answer.
+
+    Attributes:
+        score: In [0, 1]; None where the task has no metric.
+        seconds: Of the whole request; `first_seconds` of these until the first token.
+        baseline: None where the target alone was not timed beside it.
+        num_target_calls: Target passes after the one over the prompt.
+        num_examined: Drafted tokens that were judged; `num_rejected` of these did not stay.
+    """
+
+    tokens: tuple[int, ...]
+    score: float | None
+    seconds: float
+    first_seconds: float
+    baseline: Baseline | None
+    num_target_calls: int
+    num_drafted: int
+    num_examined: int
+    num_rejected: int
+
+
+class ResultRow(StrictModel):
+    """One way of decoding at one temperature.
+
+    Attributes:
+        key: Digest of all that the row depends on; a cell with a row of its key is finished.
+        context: Digest of what all cells of a bench share: models, task, examples, seed.
+        error: One line that says why the cell failed; then there are no examples.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    key: str
+    context: str
+    decoding: DecodingConfig
+    metric: str | None
+    status: Literal["done", "failed"]
+    error: str | None = None
+    examples: tuple[ExampleRow, ...] = ()
+
+
+def digest(*parts: Any) -> str:
+    """Sixteen hexadecimal digits that stand for these JSON values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_row(values: dict[str, Any], where: str) -> ResultRow:
+    """A row from JSON.
+
+    Raises:
+        UsageError: it is of another version, or something else altogether.
+    """
+    version = values.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise UsageError(
+            f"{where} has schema_version {version}, this Paceline reads {SCHEMA_VERSION}; run the "
+            "bench anew, or read it with the version that wrote it"
+        )
+    try:
+        return ResultRow.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(f"{where} is not a result row: {describe(error)}") from None
+
+
+def family(decoding: DecodingConfig) -> str:
+    """The curve of a frontier plot that a cell lies on: all but the swept threshold."""
+    strategy = decoding.strategy
+    if isinstance(strategy, Oracle):
+        return f"{strategy.strategy} {strategy.rule.rule}"
+    if not isinstance(strategy, Speculative):
+        normalised = getattr(strategy, "normalise", False)
+        return f"{strategy.strategy} normalised" if normalised else strategy.strategy
+    names = [strategy.rule.rule]
+    for detail in ("kind", "beta"):
+        value = getattr(strategy.rule, detail, None)
+        if value is not None:
+            names.append(f"beta {value}" if detail == "beta" else str(value))
+    if strategy.policy.policy != "fixed":
+        names.append(strategy.policy.policy)
+    return " ".join(names)
+
+
+def setting(decoding: DecodingConfig) -> str:
+    """Where on its curve a cell lies, such as `alpha 0.2, gamma 4`."""
+    strategy = decoding.strategy
+    chosen = strategy.rule if isinstance(strategy, Speculative | Oracle) else strategy
+    thresholds = ("alpha", "epsilon", "threshold", "fallback", "rollback")
+    given = [(name, getattr(chosen, name, None)) for name in thresholds]
+    parts = [f"{name} {value:g}" for name, value in given if value is not None]
+    if isinstance(strategy, Speculative):
+        parts.append(f"gamma {strategy.num_speculative_tokens}")
+    return ", ".join(parts)

@@ -1,0 +1,35 @@
+"""`paceline bench`: compare ways of decoding on a task, cell by cell."""
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import progress_bars, stdout
+
+
+def bench(
+    config: options.ConfigFile = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    output: Annotated[
+        str | None, typer.Option(help="Run directory; one that is there goes on.")
+    ] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Begin no cell after this.")] = None,
+    overrides: options.Overrides = None,
+) -> None:
+    """Measure every cell of a grid; finished ones are kept, so that it can be stopped any time."""
+    from paceline.bench import BenchConfig
+    from paceline.bench import bench as run
+
+    given = {"target": target, "draft": draft, "output": output, "max_seconds": max_seconds}
+    wanted = options.build(BenchConfig, config, overrides, **given)
+    with progress_bars() as progress:
+        found = run(wanted, progress)
+    failed = sum(row.status == "failed" for row in found.rows)
+    stdout.print(
+        f"{wanted.output}/results.jsonl: {len(found.rows) - failed} cells done, {failed} failed, "
+        f"{found.num_left} left; paceline report {wanted.output} draws them"
+    )
+    if failed:
+        raise typer.Exit(1)

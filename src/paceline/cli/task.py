@@ -1,0 +1,31 @@
+"""`paceline task`: a task's examples as a file, to train on or to look at."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import stdout
+
+
+def task(
+    name: Annotated[str, typer.Argument(help="arithmetic, docstrings, text or pairs.")],
+    out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
+    split: Annotated[str, typer.Option(help="train or test; no example is in both.")] = "train",
+    count: Annotated[int, typer.Option(help="How many examples.")] = 1000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same examples.")] = 0,
+    overrides: options.Overrides = None,
+) -> None:
+    """Write examples with their reference answers, such as text for `pretrain` and `align`."""
+    from paceline.config import apply_override
+    from paceline.errors import UsageError
+    from paceline.tasks import build_task, write_examples
+
+    if split not in ("train", "test"):
+        raise UsageError(f"split must be train or test, got {split}")
+    values: dict[str, object] = {"task": name}
+    for override in overrides or ():
+        apply_override(values, override)
+    write_examples(build_task(values), split, count, out, seed)
+    stdout.print(f"{out}: {count} examples")

@@ -1,0 +1,45 @@
+"""`paceline tune`: choose rule, threshold and block length for a quality floor or a latency budget."""
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import progress_bars, stdout
+
+
+def tune(
+    config: options.ConfigFile = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    output: Annotated[
+        str | None, typer.Option(help="Run directory; one that is there goes on.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="arithmetic, docstrings, text or pairs.")] = None,
+    quality_floor: Annotated[
+        float | None, typer.Option(help="Least quality, as part of the target's.")
+    ] = None,
+    max_latency: Annotated[
+        float | None, typer.Option(help="Most seconds a token, as part of the target's.")
+    ] = None,
+    temperature: options.Temperature = None,
+    overrides: options.Overrides = None,
+    json: options.Json = False,
+) -> None:
+    """One-pass analysis proposes, measurement confirms; writes a configuration for `decode`."""
+    from paceline.bench.tune import TuneConfig
+    from paceline.bench.tune import tune as run
+    from paceline.cli.tables import tuned_table
+
+    given = {"target": target, "draft": draft, "output": output, "task__task": task}
+    bounds = {"quality_floor": quality_floor, "max_latency": max_latency}
+    wanted = options.build(
+        TuneConfig, config, overrides, **given, **bounds, sampling__temperature=temperature
+    )
+    with progress_bars() as progress:
+        found = run(wanted, progress)
+    if json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        stdout.print(tuned_table(found))
+        stdout.print(f"{wanted.output}/decoding.yaml: for paceline decode --config")

@@ -1,0 +1,153 @@
+"""Tuning: what is proposed, what is chosen, and that it holds on examples nobody has seen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import write_corpus, write_pair
+from paceline.bench import read_rows
+from paceline.bench.prediction import Prediction
+from paceline.bench.tune import TuneConfig, spread, tune, undominated
+from paceline.config import load_config, validate
+from paceline.core.rules import Chow, Lossless
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder
+from paceline.decode.strategies import DecodingConfig, Speculative
+from paceline.errors import ConfigError, NotReachedError, UsageError
+from paceline.models import load_model
+
+QUESTIONS = [
+    f"the {a} sat near the {b}" for a in ("cat", "hen", "man", "ant") for b in ("inn", "tin", "pan")
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The right answers are the target's own greedy ones."""
+    place = write_pair(tmp_path_factory.mktemp("tune"))
+    target = load_model(place / "target", "float32")
+    assert target.tokenizer is not None
+    prompts = [target.tokenizer(text)["input_ids"] for text in QUESTIONS]
+    answers = AutoregressiveDecoder(target, SamplingParams(temperature=0)).generate(prompts, 8)
+    pairs = [
+        {"prompt": text, "completion": "good " + target.tokenizer.decode(answer.tokens)}
+        for text, answer in zip(QUESTIONS, answers, strict=True)
+    ]
+    write_corpus(place / "questions.jsonl", pairs)
+    return place
+
+
+def settings(folder: Path, output: Path, **changes: Any) -> TuneConfig:
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
+        "output": output,
+        "rules": [{"rule": "chow", "alpha": [0.5, 1.0]}, {"rule": "token_v3", "alpha": 0.5}],
+        "num_speculative_tokens": [1, 3],
+        "num_candidates": 3,
+        "num_examples": 5,
+        "num_confirmed": 6,
+        "num_timed": 3,
+        "max_new_tokens": 8,
+        "sampling": {"temperature": 0.0},
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return validate(TuneConfig, values | changes)
+
+
+def candidate(alpha: float, tvd: float, speedup: float) -> tuple[Prediction, DecodingConfig]:
+    decoding = DecodingConfig(strategy=Speculative(rule=Chow(alpha)))
+    prediction = Prediction(
+        key=str(alpha), predicted_rejection=0.1, predicted_tvd=tvd, predicted_speedup=speedup
+    )
+    return prediction, decoding
+
+
+def alphas(decodings: list[DecodingConfig]) -> list[float]:
+    return [d.strategy.rule.alpha for d in decodings]  # pyright: ignore
+
+
+def test_only_candidates_that_no_other_beats_at_both_are_kept_from_near_to_far():
+    given = [
+        candidate(0.1, 0.0, 1.0),
+        candidate(0.2, 0.3, 1.5),
+        candidate(0.3, 0.2, 1.4),
+        candidate(0.4, 0.25, 1.3),  # farther and slower than 0.3
+        candidate(0.5, 0.3, 1.2),
+    ]
+    assert alphas(undominated(given)) == [0.1, 0.3, 0.2]
+
+
+@pytest.mark.parametrize(("count", "kept"), [(9, [0, 1, 2, 3, 4]), (3, [0, 2, 4]), (1, [0])])
+def test_of_many_candidates_some_at_even_steps_are_measured(count: int, kept: list[int]):
+    given = [candidate(number / 10, 0.1, 1.0)[1] for number in range(5)]
+    assert alphas(spread(given, count)) == [number / 10 for number in kept]
+
+
+def test_the_setting_holds_on_unseen_examples_and_decode_reads_it(folder: Path, tmp_path: Path):
+    found = tune(settings(folder, tmp_path / "run", quality_floor=0.98))
+    assert found.chosen.examples == "confirming"
+    assert found.chosen.relative_quality is not None
+    assert found.chosen.relative_quality.value >= 0.98
+    written = load_config(DecodingConfig, tmp_path / "run" / "decoding.yaml")
+    assert written == found.chosen.decoding
+    rules = [one.decoding.strategy for one in found.tried if one.examples == "choosing"]
+    assert any(isinstance(s, Speculative) and s.rule == Lossless() for s in rules)
+
+
+def test_choosing_and_confirming_share_no_example(folder: Path, tmp_path: Path):
+    config = settings(folder, tmp_path / "run", quality_floor=0.5)
+    tune(config)
+    seen = config.task.examples("test", 11, 0)
+    assert len({example.record.text for example in seen}) == 11
+    sizes = {
+        name: {len(row.examples) for row in read_rows(tmp_path / "run" / name)}
+        for name in ("choosing", "confirming")
+    }
+    assert sizes == {"choosing": {5}, "confirming": {6}}
+    first = [row.examples[0].tokens for row in read_rows(tmp_path / "run" / "choosing")]
+    other = [row.examples[0].tokens for row in read_rows(tmp_path / "run" / "confirming")]
+    assert set(first).isdisjoint(other)
+
+
+def test_a_second_start_measures_nothing_and_says_the_same(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = settings(folder, tmp_path / "run", absolute_quality=0.01)
+    first = tune(config)
+
+    def never(*_: Any) -> None:
+        raise AssertionError("nothing is left to run")
+
+    monkeypatch.setattr("paceline.bench.runner.run_cell", never)
+    # proposals rest on pass times, which differ from start to start: the same ones, for this
+    proposed = [one.decoding for one in first.tried if one.examples == "choosing"][1:]
+    monkeypatch.setattr("paceline.bench.tune.propose", lambda *_: proposed)
+    assert tune(config).chosen == first.chosen
+
+
+def test_a_bound_that_nothing_meets_is_one_line_with_the_nearest(folder: Path, tmp_path: Path):
+    with pytest.raises(NotReachedError, match=r"meets a quality of 50 of the target's; the best"):
+        tune(settings(folder, tmp_path / "run", quality_floor=50.0))
+    with pytest.raises(NotReachedError, match=r"meets 1e-06 of the target's latency; the fastest"):
+        tune(settings(folder, tmp_path / "fast", max_latency=1e-6))
+
+
+def test_a_floor_without_a_metric_and_two_bounds_are_one_line(folder: Path, tmp_path: Path):
+    text = {"task": "text", "corpus": str(folder / "questions.jsonl")}
+    with pytest.raises(UsageError, match="task text has no metric, so no quality floor"):
+        tune(settings(folder, tmp_path / "run", task=text, quality_floor=0.9))
+    with pytest.raises(ConfigError, match="exactly one of quality_floor"):
+        settings(folder, tmp_path / "run")
+    with pytest.raises(ConfigError, match="exactly one of quality_floor"):
+        settings(folder, tmp_path / "run", quality_floor=0.9, max_latency=1.0)
+
+
+def test_a_latency_budget_is_met_without_a_metric(folder: Path, tmp_path: Path):
+    text = {"task": "text", "corpus": str(folder / "questions.jsonl")}
+    found = tune(settings(folder, tmp_path / "run", task=text, max_latency=1000.0))
+    assert found.chosen.quality is None
+    assert found.chosen.speedup.value > 1e-3
