@@ -9,12 +9,16 @@ import typer
 from paceline.cli import (
     align,
     analyze,
+    bench,
     decode,
     demo,
     draft,
     env,
     measure,
     pretrain,
+    report,
+    task,
+    tune,
     validate,
     verify,
 )
@@ -29,7 +33,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (draft, pretrain, align, measure, analyze, verify, decode, demo, validate, env):
+for command in (
+    *(draft, pretrain, align, measure, analyze, verify, decode),
+    *(task, bench, tune, report, demo, validate, env),
+):
     app.command()(getattr(command, command.__name__.rpartition(".")[2]))
 
 

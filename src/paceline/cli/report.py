@@ -1,0 +1,17 @@
+"""`paceline report`: tables, claims and plots of a bench, from its rows."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="Run directory of a bench.")],
+) -> None:
+    """Write report.md and plots beside a bench's rows; needs no model."""
+    from paceline.report import summaries, write_report
+
+    path = write_report(folder)
+    typer.echo(summaries(folder))
+    typer.echo(f"\n{path}")

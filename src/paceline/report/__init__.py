@@ -1,0 +1,14 @@
+"""What a bench found, for a person: tables, the papers' claims, plots. From its rows alone.
+
+results.py      a run folder -> rows by temperature, predictions, manifest
+markdown.py     tables and figures as text
+tables.py       every cell, the two summaries of a trade-off, failed cells, what the run was
+claims.py       what the paper claims, and whether it held here
+predictions.py  rejection rates as predicted and as measured
+plots.py        quality against latency, deferral and rejection
+write.py        all of it into the run folder
+"""
+
+from paceline.report.write import summaries, write_report
+
+__all__ = ["summaries", "write_report"]

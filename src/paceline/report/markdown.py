@@ -1,0 +1,46 @@
+"""Markdown tables, and figures with their 95% interval as text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.core.bootstrap import Interval
+
+NOTHING = "-"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose columns line up as plain text, too."""
+    cells = [[_escape(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
+        for row in cells
+    ]
+    rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def definitions(columns: Mapping[str, str]) -> str:
+    """A line a column: what it says."""
+    return "\n".join(f"- **{name}**: {sentence}" for name, sentence in columns.items())
+
+
+def number(value: float) -> str:
+    """Three decimals; nothing where there is no number."""
+    return f"{value:.3f}" if math.isfinite(value) else NOTHING
+
+
+def figure(found: Interval) -> str:
+    """`1.234 [1.100, 1.400]`; nothing where there is no number."""
+    if not math.isfinite(found.value):
+        return NOTHING
+    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

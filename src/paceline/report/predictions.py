@@ -1,0 +1,51 @@
+"""Rejection rates as one teacher-forced pass predicted them, beside the measured ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.bench.schema import family, setting
+from paceline.report.markdown import figure, number, table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.bench.prediction import Prediction
+    from paceline.report.results import Section
+
+COLUMNS = {
+    "family": "the rule.",
+    "setting": "its threshold and gamma.",
+    "predicted": "rejected / judged drafted tokens, from one pass over the target's own answers.",
+    "measured": "the same while decoding, with its 95% interval over examples.",
+    "inside": (
+        "whether the prediction lies in that interval; the prediction's own error is not in it, so "
+        "perfect ones are inside somewhat less often than 95 times in 100."
+    ),
+}
+# Sums of probabilities that are 0 or 1 on paper are so to this.
+_ROUNDING = 1e-6
+
+
+def predictions_text(section: Section, predictions: Mapping[str, Prediction]) -> str | None:
+    """A line a predicted cell and how many were inside; None where nothing was predicted."""
+    frontier = section.frontier
+    if frontier is None:
+        return None
+    lines: list[list[str]] = []
+    num_inside = 0
+    for row in sorted(frontier.rows, key=lambda row: family(row.decoding)):
+        found = predictions.get(row.key)
+        measured = frontier.rejection_rate(row)
+        if found is None or found.predicted_rejection is None or measured.value != measured.value:
+            continue
+        low, high = measured.low - _ROUNDING, measured.high + _ROUNDING
+        inside = low <= found.predicted_rejection <= high
+        num_inside += inside
+        names = [family(row.decoding), setting(row.decoding)]
+        predicted = number(found.predicted_rejection)
+        lines.append([*names, predicted, figure(measured), "yes" if inside else "NO"])
+    if not lines:
+        return None
+    count = f"Inside: {num_inside} of {len(lines)}."
+    return f"{table(list(COLUMNS), lines)}\n\n{count}"

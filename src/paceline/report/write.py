@@ -1,0 +1,140 @@
+"""The report of a bench, written into its run folder: `report.md` and `plots/`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.bench.frontier import NUM_RESAMPLES
+from paceline.records import atomic_directory, atomic_write_text
+from paceline.report import claims, predictions, tables
+from paceline.report.markdown import definitions
+from paceline.report.plots import draw_plots
+from paceline.report.results import Results, Section, read_results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE = "report.md"
+PLOTS = "plots"
+
+_INTERVALS = (
+    f"Every interval is the middle 95% of {NUM_RESAMPLES} resamples of the examples, with replacement, "
+    "the same ones for all cells; speeds are those of the timed examples among them."
+)
+_LUCK = (
+    "A lossless rule writes text of the target's quality, but at a temperature above 0 not the "
+    "target's own text, so its quality in few examples is above the target's or below by luck: read "
+    "the share beside each figure. A figure may lie outside its interval, since the best of many "
+    "cells looks better in resamples than it is."
+)
+_CAPTION = (
+    "A line joins the cells of a family in the order of their thresholds; other dashes are another "
+    "gamma, or of big_little another fallback threshold. token_cascade and sequence_cascade judge no "
+    "token and have no rejection rate; an oracle runs both models, so its latency is not drawn."
+)
+
+
+def write_report(folder: Path) -> Path:
+    """Write the report. -> its path.
+
+    Raises:
+        UsageError: the folder has no rows, or matplotlib is not installed.
+        StorageError: it cannot be written.
+    """
+    results = read_results(folder)
+    if any(section.judged for section in results.sections):
+        with atomic_directory(folder / PLOTS) as scratch:
+            draw_plots(results.sections, scratch)
+    atomic_write_text(folder / FILE, render(results))
+    return folder / FILE
+
+
+def summaries(folder: Path) -> str:
+    """The two summaries of each temperature, as in the report.
+
+    Raises:
+        UsageError: the folder has no rows.
+    """
+    return _summaries(read_results(folder))
+
+
+def render(results: Results) -> str:
+    """The report as Markdown."""
+    facts = "\n".join(f"- {line}" for line in tables.run_lines(results))
+    parts = [
+        f"# Ways of decoding compared\n\n{facts}\n\n{_INTERVALS}",
+        f"## Speedup at the target's quality, quality within its latency\n\n{_summaries(results)}",
+        f"{definitions(tables.SUMMARY_COLUMNS)}\n\n{_LUCK}",
+        f"## The paper's claims\n\n{_claims(results)}",
+        f"## Plots\n\n{_plots(results)}",
+        *_predictions(results),
+        f"## Every cell\n\n{_cells(results)}",
+        *_failures(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summaries(results: Results) -> str:
+    return "\n\n".join(
+        f"### {_title(section)}\n\n{tables.summary_table(section)}" for section in results.sections
+    )
+
+
+def _claims(results: Results) -> str:
+    parts = [
+        'Of "Faster Cascades via Speculative Decoding", from its section 6 and its appendices E.6 '
+        f"and E.7. {claims.explanation()}"
+    ]
+    for section in results.sections:
+        text = claims.claims_text(section.judged) if section.judged else section.silence
+        parts.append(f"### {_title(section)}\n\n{text}")
+    return "\n\n".join(parts)
+
+
+def _plots(results: Results) -> str:
+    lines = [
+        f"![{section.name}]({PLOTS}/{section.slug}.png)"
+        if section.judged
+        else f"{_title(section)}: {section.silence}"
+        for section in results.sections
+    ]
+    return "\n\n".join([*lines, _CAPTION])
+
+
+def _predictions(results: Results) -> list[str]:
+    found = {
+        section.name: predictions.predictions_text(section, results.predictions)
+        for section in results.sections
+    }
+    parts = [f"### {name.capitalize()}\n\n{text}" for name, text in found.items() if text]
+    if not parts:
+        return []
+    body = "\n\n".join(parts)
+    columns = definitions(predictions.COLUMNS)
+    return [f"## Predicted against measured rejection\n\n{body}\n\n{columns}"]
+
+
+def _cells(results: Results) -> str:
+    parts: list[str] = []
+    scored = False
+    for section in results.sections:
+        parts.append(f"### {_title(section)}")
+        if section.frontier is None:
+            parts.append(section.silence or "")
+            continue
+        scored = section.frontier.target.metric is not None
+        parts.append(tables.cells_table(section, section.frontier))
+    return "\n\n".join([*parts, definitions(tables.cell_columns(scored=scored))])
+
+
+def _failures(results: Results) -> list[str]:
+    parts = [
+        f"### {_title(section)}\n\n{tables.failed_table(section.failed)}"
+        for section in results.sections
+        if section.failed
+    ]
+    return ["## Failed cells", *parts] if parts else []
+
+
+def _title(section: Section) -> str:
+    return section.name.capitalize()

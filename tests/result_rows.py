@@ -1,0 +1,106 @@
+"""Result rows made by hand: what a bench would have measured, without models."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.schema import Baseline, ExampleRow, ResultRow, digest
+from paceline.core.rules import AnyRule
+from paceline.core.sampling import SamplingParams
+from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
+
+ALONE = Autoregressive()
+
+
+def example(
+    score: float | None = 1.0,
+    seconds: float = 1.0,
+    num_tokens: int = 11,
+    *,
+    baseline_s: float | None = 1.0,
+    baseline_tokens: int = 11,
+    first_s: float = 0.0,
+    baseline_first_s: float = 0.0,
+    calls: int = 10,
+    examined: int = 0,
+    rejected: int = 0,
+) -> ExampleRow:
+    """An answer of 11 tokens in a second, as the target alone gives it; baseline_s None: untimed."""
+    beside = None
+    if baseline_s is not None:
+        beside = Baseline(
+            seconds=baseline_s, first_seconds=baseline_first_s, num_tokens=baseline_tokens
+        )
+    return ExampleRow(
+        tokens=tuple(range(num_tokens)),
+        score=score,
+        seconds=seconds,
+        first_seconds=first_s,
+        baseline=beside,
+        num_target_calls=calls,
+        num_drafted=examined,
+        num_examined=examined,
+        num_rejected=rejected,
+    )
+
+
+def row(
+    strategy: AnyStrategy | AnyRule,
+    examples: Sequence[ExampleRow] = (),
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    gamma: int = 4,
+    metric: str | None = "accuracy",
+    error: str | None = None,
+) -> ResultRow:
+    """A cell; a rule stands for speculative decoding with it."""
+    if hasattr(strategy, "accept_probs"):
+        strategy = Speculative(rule=strategy, num_speculative_tokens=gamma)  # pyright: ignore
+    sampling = SamplingParams(temperature=temperature, top_p=top_p)
+    decoding = DecodingConfig(strategy=strategy, sampling=sampling)  # pyright: ignore
+    return ResultRow(
+        key=digest(decoding.model_dump(mode="json")),
+        context="c0ffee",
+        decoding=decoding,
+        metric=metric,
+        status="failed" if error else "done",
+        error=error,
+        examples=() if error else tuple(examples),
+    )
+
+
+def steady(
+    strategy: AnyStrategy | AnyRule,
+    quality: float | None = 1.0,
+    speedup: float = 1.0,
+    count: int = 4,
+    **settings: Any,
+) -> ResultRow:
+    """A cell that does the same on every example, so that every resample is the data again."""
+    return row(strategy, [example(quality, 1 / speedup)] * count, **settings)
+
+
+def write_rows(folder: Path, rows: Sequence[ResultRow]) -> Path:
+    """A run folder that holds these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in rows]
+    (folder / "results.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def read_tables(text: str) -> list[list[dict[str, str]]]:
+    """Every Markdown table of a text, its lines by column."""
+    return list(_read_tables(text))
+
+
+def _read_tables(text: str) -> Iterator[list[dict[str, str]]]:
+    lines: list[list[str]] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            lines.append([cell.strip() for cell in line.strip("|").split(" | ")])
+        elif lines:
+            header, _, *others = lines
+            yield [dict(zip(header, cells, strict=True)) for cells in others]
+            lines = []
