@@ -2,7 +2,7 @@
 
 As `test_distributions.py`: n texts from fixed seeds, one chi-square for each pair of neighbouring
 places against an enumeration in Python floats (`exact_cascades.py`), and failure where the smallest of these 3
-to 5 p-values is below 1e-4. About 90 such tests: odds of a false alarm under other seeds at most 5
+to 5 p-values is below 1e-4. About 100 such tests: odds of a false alarm under other seeds at most 5
 in 100 for the whole file. At temperature 0 there is one text, and it is compared token by token. That a
 test finds what it is for, the mutants at the end show.
 """
@@ -117,6 +117,16 @@ def test_a_rule_with_an_aim_follows_it_bonus_tokens_too(
     assert smallest_p_value(texts, aimed(name, alpha, shaping, gamma)) > ODDS
     for model in ("target", "draft"):
         assert smallest_p_value(texts, alone(model, shaping, gamma)) < ODDS
+
+
+@rules
+def test_a_rule_of_ones_own_follows_its_aim_through_torch(rule: Rule, name: str, alpha: float):
+    """n = 2,000. The house's own rules are compiled; what stems from them is not."""
+    own = type("Own", (type(rule),), {})
+    pair = Pair(order=1, shaping=COOL)
+    same: Rule = own(*([alpha, "tuned"] if isinstance(rule, Lossy) else [alpha]))
+    decoder = SpeculativeDecoder(pair.target, pair.draft, same, 3, pair.sampling)
+    assert p_value(decoder, 3, aimed(name, alpha, COOL, 3)) > ODDS
 
 
 @pytest.mark.parametrize("number", [1, 5, 9])

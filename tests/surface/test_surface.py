@@ -36,8 +36,12 @@ NAMES = {
         "AutoregressiveDecoder SpeculativeDecoder TokenCascade OracleCascade SequenceCascade "
         "BigLittleDecoder"
     ),
-    "paceline.train": "align AlignConfig",
+    "paceline.train": "align AlignConfig pretrain PretrainConfig",
+    "paceline.tasks": "Task TaskExample build_task write_examples",
     "paceline.measure": "measure MeasureConfig Measurement",
+    "paceline.bench": "bench BenchConfig Grid ResultRow read_rows",
+    "paceline.bench.tune": "tune TuneConfig Tuned",
+    "paceline.report": "write_report summaries",
 }
 
 # A name ends in "=" and its default where it has one; "*": by name only from here on.
@@ -76,7 +80,14 @@ SIGNATURES = {
     "decode:SequenceCascade": "target draft alpha sampling=None",
     "decode:BigLittleDecoder": "target draft fallback rollback sampling=None",
     "train:align": "config",
+    "train:pretrain": "config",
     "measure:measure": "config",
+    "tasks:build_task": "chosen",
+    "tasks:write_examples": "task split count path seed=0",
+    "bench:bench": "config",
+    "bench:read_rows": "folder context=None",
+    "bench.tune:tune": "config",
+    "report:write_report": "folder",
 }
 
 OPTIONS = {
@@ -91,6 +102,14 @@ OPTIONS = {
         "--top-k --repetition-penalty --seed --show --json --config --set"
     ),
     "analyze": "--target --draft --prompts --config --set --json --temperature --top-p --top-k",
+    "pretrain": "--train --output --resume --config --set",
+    "task": "--out --split --count --seed --set",
+    "bench": "--target --draft --output --max-seconds --config --set",
+    "report": "",
+    "tune": (
+        "--target --draft --output --task --quality-floor --max-latency --temperature --config --set "
+        "--json"
+    ),
     "demo": "--target --out",
     "validate": "--set",
     "env": "",

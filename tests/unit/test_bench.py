@@ -174,13 +174,13 @@ def test_a_finished_bench_runs_nothing_and_a_torn_one_only_what_is_missing(
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]) + lines[4][:100])  # killed while it wrote
     ran: list[DecodingConfig] = []
-    plain = runner.run_cell
+    plain = runner.run_together
 
-    def counted(work: Any, cell: DecodingConfig) -> ResultRow:
-        ran.append(cell)
-        return plain(work, cell)
+    def counted(work: Any, cells: list[DecodingConfig], told: Any) -> list[ResultRow]:
+        ran.extend(cells)
+        return plain(work, cells, told)
 
-    monkeypatch.setattr(runner, "run_cell", counted)
+    monkeypatch.setattr(runner, "run_together", counted)
     again = bench(config)
     assert len(ran) == len(first.rows) - 4
     assert {row.key for row in again.rows} == {row.key for row in first.rows}
@@ -214,6 +214,20 @@ def test_another_setting_in_the_same_place_does_not_mix_with_the_old_rows(
     new = bench(settings(folder, tmp_path / "run", grid=small, num_examples=4))
     assert {row.key for row in old.rows}.isdisjoint(row.key for row in new.rows)
     assert {len(row.examples) for row in read_rows(tmp_path / "run")} == {4}
+
+
+def test_cells_of_one_sampler_take_turns_a_few_at_a_time():
+    grid = {"rules": [{"rule": "chow", "alpha": [n / 20 for n in range(10)]}]}
+    cells = validate(Grid, grid).cells()
+    found = list(runner.groups(cells))
+    assert [(number, len(together)) for number, together in found] == [
+        (0, 8),
+        (8, 3),
+        (11, 8),
+        (19, 3),
+    ]
+    assert [cell for _, together in found for cell in together] == cells
+    assert all(len({c.sampling.temperature for c in together}) == 1 for _, together in found)
 
 
 def test_no_cell_begins_when_the_time_is_up(folder: Path, tmp_path: Path):

@@ -122,7 +122,7 @@ def test_a_second_start_measures_nothing_and_says_the_same(
     def never(*_: Any) -> None:
         raise AssertionError("nothing is left to run")
 
-    monkeypatch.setattr("paceline.bench.runner.run_cell", never)
+    monkeypatch.setattr("paceline.bench.runner.run_together", never)
     # proposals rest on pass times, which differ from start to start: the same ones, for this
     proposed = [one.decoding for one in first.tried if one.examples == "choosing"][1:]
     monkeypatch.setattr("paceline.bench.tune.propose", lambda *_: proposed)

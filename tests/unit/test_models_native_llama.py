@@ -6,11 +6,28 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from paceline.core import verification
 from paceline.core.lists import as_list
-from paceline.core.rules import Lenient, Lossless, Rule
+from paceline.core.rules import (
+    BiLDRule,
+    Chow,
+    ChowLog,
+    Diff,
+    DiffLog,
+    Lenient,
+    Lossless,
+    Lossy,
+    Opt,
+    OptLog,
+    Rule,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+)
 from paceline.core.sampling import SamplingParams
-from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode import AutoregressiveDecoder, Confident, Generation, SpeculativeDecoder
 from paceline.models import CausalModel, wrap_model
 from paceline.models.causal_session import CausalSession
 from paceline.models.kernels import can_pack
@@ -78,6 +95,10 @@ def sessions(model: CausalModel, texts: list[list[int]]) -> tuple[CausalSession,
     return both
 
 
+def same(ours: Tensor | None, plain: Tensor | None) -> bool:
+    return ours is plain if ours is None or plain is None else torch.equal(ours, plain)
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The compiled calls that were made."""
@@ -85,9 +106,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("draw", "judge"):
         whole = getattr(NativeLlama, name)
 
-        def spy(*given: Any, name: str = name, whole: Any = whole) -> Any:
+        def spy(*given: Any, name: str = name, whole: Any = whole, **named: Any) -> Any:
             made.append(name)
-            return whole(*given)
+            return whole(*given, **named)
 
         monkeypatch.setattr(NativeLlama, name, spy)
     return made
@@ -95,26 +116,51 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("texts", [[TEXT[:5]], [TEXT[:2], TEXT[3:9]]])
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("behind_last", [False, True])
 def test_drawing_ahead_is_drawing_pass_by_pass(
-    temperature: float, texts: list[list[int]], calls: list[str]
+    temperature: float, texts: list[list[int]], calls: list[str], *, raw: bool, behind_last: bool
 ):
+    """At temperature 0 with numbers to draw with, and without, where the likeliest tokens count."""
     compiled_one, plain_one = sessions(prepared(), texts)
     sampling = SamplingParams(temperature=temperature)
     rng = torch.Generator().manual_seed(4)
     for count, gamma in ((1, 3), (2, 4), (1, 1), (2, 12)):
         new = [TEXT[:count]] * len(texts)
         uniforms = as_list(torch.rand(len(texts), gamma, generator=rng, dtype=torch.float64))
-        draws = uniforms if temperature else None
-        got = compiled_one.draw(new, gamma, sampling, draws)
-        wanted = ModelSession.draw(plain_one, new, gamma, sampling, draws)
+        draws = uniforms if temperature or gamma < 4 else None
+        given, asked = (new, gamma, sampling, draws), {"behind_last": behind_last, "raw": raw}
+        got, wanted = (
+            compiled_one.draw(*given, **asked),
+            ModelSession.draw(plain_one, *given, **asked),
+        )
         assert torch.equal(got.tokens_BG, wanted.tokens_BG)
-        assert (got.probs_BGV is None) == (temperature == 0)
-        if got.probs_BGV is not None and wanted.probs_BGV is not None:
-            assert torch.equal(got.probs_BGV, wanted.probs_BGV)
+        assert (got.probs_BGV is None) == (draws is None)
+        assert (got.raw_BGV is None) == (not raw or temperature == 1)
+        for ours, plain in zip(got[1:], wanted[1:], strict=True):
+            assert same(ours, plain)
         assert compiled_one.lengths == plain_one.lengths
     newest_B1 = torch.tensor([[9]] * len(texts))
     assert torch.equal(compiled_one.extend(newest_B1), plain_one.extend(newest_B1))
     assert calls == ["draw"] * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_draft_of_no_tokens_is_the_distribution_behind_what_was_read(
+    temperature: float, calls: list[str]
+):
+    compiled_one, plain_one = sessions(prepared(), [TEXT[:5], TEXT[2:4]])
+    given: Any = ([[7, 8], [9, 10]], 0, SamplingParams(temperature=temperature), [[], []])
+    got = compiled_one.draw(*given, behind_last=True, raw=True)
+    wanted = ModelSession.draw(plain_one, *given, behind_last=True, raw=True)
+    for ours, plain in zip(got, wanted, strict=True):
+        assert ours is not None
+        assert same(ours, plain)
+    assert compiled_one.lengths == plain_one.lengths
+    nothing = compiled_one.draw(*given)
+    assert nothing.tokens_BG.shape == (2, 0)
+    assert compiled_one.lengths == plain_one.lengths
+    assert calls == ["draw"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -156,15 +202,34 @@ def test_judging_ahead_is_judging_pass_by_pass(
     assert calls == ["draw", "judge"] * 12
 
 
+class OwnRule(Lenient):
+    """May do anything: only its type tells."""
+
+
+def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
+    return decoder.generate(prompts, 14, seed=[*range(len(prompts))], eos_token_ids=[])
+
+
+def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
+    """Pass by pass, and the rule in torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CausalSession, "draw", ModelSession.draw)
+        patch.setattr(CausalSession, "judge", ModelSession.judge)
+        patch.setattr(verification, "can_draw", lambda *_: False)
+        return texts_of(decoder, prompts)
+
+
 @pytest.mark.parametrize(
     ("rule", "sampling", "expected"),
     [
         (Lossless(), SamplingParams(), {"draw", "judge"}),
-        (Lenient("linear", 0.5), SamplingParams(), {"draw"}),
+        (Lenient("linear", 0.5), SamplingParams(), {"draw", "judge"}),
+        (OwnRule("linear", 0.5), SamplingParams(), {"draw"}),
+        (Chow(0.5), SamplingParams(temperature=0, top_k=5), {"draw", "judge"}),
         (Lossless(), SamplingParams(top_k=5), set()),
-        (Lossless(), SamplingParams(top_p=0.9), set()),
+        (Chow(0.5), SamplingParams(top_p=0.9), set()),
         (Lossless(), SamplingParams(repetition_penalty=1.3), set()),
-        (Lossless(), SamplingParams(temperature=0, repetition_penalty=1.3), set()),
+        (Chow(0.5), SamplingParams(temperature=0, repetition_penalty=1.3), set()),
     ],
 )
 def test_only_what_the_compiled_calls_know_is_given_to_them(
@@ -173,13 +238,76 @@ def test_only_what_the_compiled_calls_know_is_given_to_them(
     """And the text is that of the plain sessions, whoever makes it."""
     target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=1)
     decoder = SpeculativeDecoder(target, draft, rule, gamma=3, sampling=sampling)
-    (got,) = decoder.generate([TEXT[:4]], 16, eos_token_ids=[])
+    got = texts_of(decoder, [TEXT[:4]])
     assert set(calls) == expected
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CausalSession, "draw", ModelSession.draw)
-        patch.setattr(CausalSession, "judge", ModelSession.judge)
-        (wanted,) = decoder.generate([TEXT[:4]], 16, eos_token_ids=[])
-    assert got == wanted
+    assert got == plain_texts_of(decoder, [TEXT[:4]])
+
+
+RULES: list[Rule] = [
+    Lossless(),
+    *(Lenient(kind, 0.5) for kind in ("linear", "square", "exponential")),
+    Lossy(0.4),
+    Lossy(0.3, 1.4),
+    Lossy(0.4, "tuned"),
+    BiLDRule(4.0),
+    Chow(0.7),
+    ChowLog(2.0),
+    Diff(0.05),
+    DiffLog(0.05),
+    Opt(0.1),
+    OptLog(0.1),
+    TokenV1(0.3),
+    TokenV2(0.2),
+    TokenV3(0.7),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_under_every_rule_a_text_is_that_of_the_plain_sessions(
+    rule: Rule, temperature: float, calls: list[str]
+):
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    sampling = SamplingParams(temperature=temperature)
+    for prompts, gamma in (([TEXT[:4]], 4), ([TEXT[:4], TEXT[2:9], TEXT[5:6]], 1)):
+        decoder = SpeculativeDecoder(target, draft, rule, gamma, sampling)
+        got = texts_of(decoder, prompts)
+        assert set(calls) == {"draw", "judge"}
+        made = len(calls)
+        assert got == plain_texts_of(decoder, prompts)
+        assert len(calls) == made
+        if temperature:
+            accepted = [row.stats.acceptance_rate for row in got]
+            assert max(accepted) > 0
+
+
+@pytest.mark.parametrize("rule", [Lenient("linear", 0.5), Diff(0.05), TokenV2(0.1)], ids=str)
+def test_of_tokens_that_are_as_likely_temperature_0_takes_the_first(rule: Rule, calls: list[str]):
+    pair: list[CausalModel] = []
+    for layers in (4, 2):
+        hf = tiny_hf(num_hidden_layers=layers).bfloat16().float()
+        head = hf.get_parameter("lm_head.weight").data
+        head[31:] = head[:30]
+        pair.append(wrap_model(hf).prepare_for_decoding())
+    decoder = SpeculativeDecoder(pair[0], pair[1], rule, 3, SamplingParams(temperature=0))
+    (got,) = texts_of(decoder, [TEXT[:4]])
+    assert set(calls) == {"draw", "judge"}
+    assert max(got.tokens) <= 30
+    assert [got] == plain_texts_of(decoder, [TEXT[:4]])
+
+
+@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.4, "tuned"), Diff(0.05)], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_draft_that_stops_where_it_is_unsure_is_compiled_too(
+    rule: Rule, temperature: float, calls: list[str]
+):
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    sampling, policy = SamplingParams(temperature=temperature), Confident(0.3)
+    for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[5:6]]):
+        decoder = SpeculativeDecoder(target, draft, rule, 3, sampling, policy)
+        got = texts_of(decoder, prompts)
+        assert set(calls) == {"draw", "judge"}
+        assert got == plain_texts_of(decoder, prompts)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Run a grid: every cell on every example, the target alone timed beside it.
 
-Rows are appended to `results.jsonl` as cells end. A bench that is started again skips the cells that
-have a row and tries failed ones anew; a cell that fails is recorded, and the others go on.
+Eight cells take turns, example by example, so that what the machine does meanwhile falls on all. Rows
+are appended to `results.jsonl` when they end. A bench that is started again skips the cells that have
+a row and tries failed ones anew; a cell that fails is recorded, and the others go on.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,12 +22,14 @@ from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from paceline.decode.decoder import Decoder
 
 _WARM_UP_TOKENS = 8
+# Cells that take turns: more of them share a slow minute, and more are lost when a bench is killed.
+_TOGETHER = 8
 
 
 class Progressed(NamedTuple):
@@ -65,45 +69,102 @@ def run_cells(
     max_seconds: float | None = None,
     progress: Progress = silent,
 ) -> list[DecodingConfig]:
-    """Run cells in order, a row for each. -> the cells that there was no time for."""
+    """Run cells in order, a few together, a row for each. -> the cells that there was no time for."""
     started = time.monotonic()
-    for number, cell in enumerate(cells):
+    for number, together in groups(cells):
         if max_seconds is not None and time.monotonic() - started > max_seconds:
             return list(cells[number:])
-        progress("cells", number, len(cells), cell.strategy.strategy)
-        append_jsonl(folder / "results.jsonl", run_cell(work, cell).model_dump(mode="json"))
+
+        def told(part: float, done: int = number, size: int = len(together)) -> None:
+            progress("cells", done + part * size, len(cells))
+
+        for row in run_together(work, together, told):
+            append_jsonl(folder / "results.jsonl", row.model_dump(mode="json"))
     progress("cells", len(cells), len(cells))
     return []
 
 
-def run_cell(work: Workbench, cell: DecodingConfig) -> ResultRow:
-    """Answer every example; what goes wrong becomes the row's error."""
-    row = ResultRow(
-        key=work.key_of(cell),
-        context=work.context,
-        decoding=cell,
-        metric=work.task.metric,
-        status="done",
-    )
-    try:
-        examples = _answer_all(work, cell)
-    except (PacelineError, RuntimeError, AssertionError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return row.model_copy(update={"status": "failed", "error": reason})
-    return row.model_copy(update={"examples": tuple(examples)})
+def groups(cells: Sequence[DecodingConfig]) -> Iterator[tuple[int, list[DecodingConfig]]]:
+    """Cells that run together, one sampler each, with the number of those before them."""
+    number = 0
+    for _, alike in itertools.groupby(cells, key=lambda cell: cell.sampling):
+        same = list(alike)
+        for start in range(0, len(same), _TOGETHER):
+            together = same[start : start + _TOGETHER]
+            yield number, together
+            number += len(together)
 
 
-def _answer_all(work: Workbench, cell: DecodingConfig) -> list[ExampleRow]:
-    method = build_decoder(cell, *work.pair)
-    alone = cell.model_copy(update={"strategy": Autoregressive()})
+def run_together(
+    work: Workbench, cells: Sequence[DecodingConfig], told: Callable[[float], None]
+) -> list[ResultRow]:
+    """Answer every example with each cell in turn, beside the target alone.
+
+    So the machine's slow minutes fall on all of them. A cell in which something goes wrong ends there;
+    the others go on.
+    """
+    running = [_Cell(work, cell) for cell in cells]
+    alone = DecodingConfig(strategy=Autoregressive(), sampling=cells[0].sampling)
     baseline = build_decoder(alone, *work.pair)
-    for decoder in (method, baseline):
+    baseline.generate([work.prompts[0]], min(_WARM_UP_TOKENS, work.max_new_tokens), work.seed)
+    for number in range(len(work.examples)):
+        turn = number % len(running)
+        beside = _time_alone(work, baseline, number) if number in work.timed else None
+        for cell in (*running[turn:], *running[:turn]):
+            cell.answer(number, beside)
+        told((number + 1) / len(work.examples))
+    return [cell.row() for cell in running]
+
+
+class _Cell:
+    """One cell on its way through the examples."""
+
+    def __init__(self, work: Workbench, decoding: DecodingConfig) -> None:
+        self._work = work
+        self._decoding = decoding
+        self._decoder: Decoder | None = None
+        self._examples: list[ExampleRow] = []
+        self._error: str | None = None
+
+    def answer(self, number: int, beside: Baseline | None) -> None:
+        """Answer one example, unless an earlier one failed."""
+        if self._error is not None:
+            return
+        try:
+            decoder = self._decoder or self._start()
+            self._examples.append(_answer(self._work, number, decoder, beside))
+        except (PacelineError, RuntimeError, AssertionError) as error:
+            self._error = " ".join(str(error).split()) or type(error).__name__
+
+    def row(self) -> ResultRow:
+        """What came of it."""
+        failed = self._error is not None
+        return ResultRow(
+            key=self._work.key_of(self._decoding),
+            context=self._work.context,
+            decoding=self._decoding,
+            metric=self._work.task.metric,
+            status="failed" if failed else "done",
+            error=self._error,
+            examples=() if failed else tuple(self._examples),
+        )
+
+    def _start(self) -> Decoder:
+        work = self._work
+        decoder = self._decoder = build_decoder(self._decoding, *work.pair)
         decoder.generate([work.prompts[0]], min(_WARM_UP_TOKENS, work.max_new_tokens), work.seed)
-    return [_answer(work, number, method, baseline) for number in range(len(work.examples))]
+        return decoder
 
 
-def _answer(work: Workbench, number: int, method: Decoder, baseline: Decoder) -> ExampleRow:
-    """One example; whoever goes first changes from one to the next."""
+def _time_alone(work: Workbench, baseline: Decoder, number: int) -> Baseline:
+    first_s, all_s, blocks = time_request(
+        baseline, work.prompts[number], work.max_new_tokens, work.seed + number
+    )
+    count = sum(len(block.tokens) for block in blocks)
+    return Baseline(seconds=all_s, first_seconds=first_s, num_tokens=count)
+
+
+def _answer(work: Workbench, number: int, method: Decoder, beside: Baseline | None) -> ExampleRow:
     prompt = work.prompts[number]
     room = method.room(prompt)
     if room is not None and room < work.max_new_tokens:
@@ -111,22 +172,9 @@ def _answer(work: Workbench, number: int, method: Decoder, baseline: Decoder) ->
             f"example {number} leaves room for {room} tokens of max_new_tokens "
             f"{work.max_new_tokens}; lower it, or max_prompt_tokens"
         )
-    decoders = {"method": method}
-    if number in work.timed:
-        decoders = {"baseline": baseline, **decoders}
-    order = list(decoders) if number % 2 else list(reversed(decoders))
-    found = {
-        name: time_request(decoders[name], prompt, work.max_new_tokens, work.seed + number)
-        for name in order
-    }
-    first_s, all_s, blocks = found["method"]
+    first_s, all_s, blocks = time_request(method, prompt, work.max_new_tokens, work.seed + number)
     tokens = [token for block in blocks for token in block.tokens]
     stats = count_blocks(blocks)
-    beside = None
-    if "baseline" in found:
-        base_first_s, base_s, base_blocks = found["baseline"]
-        count = sum(len(block.tokens) for block in base_blocks)
-        beside = Baseline(seconds=base_s, first_seconds=base_first_s, num_tokens=count)
     return ExampleRow(
         tokens=tuple(tokens),
         score=_score(work, number, tokens),

@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 
 class Baseline(StrictModel):
-    """The target alone on the same prompt, decoded just before or after."""
+    """The target alone on the same prompt, decoded in the same round of cells."""
 
     seconds: float
     first_seconds: float

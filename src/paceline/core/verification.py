@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from paceline.core.lists import as_list
+from paceline.core.native_rules import native_rule
 from paceline.core.rules import Lossless
 from paceline.core.sampling import sample
 from paceline.native.sampling import can_draw
-from paceline.native.verification import judge_lossless
+from paceline.native.verification import judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.core.rules import Rule
+    from paceline.native.verification import NativeRule
 
 
 class Verdict(NamedTuple):
@@ -53,24 +55,42 @@ def verify(
     None where they are the same; uniforms in [0, 1) -> [B] each.
     Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4.
     """
-    if rule.needs_draft_at_bonus:
+    raws = (target_raw_BHV, draft_raw_BGV)
+    known = _in_c(rule, draft_probs_BGV, target_probs_BHV, *raws)
+    if known is None and rule.needs_draft_at_bonus:
         aim_BHV = rule.pi(
             target_probs_BHV, draft_probs_BGV, target_raw=target_raw_BHV, draft_raw=draft_raw_BGV
         )
         assert aim_BHV is not None, "a rule without an aim takes the bonus from the target"
         target_probs_BHV = aim_BHV
         draft_probs_BGV = draft_probs_BGV[:, :-1].contiguous()
-        rule = Lossless()
-    if type(rule) is Lossless and can_draw(draft_probs_BGV, target_probs_BHV):
-        num_accepted_B, next_tokens_B = judge_lossless(
-            drafted_BG,
-            num_drafted_B,
-            draft_probs_BGV,
-            target_probs_BHV,
-            accept_uniforms_BG,
-            next_uniforms_B,
-        )
-        return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+        rule, raws = Lossless(), (None, None)
+        known = _in_c(rule, draft_probs_BGV, target_probs_BHV)
+    tokens, probs = (drafted_BG, num_drafted_B), (draft_probs_BGV, target_probs_BHV)
+    uniforms = (accept_uniforms_BG, next_uniforms_B)
+    if known is None:
+        return _verify_in_torch(*tokens, *probs, rule, *uniforms, *raws)
+    num_accepted_B, next_tokens_B = judge(known, *tokens, *probs, *uniforms, *raws)
+    return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+
+
+def _in_c(rule: Rule, *probs: Tensor | None) -> NativeRule | None:
+    """The rule as the library knows it, if it does and can read these."""
+    return native_rule(rule) if can_draw(*(part for part in probs if part is not None)) else None
+
+
+def _verify_in_torch(
+    drafted_BG: Tensor,
+    num_drafted_B: Tensor,
+    draft_probs_BGV: Tensor,
+    target_probs_BHV: Tensor,
+    rule: Rule,
+    accept_uniforms_BG: Tensor,
+    next_uniforms_B: Tensor,
+    target_raw_BHV: Tensor | None,
+    draft_raw_BGV: Tensor | None,
+) -> Verdict:
+    """`verify` for any rule whose bonus comes from the target."""
     num_accepted_B = count_accepted(
         drafted_BG,
         num_drafted_B,

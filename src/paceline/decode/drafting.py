@@ -117,6 +117,6 @@ def _joined(passes: Sequence[Drawn], num_tokens: int, num_positions: int) -> Dra
     raws = [one.raw_BGV for one in passes if one.raw_BGV is not None]
     return Drawn(
         tokens_BG,
-        torch.cat(probs, 1)[:, :num_positions] if probs else None,
-        torch.cat(raws, 1)[:, :num_positions] if raws else None,
+        torch.cat(probs, 1)[:, :num_positions].contiguous() if probs else None,
+        torch.cat(raws, 1)[:, :num_positions].contiguous() if raws else None,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core.native_rules import native_rule
 from paceline.core.rules import Lossless
 from paceline.models.cache import RoomyCache
 from paceline.models.llama import LlamaDecoder
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from paceline.models.causal import CausalModel
     from paceline.models.native_llama import NativeLlama
     from paceline.models.session import JudgeUniforms
+
+_EXACT = Lossless()
 
 
 class CausalSession(ModelSession):
@@ -67,20 +70,23 @@ class CausalSession(ModelSession):
     ) -> Drawn:
         new = len(tokens[0])
         native = self._native(len(tokens) * new)
-        known = seen_BV is None and (uniforms is None or sampling.only_temperature)
-        if native is None or not known or behind_last or raw:
+        passes = count + behind_last
+        plain = seen_BV is None and (uniforms is None or _is_plain(sampling))
+        if native is None or not plain or passes == 0:
             return super().draw(
                 tokens, count, sampling, uniforms, seen_BV, behind_last=behind_last, raw=raw
             )
-        lengths = self._longer(len(tokens), new + count - 1)
+        lengths = self._longer(len(tokens), new + passes - 1)
         drawn = native.draw(
             tokens,
             self.cache,
-            [length - count + 1 for length in lengths],
+            [length - passes + 1 for length in lengths],
             count,
             self.vocab_size,
-            sampling.temperature,
+            sampling,
             uniforms,
+            behind_last=behind_last,
+            raw=raw,
         )
         self.lengths = lengths
         return drawn
@@ -97,19 +103,23 @@ class CausalSession(ModelSession):
     ) -> Judgement:
         batch, gamma = drafted.tokens_BG.shape
         native = self._native(batch * (gamma + 1))
-        lossless = uniforms is None or (type(rule) is Lossless and sampling.only_temperature)
-        if native is None or not lossless or seen_BV is not None:
+        plain = seen_BV is None and (uniforms is None or _is_plain(sampling))
+        # without uniforms the rule is an exact one, and nobody asks it
+        known = native_rule(_EXACT if uniforms is None else rule)
+        if native is None or known is None or not plain:
             return super().judge(newest, drafted, num_drafted, rule, sampling, uniforms, seen_BV)
         lengths = self._longer(batch, gamma + 1)
         judgement = native.judge(
             newest,
             drafted,
             num_drafted,
+            known,
             self.cache,
             lengths,
             self.vocab_size,
-            sampling.temperature,
+            sampling,
             uniforms,
+            raw=rule.uses_confidence,
         )
         self.lengths = lengths
         return judgement
@@ -138,6 +148,11 @@ class CausalSession(ModelSession):
     def _keep_rows(self, rows: Sequence[int]) -> None:
         ends_B = torch.full((len(rows),), max(self.lengths))
         self.cache.realign(torch.tensor(rows), ends_B, max(self.lengths[row] for row in rows))
+
+
+def _is_plain(sampling: SamplingParams) -> bool:
+    """Are tokens drawn at a temperature and nothing else? At 0, nothing else changes the likeliest."""
+    return sampling.greedy or sampling.only_temperature
 
 
 def _ragged(ends: Sequence[int]) -> Tensor | None:

@@ -18,13 +18,16 @@ from torch import Tensor, nn
 from paceline.models.int8 import round_rows
 from paceline.models.session import Drawn, Judgement
 from paceline.native import compiled
+from paceline.native.llama import Draft, Layer, Matrix, Model, Pass
 from paceline.native.sampling import NO_MASS
+from paceline.native.verification import Block, NativeRule, check_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
+    from paceline.core.sampling import SamplingParams
     from paceline.models.cache import RoomyCache, RoomyLayer
     from paceline.models.session import JudgeUniforms
 
@@ -33,42 +36,6 @@ MANY_TOKENS = 8
 
 _STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by position alone
 
-_pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class _Matrix(ctypes.Structure):
-    _fields_ = (("weights", _pointer), ("scales", _pointer))
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, _pointer) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
-        ("qkv_bias", _pointer),
-        ("window", _int),
-    )
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        *((name, _int) for name in ("num_layers", "hidden", "inner", "query_heads", "key_heads")),
-        *((name, _int) for name in ("head_size", "head_rows", "vocab")),
-        *((name, _float) for name in ("norm_eps", "scaling")),
-        ("embeddings", _pointer),
-        ("head", _Matrix),
-        *((name, _pointer) for name in ("head_bias", "head_tokens")),
-        *((name, _pointer) for name in ("final_norm", "layers")),
-    )
-
-
-class _Pass(ctypes.Structure):
-    _fields_ = (
-        *((name, _int) for name in ("threads", "batch", "count", "width", "keep")),
-        *((name, _pointer) for name in ("tokens", "lengths", "cos", "sin", "keys", "values")),
-        ("room", _int),
-        *((name, _pointer) for name in ("logits", "workspace")),
-    )
-
 
 class _Plan:
     """A pass over a cache, laid out once: good while its keys and values stay where they are."""
@@ -76,14 +43,14 @@ class _Plan:
     def __init__(
         self,
         layers: list[RoomyLayer],
-        this_pass: _Pass,
+        this_pass: Pass,
         lengths: Any,
         vocab_size: int,
         held: tuple[object, ...],
     ) -> None:
         self.this_pass = this_pass
         self.lengths = lengths
-        self.logits, self.probs = (torch.empty(MANY_TOKENS * vocab_size) for _ in range(2))
+        self.logits, self.probs, self.raw, self.room = torch.empty(4, MANY_TOKENS * vocab_size)
         self._layers = layers
         self._rooms = (layers[0].rooms, layers[-1].rooms)
         self._held = held  # what the pass points to
@@ -96,7 +63,7 @@ class _Plan:
 
     def prepare(
         self, count: int, ends: Sequence[int], keep: int, tokens: int | None, logits: Tensor
-    ) -> _Pass:
+    ) -> Pass:
         """The pass that reads so many tokens a row; row b is ends[b] tokens long afterwards."""
         assert count * len(ends) <= MANY_TOKENS, "the workspace is made for few tokens"
         this = self.this_pass
@@ -104,6 +71,22 @@ class _Plan:
         this.tokens, this.logits = tokens, logits.data_ptr()
         self.lengths[:] = ends
         return this
+
+    def lay_out(
+        self, block: Block, drafted: Drawn, uniforms: JudgeUniforms, *, raw: bool
+    ) -> tuple[object, ...]:
+        """What the block's rule looks at; -> what the block points to from then on."""
+        assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
+        probs = _for_c(drafted.probs_BGV, torch.float32)
+        raws = None if drafted.raw_BGV is None else _for_c(drafted.raw_BGV, torch.float32)
+        check_shapes(block, probs, raws)
+        accept = _array("d", uniforms.accept, block.batch * block.gamma)
+        choose = _array("d", [uniforms.next], block.batch)
+        block.places, block.draft, block.draft_raw = probs.shape[1], _data(probs), _data(raws)
+        block.target, block.room = _data(self.probs), _data(self.room)
+        block.target_raw = _data(self.raw if raw else None)
+        block.accept_uniforms, block.next_uniforms = _address(accept), _address(choose)
+        return probs, raws, accept, choose
 
     def widen(self, count: int) -> None:
         """Take so many more columns into use."""
@@ -142,8 +125,8 @@ class NativeLlama:
         weight = head.weight if rows is None else head.weight[rows]
         bias = head.bias if rows is None or head.bias is None else head.bias[rows]
         self.vocab_size = len(head.weight)
-        self._layers = (_Layer * self._num_layers)(*map(self._layer, body.layers))
-        self._model = _Model(
+        self._layers = (Layer * self._num_layers)(*map(self._layer, body.layers))
+        self._model = Model(
             num_layers=self._num_layers,
             hidden=head.in_features,
             inner=body.layers[0].mlp.gate_proj.out_features,
@@ -155,7 +138,7 @@ class NativeLlama:
             norm_eps=body.norm.variance_epsilon,
             scaling=first.scaling,
             embeddings=embeddings,
-            head=_Matrix(embeddings, None) if tied else self._matrix([weight]),
+            head=Matrix(embeddings, None) if tied else self._matrix([weight]),
             head_bias=self._hold_float(bias),
             head_tokens=None if rows is None else self._hold(rows),
             final_norm=self._hold_float(body.norm.weight),
@@ -207,29 +190,35 @@ class NativeLlama:
         ends: Sequence[int],
         num_drawn: int,
         vocab_size: int,
-        temperature: float,
+        sampling: SamplingParams,
         uniforms: Sequence[Sequence[float]] | None,
+        *,
+        behind_last: bool = False,
+        raw: bool = False,
     ) -> Drawn:
         """See `ModelSession.draw`; row b is ends[b] tokens long when it begins to draw."""
-        batch, count = len(tokens), len(tokens[0])
-        plan = self._plan(cache, batch, count + num_drawn - 1)
+        batch, count, places = len(tokens), len(tokens[0]), num_drawn + behind_last
+        plan = self._plan(cache, batch, count + places - 1)
         read = _array("q", tokens, batch * count)
         this_pass = plan.prepare(count, ends, 1, _address(read), plan.logits)
-        drawn = Drawn(torch.empty(batch, num_drawn, dtype=torch.int64), None)
-        numbers = None
-        if uniforms is not None:
-            drawn = Drawn(drawn.tokens_BG, torch.empty(batch, num_drawn, vocab_size))
-            numbers = _array("d", uniforms, batch * num_drawn)
-        plan.widen(count + num_drawn - 1)
-        has_mass = self._library.draw_ahead(
-            ctypes.byref(self._model),
-            ctypes.byref(this_pass),
+        shape = (batch, places, vocab_size)
+        drawn = Drawn(
+            torch.empty(batch, num_drawn, dtype=torch.int64),
+            None if uniforms is None else torch.empty(shape),
+            torch.empty(shape) if raw and not sampling.untempered else None,
+        )
+        numbers = None if uniforms is None else _array("d", uniforms, batch * num_drawn)
+        draft = Draft(
             num_drawn,
+            places,
             vocab_size,
-            temperature,
+            sampling.temperature,
             _address(numbers),
-            drawn.tokens_BG.data_ptr(),
-            None if drawn.probs_BGV is None else drawn.probs_BGV.data_ptr(),
+            *map(_data, drawn),
+        )
+        plan.widen(count + places - 1)
+        has_mass = self._library.draw_ahead(
+            ctypes.byref(self._model), ctypes.byref(this_pass), ctypes.byref(draft)
         )
         assert has_mass, NO_MASS
         return drawn
@@ -239,42 +228,39 @@ class NativeLlama:
         newest: Sequence[int],
         drafted: Drawn,
         num_drafted: Sequence[int],
+        rule: NativeRule,
         cache: RoomyCache,
         ends: Sequence[int],
         vocab_size: int,
-        temperature: float,
+        sampling: SamplingParams,
         uniforms: JudgeUniforms | None,
+        *,
+        raw: bool = False,
     ) -> Judgement:
-        """See `ModelSession.judge`, with a lossless rule; row b is ends[b] tokens long when read."""
+        """See `ModelSession.judge`; row b is ends[b] tokens long when read.
+
+        The rule is asked where there are uniforms; `raw`: it looks at untempered distributions, too.
+        """
         batch, gamma = drafted.tokens_BG.shape
         plan = self._plan(cache, batch, gamma + 1)
         this_pass = plan.prepare(gamma + 1, ends, gamma + 1, None, plan.logits)
-        drafted_BG = _for_c(drafted.tokens_BG, torch.int64)
-        probs_BGV = accept = choose = None
-        if uniforms is not None:
-            assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
-            assert drafted.probs_BGV.shape[2] == vocab_size, "the sessions know the same tokens"
-            probs_BGV = _for_c(drafted.probs_BGV, torch.float32)
-            accept = _array("d", uniforms.accept, batch * gamma)
-            choose = _array("d", [uniforms.next], batch)
+        tokens_BG = _for_c(drafted.tokens_BG, torch.int64)
         last, counts = _array("q", [newest], batch), _array("q", [num_drafted], batch)
         num_accepted, next_tokens = (array("q", bytes(8 * batch)) for _ in range(2))
+        block = Block(rule, batch, gamma, gamma, vocab_size, _data(tokens_BG), _address(counts))
+        block.num_accepted, block.next_tokens = _address(num_accepted), _address(next_tokens)
+        held = None
+        if uniforms is not None:
+            held = plan.lay_out(block, drafted, uniforms, raw=raw and not sampling.untempered)
         plan.widen(gamma + 1)
         has_mass = self._library.judge_ahead(
             ctypes.byref(self._model),
             ctypes.byref(this_pass),
             _address(last),
-            drafted_BG.data_ptr(),
-            vocab_size,
-            temperature,
-            _address(counts),
-            None if probs_BGV is None else probs_BGV.data_ptr(),
-            _address(accept),
-            _address(choose),
-            plan.probs.data_ptr(),
-            _address(num_accepted),
-            _address(next_tokens),
+            sampling.temperature,
+            ctypes.byref(block),
         )
+        del held  # the block pointed to it
         assert has_mass, NO_MASS
         return Judgement(num_accepted.tolist(), next_tokens.tolist())
 
@@ -298,11 +284,11 @@ class NativeLlama:
         threads = torch.get_num_threads()
         size = self._library.workspace_size(ctypes.byref(self._model), MANY_TOKENS, room, threads)
         workspace = torch.empty(size)
-        array = _pointer * self._num_layers
+        array = ctypes.c_void_p * self._num_layers
         keys = array(*[layer.rooms[0].data_ptr() for layer in layers])
         values = array(*[layer.rooms[1].data_ptr() for layer in layers])
-        lengths = (_int * batch)()
-        this_pass = _Pass(
+        lengths = (ctypes.c_int64 * batch)()
+        this_pass = Pass(
             threads=threads,
             batch=batch,
             lengths=ctypes.addressof(lengths),
@@ -325,13 +311,13 @@ class NativeLlama:
             self._turns = tuple(turn[0, :, :half].contiguous() for turn in turns)
         return self._turns
 
-    def _layer(self, layer: Any) -> _Layer:
+    def _layer(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         biases = [projection.bias for projection in projections]
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
-        return _Layer(
+        return Layer(
             qkv=self._matrix([projection.weight for projection in projections]),
             out=self._matrix([attention.o_proj.weight]),
             gate_up=self._matrix([mlp.gate_proj.weight, mlp.up_proj.weight]),
@@ -344,14 +330,14 @@ class NativeLlama:
             window=window_of(attention) or 0,
         )
 
-    def _matrix(self, weights: Sequence[Tensor]) -> _Matrix:
+    def _matrix(self, weights: Sequence[Tensor]) -> Matrix:
         weight = torch.cat([weight.detach() for weight in weights])
         if not self._int8:
-            return _Matrix(self._hold(weight.bfloat16()), None)
+            return Matrix(self._hold(weight.bfloat16()), None)
         numbers, scales_R = round_rows(weight)
         # of each 16 those at even places first, as llama.c has the vectors, too
         paired = numbers.view(len(numbers), -1, 8, 2).transpose(-1, -2)
-        return _Matrix(self._hold(paired), self._hold(scales_R))
+        return Matrix(self._hold(paired), self._hold(scales_R))
 
     def _hold(self, tensor: Tensor) -> int:
         """Its address, for as long as this object lives."""
@@ -373,6 +359,10 @@ def _array(letter: str, rows: Sequence[Sequence[float]], count: int) -> array[An
 
 def _address(numbers: array[Any] | None) -> int | None:
     return None if numbers is None else numbers.buffer_info()[0]
+
+
+def _data(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _for_c(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,9 +2,9 @@
 
 compilation.py    the sources made into one library on this machine, once
 sampling.py       probabilities, and tokens drawn from them (sampling.c)
-verification.py   lossless blocks judged (verification.c)
-llama.c           a few tokens through a Llama-like model (products.c); called by models/native_llama.py
-speculation.c     such a model draws ahead, or judges what was drawn; called from there, too
+verification.py   blocks judged (verification.c) by any rule of the house (rules.c)
+llama.py          a Llama-like model in memory: llama.c reads a few tokens through it (products.c), and
+                  it draws ahead or judges what was drawn (speculation.c); see models/native_llama.py
 """
 
 from paceline.native.compilation import compiled

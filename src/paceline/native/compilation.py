@@ -18,17 +18,22 @@ from paceline.records import cache_root
 _log = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
-_LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
-# Arguments and result of each function: p pointer, i int64, f float.
+_LETTERS = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int64,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}
+# Arguments and result of each function: p pointer, i int64, f float, d double.
 _FUNCTIONS = {
     "read_tokens": ("pp", ""),
-    "draw_ahead": ("ppiifppp", "i"),
-    "judge_ahead": ("ppppifppppppp", "i"),
+    "draw_ahead": ("ppp", "i"),
+    "judge_ahead": ("pppdp", "i"),
     "workspace_size": ("piii", "i"),
     "best_tokens": ("piiip", ""),
     "softmax": ("piiifip", ""),
     "draw_tokens": ("ppiiip", ""),
-    "judge_lossless": ("ppppiiippipp", ""),
+    "judge": ("pi", ""),
 }
 
 _FLAGS = (

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+float largest_of(const float *logits, int64_t vocab);
+
 /* The first of the largest logits of each row. Rows are `stride` floats apart. */
 void best_tokens(const float *logits, int64_t rows, int64_t vocab, int64_t stride, int64_t *tokens);
 

@@ -1,28 +1,57 @@
 /* The two halves of a block: a draft draws ahead, its target judges. */
 
+#include <string.h>
+
 #include "llama.h"
 #include "sampling.h"
 #include "verification.h"
 
-/* Read the pass's tokens, then draw `gamma` tokens a row, each but the last read before the next:
-   the likeliest ones where there are no uniforms [batch, gamma]. `vocab`: tokens that count.
-   -> tokens [batch, gamma], probs [batch, gamma, vocab]; 0 where a distribution has no mass. */
-int64_t draw_ahead(const Model *model, Pass *pass, int64_t gamma, int64_t vocab, float temperature,
-                const double *uniforms, int64_t *tokens, float *probs) {
+typedef struct {
+    int64_t gamma, places, vocab; /* places: gamma, or one more; vocab: tokens that count */
+    double temperature;
+    const double *uniforms; /* [batch, gamma] */
+    int64_t *tokens;        /* [batch, gamma] */
+    float *probs;           /* [batch, places, vocab]; null: the likeliest tokens are taken */
+    float *raw;             /* as these, untempered; null: not asked for */
+} Draft;
+
+/* What tokens are drawn from: at temperature 0, the first of the largest logits. */
+static void shape(const float *logits, int64_t rows, int64_t vocab, int64_t stride,
+                  double temperature, int64_t threads, float *probs) {
+    if (temperature > 0.0) {
+        softmax(logits, rows, vocab, stride, (float)temperature, threads, probs);
+        return;
+    }
+    int64_t best[rows];
+    best_tokens(logits, rows, vocab, stride, best);
+    memset(probs, 0, (size_t)(rows * vocab) * sizeof *probs);
+    for (int64_t row = 0; row < rows; row++) probs[row * vocab + best[row]] = 1.0f;
+}
+
+/* The next token of a row, its distributions written; -1 where there is no mass. */
+static int64_t next_token(const Draft *draft, int64_t row, int64_t place, const float *logits) {
+    int64_t vocab = draft->vocab, here = (row * draft->places + place) * vocab, best;
+    if (draft->raw) softmax(logits, 1, vocab, vocab, 1.0f, 1, draft->raw + here);
+    if (draft->probs) {
+        float *probs = draft->probs + here;
+        shape(logits, 1, vocab, vocab, draft->temperature, 1, probs);
+        if (place == draft->gamma) return 0; /* nothing is drawn behind the last */
+        return draw(probs, 0, vocab, draft->uniforms[row * draft->gamma + place]);
+    }
+    best_tokens(logits, 1, vocab, vocab, &best);
+    return best;
+}
+
+/* Read the pass's tokens, then draw `gamma` tokens a row, each read before the next one's
+   distribution: the last, too, where there is a place behind it. -> 0 where there is no mass. */
+int64_t draw_ahead(const Model *model, Pass *pass, const Draft *draft) {
     int64_t batch = pass->batch, newest[batch];
-    for (int64_t place = 0; place < gamma; place++) {
+    for (int64_t place = 0; place < draft->places; place++) {
         read_tokens(model, pass);
         for (int64_t b = 0; b < batch; b++) {
-            const float *logits = pass->logits + b * model->vocab;
-            if (uniforms) {
-                float *here = probs + (b * gamma + place) * vocab;
-                softmax(logits, 1, vocab, vocab, temperature, 1, here);
-                newest[b] = draw(here, 0, vocab, uniforms[b * gamma + place]);
-            } else {
-                best_tokens(logits, 1, vocab, vocab, newest + b);
-            }
-            tokens[b * gamma + place] = newest[b];
+            newest[b] = next_token(draft, b, place, pass->logits + b * model->vocab);
             if (newest[b] < 0) return 0;
+            if (place < draft->gamma) draft->tokens[b * draft->gamma + place] = newest[b];
         }
         pass->tokens = newest;
         pass->count = 1;
@@ -32,38 +61,43 @@ int64_t draw_ahead(const Model *model, Pass *pass, int64_t gamma, int64_t vocab,
     return 1;
 }
 
-/* Read the newest token and `gamma` drafted ones a row, then judge those: by the likeliest tokens
-   where there are no uniforms, else losslessly. `probs` [batch, gamma + 1, vocab] is written; what
-   else there is, `judge_lossless` tells. -> 0 where a distribution has no mass. */
-int64_t judge_ahead(const Model *model, Pass *pass, const int64_t *newest, const int64_t *drafted,
-                    int64_t vocab, float temperature, const int64_t *num_drafted,
-                    const float *draft_probs, const double *accept_uniforms,
-                    const double *next_uniforms, float *probs, int64_t *num_accepted,
-                    int64_t *next_tokens) {
-    int64_t batch = pass->batch, gamma = pass->count - 1, rows = batch * pass->count;
-    int64_t tokens[rows], best[rows];
-    for (int64_t b = 0; b < batch; b++) {
-        tokens[b * pass->count] = newest[b];
+/* Tokens stay while they are the target's likeliest; its own follows. */
+static void judge_greedily(const Block *block, const float *logits, int64_t stride) {
+    int64_t gamma = block->gamma, rows = block->batch * (gamma + 1), best[rows];
+    best_tokens(logits, rows, block->vocab, stride, best);
+    for (int64_t b = 0; b < block->batch; b++) {
+        const int64_t *wanted = best + b * (gamma + 1), *drafted = block->drafted + b * gamma;
+        int64_t kept = 0;
+        while (kept < block->num_drafted[b] && drafted[kept] == wanted[kept]) kept++;
+        block->num_accepted[b] = kept;
+        block->next_tokens[b] = wanted[kept];
+    }
+}
+
+/* Read the newest token and the drafted ones of each row, then judge these: by the likeliest tokens
+   where there are no uniforms, else by the rule, the target's distributions being written, raw ones
+   where there is room for them. -> 0 where there is no mass. */
+int64_t judge_ahead(const Model *model, Pass *pass, const int64_t *newest, double temperature,
+                    const Block *block) {
+    int64_t gamma = block->gamma, count = gamma + 1, rows = block->batch * count, tokens[rows];
+    for (int64_t b = 0; b < block->batch; b++) {
+        tokens[b * count] = newest[b];
         for (int64_t g = 0; g < gamma; g++)
-            tokens[b * pass->count + 1 + g] = drafted[b * gamma + g];
+            tokens[b * count + 1 + g] = block->drafted[b * gamma + g];
     }
     pass->tokens = tokens;
     read_tokens(model, pass);
-    if (next_uniforms) {
-        softmax(pass->logits, rows, vocab, model->vocab, temperature, pass->threads, probs);
-        judge_lossless(drafted, num_drafted, draft_probs, probs, batch, gamma, vocab,
-                       accept_uniforms, next_uniforms, pass->threads, num_accepted, next_tokens);
-        for (int64_t b = 0; b < batch; b++)
-            if (next_tokens[b] < 0) return 0;
+    const float *logits = pass->logits;
+    int64_t stride = model->vocab, threads = pass->threads;
+    if (!block->next_uniforms) {
+        judge_greedily(block, logits, stride);
         return 1;
     }
-    best_tokens(pass->logits, rows, vocab, model->vocab, best);
-    for (int64_t b = 0; b < batch; b++) {
-        const int64_t *wanted = best + b * pass->count;
-        int64_t kept = 0;
-        while (kept < num_drafted[b] && drafted[b * gamma + kept] == wanted[kept]) kept++;
-        num_accepted[b] = kept;
-        next_tokens[b] = wanted[kept];
-    }
+    shape(logits, rows, block->vocab, stride, temperature, threads, block->target);
+    if (block->target_raw)
+        softmax(logits, rows, block->vocab, stride, 1.0f, threads, block->target_raw);
+    judge(block, threads);
+    for (int64_t b = 0; b < block->batch; b++)
+        if (block->next_tokens[b] < 0) return 0;
     return 1;
 }

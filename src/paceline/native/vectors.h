@@ -1,8 +1,9 @@
-/* Vectors of eight, and exp of them. */
+/* Vectors of eight, their exp and their logarithm. */
 
 #ifndef PACELINE_VECTORS_H
 #define PACELINE_VECTORS_H
 
+#include <math.h>
 #include <stdint.h>
 
 #define LANES 8
@@ -13,8 +14,25 @@ typedef float f4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef double d4 __attribute__((vector_size(32)));
 typedef signed char b8 __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef int32_t i8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int64_t l4 __attribute__((vector_size(32)));
 
 INLINE f8 select8(i8 which, f8 yes, f8 no) { return (f8)((which & (i8)yes) | (~which & (i8)no)); }
+
+/* The next eight numbers, or as many as are left and zeros behind them. */
+INLINE f8 load8(const float *x, int64_t left) {
+    if (left >= LANES) return *(const f8 *)x;
+    f8 some = {};
+    for (int64_t lane = 0; lane < left; lane++) some[lane] = x[lane];
+    return some;
+}
+
+/* The next four, likewise, in float64. */
+INLINE d4 load4(const float *x, int64_t left) {
+    if (left >= 4) return __builtin_convertvector(*(const f4 *)x, d4);
+    d4 some = {};
+    for (int64_t lane = 0; lane < left; lane++) some[lane] = (double)x[lane];
+    return some;
+}
 
 /* Sum of the lanes, in one order. */
 INLINE float sum_lanes(f8 v) {
@@ -48,6 +66,27 @@ INLINE f8 exp8(f8 x) {
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
     return p * (f8)((__builtin_convertvector(n, i8) + 127) << 23);
+}
+
+/* The natural logarithm to 1e-7 of itself; -inf of 0. */
+INLINE f8 log8(f8 x) {
+    i8 tiny = x < 1.17549435e-38f; /* whose exponent is not where others have it */
+    f8 whole = select8(tiny, x * 33554432.0f, x);
+    i8 exponent = ((i8)whole - 0x3f3504f3) >> 23; /* so that the rest is in [sqrt(1/2), sqrt(2)) */
+    f8 f = (f8)((i8)whole - (exponent << 23)) - 1.0f;
+    f8 n = __builtin_convertvector(exponent - (tiny & 25), f8);
+    f8 p = (f8){} + 7.0376836292e-2f;
+    p = p * f - 1.1514610310e-1f;
+    p = p * f + 1.1676998740e-1f;
+    p = p * f - 1.2420140846e-1f;
+    p = p * f + 1.4249322787e-1f;
+    p = p * f - 1.6668057665e-1f;
+    p = p * f + 2.0000714765e-1f;
+    p = p * f - 2.4999993993e-1f;
+    p = p * f + 3.3333331174e-1f;
+    f8 square = f * f;
+    p = p * f * square + n * -2.12194440e-4f - 0.5f * square;
+    return select8(x > 0.0f, f + p + n * 0.693359375f, (f8){} - INFINITY);
 }
 
 #endif

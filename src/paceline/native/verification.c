@@ -2,26 +2,35 @@
 
 #include "sampling.h"
 
-void judge_lossless(const int64_t *drafted, const int64_t *num_drafted, const float *draft_probs,
-                    const float *target_probs, int64_t batch, int64_t gamma, int64_t vocab,
-                    const double *accept_uniforms, const double *next_uniforms, int64_t threads,
-                    int64_t *num_accepted, int64_t *next_tokens) {
-#pragma omp parallel for num_threads(threads) if (batch > 1)
-    for (int64_t b = 0; b < batch; b++) {
-        const float *target = target_probs + b * (gamma + 1) * vocab;
-        const float *draft = draft_probs + b * gamma * vocab;
-        int64_t kept = 0;
-        for (; kept < num_drafted[b]; kept++) {
-            int64_t token = drafted[b * gamma + kept];
-            float p = target[kept * vocab + token], q = draft[kept * vocab + token];
-            float keep = q > 0.0f && p / q < 1.0f ? p / q : 1.0f;
-            if (!(accept_uniforms[b * gamma + kept] < (double)keep)) break;
-        }
-        const float *here = target + kept * vocab;
-        int64_t next = -1;
-        if (kept < num_drafted[b]) next = draw(here, draft + kept * vocab, vocab, next_uniforms[b]);
-        if (next < 0) next = draw(here, 0, vocab, next_uniforms[b]);
-        num_accepted[b] = kept;
-        next_tokens[b] = next;
-    }
+static Place place_at(const Block *block, int64_t row, int64_t position) {
+    int64_t target = (row * (block->gamma + 1) + position) * block->vocab;
+    int64_t draft = (row * block->places + position) * block->vocab;
+    return (Place){
+        .target = block->target + target,
+        .draft = block->draft + draft,
+        .target_raw = (block->target_raw ? block->target_raw : block->target) + target,
+        .draft_raw = (block->draft_raw ? block->draft_raw : block->draft) + draft,
+        .vocab = block->vocab,
+    };
+}
+
+static void judge_row(const Block *block, int64_t row) {
+    const Rule *rule = &block->rule;
+    const int64_t *drafted = block->drafted + row * block->gamma;
+    const double *accept = block->accept_uniforms + row * block->gamma;
+    double uniform = block->next_uniforms[row];
+    float *room = block->room + row * block->vocab;
+    int64_t kept = 0, count = block->num_drafted[row], next = -1;
+    Place place = place_at(block, row, 0);
+    while (kept < count && keeps(rule, &place, drafted[kept], accept[kept]))
+        place = place_at(block, row, ++kept);
+    if (kept < count) next = draw(recovery(rule, &place, room), place.draft, block->vocab, uniform);
+    if (next < 0) next = draw(aim(rule, &place, room), 0, block->vocab, uniform);
+    block->num_accepted[row] = kept;
+    block->next_tokens[row] = next;
+}
+
+void judge(const Block *block, int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (block->batch > 1)
+    for (int64_t row = 0; row < block->batch; row++) judge_row(block, row);
 }

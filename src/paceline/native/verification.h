@@ -1,14 +1,23 @@
+/* Drafted tokens judged by a rule. */
+
 #ifndef PACELINE_VERIFICATION_H
 #define PACELINE_VERIFICATION_H
 
-#include <stdint.h>
+#include "rules.h"
 
-/* Algorithm A.1 of Zhou et al. 2023: keep with probability min(1, p/q), recover from (p - q)_+, or
-   from p where nothing exceeds; all kept: a bonus from p. Shapes: drafted [batch, gamma],
-   draft [batch, gamma, vocab], target [batch, gamma + 1, vocab], uniforms in [0, 1). */
-void judge_lossless(const int64_t *drafted, const int64_t *num_drafted, const float *draft_probs,
-                    const float *target_probs, int64_t batch, int64_t gamma, int64_t vocab,
-                    const double *accept_uniforms, const double *next_uniforms, int64_t threads,
-                    int64_t *num_accepted, int64_t *next_tokens);
+typedef struct {
+    Rule rule;
+    int64_t batch, gamma, places, vocab; /* places: of the draft's, one behind the last for an aim */
+    const int64_t *drafted, *num_drafted;         /* [batch, gamma], [batch] */
+    const float *draft, *draft_raw;               /* [batch, places, vocab]; raw: null if the same */
+    float *target, *target_raw;                   /* [batch, gamma + 1, vocab], as these */
+    const double *accept_uniforms, *next_uniforms; /* [batch, gamma], [batch]; in [0, 1) */
+    float *room;                                  /* [batch, vocab] */
+    int64_t *num_accepted, *next_tokens;          /* [batch]: the verdict; -1 where there is no mass */
+} Block;
+
+/* Algorithm A.1 of Zhou et al. 2023, for any rule: tokens stay until the first that does not, whose
+   place another takes; where all stay, a bonus follows them. Nothing beyond that is looked at. */
+void judge(const Block *block, int64_t threads);
 
 #endif

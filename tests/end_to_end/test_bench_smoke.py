@@ -1,0 +1,97 @@
+"""From nothing to a frontier and a tuned setting, through the real command line, in seconds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.config import load_config
+from paceline.decode.strategies import DecodingConfig
+
+SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
+SUMS = ("--set", "min_terms=3", "--set", "max_terms=3", "--set", "max_digits=1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pair, made by the smoke configurations of pretraining."""
+    place = tmp_path_factory.mktemp("bench-smoke")
+    for split, count in (("train", "300"), ("test", "40")):
+        arguments = ("--split", split, "--count", count, "--out", f"{split}.jsonl")
+        assert paceline(place, "task", "arithmetic", *SUMS, *arguments).returncode == 0
+    for name in ("target", "draft"):
+        done = paceline(place, "pretrain", "--config", SMOKE / f"pretrain_{name}.yaml", *CPU)
+        assert done.returncode == 0, done.stderr
+    return place
+
+
+CPU = ("--set", "device=cpu")
+
+
+def paceline(place: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paceline.cli.main", *map(str, arguments)],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_pretraining_lowers_the_held_out_loss_and_the_draft_has_the_targets_tokenizer(
+    folder: Path,
+):
+    for name in ("target", "draft"):
+        result = json.loads((folder / "runs" / name / "result.json").read_text())
+        assert result["after"]["loss"] < 0.7 * result["before"]["loss"]
+    tokenizers = [folder / "runs" / n / "model" / "tokenizer.json" for n in ("target", "draft")]
+    assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
+
+
+def test_a_bench_ends_without_a_failed_cell_and_its_report_has_every_part(folder: Path):
+    done = paceline(folder, "bench", "--config", SMOKE / "bench.yaml", *CPU)
+    assert done.returncode == 0, done.stderr
+    assert "5 cells done, 0 failed, 0 left" in " ".join(done.stdout.split())
+    drawn = paceline(folder, "report", "runs/bench")
+    assert drawn.returncode == 0, drawn.stderr
+    text = (folder / "runs/bench/report.md").read_text()
+    for part in ("claims", "Plots", "Predicted against measured", "token_v3"):
+        assert part in text
+    assert len(list((folder / "runs/bench/plots").glob("*.png"))) == 1
+
+
+def test_a_tuned_setting_is_one_that_decode_reads(folder: Path):
+    done = paceline(folder, "tune", "--config", SMOKE / "tune.yaml", *CPU, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    path = folder / "runs/tune/decoding.yaml"
+    written = load_config(DecodingConfig, path)
+    assert found["chosen"]["decoding"] == written.model_dump(mode="json")
+    pair = ("--target", "runs/target/model", "--draft", "runs/draft/model")
+    text = paceline(folder, "decode", *pair, "--config", path, "--prompt", "7 - 2 + 5 =")
+    assert text.returncode == 0, text.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("task", "sums", "--out", "x.jsonl"), "sums"),
+        (("task", "arithmetic", "--split", "dev", "--out", "x.jsonl"), "split must be train or"),
+        (("report", "runs"), "has no result rows"),
+        (("tune", "--config", SMOKE / "tune.yaml", "--quality-floor", "0.9"), "exactly one of"),
+        (
+            ("bench", "--config", SMOKE / "bench.yaml", "--set", "grid.rules=[{rule: chow}]"),
+            "alpha: Field required",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(folder: Path, arguments: tuple[str, ...], says: str):
+    done = paceline(folder, *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
