@@ -58,7 +58,7 @@ class TuneConfig(ModelsConfig):
         sampling: How tokens will be drawn.
         rules: Candidates; a setting that is a list stands for one rule of each.
         num_speculative_tokens: Block lengths that are considered.
-        num_candidates: How many are measured.
+        num_candidates: How many are measured beside lossless decoding.
         num_examples: To choose on.
         num_confirmed: Others, to confirm on.
         num_timed: Of either, those that the target alone is timed on, too; None: all.
@@ -161,7 +161,7 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
 def propose(
     choosing: BenchConfig, config: TuneConfig, progress: Progress = silent
 ) -> list[DecodingConfig]:
-    """Candidates worth measuring: those that no other beats at both speed and distance.
+    """Candidates worth measuring: lossless, and those that no other beats at both speed and distance.
 
     Each rule comes with its fastest block length; of more candidates than are wanted, some at even
     steps along the distance to the target, both ends among them.
@@ -183,7 +183,9 @@ def propose(
         name, one = repr(cell.strategy.rule), predicted[work.key_of(cell)]
         if name not in best or one.predicted_speedup > best[name][0].predicted_speedup:
             best[name] = (one, cell)
-    return spread(undominated(list(best.values())), config.num_candidates)
+    _, lossless = best.pop(repr(Lossless()))
+    others = spread(undominated(list(best.values())), config.num_candidates)
+    return [lossless, *others]
 
 
 def undominated(

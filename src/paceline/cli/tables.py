@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.measure.frontier import Frontier
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
+    from paceline.measure.results import IntervalRow
 
 
 def measurement_table(found: Measurement) -> Group:
@@ -154,13 +155,23 @@ def rule_name(rule: AnyRule) -> str:
 
 
 def tuned_table(found: Tuned) -> Table:
-    """Everything that was measured, the chosen setting last."""
-    table = Table(
-        "setting", "examples", "quality", "of the target's", "speedup", "meets it", box=None
-    )
+    """Everything that was measured: to choose on, and then on examples that nobody had seen."""
+    absolute = found.config.absolute_quality is not None
+    name = "quality" if absolute else "of the target's"
+    table = Table("setting", name, "speedup", "met", box=None, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
+    confirming = False
     for one in found.tried:
-        name = f"{family(one.decoding)} {setting(one.decoding)}"
-        figures = (one.quality, one.relative_quality, one.speedup)
-        cells = ["-" if figure is None else str(figure) for figure in figures]
-        table.add_row(name, one.examples, *cells, "yes" if one.met else "no")
+        if one.examples == "confirming" and not confirming:
+            confirming = True
+            table.add_row("on unseen examples:")
+        figures = (one.quality if absolute else one.relative_quality, one.speedup)
+        cells = ["-" if figure is None else _short(figure) for figure in figures]
+        label = f"{family(one.decoding)} {setting(one.decoding)}".strip()
+        table.add_row(label, *cells, "yes" if one.met else "no")
     return table
+
+
+def _short(figure: IntervalRow) -> str:
+    return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"
