@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import Workbench
-    from paceline.core.sampling import SamplingParams
     from paceline.decode.strategies import DecodingConfig
 
 _PASSES = 15
@@ -61,11 +60,10 @@ def predict(
     """
     found: list[Prediction] = []
     known = [cell for cell in cells if _can_be_predicted(cell)]
-    costs = _costs(work, next(iter(answered.values())), known) if known and answered else None
     for temperature, row in answered.items():
         here = [cell for cell in known if cell.sampling.temperature == temperature]
-        if here and costs is not None:
-            found += _predict(work, row, here, costs, progress)
+        if here:
+            found += _predict(work, row, here, progress)
     return found
 
 
@@ -93,7 +91,6 @@ def _predict(
     work: Workbench,
     row: ResultRow,
     cells: Sequence[DecodingConfig],
-    costs: PassCosts,
     progress: Progress,
 ) -> list[Prediction]:
     texts = [list(example.tokens) for example in row.examples]
@@ -102,13 +99,13 @@ def _predict(
     chosen = [one for one in strategies if isinstance(one, Speculative)]
     rules = list({repr(one.rule): one.rule for one in chosen}.values())
     gammas = sorted({min(one.num_speculative_tokens, longest) for one in chosen})
-    sampling: SamplingParams = cells[0].sampling
+    costs = _costs(work, row, gammas)
     analysed = analyze_rules(
         *work.pair,
         work.prompts,
         texts,
         rules,
-        sampling,
+        cells[0].sampling,
         gammas,
         work.seed,
         progress,
@@ -134,14 +131,10 @@ def _predict(
     return found
 
 
-def _costs(work: Workbench, row: ResultRow, cells: Sequence[DecodingConfig]) -> PassCosts:
-    lengths = [
-        cell.strategy.num_speculative_tokens
-        for cell in cells
-        if isinstance(cell.strategy, Speculative)
-    ]
-    text = [*work.prompts[0], *row.examples[0].tokens]
-    timer = PassTimer(*work.pair, text, sorted(set(lengths)))
+def _costs(work: Workbench, row: ResultRow, gammas: Sequence[int]) -> PassCosts:
+    # without the last token: a block behind it could end beyond the context
+    text = [*work.prompts[0], *row.examples[0].tokens[:-1]]
+    timer = PassTimer(*work.pair, text, gammas)
     for _ in range(_PASSES):
         timer.time_once()
     return timer.costs()

@@ -33,8 +33,7 @@ class BenchConfig(ModelsConfig):
             `skip_examples` that stay unseen.
         num_timed: How many of these, evenly spread, the target alone answers beside each cell;
             None: all. Speed is that of these.
-        max_seconds: Stop before a cell that would begin later than this; the rest is for the next
-            start.
+        max_seconds: Begin no cells later than this; the rest is for the next start.
     """
 
     task: TaskChoice
