@@ -249,6 +249,10 @@ def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="is a file; choose a directory"):
         bench(settings(folder, tmp_path / "file"))
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "results.jsonl").write_text('{"schema\n{"schema_version": 1}\n')
+    with pytest.raises(UsageError, match="holds a line that is not JSON"):
+        bench(settings(folder, tmp_path / "torn"))
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "results.jsonl").write_text('{"schema_version": 0}\n')
     with pytest.raises(UsageError, match=r"row 1 has schema_version 0, this Paceline reads 1"):

@@ -8,6 +8,7 @@ a row and tries failed ones anew; a cell that fails is recorded, and the others 
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +17,7 @@ from paceline.bench.schema import Baseline, ExampleRow, ResultRow, read_row
 from paceline.bench.workbench import BenchConfig, Workbench, bench_context, cell_key, prepare
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import Autoregressive, DecodingConfig, build_decoder
-from paceline.errors import ContextLengthError, PacelineError, StorageError
+from paceline.errors import ContextLengthError, PacelineError, StorageError, UsageError
 from paceline.measure.latency import time_request
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
@@ -203,10 +204,11 @@ def read_rows(folder: Path, context: str | None = None) -> list[ResultRow]:
         UsageError: a row is of another version or malformed.
     """
     path = folder / "results.jsonl"
-    rows = [
-        read_row(values, f"{path} row {number}")
-        for number, values in enumerate(read_jsonl(path), start=1)
-    ]
+    try:
+        found = read_jsonl(path)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path} holds a line that is not JSON ({error}); remove it") from None
+    rows = [read_row(values, f"{path} row {number}") for number, values in enumerate(found, 1)]
     if context is None and rows:
         context = rows[-1].context
     return list({row.key: row for row in rows if row.context == context}.values())

@@ -142,8 +142,9 @@ def _judge(claim: Claim, frontier: Frontier) -> Finding:
         Side(count, interval(value_R), floors)
         for count, value_R, floors in zip(counts, values_GR, by_floor, strict=True)
     ]
-    differs = bool((difference_R != 0).any())
-    verdict = verdict_of(found, claim.margin) if differs else UNDECIDED
+    # with hardly a resample in which they differ, neither has been tried
+    same = found.low == found.high == 0
+    verdict = UNDECIDED if same else verdict_of(found, claim.margin)
     return Finding(claim, verdict, counts, found, (sides[0], sides[1]))
 
 
@@ -225,8 +226,8 @@ def explanation() -> str:
         "S of the second is computed in the data and in each of the resamples of the examples, the "
         f"best cells chosen anew in each; a claim **{HELD}** if the 95% interval of the difference "
         f"lies above 0, **{BROKEN}** if it lies below, and is **{UNDECIDED}** else, also where both "
-        f"groups are the same in every resample. Claim f asks for no worse, so there the line is "
-        f"-{number(MARGIN)} instead of 0. Claim d2 compares instead the best quality / target's among "
+        f"groups are the same in at least 95% of the resamples. Claim f asks for no worse, so there "
+        f"the line is -{number(MARGIN)} instead of 0. Claim d2 compares instead the best quality / target's among "
         "the cells that are at least as fast as the 75th percentile of all cells (without the target "
         "and the oracle, which is in no group); it counts as 0 where a group has no cell so fast.\n\n"
         "A group with more cells has more chances that one of them looks good by luck (the winner's "
