@@ -75,7 +75,7 @@ def steady(
     strategy: AnyStrategy | AnyRule,
     quality: float | None = 1.0,
     speedup: float = 1.0,
-    count: int = 4,
+    count: int = 20,
     **settings: Any,
 ) -> ResultRow:
     """A cell that does the same on every example, so that every resample is the data again."""

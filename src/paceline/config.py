@@ -81,11 +81,25 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         raise ConfigError(
             f"the value in override {override!r} is not valid YAML; quote it"
         ) from None
+    set_key(values, keys, value, f"override {override!r}")
+
+
+def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:
+    """Set a value deep in nested mappings, which are made where there are none.
+
+    Raises:
+        ConfigError: something that is no mapping is in the way; `source` says who asked.
+    """
     node = values
     for key in keys[:-1]:
-        child = node.setdefault(key, {})
+        child = node.get(key)
+        if child is None:
+            child = node[key] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"override {override!r}: {key} holds a value, not further keys")
+            raise ConfigError(
+                f"{source}: {key} holds a value ({reprlib.repr(child)}), not further keys; write it "
+                "as a mapping"
+            )
         node = cast("dict[str, Any]", child)
     node[keys[-1]] = value
 

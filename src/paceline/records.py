@@ -153,6 +153,14 @@ def config_hash(config: StrictModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def stamps(path: str) -> list[tuple[str, int, int]]:
+    """Name, size and time of a local file, or of the files in a directory; empty where neither is."""
+    place = Path(path)
+    files = sorted(place.iterdir()) if place.is_dir() else [place]
+    found = [(file, file.stat()) for file in files if file.is_file()]
+    return [(file.name, status.st_size, status.st_mtime_ns) for file, status in found]
+
+
 def environment() -> dict[str, Any]:
     """Versions, hardware and git state, for manifests and reports."""
     packages = ("paceline", "torch", "transformers", "accelerate", "datasets", "safetensors")
@@ -204,9 +212,9 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.result = path / "result.json"
 
-    def write_manifest(self, config: StrictModel) -> None:
-        """Record the resolved configuration, its hash and where it runs."""
-        content = {
+    def write_manifest(self, config: StrictModel, **more: str) -> None:
+        """Record the resolved configuration, its hash, where it runs, and more by name."""
+        content = more | {
             "config": config.model_dump(mode="json"),
             "config_hash": config_hash(config),
             "environment": environment(),

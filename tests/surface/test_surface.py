@@ -41,7 +41,7 @@ NAMES = {
     "paceline.measure": "measure MeasureConfig Measurement",
     "paceline.bench": "bench BenchConfig Grid ResultRow read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
-    "paceline.report": "write_report summaries",
+    "paceline.report": "write_report Report",
 }
 
 # A name ends in "=" and its default where it has one; "*": by name only from here on.

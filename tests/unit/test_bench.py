@@ -1,5 +1,7 @@
 """A bench runs every cell once, keeps what is done, records what fails, and measures what decoding does."""
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from paceline.bench import BenchConfig, Grid, bench, read_rows, runner
 from paceline.bench.grid import expand
 from paceline.bench.prediction import FILE
 from paceline.bench.schema import ResultRow, family, setting
+from paceline.bench.workbench import bench_context
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams
@@ -223,6 +226,62 @@ def test_another_setting_in_the_same_place_does_not_mix_with_the_old_rows(
     new = bench(settings(folder, tmp_path / "run", grid=small, num_examples=4))
     assert {row.key for row in old.rows}.isdisjoint(row.key for row in new.rows)
     assert {len(row.examples) for row in read_rows(tmp_path / "run")} == {4}
+
+
+def test_a_model_that_was_trained_on_and_a_corpus_that_was_changed_are_others(
+    folder: Path, tmp_path: Path
+):
+    place = shutil.copytree(folder, tmp_path / "pair")
+    config = settings(place, tmp_path / "run")
+    first = bench_context(config)
+    assert bench_context(config) == first
+    os.utime(place / "draft" / "model.safetensors", ns=(1, 1))
+    trained = bench_context(config)
+    assert trained != first
+    write_corpus(place / "questions.jsonl", QUESTIONS[:8])
+    assert bench_context(config) != trained
+
+
+def test_predictions_that_a_kill_left_out_are_made_at_the_next_start(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = settings(folder, tmp_path / "run")
+    bench(config)
+    path = tmp_path / "run" / FILE
+    whole = {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)}
+    path.unlink()
+    bench(config)
+    assert {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)} == whole
+    monkeypatch.setattr(runner, "prepare", lambda *_: pytest.fail("nothing is left to do"))
+    bench(config)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_manifest_of_the_rows(
+    folder: Path, tmp_path: Path
+):
+    bench(settings(folder, tmp_path / "run"))
+    manifest = (tmp_path / "run" / "manifest.json").read_text()
+    with pytest.raises(UsageError, match="nowhere"):
+        bench(settings(folder, tmp_path / "run", draft=str(folder / "nowhere")))
+    assert (tmp_path / "run" / "manifest.json").read_text() == manifest
+
+
+def test_cells_and_the_target_alone_take_every_turn(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An order that depended on the example's number would time all timed ones in the same order."""
+    order: list[str] = []
+    plain = runner.time_request
+
+    def noted(decoder: Any, *arguments: Any) -> Any:
+        order.append(type(decoder).__name__)
+        return plain(decoder, *arguments)
+
+    monkeypatch.setattr(runner, "time_request", noted)
+    grid = {"temperatures": [0.0], "rules": [{"rule": "lossless"}]}
+    bench(settings(folder, tmp_path / "run", grid=grid, num_examples=9, num_timed=9))
+    places = {turn % 3 for turn, name in enumerate(order) if name == "SpeculativeDecoder"}
+    assert places == {0, 1, 2}
 
 
 def test_cells_of_one_sampler_take_turns_a_few_at_a_time():

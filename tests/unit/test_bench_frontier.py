@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paceline.bench.frontier import Frontier, by_temperature
+from paceline.bench.frontier import Frontier
 from paceline.bench.schema import family, setting
 from paceline.core.bootstrap import Interval
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Opt
@@ -198,18 +198,26 @@ def test_rows_without_the_target_alone_are_refused():
 
 
 def test_rows_of_different_examples_are_refused():
-    with pytest.raises(UsageError, match="a cell has 3 examples, the target alone 4"):
+    with pytest.raises(UsageError, match="a cell has 3 examples, the target alone 20"):
         Frontier([steady(ALONE), steady(Chow(0.2), count=3)])
 
 
-def test_each_temperature_has_a_frontier_of_its_finished_cells():
-    rows = [
-        *(steady(ALONE, temperature=temperature) for temperature in (0.0, 1.0)),
-        steady(Chow(0.2), temperature=1.0),
-        row(Chow(0.3), temperature=1.0, error="broken"),
-    ]
-    found = by_temperature(rows)
-    assert {temperature: len(one.rows) for temperature, one in found.items()} == {0.0: 1, 1.0: 2}
+def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had():
+    unlucky, near = steady(Lossless(), 0.5, 1.4), steady(Chow(0.2), 0.5, 1.6)
+    found = Frontier([steady(ALONE), unlucky, near])
+    assert found.relative_quality(unlucky).value == 0.5
+    reached = found.fastest([unlucky, near], 1.0)
+    assert reached is not None
+    assert (reached.row, reached.value.value, reached.share) == (unlucky, pytest.approx(1.4), 1)
+    assert found.fastest([unlucky], 1.01) is None, "nothing is proven of more than the target's own"
+    assert found.finest([unlucky]).value.value == 0.5, "measured, not granted"  # pyright: ignore
+
+
+def test_the_target_alone_is_timed_against_itself():
+    slow = steady(ALONE, 1.0, 0.8)
+    found = Frontier([slow])
+    assert found.against_itself().value == pytest.approx(0.8)
+    assert found.speedup(slow).value == 1
 
 
 @pytest.mark.parametrize(

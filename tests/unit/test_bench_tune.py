@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from aligning import write_corpus, write_pair
-from paceline.bench import read_rows
+from paceline.bench import ResultRow, read_rows, runner
+from paceline.bench.frontier import Frontier
 from paceline.bench.prediction import Prediction
-from paceline.bench.tune import TuneConfig, spread, tune, undominated
+from paceline.bench.tune import Bound, TuneConfig, spread, tune, undominated
 from paceline.config import load_config, validate
 from paceline.core.rules import Chow, Lossless
 from paceline.core.sampling import SamplingParams
@@ -16,6 +17,7 @@ from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.errors import ConfigError, NotReachedError, UsageError
 from paceline.models import load_model
+from result_rows import ALONE, example, row, steady
 
 QUESTIONS = [
     f"the {a} sat near the {b}" for a in ("cat", "hen", "man", "ant") for b in ("inn", "tin", "pan")
@@ -58,10 +60,13 @@ def settings(folder: Path, output: Path, **changes: Any) -> TuneConfig:
     return validate(TuneConfig, values | changes)
 
 
-def candidate(alpha: float, tvd: float, speedup: float) -> tuple[Prediction, DecodingConfig]:
+def candidate(alpha: float, surprisal: float, speedup: float) -> tuple[Prediction, DecodingConfig]:
     decoding = DecodingConfig(strategy=Speculative(rule=Chow(alpha)))
     prediction = Prediction(
-        key=str(alpha), predicted_rejection=0.1, predicted_tvd=tvd, predicted_speedup=speedup
+        key=str(alpha),
+        predicted_rejection=0.1,
+        predicted_surprisal=surprisal,
+        predicted_speedup=speedup,
     )
     return prediction, decoding
 
@@ -70,12 +75,12 @@ def alphas(decodings: list[DecodingConfig]) -> list[float]:
     return [d.strategy.rule.alpha for d in decodings]  # pyright: ignore
 
 
-def test_only_candidates_that_no_other_beats_at_both_are_kept_from_near_to_far():
+def test_only_candidates_that_no_other_beats_at_both_are_kept_from_the_least_surprising_on():
     given = [
         candidate(0.1, 0.0, 1.0),
         candidate(0.2, 0.3, 1.5),
         candidate(0.3, 0.2, 1.4),
-        candidate(0.4, 0.25, 1.3),  # farther and slower than 0.3
+        candidate(0.4, 0.25, 1.3),  # more surprising and slower than 0.3
         candidate(0.5, 0.3, 1.2),
     ]
     assert alphas(undominated(given)) == [0.1, 0.3, 0.2]
@@ -97,6 +102,97 @@ def test_the_setting_holds_on_unseen_examples_and_decode_reads_it(folder: Path, 
     chosen_from = [one.decoding.strategy for one in found.tried if one.examples == "choosing"]
     lossless = [s for s in chosen_from if isinstance(s, Speculative) and s.rule == Lossless()]
     assert len(lossless) == 1, "measured whatever the others promise, and once"
+
+
+def test_a_floor_above_the_targets_quality_takes_more_than_the_proof(folder: Path, tmp_path: Path):
+    with pytest.raises(NotReachedError, match="meets a quality of 50 of the target's"):
+        tune(settings(folder, tmp_path / "run", quality_floor=50.0, sampling={"temperature": 1.0}))
+
+
+def frontier_of(**cells: ResultRow) -> Frontier:
+    return Frontier([steady(ALONE), *cells.values()])
+
+
+def names(ranked: list[DecodingConfig], **cells: ResultRow) -> list[str]:
+    known = {cell.decoding.model_dump_json(): name for name, cell in cells.items()}
+    return [known.get(one.model_dump_json(), "alone") for one in ranked]
+
+
+def test_of_settings_as_good_the_faster_one_comes_first_and_the_target_alone_last(
+    folder: Path, tmp_path: Path
+):
+    """At temperature 0 lossless decoding and the target alone have one and the same quality."""
+    cells = {
+        "lossless": steady(Lossless(), 1.0, 1.3),
+        "slower": steady(Chow(0.1), 1.0, 1.1),
+        "worse": steady(Chow(0.9), 0.5, 2.0),
+    }
+    frontier = frontier_of(**cells)
+    budget = Bound(settings(folder, tmp_path, max_latency=1.0))
+    assert names(budget.ranked(frontier), **cells) == ["lossless", "slower", "alone", "worse"]
+    floor = Bound(settings(folder, tmp_path, quality_floor=0.9))
+    assert names(floor.ranked(frontier), **cells) == ["lossless", "slower", "alone"]
+
+
+def test_lossless_decoding_meets_a_floor_by_proof_whatever_luck_its_samples_have(
+    folder: Path, tmp_path: Path
+):
+    cells = {"lossless": steady(Lossless(), 0.5, 1.3), "chow": steady(Chow(0.1), 0.5, 1.4)}
+    frontier = frontier_of(**cells)
+    floor = Bound(settings(folder, tmp_path, quality_floor=1.0))
+    assert names(floor.ranked(frontier), **cells) == ["lossless", "alone"]
+    assert floor.tried(frontier, cells["lossless"], "confirming").met
+    more = Bound(settings(folder, tmp_path, quality_floor=1.01))
+    assert more.ranked(frontier) == []
+
+
+def test_confirming_takes_more_than_a_lucky_mean(folder: Path, tmp_path: Path):
+    """0.99 of the target's quality in the data, below 0.98 in about every third resample."""
+    lucky = row(Chow(0.2), [example(1.0, 0.5)] * 95 + [example(0.8, 0.5)] * 5)
+    frontier = Frontier([steady(ALONE, count=100), lucky])
+    bound = Bound(settings(folder, tmp_path, quality_floor=0.988, confidence=0.8))
+    assert bound.tried(frontier, lucky, "choosing").met
+    assert not bound.tried(frontier, lucky, "confirming").met
+    near = Bound(settings(folder, tmp_path, quality_floor=0.98, confidence=0.8))
+    assert near.tried(frontier, lucky, "confirming").met
+
+
+def test_a_candidate_that_fails_is_named_and_the_others_go_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    build = runner.build_decoder
+
+    def broken(decoding: DecodingConfig, *models: Any) -> Any:
+        if decoding == proposed[1]:
+            raise RuntimeError("no\nroom")
+        return build(decoding, *models)
+
+    proposed = [
+        DecodingConfig(strategy=Speculative(rule=rule), sampling=SamplingParams(temperature=0))
+        for rule in (Lossless(), Chow(1.0))
+    ]
+    monkeypatch.setattr("paceline.bench.tune.propose", lambda *_: proposed)
+    monkeypatch.setattr(runner, "build_decoder", broken)
+    found = tune(settings(folder, tmp_path / "run", quality_floor=0.9))
+    assert found.chosen.decoding != proposed[1]
+    assert [(cell.decoding, cell.error) for cell in found.failed] == [(proposed[1], "no room")]
+
+
+def test_a_target_that_cannot_answer_is_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.decode.autoregressive.AutoregressiveDecoder.room", lambda *_: 3)
+    with pytest.raises(UsageError, match="target alone could not answer the examples: example 0"):
+        tune(settings(folder, tmp_path / "run", quality_floor=0.9))
+
+
+def test_a_tune_that_fails_leaves_no_setting_of_an_earlier_one(folder: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    tune(settings(folder, out, quality_floor=0.98))
+    with pytest.raises(NotReachedError):
+        tune(settings(folder, out, quality_floor=50.0))
+    assert not (out / "decoding.yaml").exists()
+    assert not (out / "result.json").exists()
 
 
 def test_choosing_and_confirming_share_no_example(folder: Path, tmp_path: Path):

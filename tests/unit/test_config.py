@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from paceline.config import StrictModel, load_config, to_yaml
+from paceline.config import StrictModel, load_config, set_key, to_yaml
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy
 from paceline.errors import ConfigError, UsageError
 
@@ -104,7 +104,9 @@ def test_a_malformed_override_is_named(tmp_path: Path, override: str):
 
 
 def test_an_override_below_a_plain_value_is_an_error(tmp_path: Path):
-    assert "steps holds a value, not further keys" in fault(tmp_path, "steps: 3", "steps.more=1")
+    assert "steps holds a value (3), not further keys" in fault(
+        tmp_path, "steps: 3", "steps.more=1"
+    )
 
 
 def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
@@ -204,3 +206,11 @@ def test_what_is_written_is_read_back_equal(tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("config") / "run.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(Run, path) == config
+
+
+def test_a_key_below_nothing_makes_the_mapping_and_below_a_value_is_an_error():
+    values: dict[str, object] = {"sampling": None, "task": "arithmetic"}
+    set_key(values, ["sampling", "temperature"], 0.5, "option --temperature")
+    assert values["sampling"] == {"temperature": 0.5}
+    with pytest.raises(ConfigError, match=r"option --task: task holds a value \('arithmetic'\)"):
+        set_key(values, ["task", "task"], "docstrings", "option --task")

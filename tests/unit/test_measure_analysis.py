@@ -69,6 +69,8 @@ def test_an_effect_is_that_of_the_rules_vectors_token_by_token(rule: Rule):
         assert float(effect.tvd_T[place]) == pytest.approx(cascades.tvd(p, induced), abs=1e-5)
         kl = math.fsum(a * math.log(a / b) for a, b in zip(p, induced, strict=True))
         assert float(effect.kl_T[place]) == pytest.approx(kl, abs=1e-4)
+        surprisal = cascades.surprise(induced, p_raw.tolist())
+        assert float(effect.surprisal_T[place]) == pytest.approx(surprisal, abs=1e-4)
 
 
 @rules

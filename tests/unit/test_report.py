@@ -15,7 +15,7 @@ from paceline.core.bootstrap import Interval
 from paceline.core.rules import Chow, ChowLog, Diff, Lossless, Opt
 from paceline.decode.strategies import Oracle, ResponseByResponse
 from paceline.errors import UsageError
-from paceline.report import markdown, summaries, tables, write_report
+from paceline.report import markdown, tables, write_report
 from paceline.report.results import Results, read_results
 from result_rows import ALONE, example, read_tables, row, steady, write_rows
 
@@ -143,8 +143,8 @@ def test_one_failed_cell_does_not_empty_its_family(tmp_path: Path):
 
 def test_a_task_without_metric_has_speeds_and_one_clear_line(tmp_path: Path):
     rows = [steady(ALONE, None, metric=None), steady(Chow(0.2), None, 2.0, metric=None)]
-    path = write_report(write_rows(tmp_path, rows))
-    text = path.read_text()
+    written = write_report(write_rows(tmp_path, rows))
+    text = written.path.read_text()
     line = "The task has no metric, so there is no quality to weigh against speed."
     assert text.count(line) == 3  # of the summaries, the claims, the plots
     (cells,) = read_tables(text)
@@ -152,14 +152,14 @@ def test_a_task_without_metric_has_speeds_and_one_clear_line(tmp_path: Path):
     assert not {"quality", "quality / target's"} & set(cells[0])
     assert "**quality" not in text
     assert not (tmp_path / "plots").exists()
-    assert line in summaries(tmp_path)
+    assert line in written.summary
 
 
 def test_a_temperature_without_the_target_alone_leaves_the_others_as_they_are(tmp_path: Path):
     rows = [*ROWS, steady(Chow(0.2), temperature=0.0), row(ALONE, temperature=0.0, error="broken")]
     results = read(tmp_path, rows)
     assert [section.name for section in results.sections] == ["temperature 0", "temperature 1"]
-    text = write_report(tmp_path).read_text()
+    text = write_report(tmp_path).path.read_text()
     assert "nothing to compare 1 finished cells with; run the bench again" in text
     assert (tmp_path / "plots/temperature-1.png").exists()
     assert not (tmp_path / "plots/temperature-0.png").exists()
@@ -167,7 +167,7 @@ def test_a_temperature_without_the_target_alone_leaves_the_others_as_they_are(tm
 
 def test_a_target_that_is_always_wrong_is_one_line(tmp_path: Path):
     rows = [steady(ALONE, 0.0), steady(Chow(0.2), 0.0, 2.0)]
-    text = write_report(write_rows(tmp_path, rows)).read_text()
+    text = write_report(write_rows(tmp_path, rows)).path.read_text()
     assert text.count("The target's own quality is 0") == 3
 
 
@@ -183,7 +183,7 @@ def test_another_nucleus_is_another_section(tmp_path: Path):
 
 def test_where_an_answer_comes_at_once_there_is_no_decoding_speedup(tmp_path: Path):
     """A response that the draft wrote comes whole; one that the target wrote anew does not."""
-    answers = [example(0.5, 0.5, first_s=0.5)] * 3 + [example(0.5, 0.5, first_s=0.4)]
+    answers = [example(0.5, 0.5, first_s=0.5)] * 19 + [example(0.5, 0.5, first_s=0.4)]
     kept = row(ResponseByResponse(alpha=0.9), answers)
     found = {line["family"]: line for line in cell_lines(read(tmp_path, [*ROWS, kept]))}
     assert found["sequence_cascade"]["decoding speedup"] == "-"
@@ -204,18 +204,28 @@ def test_the_run_is_described(tmp_path: Path):
     results = read_results(tmp_path)
     facts = tables.run_lines(results)
     assert "cells: 4 finished, 0 failed, 1 of the grid not run yet" in facts
-    assert "examples: 4, of which 4 were timed beside the target alone; metric: accuracy" in facts
+    assert "examples: 20, of which 20 were timed beside the target alone; metric: accuracy" in facts
     assert {"target: big", "seed: 5", "versions: torch 2.13.0", "cpu_count: 2"} <= set(facts)
     assert any("c0ffee" in fact for fact in facts)
-    assert not any(fact.startswith("mind") for fact in facts)
     assert summary_lines(results)["diff"]["cells"] == "0"
 
 
-def test_a_manifest_of_another_start_is_pointed_out(tmp_path: Path):
-    write_rows(tmp_path, ROWS)
-    write_manifest(tmp_path, num_examples=100)
-    facts = tables.run_lines(read_results(tmp_path))
-    assert any("of another start of the bench than these rows" in fact for fact in facts)
+def test_rows_are_those_of_the_bench_that_the_manifest_is_of(tmp_path: Path):
+    """A first bench, another one in the same folder, and the first one again, which had no more to do."""
+    others = [one.model_copy(update={"context": "0ther"}) for one in ROWS[:2]]
+    write_rows(tmp_path, [*ROWS, *others])
+    write_manifest(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    counts = {}
+    for context in ("c0ffee", "0ther"):
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"context": context}))
+        results = read_results(tmp_path)
+        assert any(context in fact for fact in tables.run_lines(results))
+        counts[context] = len(results.rows)
+    assert counts == {"c0ffee": len(ROWS), "0ther": 2}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"context": "none"}))
+    with pytest.raises(UsageError, match="only result rows of another bench; run `paceline bench`"):
+        read_results(tmp_path)
 
 
 def test_without_manifest_the_report_says_what_is_not_known(tmp_path: Path):
@@ -227,15 +237,16 @@ def test_a_report_is_whole_and_the_same_again(tmp_path: Path):
     rows = [*ROWS, steady(Oracle(rule=Diff(0.2)), 0.6, 0.7), steady(Lossless(), 0.5, 1.5)]
     rows += [steady(ALONE, 0.5, temperature=0.0), steady(Chow(0.2), 0.5, 2.0, temperature=0.0)]
     folder = write_rows(tmp_path, rows)
-    path = write_report(folder)
+    path = write_report(folder).path
     first = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     (folder / "plots/stale.png").write_bytes(b"from an earlier bench")
-    assert write_report(folder) == path == folder / "report.md"
+    assert write_report(folder).path == path == folder / "report.md"
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == first
     assert sorted(file.name for file in (folder / "plots").iterdir()) == [
         f"temperature-{temperature}.{kind}" for temperature in "01" for kind in ("png", "svg")
     ]
     text = path.read_text()
+    assert text.count("against itself: 1.000 [1.000, 1.000].") == 2
     assert "![temperature 0](plots/temperature-0.png)" in text
     assert "Predicted against measured" not in text
 
@@ -263,7 +274,7 @@ def predict(folder: Path, **rates: float | None) -> None:
             "schema_version": 1,
             "key": key,
             "predicted_rejection": rate,
-            "predicted_tvd": 0.1,
+            "predicted_surprisal": 0.5,
             "predicted_speedup": 1.5,
         }
         for key, rate in rates.items()
@@ -281,7 +292,7 @@ def test_predictions_are_counted_where_something_was_measured(tmp_path: Path):
     inside, outside, unknown, _ = (cell.key for cell in cells)
     rates = {inside: 0.3, outside: 0.31, unknown: None, alone.key: 0.2, "another cell": 0.1}
     predict(tmp_path, **rates)
-    text = write_report(tmp_path).read_text()
+    text = write_report(tmp_path).path.read_text()
     assert "Inside: 1 of 2." in text
     found = next(lines for lines in read_tables(text) if "predicted" in lines[0])
     assert [list(line.values()) for line in found] == [
@@ -293,7 +304,9 @@ def test_predictions_are_counted_where_something_was_measured(tmp_path: Path):
 def test_a_prediction_that_is_none_is_one_line(tmp_path: Path):
     write_rows(tmp_path, ROWS)
     (tmp_path / "predictions.jsonl").write_text('{"schema_version": 2, "key": "k"}\n')
-    with pytest.raises(UsageError, match=r"predictions\.jsonl has a row that is none") as error:
+    with pytest.raises(
+        UsageError, match=r"predictions\.jsonl has a row that is no prediction"
+    ) as error:
         write_report(tmp_path)
     assert "\n" not in str(error.value)
 
@@ -315,4 +328,4 @@ def test_a_figure_without_a_number_is_a_dash():
 def test_a_frontier_of_the_target_alone_has_an_empty_summary(tmp_path: Path):
     results = read(tmp_path, [steady(ALONE)])
     assert isinstance(results.sections[0].judged, Frontier)
-    assert write_report(tmp_path).exists()
+    assert write_report(tmp_path).path.exists()

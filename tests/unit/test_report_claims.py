@@ -68,7 +68,7 @@ def test_the_other_way_round_the_claim_did_not_hold():
 def test_which_is_faster_on_some_examples_only_is_not_decided():
     """Either is the faster one, by as much, on half of the examples."""
     quick, slow = example(seconds=0.4), example(seconds=0.6)
-    found = judged(row(Opt(0.1), [quick, slow] * 4), row(Diff(0.1), [slow, quick] * 4))["b"]
+    found = judged(row(Opt(0.1), [quick, slow] * 10), row(Diff(0.1), [slow, quick] * 10))["b"]
     assert found.verdict == "not decided here"
     assert found.difference is not None
     assert found.difference.low < 0 < found.difference.high
@@ -232,3 +232,11 @@ def test_the_text_names_cells_floors_and_verdicts():
 def test_the_target_alone_leaves_every_claim_unmeasured():
     (verdicts,) = read_tables(claims.claims_text(Frontier([steady(ALONE)])))
     assert {line["here"] for line in verdicts} == {"not measured"}
+
+
+def test_nothing_is_decided_by_a_handful_of_examples():
+    """Every resample of one example is that example: an interval of no width that says nothing."""
+    few = [steady(TokenV3(0.1), 1.0, 3.0, count=19), steady(Chow(0.2), 1.0, 1.5, count=19)]
+    assert judged(*few)["a"].verdict == claims.UNDECIDED
+    enough = [steady(TokenV3(0.1), 1.0, 3.0), steady(Chow(0.2), 1.0, 1.5)]
+    assert judged(*enough)["a"].verdict == claims.HELD

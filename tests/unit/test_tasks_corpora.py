@@ -103,9 +103,14 @@ def test_an_answer_is_judged_whole_unless_only_its_first_line_is_wanted(corpus: 
         assert task.score(example, answer) == score
 
 
-def test_versions_are_those_of_the_metric(corpus: CorpusConfig):
-    assert Pairs(corpus=corpus).versions() == {}
-    assert set(Pairs(corpus=corpus, metric="bleu").versions()) == {"sacrebleu"}
+def test_versions_are_those_of_the_metric_and_of_what_stands_in_the_corpus(tmp_path: Path):
+    corpus = write(tmp_path / "a.jsonl", pair(0), pair(1))
+    first = Pairs(corpus=corpus).versions()
+    assert set(first) == {"corpus"} == set(PlainText(corpus=corpus).versions())
+    assert set(Pairs(corpus=corpus, metric="bleu").versions()) == {"sacrebleu", "corpus"}
+    assert Pairs(corpus=corpus).versions() == first
+    assert Pairs(corpus=write(tmp_path / "a.jsonl", pair(0), pair(2))).versions() != first
+    assert Pairs(corpus=CorpusConfig(path="some/dataset")).versions() == {}
 
 
 def test_what_the_test_corpus_asks_is_left_out_of_training(corpus: CorpusConfig, tmp_path: Path):
@@ -169,7 +174,6 @@ def test_plain_text_takes_every_kind_of_record_as_it_is(tmp_path: Path, row: dic
     assert example.reference == ""
     assert example.record.where.endswith("a.jsonl line 1")
     assert task.metric is None
-    assert task.versions() == {}
 
 
 def test_plain_text_cannot_be_scored(corpus: CorpusConfig):

@@ -134,6 +134,23 @@ def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(folder: Path, tmp
     assert json.loads((out / "result.json").read_text())["num_steps"] == 5
 
 
+def test_a_longer_run_that_is_stopped_is_not_taken_for_finished(folder: Path, tmp_path: Path):
+    """The result of the shorter one lies there, beside the manifest of the longer one."""
+    out = tmp_path / "run"
+    align(align_config(folder, out, num_steps=3))
+
+    def interrupt(stage: str, *_: object) -> None:
+        if stage == "training":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    longer = align_config(folder, out, num_steps=8)
+    with pytest.raises(TrainingError, match="stopped after step"):
+        align(longer, resume=True, progress=interrupt)
+    align(longer, resume=True)
+    assert len(losses(out)) == 8
+    assert json.loads((out / "result.json").read_text())["num_steps"] == 8
+
+
 def test_resuming_what_never_began_begins(folder: Path, tmp_path: Path):
     run = align(align_config(folder, tmp_path / "run", num_steps=1), resume=True)
     assert len(losses(run)) == 1

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from paceline.bench.schema import ExampleRow, ResultRow, family
 from paceline.core.bootstrap import Interval
-from paceline.decode.strategies import Autoregressive
+from paceline.core.rules import Lossless
+from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.errors import UsageError
 from paceline.rng import named_generator
 
@@ -42,7 +43,12 @@ class Frontier:
 
     Attributes:
         rows: The cells, [C].
+        target: That of the target alone.
+        num_timed: Examples that speeds are of.
         quality_CR: Mean score; NaN where the task has no metric. The first resample is the data itself.
+        relative_CR: Mean score / the target's own.
+        granted_CR: The same, of lossless cells and the target alone at least 1: that they answer as
+            well is proven, and above temperature 0 a lower score is luck.
         speed_CR: Seconds a token of the target alone / of the cell, whole requests.
     """
 
@@ -52,6 +58,7 @@ class Frontier:
             raise UsageError("the target alone has no finished cell; run the bench to its end")
         self.rows = list(rows)
         self.target = alone[0]
+        self.num_timed = sum(example.baseline is not None for example in self.target.examples)
         num_examples = len(self.target.examples)
         rng = named_generator(seed, "frontier", num_examples)
         shape = (NUM_RESAMPLES, num_examples)
@@ -61,6 +68,9 @@ class Frontier:
         self.speed_CR = torch.stack([self._speed(row) for row in rows])
         at = self.rows.index(self.target)
         self.relative_CR = self.quality_CR / self.quality_CR[at]
+        proven_C = torch.tensor([row is self.target or _is_lossless(row) for row in rows])
+        granted_CR = self.relative_CR.nan_to_num(1).clamp(min=1)
+        self.granted_CR = granted_CR.where(proven_C[:, None], self.relative_CR)
 
     def quality(self, row: ResultRow) -> Interval:
         """Mean score."""
@@ -73,6 +83,10 @@ class Frontier:
     def speedup(self, row: ResultRow) -> Interval:
         """Seconds a token of the target alone / of this cell."""
         return interval(self.speed_CR[self.rows.index(row)])
+
+    def against_itself(self) -> Interval:
+        """Seconds a token of the target alone / of the target alone as a cell: 1, but for the noise."""
+        return interval(self._ratio_of_times(self.target))
 
     def decoding_speedup(self, row: ResultRow) -> Interval:
         """The same from the first token on."""
@@ -91,7 +105,7 @@ class Frontier:
 
     def fastest(self, cells: Sequence[ResultRow], floor: float) -> Reached | None:
         """The largest speedup with at least `floor` of the target's quality; None: not reached."""
-        return self._best(cells, self.speed_CR, self.relative_CR, floor)
+        return self._best(cells, self.speed_CR, self.granted_CR, floor)
 
     def finest(self, cells: Sequence[ResultRow], speedup: float = 1.0) -> Reached | None:
         """The best quality, as part of the target's, at no less than this speedup."""
@@ -100,7 +114,7 @@ class Frontier:
     def speed_at(self, cells: Sequence[ResultRow], floor: float) -> Tensor:
         """`fastest` in each resample, [R]; 1 where nothing but the target alone reaches the floor."""
         at = torch.tensor([self.rows.index(row) for row in cells])
-        speed_CR = self.speed_CR[at].where(self.relative_CR[at] >= floor, 1.0)
+        speed_CR = self.speed_CR[at].where(self.granted_CR[at] >= floor, 1.0)
         return speed_CR.amax(0).clamp(min=1)
 
     def families(self) -> dict[str, list[ResultRow]]:
@@ -127,6 +141,9 @@ class Frontier:
     def _speed(self, row: ResultRow) -> Tensor:
         if row is self.target:
             return torch.ones(NUM_RESAMPLES + 1, dtype=torch.float64)
+        return self._ratio_of_times(row)
+
+    def _ratio_of_times(self, row: ResultRow) -> Tensor:
         baseline = self._ratio(row, _baseline_s, _baseline_tokens)
         return baseline / self._ratio(row, _timed_s, _timed_tokens)
 
@@ -149,18 +166,6 @@ class Frontier:
         return over_N[self._picks_RN].sum(-1) / under_N[self._picks_RN].sum(-1)
 
 
-def by_temperature(rows: Sequence[ResultRow], seed: int = 0) -> dict[float, Frontier]:
-    """A frontier of the finished cells of each temperature."""
-    done = [row for row in rows if row.status == "done"]
-    temperatures = dict.fromkeys(row.decoding.sampling.temperature for row in done)
-    return {
-        temperature: Frontier(
-            [row for row in done if row.decoding.sampling.temperature == temperature], seed
-        )
-        for temperature in temperatures
-    }
-
-
 def interval(values_R: Tensor) -> Interval:
     """The data's own value, first, with the 95% interval of the resamples."""
     low, high = _quantiles(values_R[1:][values_R[1:].isfinite()])
@@ -173,6 +178,11 @@ def _quantiles(values_R: Tensor) -> tuple[float, float]:
     tails = torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64)
     low, high = torch.quantile(values_R.double(), tails)
     return float(low), float(high)
+
+
+def _is_lossless(row: ResultRow) -> bool:
+    strategy = row.decoding.strategy
+    return isinstance(strategy, Speculative) and isinstance(strategy.rule, Lossless)
 
 
 def _one(_: ExampleRow) -> float:

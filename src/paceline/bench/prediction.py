@@ -6,17 +6,20 @@ import json
 import math
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import ValidationError
+
 from paceline.bench.schema import SCHEMA_VERSION
-from paceline.config import StrictModel
+from paceline.config import StrictModel, describe
 from paceline.core.speed import predicted_speedup
 from paceline.decode.strategies import Autoregressive, Speculative
+from paceline.errors import UsageError
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassCosts, PassTimer
 from paceline.progress import Progress, silent
-from paceline.records import atomic_write_text
+from paceline.records import atomic_write_text, read_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from paceline.bench.schema import ResultRow
@@ -33,56 +36,73 @@ class Prediction(StrictModel):
     Attributes:
         key: Of the cell.
         predicted_rejection: Rejected / judged drafted tokens; None where no token would be judged.
-        predicted_tvd: Mean TVD of what the rule makes to the target's distribution.
+        predicted_surprisal: How unlikely the target finds what the rule makes, nats a token.
         predicted_speedup: tau / (c gamma + block cost), passes timed here.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     key: str
     predicted_rejection: float | None
-    predicted_tvd: float
+    predicted_surprisal: float
     predicted_speedup: float
 
 
 def predict(
     work: Workbench,
-    answered: Mapping[float, ResultRow],
+    rows: Sequence[ResultRow],
     cells: Sequence[DecodingConfig],
     progress: Progress = silent,
 ) -> list[Prediction]:
-    """Predictions for the cells that have a rule and blocks of a fixed length.
+    """Predictions for cells that have a rule and blocks of a fixed length.
 
     Args:
         work: Models and prompts.
-        answered: The row of the target alone by temperature; cells of others are left out.
-        cells: Any; those that nothing can be said of are left out, too.
+        rows: Among them the target alone's; cells of a sampler without it are left out.
+        cells: With a rule.
         progress: Called as work goes on.
     """
     found: list[Prediction] = []
-    known = [cell for cell in cells if _can_be_predicted(cell)]
-    for temperature, row in answered.items():
-        here = [cell for cell in known if cell.sampling.temperature == temperature]
-        if here:
+    for row in rows:
+        alone = row.status == "done" and isinstance(row.decoding.strategy, Autoregressive)
+        here = [cell for cell in cells if cell.sampling == row.decoding.sampling]
+        if alone and here:
             found += _predict(work, row, here, progress)
     return found
 
 
-def write_predictions(folder: Path, predictions: Sequence[Prediction]) -> None:
+def read_predictions(folder: Path) -> dict[str, Prediction]:
+    """A run's predictions by their cells' keys.
+
+    Raises:
+        UsageError: the file holds something else.
+    """
+    path = folder / FILE
+    try:
+        found = [Prediction.model_validate(values) for values in read_jsonl(path)]
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path} holds a line that is not JSON ({error}); remove it") from None
+    except ValidationError as error:
+        raise UsageError(
+            f"{path} has a row that is no prediction: {describe(error)}; remove the file and run "
+            "the bench again, which writes it"
+        ) from None
+    return {one.key: one for one in found}
+
+
+def add_predictions(folder: Path, predictions: Sequence[Prediction]) -> None:
     """Into the run's `predictions.jsonl`, which a report compares with what was measured."""
-    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in predictions]
+    known = read_predictions(folder) | {one.key: one for one in predictions}
+    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in known.values()]
     atomic_write_text(folder / FILE, "".join(lines))
 
 
-def rows_of_the_target(rows: Sequence[ResultRow]) -> dict[float, ResultRow]:
-    """The finished cells of the target alone, by temperature."""
-    return {
-        row.decoding.sampling.temperature: row
-        for row in rows
-        if row.status == "done" and isinstance(row.decoding.strategy, Autoregressive)
-    }
+def cells_to_predict(folder: Path, rows: Sequence[ResultRow]) -> list[DecodingConfig]:
+    """The cells of these rows that can be predicted and have not been."""
+    known = read_predictions(folder)
+    return [row.decoding for row in rows if row.key not in known and _is_ruled(row.decoding)]
 
 
-def _can_be_predicted(cell: DecodingConfig) -> bool:
+def _is_ruled(cell: DecodingConfig) -> bool:
     strategy = cell.strategy
     return isinstance(strategy, Speculative) and strategy.policy.policy == "fixed"
 
@@ -124,7 +144,7 @@ def _predict(
             Prediction(
                 key=work.key_of(cell),
                 predicted_rejection=None if math.isnan(rejection) else rejection,
-                predicted_tvd=effect.tvd,
+                predicted_surprisal=effect.surprisal,
                 predicted_speedup=speedup,
             )
         )

@@ -1,7 +1,7 @@
 """Run a grid: every cell on every example, the target alone timed beside it.
 
-Eight cells take turns, example by example, so that what the machine does meanwhile falls on all. Rows
-are appended to `results.jsonl` when they end. A bench that is started again skips the cells that have
+Eight cells and the target take turns, example by example and every time in another order, so that
+what the machine does meanwhile falls on all. Rows are appended to `results.jsonl` when they end. A bench that is started again skips the cells that have
 a row and tries failed ones anew; a cell that fails is recorded, and the others go on.
 """
 
@@ -12,7 +12,9 @@ import json
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.bench.prediction import predict, rows_of_the_target, write_predictions
+import torch
+
+from paceline.bench.prediction import add_predictions, cells_to_predict, predict
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow, read_row
 from paceline.bench.workbench import BenchConfig, Workbench, bench_context, cell_key, prepare
 from paceline.decode.result import count_blocks
@@ -21,6 +23,7 @@ from paceline.errors import ContextLengthError, PacelineError, StorageError, Usa
 from paceline.measure.latency import time_request
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
+from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,15 +55,23 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
         raise StorageError(f"output {run.path} is a file; choose a directory")
     cells = config.grid.cells()
     context = bench_context(config)
-    done = {row.key for row in read_rows(run.path, context) if row.status == "done"}
+    done = _finished(read_rows(run.path, context))
     missing = [cell for cell in cells if cell_key(context, cell) not in done]
-    run.write_manifest(config)
-    if missing:
-        work = prepare(config, progress)
+    work = prepare(config, progress) if missing else None
+    # not before the models are there: a report names those of the manifest
+    run.write_manifest(config, context=context)
+    if work is not None:
         missing = run_cells(work, missing, run.path, config.max_seconds, progress)
-        answered = rows_of_the_target(read_rows(run.path, context))
-        write_predictions(run.path, predict(work, answered, cells, progress))
-    return Progressed(read_rows(run.path, context), len(missing))
+    rows = read_rows(run.path, context)
+    unpredicted = cells_to_predict(run.path, list(_finished(rows).values()))
+    if unpredicted:
+        found = predict(work or prepare(config, progress), rows, unpredicted, progress)
+        add_predictions(run.path, found)
+    return Progressed(rows, len(missing))
+
+
+def _finished(rows: Sequence[ResultRow]) -> dict[str, ResultRow]:
+    return {row.key: row for row in rows if row.status == "done"}
 
 
 def run_cells(
@@ -108,11 +119,16 @@ def run_together(
     alone = DecodingConfig(strategy=Autoregressive(), sampling=cells[0].sampling)
     baseline = build_decoder(alone, *work.pair)
     baseline.generate([work.prompts[0]], min(_WARM_UP_TOKENS, work.max_new_tokens), work.seed)
+    order = named_generator(work.seed, "turns", cells[0].model_dump_json())
     for number in range(len(work.examples)):
-        turn = number % len(running)
-        beside = _time_alone(work, baseline, number) if number in work.timed else None
-        for cell in (*running[turn:], *running[:turn]):
-            cell.answer(number, beside)
+        beside = None
+        for place in torch.randperm(len(running) + 1, generator=order).tolist():
+            if place < len(running):
+                running[place].answer(number)
+            elif number in work.timed:
+                beside = _time_alone(work, baseline, number)
+        for cell in running:
+            cell.stand_beside(beside)
         told((number + 1) / len(work.examples))
     return [cell.row() for cell in running]
 
@@ -127,15 +143,20 @@ class _Cell:
         self._examples: list[ExampleRow] = []
         self._error: str | None = None
 
-    def answer(self, number: int, beside: Baseline | None) -> None:
+    def answer(self, number: int) -> None:
         """Answer one example, unless an earlier one failed."""
         if self._error is not None:
             return
         try:
             decoder = self._decoder or self._start()
-            self._examples.append(_answer(self._work, number, decoder, beside))
+            self._examples.append(_answer(self._work, number, decoder))
         except (PacelineError, RuntimeError, AssertionError) as error:
             self._error = " ".join(str(error).split()) or type(error).__name__
+
+    def stand_beside(self, baseline: Baseline | None) -> None:
+        """The target alone on the example that was just answered."""
+        if self._error is None:
+            self._examples[-1] = self._examples[-1].model_copy(update={"baseline": baseline})
 
     def row(self) -> ResultRow:
         """What came of it."""
@@ -165,7 +186,7 @@ def _time_alone(work: Workbench, baseline: Decoder, number: int) -> Baseline:
     return Baseline(seconds=all_s, first_seconds=first_s, num_tokens=count)
 
 
-def _answer(work: Workbench, number: int, method: Decoder, beside: Baseline | None) -> ExampleRow:
+def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
     prompt = work.prompts[number]
     room = method.room(prompt)
     if room is not None and room < work.max_new_tokens:
@@ -181,7 +202,7 @@ def _answer(work: Workbench, number: int, method: Decoder, beside: Baseline | No
         score=_score(work, number, tokens),
         seconds=all_s,
         first_seconds=first_s,
-        baseline=beside,
+        baseline=None,
         num_target_calls=stats.num_target_calls,
         num_drafted=stats.num_drafted,
         num_examined=stats.num_examined,

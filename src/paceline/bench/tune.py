@@ -1,11 +1,16 @@
 """Choose rule, threshold and block length for a quality floor or a latency budget.
 
     1  the target alone answers the examples to choose on
-    2  one teacher-forced pass over its answers predicts every candidate's speed and its distance to
-       the target; those that another one beats at both are dropped, and some of the rest proposed
-    3  the proposed ones are measured; so is lossless decoding, which needs no proof
-    4  the best of them is measured again on examples that nobody has seen, then the next best, until
-       one is confirmed there
+    2  one teacher-forced pass over its answers predicts every candidate's speed and how unlikely the
+       target finds its tokens; those that another one beats at both are dropped, and some of the
+       rest proposed
+    3  the proposed ones are measured; so is lossless decoding
+    4  the best of them is measured again on other examples, then the next best, until one is
+       confirmed there: with several tries on the same examples luck has several chances, so that
+       `confidence` of the resamples have to agree
+
+Lossless decoding has the target's quality by proof. Above temperature 0 its answers are other samples
+than the target's own, so a measured difference is luck: a floor relative to the target is met by it.
 
 The first three steps are a bench in `choosing/`, the last one another in `confirming/`, so that a
 stopped run goes on.
@@ -13,7 +18,7 @@ stopped run goes on.
 
 from __future__ import annotations
 
-import math
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +26,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.bench.frontier import Frontier
 from paceline.bench.grid import RuleChoice, expand_all
-from paceline.bench.prediction import predict, rows_of_the_target
+from paceline.bench.prediction import predict
 from paceline.bench.runner import read_rows, run_cells
 from paceline.bench.workbench import BenchConfig, bench_context, cell_key, prepare
 from paceline.config import StrictModel, to_yaml
@@ -30,21 +35,25 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.errors import NotReachedError, UsageError
 from paceline.measure.frontier import DEFAULT_RULES
-from paceline.measure.pair import ModelsConfig
+from paceline.measure.pair import ModelsConfig, load_models
 from paceline.measure.results import IntervalRow
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from paceline.bench.prediction import Prediction
     from paceline.bench.schema import ResultRow
+    from paceline.bench.workbench import Workbench
+    from paceline.measure.pair import Pair
 
 _FILE = "decoding.yaml"
+Step = Literal["choosing", "confirming"]
+_STEPS: tuple[Step, Step] = ("choosing", "confirming")
 
 
 class TuneConfig(ModelsConfig):
@@ -62,7 +71,8 @@ class TuneConfig(ModelsConfig):
         num_examples: To choose on.
         num_confirmed: Others, to confirm on.
         num_timed: Of either, those that the target alone is timed on, too; None: all.
-        confidence: A candidate comes first if at least this part of the resamples meets the bound.
+        confidence: The part of the resamples that has to meet the bound, too, for a candidate to be
+            among the first tried and to be confirmed.
     """
 
     task: TaskChoice
@@ -101,18 +111,26 @@ class Tried(StrictModel):
     """A candidate with what was measured of it.
 
     Attributes:
-        examples: "choosing" or "confirming".
+        examples: Those to choose on, or those to confirm on.
         quality: Mean score; `relative_quality` as part of the target's; None without a metric.
         speedup: Seconds a token of the target alone / of this, whole requests.
-        met: Whether the figures themselves, not their intervals, meet the bound.
+        met: Whether the figures meet the bound; when confirming, `confidence` of the resamples, too.
+            Of lossless decoding and a floor of no more than the target's own quality, always.
     """
 
     decoding: DecodingConfig
-    examples: Literal["choosing", "confirming"]
+    examples: Step
     quality: IntervalRow | None
     relative_quality: IntervalRow | None
     speedup: IntervalRow
     met: bool
+
+
+class FailedCell(StrictModel):
+    """A candidate that could not be measured, and why."""
+
+    decoding: DecodingConfig
+    error: str
 
 
 class Tuned(StrictModel):
@@ -121,6 +139,7 @@ class Tuned(StrictModel):
     schema_version: Literal[1] = 1
     chosen: Tried
     tried: tuple[Tried, ...]
+    failed: tuple[FailedCell, ...]
     config: TuneConfig
 
 
@@ -138,36 +157,87 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
         )
     run = RunDirectory(config.output)
     run.write_manifest(config)
-    bound = _Bound(config)
-    choosing = _bench_of(config, "choosing")
-    candidates = propose(choosing, config, progress)
-    on_hand = _measure(choosing, candidates, progress)
+    for stale in (run.path / _FILE, run.result):  # of another bound, perhaps
+        stale.unlink(missing_ok=True)
+    bound = Bound(config)
+    pair = cache(lambda: load_models(config))
+    choosing, confirming = (_Examples(config, name, pair, progress) for name in _STEPS)
+    on_hand = choosing.measure(propose(choosing, config))
     tried = [bound.tried(on_hand, row, "choosing") for row in on_hand.rows]
     for decoding in bound.ranked(on_hand):
-        confirmed = _measure(_bench_of(config, "confirming"), [decoding], progress)
-        row = next(row for row in confirmed.rows if row.decoding == decoding)
-        tried.append(bound.tried(confirmed, row, "confirming"))
-        if tried[-1].met:
-            found = Tuned(chosen=tried[-1], tried=tuple(tried), config=config)
+        confirmed = confirming.measure([decoding])
+        for row in confirmed.rows:
+            if row.decoding == decoding:
+                tried.append(bound.tried(confirmed, row, "confirming"))
+        if tried[-1].examples == "confirming" and tried[-1].met:
+            failed = (*choosing.failed, *confirming.failed)
+            found = Tuned(chosen=tried[-1], tried=tuple(tried), failed=failed, config=config)
             atomic_write_text(run.path / _FILE, to_yaml(decoding))
             run.write_result(found.model_dump(mode="json"))
             return found
+    failed = len(choosing.failed) + len(confirming.failed)
+    beside = f" ({failed} more failed, see results.jsonl)" if failed else ""
     raise NotReachedError(
-        f"none of {len(tried)} measurements meets {bound}; {bound.nearest(tried)}; loosen the bound, "
-        "or align the draft further"
+        f"none of {len(tried)} measurements{beside} meets {bound}; {bound.nearest(tried)}; loosen the "
+        "bound, or align the draft further"
     )
 
 
-def propose(
-    choosing: BenchConfig, config: TuneConfig, progress: Progress = silent
-) -> list[DecodingConfig]:
-    """Candidates worth measuring: lossless, and those that no other beats at both speed and distance.
+class _Examples:
+    """The examples of one step, and what was measured on them, in a bench of their own."""
+
+    def __init__(
+        self, config: TuneConfig, name: Step, pair: Callable[[], Pair], progress: Progress
+    ) -> None:
+        self.alone = DecodingConfig(strategy=Autoregressive(), sampling=config.sampling)
+        self.failed: list[FailedCell] = []
+        self._setting = _bench_of(config, name)
+        self._context = bench_context(self._setting)
+        self._pair = pair
+        self.progress = progress
+
+    @cached_property
+    def work(self) -> Workbench:
+        """Models and examples, loaded when something is to be run."""
+        return prepare(self._setting, self.progress, self._pair())
+
+    def rows(self, cells: Sequence[DecodingConfig]) -> list[ResultRow]:
+        """Rows of these cells and the target alone; what is there already is not run again.
+
+        Raises:
+            UsageError: the target alone cannot answer these examples.
+        """
+        folder, cells = self._setting.output, [self.alone, *cells]
+        keys = [cell_key(self._context, cell) for cell in cells]
+        known = read_rows(folder, self._context)
+        done = {row.key for row in known if row.status == "done"}
+        missing = [cell for cell, key in zip(cells, keys, strict=True) if key not in done]
+        if missing:
+            run_cells(self.work, missing, folder, progress=self.progress)
+        found = [row for row in read_rows(folder, self._context) if row.key in keys]
+        for row in found:
+            if row.status == "failed" and row.decoding == self.alone:
+                raise UsageError(f"the target alone could not answer the examples: {row.error}")
+        return found
+
+    def measure(self, cells: Sequence[DecodingConfig]) -> Frontier:
+        """The cells beside the target alone; those that failed are kept in `failed`."""
+        rows = self.rows(cells)
+        self.failed += [
+            FailedCell(decoding=row.decoding, error=row.error or "no reason recorded")
+            for row in rows
+            if row.status == "failed"
+        ]
+        return Frontier([row for row in rows if row.status == "done"], self._setting.seed)
+
+
+def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
+    """Candidates worth measuring: lossless, and those that no other beats at speed and surprisal.
 
     Each rule comes with its fastest block length; of more candidates than are wanted, some at even
-    steps along the distance to the target, both ends among them.
+    steps along the surprisal, both ends among them.
     """
-    alone = DecodingConfig(strategy=Autoregressive(), sampling=config.sampling)
-    rows = _rows(choosing, [alone], progress)
+    rows = choosing.rows([])
     cells = [
         DecodingConfig(
             strategy=Speculative(rule=rule, num_speculative_tokens=gamma), sampling=config.sampling
@@ -175,24 +245,23 @@ def propose(
         for rule in (Lossless(), *config.rules)
         for gamma in config.num_speculative_tokens
     ]
-    work = prepare(choosing, progress)
-    predicted = {one.key: one for one in predict(work, rows_of_the_target(rows), cells, progress)}
+    predictions = predict(choosing.work, rows, cells, choosing.progress)
     best: dict[str, tuple[Prediction, DecodingConfig]] = {}
-    for cell in cells:
+    for cell, one in zip(cells, predictions, strict=True):
         assert isinstance(cell.strategy, Speculative)
-        name, one = repr(cell.strategy.rule), predicted[work.key_of(cell)]
+        name = repr(cell.strategy.rule)
         if name not in best or one.predicted_speedup > best[name][0].predicted_speedup:
             best[name] = (one, cell)
-    _, lossless = best.pop(repr(Lossless()))
-    others = spread(undominated(list(best.values())), config.num_candidates)
-    return [lossless, *others]
+    _, lossless = best[repr(Lossless())]
+    others = [cell for cell in undominated(list(best.values())) if cell != lossless]
+    return [lossless, *spread(others, config.num_candidates)]
 
 
 def undominated(
     candidates: Sequence[tuple[Prediction, DecodingConfig]],
 ) -> list[DecodingConfig]:
-    """Those that none of smaller distance is as fast as, from the nearest to the farthest."""
-    order = sorted(candidates, key=lambda c: (c[0].predicted_tvd, -c[0].predicted_speedup))
+    """Those that none of smaller surprisal is as fast as, from the least surprising on."""
+    order = sorted(candidates, key=lambda c: (c[0].predicted_surprisal, -c[0].predicted_speedup))
     kept: list[DecodingConfig] = []
     fastest = 0.0
     for prediction, decoding in order:
@@ -212,7 +281,7 @@ def spread(candidates: Sequence[DecodingConfig], count: int) -> list[DecodingCon
     return [candidates[round(number * last / (count - 1))] for number in range(count)]
 
 
-class _Bound:
+class Bound:
     """What is asked of a setting, and which of those that meet it is better."""
 
     def __init__(self, config: TuneConfig) -> None:
@@ -230,36 +299,51 @@ class _Bound:
         """In the data, and in each resample, [1 + R]."""
         at, config = frontier.rows.index(row), self.config
         if config.quality_floor is not None:
-            return frontier.relative_CR[at] >= config.quality_floor
+            return frontier.granted_CR[at] >= config.quality_floor
         if config.absolute_quality is not None:
             return frontier.quality_CR[at] >= config.absolute_quality
         assert config.max_latency is not None, "the configuration has one bound"
         return frontier.speed_CR[at] >= 1 / config.max_latency
 
-    def ranked(self, frontier: Frontier) -> list[DecodingConfig]:
-        """Those that surely meet it first, then those that do in the data; the better ones first."""
-        wanted = frontier.speed_CR if self.config.max_latency is None else frontier.quality_CR
-        found: list[tuple[bool, float, DecodingConfig]] = []
-        for at, row in enumerate(frontier.rows):
-            met = self.met(frontier, row)
-            if met[0]:
-                sure = float(met[1:].float().mean()) >= self.config.confidence
-                value = float(wanted[at, 0])
-                found.append((sure, 0.0 if math.isnan(value) else value, row.decoding))
-        return [decoding for *_, decoding in sorted(found, key=lambda f: f[:2], reverse=True)]
+    def surely_met(self, frontier: Frontier, row: ResultRow) -> bool:
+        """In as many of the resamples as `confidence` says."""
+        met_R = self.met(frontier, row)[1:]
+        return float(met_R.float().mean()) >= self.config.confidence
 
-    def tried(
-        self, frontier: Frontier, row: ResultRow, examples: Literal["choosing", "confirming"]
-    ) -> Tried:
+    def ranked(self, frontier: Frontier) -> list[DecodingConfig]:
+        """Those that surely meet it first, then those that do in the data; the better ones first.
+
+        Of two as good, the faster one, and the target alone last of all.
+        """
+        if self.config.max_latency is None:
+            better_C = frontier.speed_CR[:, 0]
+        else:
+            better_C = frontier.granted_CR[:, 0].nan_to_num(0)
+        found: list[tuple[tuple[bool, float, bool, float], DecodingConfig]] = []
+        for at, row in enumerate(frontier.rows):
+            if self.met(frontier, row)[0]:
+                place = (
+                    self.surely_met(frontier, row),
+                    float(better_C[at]),
+                    row is not frontier.target,
+                    float(frontier.speed_CR[at, 0]),
+                )
+                found.append((place, row.decoding))
+        return [decoding for _, decoding in sorted(found, key=lambda f: f[0], reverse=True)]
+
+    def tried(self, frontier: Frontier, row: ResultRow, examples: Step) -> Tried:
         """The row's figures."""
         has_metric = row.metric is not None
+        met = bool(self.met(frontier, row)[0])
+        if examples == "confirming":
+            met = met and self.surely_met(frontier, row)
         return Tried(
             decoding=row.decoding,
             examples=examples,
             quality=IntervalRow.of(frontier.quality(row)) if has_metric else None,
             relative_quality=IntervalRow.of(frontier.relative_quality(row)) if has_metric else None,
             speedup=IntervalRow.of(frontier.speedup(row)),
-            met=bool(self.met(frontier, row)[0]),
+            met=met,
         )
 
     def nearest(self, tried: Sequence[Tried]) -> str:
@@ -271,7 +355,7 @@ class _Bound:
         return f"the best scored {best:.3f}"
 
 
-def _bench_of(config: TuneConfig, name: Literal["choosing", "confirming"]) -> BenchConfig:
+def _bench_of(config: TuneConfig, name: Step) -> BenchConfig:
     choosing = name == "choosing"
     shared = {key: getattr(config, key) for key in ModelsConfig.model_fields}
     return BenchConfig(
@@ -282,25 +366,3 @@ def _bench_of(config: TuneConfig, name: Literal["choosing", "confirming"]) -> Be
         skip_examples=0 if choosing else config.num_examples,
         num_timed=config.num_timed,
     )
-
-
-def _measure(
-    setting: BenchConfig, candidates: Sequence[DecodingConfig], progress: Progress
-) -> Frontier:
-    """The candidates beside the target alone."""
-    alone = DecodingConfig(strategy=Autoregressive(), sampling=candidates[0].sampling)
-    rows = _rows(setting, [alone, *candidates], progress)
-    return Frontier([row for row in rows if row.status == "done"], setting.seed)
-
-
-def _rows(
-    setting: BenchConfig, cells: Sequence[DecodingConfig], progress: Progress
-) -> list[ResultRow]:
-    """Rows of these cells; what is there already is not run again."""
-    context = bench_context(setting)
-    keys = [cell_key(context, cell) for cell in cells]
-    done = {row.key for row in read_rows(setting.output, context) if row.status == "done"}
-    missing = [cell for cell, key in zip(cells, keys, strict=True) if key not in done]
-    if missing:
-        run_cells(prepare(setting, progress), missing, setting.output, progress=progress)
-    return [row for row in read_rows(setting.output, context) if row.key in keys]

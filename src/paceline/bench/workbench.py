@@ -15,6 +15,7 @@ from paceline.data.tokens import encode
 from paceline.errors import ContextLengthError
 from paceline.measure.pair import ModelsConfig, Pair, load_models
 from paceline.progress import Progress, silent
+from paceline.records import stamps
 from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
@@ -66,14 +67,16 @@ class Workbench:
         return cell_key(self.context, cell)
 
 
-def prepare(config: BenchConfig, progress: Progress = silent) -> Workbench:
-    """Load both models and the examples.
+def prepare(
+    config: BenchConfig, progress: Progress = silent, pair: Pair | None = None
+) -> Workbench:
+    """Load both models, unless they are given, and the examples.
 
     Raises:
         UsageError: a model or the task cannot be used, or an example does not fit the context.
     """
     progress("loading", 0, 1)
-    pair = load_models(config)
+    pair = pair or load_models(config)
     wanted = config.skip_examples + config.num_examples
     examples = config.task.examples("test", wanted, config.seed)[config.skip_examples :]
     prompts = [_prompt(example, pair, config) for example in examples]
@@ -104,9 +107,14 @@ def _prompt(example: TaskExample, pair: Pair, config: BenchConfig) -> list[int]:
 
 
 def bench_context(config: BenchConfig) -> str:
-    """What all cells share; the grid, the place and the time given do not change a row."""
+    """What all cells share; the grid, the place and the time given do not change a row.
+
+    Models are known by their files' sizes and times: one that is trained on is another model.
+    """
     shared = config.model_dump(mode="json", exclude={"grid", "output", "max_seconds"})
-    return digest(SCHEMA_VERSION, shared, config.task.versions(), torch.get_num_threads())
+    models = [stamps(config.target), stamps(config.draft)]
+    versions = config.task.versions()
+    return digest(SCHEMA_VERSION, shared, models, versions, torch.get_num_threads())
 
 
 def cell_key(context: str, cell: DecodingConfig) -> str:

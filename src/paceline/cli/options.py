@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from paceline.config import apply_override, read_yaml, validate
+from paceline.config import apply_override, read_yaml, set_key, validate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +50,7 @@ def build(
     for name, value in given.items():
         if value is None:
             continue
-        node = values
-        *parents, last = name.split("__")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
+        set_key(values, name.split("__"), value, f"option --{name.split('__')[-1]}")
     for override in overrides or ():
         apply_override(values, override)
     return validate(cls, values)

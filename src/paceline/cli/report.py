@@ -10,8 +10,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="Run directory of a bench.")],
 ) -> None:
     """Write report.md and plots beside a bench's rows; needs no model."""
-    from paceline.report import summaries, write_report
+    from paceline.report import write_report
 
-    path = write_report(folder)
-    typer.echo(summaries(folder))
-    typer.echo(f"\n{path}")
+    written = write_report(folder)
+    typer.echo(f"{written.summary}\n\n{written.path}")

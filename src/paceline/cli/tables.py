@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -12,9 +13,9 @@ from paceline.bench.schema import family, setting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.bench.tune import Tuned
+    from paceline.bench.tune import Tried, Tuned
     from paceline.core.rules import AnyRule
-    from paceline.measure.frontier import Frontier
+    from paceline.measure.frontier import PredictedFrontier
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
     from paceline.measure.results import IntervalRow
@@ -111,13 +112,14 @@ def _describe(check: DistributionCheck) -> str:
     )
 
 
-def frontier_table(found: Frontier) -> Group:
+def frontier_table(found: PredictedFrontier) -> Group:
     """A row a rule, and what the figures are of."""
     table = Table(
         "rule",
         "rejected",
         "TVD",
         "KL",
+        "surprisal",
         "tau",
         "gamma",
         "speedup",
@@ -134,6 +136,7 @@ def frontier_table(found: Frontier) -> Group:
             str(row.rejection_rate),
             f"{row.tvd:.3f}",
             "inf" if row.kl is None else f"{row.kl:.3f}",
+            f"{row.surprisal:.3f}",
             f"{row.block_efficiency[row.best_gamma]:.3f}",
             str(row.best_gamma),
             f"{row.predicted_speedup:.3f}",
@@ -142,7 +145,8 @@ def frontier_table(found: Frontier) -> Group:
     remark = (
         f"on {found.num_tokens} tokens of the {writer}'s, temperature "
         f"{found.config.sampling.temperature:g}, cost ratio {found.cost_ratio:.3f}; TVD and KL (nats) "
-        "of what a rule makes to the target, tau and speedup as predicted at the best gamma"
+        "of what a rule makes to the target; surprisal (nats): how unlikely the target finds it; tau and "
+        "speedup as predicted at the best gamma"
     )
     return Group(table, remark)
 
@@ -169,8 +173,17 @@ def tuned_table(found: Tuned) -> Table:
         figures = (one.quality if absolute else one.relative_quality, one.speedup)
         cells = ["-" if figure is None else _short(figure) for figure in figures]
         label = f"{family(one.decoding)} {setting(one.decoding)}".strip()
-        table.add_row(label, *cells, "yes" if one.met else "no")
+        table.add_row(label, *cells, _met(one, found.config.quality_floor))
+    for cell in found.failed:
+        table.add_row(f"{family(cell.decoding)} {setting(cell.decoding)}: failed, {cell.error}")
     return table
+
+
+def _met(one: Tried, quality_floor: float | None) -> str:
+    measured = one.relative_quality.value if one.relative_quality else math.inf
+    if one.met and quality_floor is not None and measured < quality_floor:
+        return "by proof"
+    return "yes" if one.met else "no"
 
 
 def _short(figure: IntervalRow) -> str:

@@ -46,12 +46,15 @@ class RuleEffect(NamedTuple):
 
     `rejection`: 1 - sum q a. `survival`: chance that the text's token was drafted and kept, given that
     it came. `tvd`, `kl`: TVD and KL(p || induced), in nats, of what the rule induces to the target's.
+    `surprisal`: mean -log p of what the rule induces, untempered p, in nats: how unlikely the target
+    finds the rule's tokens. A rule that sharpens is far from p in TVD and yet surprises it little.
     """
 
     rejection_T: Tensor
     survival_T: Tensor
     tvd_T: Tensor
     kl_T: Tensor
+    surprisal_T: Tensor
 
 
 def rule_effect(rule: Rule, at: Position) -> RuleEffect:
@@ -71,6 +74,7 @@ def rule_effect(rule: Rule, at: Position) -> RuleEffect:
         _share(_at(kept, at.tokens_T), _at(induced, at.tokens_T)),
         _tvd(p, induced),
         _kl(p, induced),
+        _surprisal(induced, at),
     )
 
 
@@ -85,6 +89,7 @@ def _binary_effect(rule: BinaryCascade, at: Position) -> RuleEffect:
         torch.where(deferred, _share(kept, of_p), _share(of_q, of_q)),
         torch.where(deferred, 0, tvd),
         torch.where(deferred, 0, _kl(p, q)),
+        torch.where(deferred, _surprisal(p, at), _surprisal(q, at)),
     )
 
 
@@ -92,14 +97,15 @@ class RuleRow(NamedTuple):
     """One rule over all texts.
 
     `rejection_rate`, by gamma, with its interval over texts: at the places where blocks draft, which
-    a text's first token is not, nor one that spends its budget; NaN where no place is left. `tvd` and
-    `kl` are means over all positions; `block_efficiency` by gamma.
+    a text's first token is not, nor one that spends its budget; NaN where no place is left. `tvd`,
+    `kl` and `surprisal` are means over all positions; `block_efficiency` by gamma.
     """
 
     rule: Rule
     rejection_rate: dict[int, Interval]
     tvd: float
     kl: float
+    surprisal: float
     block_efficiency: dict[int, float]
 
 
@@ -147,7 +153,7 @@ def analyze_rules(
     mask_BT = torch.arange(max(lengths)) < lengths_B[:, None]
     rows: list[RuleRow] = []
     for number, rule in enumerate(rules):
-        rejection_BT, survival_BT, tvd_BT, kl_BT = (total[number] for total in totals)
+        rejection_BT, survival_BT, *means_BT = (total[number] for total in totals)
         efficiency = {
             gamma: block_efficiency_from_text(1 - rejection_BT, survival_BT, mask_BT, gamma)
             for gamma in gammas
@@ -156,8 +162,8 @@ def analyze_rules(
             gamma: _rejection_rate(rejection_BT, survival_BT, lengths_B, gamma, seed, budget)
             for gamma in gammas
         }
-        tvd, kl = (float(part_BT.sum() / mask_BT.sum()) for part_BT in (tvd_BT, kl_BT))
-        rows.append(RuleRow(rule, rejection, tvd, kl, efficiency))
+        tvd, kl, surprisal = (float(part_BT.sum() / mask_BT.sum()) for part_BT in means_BT)
+        rows.append(RuleRow(rule, rejection, tvd, kl, surprisal, efficiency))
     return rows
 
 
@@ -217,3 +223,9 @@ def _kl(target_probs: Tensor, other: Tensor) -> Tensor:
     """KL(p || other), of probabilities."""
     logs = torch.xlogy(target_probs, target_probs) - torch.xlogy(target_probs, other)
     return logs.sum(-1).clamp(min=0)
+
+
+def _surprisal(probs: Tensor, at: Position) -> Tensor:
+    # what underflowed to 0 in the softmax is as unlikely as float32 can say, not impossible
+    target_raw = at.target_raw_TV.clamp(min=torch.finfo(torch.float32).tiny)
+    return -(probs * target_raw.log()).sum(-1)

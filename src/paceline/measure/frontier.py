@@ -79,13 +79,15 @@ class FrontierRow(StrictModel):
     """Mean TVD of what the rule induces to the target's distribution."""
     kl: float | None
     """Mean KL(target || induced), nats; None where it is infinite."""
+    surprisal: float
+    """Mean -log of the untempered target of what the rule induces, nats; small: likely answers."""
     block_efficiency: dict[int, float]
     best_gamma: int
     predicted_speedup: float
     """At the best gamma: tau / (c gamma + block cost), measured passes."""
 
 
-class Frontier(StrictModel):
+class PredictedFrontier(StrictModel):
     """All rows, in the order of the configuration, and what they were computed from."""
 
     schema_version: int = 1
@@ -97,7 +99,7 @@ class Frontier(StrictModel):
     environment: dict[str, object]
 
 
-def analyze(config: AnalyzeConfig, progress: Progress = silent) -> Frontier:
+def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFrontier:
     """Load both models, write text, and see what every rule would do with it.
 
     Raises:
@@ -113,13 +115,15 @@ def analyze_models(
     prompts: Sequence[Sequence[int]],
     config: AnalyzeConfig,
     progress: Progress = silent,
-) -> Frontier:
+) -> PredictedFrontier:
     """Analyse two models that are already there, on prompts that are already tokens."""
     prompts = prompts[: config.num_prompts]
     texts: list[list[int]] = []
     sample_texts(draft if config.text == "draft" else target, prompts, config, texts, progress)
     gammas = usable_gammas(config.gammas, max(len(text) for text in texts))
-    timer = PassTimer(target, draft, [*prompts[0], *texts[0]], gammas)
+    # in the middle of a typical text, as a measurement does
+    middle = [*prompts[0], *texts[0]][: len(prompts[0]) + config.max_new_tokens // 2]
+    timer = PassTimer(target, draft, middle, gammas)
     for number in range(config.pass_repeats):
         timer.time_once()
         progress("timing passes", number + 1, config.pass_repeats)
@@ -136,7 +140,7 @@ def analyze_models(
         progress,
         config.max_new_tokens,
     )
-    return Frontier(
+    return PredictedFrontier(
         config=config,
         num_tokens=sum(len(text) for text in texts),
         cost_ratio=costs.cost_ratio,
@@ -157,6 +161,7 @@ def _row(rule: AnyRule, row: RuleRow, costs: PassCosts) -> FrontierRow:
         rejection_rate=IntervalRow.of(row.rejection_rate[best]),
         tvd=row.tvd,
         kl=row.kl if row.kl < float("inf") else None,
+        surprisal=row.surprisal,
         block_efficiency=row.block_efficiency,
         best_gamma=best,
         predicted_speedup=speedups[best],

@@ -9,6 +9,6 @@ plots.py        quality against latency, deferral and rejection
 write.py        all of it into the run folder
 """
 
-from paceline.report.write import summaries, write_report
+from paceline.report.write import Report, write_report
 
-__all__ = ["summaries", "write_report"]
+__all__ = ["Report", "write_report"]

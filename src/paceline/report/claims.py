@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FLOORS = (1.0, 0.98, 0.95, 0.9)
 HIGH_SPEED = 0.75
 MARGIN = 0.02
+# A resample of fewer timed examples says too little of how others would come out.
+LEAST = 20
 
 HELD, BROKEN, UNDECIDED = "held", "did not hold", "not decided here"
 UNMEASURED = "not measured"
@@ -143,8 +145,8 @@ def _judge(claim: Claim, frontier: Frontier) -> Finding:
         for count, value_R, floors in zip(counts, values_GR, by_floor, strict=True)
     ]
     # with hardly a resample in which they differ, neither has been tried
-    same = found.low == found.high == 0
-    verdict = UNDECIDED if same else verdict_of(found, claim.margin)
+    untried = found.low == found.high == 0 or frontier.num_timed < LEAST
+    verdict = UNDECIDED if untried else verdict_of(found, claim.margin)
     return Finding(claim, verdict, counts, found, (sides[0], sides[1]))
 
 
@@ -229,9 +231,11 @@ def explanation() -> str:
         f"groups are the same in at least 95% of the resamples. Claim f asks for no worse, so there "
         f"the line is -{number(MARGIN)} instead of 0. Claim d2 compares instead the best quality / target's among "
         "the cells that are at least as fast as the 75th percentile of all cells (without the target "
-        "and the oracle, which is in no group); it counts as 0 where a group has no cell so fast.\n\n"
+        "and the oracle, which is in no group); it counts as 0 where a group has no cell so fast. "
+        "Lossless decoding has the target's quality by proof, whatever its samples scored. With fewer "
+        f"than {LEAST} timed examples nothing is decided.\n\n"
         "A group with more cells has more chances that one of them looks good by luck (the winner's "
         "curse); choosing anew in each resample shows how unsure the choice is but does not take the "
-        "advantage away, so mind the numbers of cells. Each interval is that of one comparison: of "
-        "twenty without any difference, one is expected to be decided."
+        "advantage away, so mind the numbers of cells. Each interval is that of one comparison: where "
+        "the numbers are alike, one of twenty without any difference is decided all the same."
     )

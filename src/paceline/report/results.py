@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +9,18 @@ from pydantic import ValidationError
 
 from paceline.bench.frontier import Frontier
 from paceline.bench.grid import Grid
-from paceline.bench.prediction import FILE, Prediction
+from paceline.bench.prediction import read_predictions
 from paceline.bench.runner import read_rows
 from paceline.bench.schema import ResultRow, family
-from paceline.config import describe
 from paceline.decode.strategies import Autoregressive
 from paceline.errors import UsageError
-from paceline.records import RunDirectory, read_jsonl
+from paceline.records import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from paceline.bench.prediction import Prediction
     from paceline.core.sampling import SamplingParams
     from paceline.decode.strategies import DecodingConfig
 
@@ -92,16 +91,11 @@ def read_results(folder: Path) -> Results:
     Raises:
         UsageError: there is no row, or a row is not one.
     """
-    try:
-        rows = read_rows(folder)
-        predictions = [_prediction(values, folder) for values in read_jsonl(folder / FILE)]
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{folder} holds a line that is not JSON ({error}); remove it") from None
-    if not rows:
-        raise UsageError(
-            f"{folder} has no result rows; run `paceline bench` with this output first"
-        )
     manifest = RunDirectory(folder).read_manifest()
+    rows = read_rows(folder, (manifest or {}).get("context"))
+    if not rows:
+        other = "only result rows of another bench" if read_rows(folder) else "no result rows"
+        raise UsageError(f"{folder} has {other}; run `paceline bench` with this output first")
     planned = _planned(manifest)
     samplings = dict.fromkeys(row.decoding.sampling for row in rows)
     samplings |= dict.fromkeys(decoding.sampling for decoding in planned)
@@ -109,7 +103,7 @@ def read_results(folder: Path) -> Results:
     return Results(
         rows=rows,
         sections=[_section(sampling, rows, planned) for sampling in ordered],
-        predictions={one.key: one for one in predictions},
+        predictions=read_predictions(folder),
         manifest=manifest,
     )
 
@@ -147,11 +141,3 @@ def _planned(manifest: dict[str, Any] | None) -> list[DecodingConfig]:
         return Grid.model_validate((manifest or {})["config"]["grid"]).cells()
     except (KeyError, ValidationError):
         return []
-
-
-def _prediction(values: dict[str, Any], folder: Path) -> Prediction:
-    try:
-        return Prediction.model_validate(values)
-    except ValidationError as error:
-        reason = describe(error)
-        raise UsageError(f"{folder / FILE} has a row that is none: {reason}") from None

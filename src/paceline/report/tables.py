@@ -147,12 +147,6 @@ def run_lines(results: Results) -> list[str]:
     if results.manifest is None:
         return [*lines, "there is no manifest.json: models, seed and machine are not known"]
     config, environment = results.manifest["config"], results.manifest["environment"]
-    asked = config.get("num_examples")
-    if done and asked is not None and asked != len(done[0].examples):
-        lines.append(
-            f"mind: manifest.json, from which the following is, asks for {asked} examples: it is "
-            "of another start of the bench than these rows"
-        )
     return [*lines, *_facts(config, hidden=("grid", "output", "max_seconds")), *_facts(environment)]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.bench.frontier import NUM_RESAMPLES
 from paceline.records import atomic_directory, atomic_write_text
 from paceline.report import claims, predictions, tables
-from paceline.report.markdown import definitions
+from paceline.report.markdown import definitions, figure
 from paceline.report.plots import draw_plots
 from paceline.report.results import Results, Section, read_results
 
@@ -34,28 +34,27 @@ _CAPTION = (
 )
 
 
-def write_report(folder: Path) -> Path:
-    """Write the report. -> its path.
+class Report(NamedTuple):
+    """Where it is, and its first part: the two summaries of each temperature."""
+
+    path: Path
+    summary: str
+
+
+def write_report(folder: Path) -> Report:
+    """Write the report.
 
     Raises:
-        UsageError: the folder has no rows, or matplotlib is not installed.
+        UsageError: the folder has no rows, or matplotlib is not installed; then all but the plots is
+            there.
         StorageError: it cannot be written.
     """
     results = read_results(folder)
+    atomic_write_text(folder / FILE, render(results))
     if any(section.judged for section in results.sections):
         with atomic_directory(folder / PLOTS) as scratch:
             draw_plots(results.sections, scratch)
-    atomic_write_text(folder / FILE, render(results))
-    return folder / FILE
-
-
-def summaries(folder: Path) -> str:
-    """The two summaries of each temperature, as in the report.
-
-    Raises:
-        UsageError: the folder has no rows.
-    """
-    return _summaries(read_results(folder))
+    return Report(folder / FILE, _summaries(results))
 
 
 def render(results: Results) -> str:
@@ -124,6 +123,8 @@ def _cells(results: Results) -> str:
             continue
         scored = section.frontier.target.metric is not None
         parts.append(tables.cells_table(section, section.frontier))
+        again = figure(section.frontier.against_itself())
+        parts.append(f"The target alone, timed twice in the same rounds, against itself: {again}.")
     return "\n\n".join([*parts, definitions(tables.cell_columns(scored=scored))])
 
 

@@ -6,7 +6,9 @@ first is left out of the second.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from paceline.config import StrictModel
@@ -80,8 +82,8 @@ class PlainText(_Corpora):
         )
 
     def versions(self) -> dict[str, str]:
-        """Nothing is scored."""
-        return {}
+        """Of the corpus; nothing is scored."""
+        return _contents(self.corpus)
 
 
 class Pairs(_Corpora):
@@ -118,8 +120,8 @@ class Pairs(_Corpora):
         return scoring.score_text(self.metric, example.reference, judged)
 
     def versions(self) -> dict[str, str]:
-        """Of the metric's library."""
-        return scoring.metric_versions(self.metric)
+        """Of the metric's library and of the corpus."""
+        return scoring.metric_versions(self.metric) | _contents(self.corpus)
 
 
 def _reference(record: Record) -> str:
@@ -133,6 +135,14 @@ def _reference(record: Record) -> str:
         f"{record.where} has no answer as text to compare with; give it a completion, or a last "
         "message by the assistant"
     )
+
+
+def _contents(corpus: CorpusConfig) -> dict[str, str]:
+    """What stands in a local file, as a digest."""
+    path = Path(corpus.path)
+    if not path.is_file():
+        return {}
+    return {"corpus": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
 
 
 def _asked(record: Record) -> str:

@@ -60,6 +60,8 @@ def run_training(
         return run.path
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
+        # the result of a smaller budget would pass for this one's if this start is stopped
+        run.result.unlink(missing_ok=True)
         run.write_manifest(config)
     progress("loading", 0, 1)
     parts, state = set_up(accelerator, run, progress)
