@@ -1,5 +1,7 @@
 """What a file gets to see of progress that a terminal sees as bars."""
 
+import warnings
+
 import pytest
 
 from paceline.cli import console
@@ -18,6 +20,17 @@ def test_a_file_gets_a_line_every_half_minute(
             progress("training", second, 100, f"loss {second}")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["training 30% loss 30", "training 60% loss 60", "training 90% loss 90"]
+
+
+def test_a_warning_is_one_line_without_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(console, "stderr", console.Console(stderr=True, soft_wrap=True))
+    console.show_warnings_in_one_line()
+    warnings.showwarning("4 prompts [of 9] lose their beginning", UserWarning, "a.py", 3)
+    seen = capsys.readouterr().err
+    assert seen == "paceline: warning: 4 prompts [of 9] lose their beginning\n"
 
 
 def test_keeping_freed_memory_changes_nothing_that_a_program_sees():

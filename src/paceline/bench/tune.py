@@ -166,10 +166,11 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
     tried = [bound.tried(on_hand, row, "choosing") for row in on_hand.rows]
     for decoding in bound.ranked(on_hand):
         confirmed = confirming.measure([decoding])
-        for row in confirmed.rows:
-            if row.decoding == decoding:
-                tried.append(bound.tried(confirmed, row, "confirming"))
-        if tried[-1].examples == "confirming" and tried[-1].met:
+        row = next((row for row in confirmed.rows if row.decoding == decoding), None)
+        if row is None:  # it failed here
+            continue
+        tried.append(bound.tried(confirmed, row, "confirming"))
+        if tried[-1].met:
             failed = (*choosing.failed, *confirming.failed)
             found = Tuned(chosen=tried[-1], tried=tuple(tried), failed=failed, config=config)
             atomic_write_text(run.path / _FILE, to_yaml(decoding))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -26,6 +27,15 @@ _QUIET_S = 30  # between two lines of progress in a file
 
 stdout = Console(highlight=False, soft_wrap=True)
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def show_warnings_in_one_line() -> None:
+    """A warning is a remark to the user: without the line of source that it came from."""
+
+    def show(message: Warning | str, *_: object) -> None:
+        stderr.print(f"paceline: warning: {message}", markup=False)
+
+    warnings.showwarning = show
 
 
 @contextlib.contextmanager

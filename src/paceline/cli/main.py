@@ -22,6 +22,7 @@ from paceline.cli import (
     validate,
     verify,
 )
+from paceline.cli.console import show_warnings_in_one_line
 from paceline.cli.memory import keep_freed_memory
 from paceline.errors import PacelineError
 
@@ -43,6 +44,7 @@ for command in (
 def main() -> None:
     """Run the command line. Exit codes: 0 good, 1 failed or no-go, 2 wrong usage."""
     keep_freed_memory()
+    show_warnings_in_one_line()
     try:
         app()
     except PacelineError as error:

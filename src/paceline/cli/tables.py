@@ -125,15 +125,15 @@ def frontier_table(found: PredictedFrontier) -> Group:
         "speedup",
         box=None,
         pad_edge=False,
+        padding=(0, 1, 0, 0),  # all of it in 80 columns, the longest names on two lines
     )
-    for column in table.columns:
-        column.no_wrap = True
     for column in table.columns[1:]:
+        column.no_wrap = True
         column.justify = "right"
     for row in found.rows:
         table.add_row(
             rule_name(row.rule),
-            str(row.rejection_rate),
+            _short(row.rejection_rate),
             f"{row.tvd:.3f}",
             "inf" if row.kl is None else f"{row.kl:.3f}",
             f"{row.surprisal:.3f}",
