@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import progress_bars, stderr, stdout
 
 
 def bench(
@@ -32,4 +32,6 @@ def bench(
         f"{found.num_left} left; paceline report {wanted.output} draws them"
     )
     if failed:
+        reason = next(row.error for row in found.rows if row.status == "failed")
+        stderr.print(f"paceline: the first failed: {reason}", markup=False)
         raise typer.Exit(1)

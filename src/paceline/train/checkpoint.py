@@ -111,7 +111,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path | None)
 
 
 def check_run_directory(run: RunDirectory, config: TrainSettings, *, resume: bool) -> None:
-    """May this run be written here?
+    """May this run be written here? One that left nothing but its manifest has not begun.
 
     Raises:
         ConfigError: something else is there, or the same run with another configuration.
@@ -119,11 +119,12 @@ def check_run_directory(run: RunDirectory, config: TrainSettings, *, resume: boo
     """
     if run.path.exists() and not run.path.is_dir():
         raise StorageError(f"output {run.path} is a file; choose a directory that is new")
+    there = run.path.iterdir() if run.path.exists() else ()
+    if not any(path != run.manifest and not path.name.startswith(".") for path in there):
+        return
     manifest = run.read_manifest()
     if manifest is None:
-        if run.path.exists() and any(not p.name.startswith(".") for p in run.path.iterdir()):
-            raise ConfigError(f"output {run.path} is not empty and holds no run; choose another")
-        return
+        raise ConfigError(f"output {run.path} is not empty and holds no run; choose another")
     if not resume:
         raise ConfigError(
             f"output {run.path} already holds a run; resume it, or choose another output"
