@@ -12,20 +12,18 @@ and, with a draft, in float32, greedy:
 from __future__ import annotations
 
 import argparse
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.bootstrap import ratio_interval
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.models import load_model
-from paceline.rng import named_generator
+from pairing import paired_seconds, ratio, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from paceline.models import CausalModel
 
@@ -50,35 +48,22 @@ def ours(model: CausalModel, prompt: Sequence[int], num_tokens: int) -> list[int
     return decoder.generate([prompt], num_tokens, eos_token_ids=[])[0].tokens
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Wall-clock time of one call."""
-    start = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def compare_speed(
     name: str, theirs: CausalModel, model: CausalModel, prompts: list[list[int]], num_tokens: int
 ) -> None:
     """Print the paired ratio."""
     for warm in (transformers_generate, ours):
         warm(theirs if warm is transformers_generate else model, prompts[0], 8)
-    rows: list[tuple[float, float]] = []
-    for number, prompt in enumerate(prompts):
-        runs = (
-            lambda prompt=prompt: transformers_generate(theirs, prompt, num_tokens),
-            lambda prompt=prompt: ours(model, prompt, num_tokens),
-        )
-        order = (0, 1) if number % 2 else (1, 0)
-        spent = {which: seconds(runs[which]) for which in order}
-        rows.append((spent[0], spent[1]))
-    times = torch.tensor(rows)
-    ratio = ratio_interval(times[:, 0], times[:, 1], rng=named_generator(0, "bench"))
-    rate = len(prompts) * num_tokens / float(times[:, 1].sum())
+    theirs_s, ours_s = paired_seconds(
+        (
+            lambda number: transformers_generate(theirs, prompts[number], num_tokens),
+            lambda number: ours(model, prompts[number], num_tokens),
+        ),
+        len(prompts),
+    )
+    rate = len(prompts) * num_tokens / sum(ours_s)
     print(
-        f"{name}: generate / ours = {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), "
+        f"{name}: generate / ours = {show(ratio(theirs_s, ours_s))}, "
         f"ours {rate:.1f} tokens/s, {len(prompts)} prompts x {num_tokens} tokens"
     )
 

@@ -1,0 +1,47 @@
+"""What the benchmarks share: two ways of doing one thing, interleaved, as a ratio."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Run = Callable[[int], object]
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Wall-clock time of one call."""
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def paired_seconds(runs: Sequence[Run], count: int) -> list[list[float]]:
+    """Seconds of each way at each of `count` cases, the first to go changing every time."""
+    spent = [[0.0] * count for _ in runs]
+    for number in range(count):
+        for place in range(len(runs)):
+            which = (place + number) % len(runs)
+            spent[which][number] = seconds(lambda run=runs[which], case=number: run(case))
+    return spent
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
+    """Sum / sum with its 95% interval over the cases."""
+    return ratio_interval(
+        torch.tensor(over), torch.tensor(under), rng=named_generator(0, "benchmark")
+    )
+
+
+def show(found: Interval) -> str:
+    """`1.234 (1.200 to 1.270)`."""
+    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
