@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import StorageError
+from paceline.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +131,11 @@ def _mend_last_line(path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read rows; a last line torn by a kill is left out."""
+    """Read rows; a last line torn by a kill is left out.
+
+    Raises:
+        UsageError: another line is not JSON.
+    """
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
@@ -141,9 +145,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
+        except json.JSONDecodeError as error:
             if number != len(lines) - 1:
-                raise
+                raise UsageError(
+                    f"{path} holds a line that is not JSON (line {number + 1}: {error.msg}); remove it"
+                ) from None
     return rows
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import StrictModel
-from paceline.errors import StorageError
+from paceline.errors import StorageError, UsageError
 from paceline.records import (
     RunDirectory,
     append_jsonl,
@@ -220,8 +220,11 @@ def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path):
 def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n', encoding="utf-8")
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(
+        UsageError, match=r"metrics\.jsonl holds .* not JSON \(line 2: .*; remove it"
+    ) as e:
         read_jsonl(path)
+    assert "\n" not in str(e.value)
 
 
 def test_a_run_directory_keeps_its_manifest_and_result(tmp_path: Path):

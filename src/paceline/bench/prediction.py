@@ -79,8 +79,6 @@ def read_predictions(folder: Path) -> dict[str, Prediction]:
     path = folder / FILE
     try:
         found = [Prediction.model_validate(values) for values in read_jsonl(path)]
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path} holds a line that is not JSON ({error}); remove it") from None
     except ValidationError as error:
         raise UsageError(
             f"{path} has a row that is no prediction: {describe(error)}; remove the file and run "

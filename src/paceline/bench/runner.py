@@ -1,14 +1,14 @@
 """Run a grid: every cell on every example, the target alone timed beside it.
 
 Eight cells and the target take turns, example by example and every time in another order, so that
-what the machine does meanwhile falls on all. Rows are appended to `results.jsonl` when they end. A bench that is started again skips the cells that have
-a row and tries failed ones anew; a cell that fails is recorded, and the others go on.
+what the machine does meanwhile falls on all. Rows are appended to `results.jsonl` when they end. A
+bench that is started again skips the cells that have a row and tries failed ones anew; a cell that
+fails is recorded, and the others go on.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,7 @@ from paceline.bench.schema import Baseline, ExampleRow, ResultRow, read_row
 from paceline.bench.workbench import BenchConfig, Workbench, bench_context, cell_key, prepare
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import Autoregressive, DecodingConfig, build_decoder
-from paceline.errors import ContextLengthError, PacelineError, StorageError, UsageError
+from paceline.errors import ContextLengthError, PacelineError, StorageError
 from paceline.measure.latency import time_request
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
@@ -225,11 +225,10 @@ def read_rows(folder: Path, context: str | None = None) -> list[ResultRow]:
         UsageError: a row is of another version or malformed.
     """
     path = folder / "results.jsonl"
-    try:
-        found = read_jsonl(path)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path} holds a line that is not JSON ({error}); remove it") from None
-    rows = [read_row(values, f"{path} row {number}") for number, values in enumerate(found, 1)]
+    rows = [
+        read_row(values, f"{path} row {number}")
+        for number, values in enumerate(read_jsonl(path), start=1)
+    ]
     if context is None and rows:
         context = rows[-1].context
     return list({row.key: row for row in rows if row.context == context}.values())
