@@ -95,9 +95,10 @@ def add_predictions(folder: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def cells_to_predict(folder: Path, rows: Sequence[ResultRow]) -> list[DecodingConfig]:
-    """The cells of these rows that can be predicted and have not been."""
+    """The finished cells that can be predicted and have not been."""
     known = read_predictions(folder)
-    return [row.decoding for row in rows if row.key not in known and _is_ruled(row.decoding)]
+    done = [row for row in rows if row.status == "done" and row.key not in known]
+    return [row.decoding for row in done if _is_ruled(row.decoding)]
 
 
 def _is_ruled(cell: DecodingConfig) -> bool:

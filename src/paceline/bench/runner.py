@@ -55,23 +55,26 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
         raise StorageError(f"output {run.path} is a file; choose a directory")
     cells = config.grid.cells()
     context = bench_context(config)
-    done = _finished(read_rows(run.path, context))
-    missing = [cell for cell in cells if cell_key(context, cell) not in done]
+    missing = unfinished(cells, context, read_rows(run.path, context))
     work = prepare(config, progress) if missing else None
     # not before the models are there: a report names those of the manifest
     run.write_manifest(config, context=context)
     if work is not None:
         missing = run_cells(work, missing, run.path, config.max_seconds, progress)
     rows = read_rows(run.path, context)
-    unpredicted = cells_to_predict(run.path, list(_finished(rows).values()))
+    unpredicted = cells_to_predict(run.path, rows)
     if unpredicted:
         found = predict(work or prepare(config, progress), rows, unpredicted, progress)
         add_predictions(run.path, found)
     return Progressed(rows, len(missing))
 
 
-def _finished(rows: Sequence[ResultRow]) -> dict[str, ResultRow]:
-    return {row.key: row for row in rows if row.status == "done"}
+def unfinished(
+    cells: Sequence[DecodingConfig], context: str, rows: Sequence[ResultRow]
+) -> list[DecodingConfig]:
+    """The cells that have no row, or only one that says why they failed."""
+    done = {row.key for row in rows if row.status == "done"}
+    return [cell for cell in cells if cell_key(context, cell) not in done]
 
 
 def run_cells(

@@ -27,8 +27,8 @@ from pydantic import Field, field_validator, model_validator
 from paceline.bench.frontier import Frontier
 from paceline.bench.grid import RuleChoice, expand_all
 from paceline.bench.prediction import predict
-from paceline.bench.runner import read_rows, run_cells
-from paceline.bench.workbench import BenchConfig, bench_context, cell_key, prepare
+from paceline.bench.runner import read_rows, run_cells, unfinished
+from paceline.bench.workbench import BenchConfig, bench_context, prepare
 from paceline.config import StrictModel, to_yaml
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
@@ -148,7 +148,7 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
 
     Raises:
         UsageError: a model or the task cannot be used, or a floor is asked for without a metric.
-        NotReachedError: nothing that was measured meets the bound on unseen examples.
+        NotReachedError: nothing that was measured meets the bound on the examples to confirm on.
     """
     if config.max_latency is None and config.task.metric is None:
         raise UsageError(
@@ -209,13 +209,10 @@ class _Examples:
             UsageError: the target alone cannot answer these examples.
         """
         folder, cells = self._setting.output, [self.alone, *cells]
-        keys = [cell_key(self._context, cell) for cell in cells]
-        known = read_rows(folder, self._context)
-        done = {row.key for row in known if row.status == "done"}
-        missing = [cell for cell, key in zip(cells, keys, strict=True) if key not in done]
+        missing = unfinished(cells, self._context, read_rows(folder, self._context))
         if missing:
             run_cells(self.work, missing, folder, progress=self.progress)
-        found = [row for row in read_rows(folder, self._context) if row.key in keys]
+        found = [row for row in read_rows(folder, self._context) if row.decoding in cells]
         for row in found:
             if row.status == "failed" and row.decoding == self.alone:
                 raise UsageError(f"the target alone could not answer the examples: {row.error}")

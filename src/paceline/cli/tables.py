@@ -159,7 +159,7 @@ def rule_name(rule: AnyRule) -> str:
 
 
 def tuned_table(found: Tuned) -> Table:
-    """Everything that was measured: to choose on, and then on examples that nobody had seen."""
+    """Everything that was measured: to choose on, and then to confirm on."""
     absolute = found.config.absolute_quality is not None
     name = "quality" if absolute else "of the target's"
     table = Table("setting", name, "speedup", "met", box=None, pad_edge=False)
@@ -169,7 +169,7 @@ def tuned_table(found: Tuned) -> Table:
     for one in found.tried:
         if one.examples == "confirming" and not confirming:
             confirming = True
-            table.add_row("on unseen examples:")
+            table.add_row("on other examples:")
         figures = (one.quality if absolute else one.relative_quality, one.speedup)
         cells = ["-" if figure is None else _short(figure) for figure in figures]
         label = f"{family(one.decoding)} {setting(one.decoding)}".strip()
