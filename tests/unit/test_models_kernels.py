@@ -106,7 +106,7 @@ def test_preparing_follows_the_checkpoint_and_leaves_training_alone():
 
 def test_packing_a_16_bit_model_is_refused_with_a_reason():
     model = wrap_model(tiny_hf("llama").to(torch.bfloat16))
-    assert model.prepare_for_decoding() is model
+    assert wrap_model(tiny_hf("llama").half()).prepare_for_decoding().dtype == torch.float16
     with pytest.raises(UsageError, match="the model is bfloat16 on cpu; use weights=auto"):
         model.prepare_for_decoding("packed_fp16")
 

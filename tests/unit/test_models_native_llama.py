@@ -1,6 +1,7 @@
 """The compiled pass: exact to the bit whatever the company, and absent without a word where it must be."""
 
 import subprocess
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,35 @@ def test_a_draft_that_stops_where_it_is_unsure_is_compiled_too(
 def test_what_it_cannot_read_is_left_to_torch(overrides: dict[str, Any]):
     assert reader(prepared()) is not None
     assert reader(prepared(**overrides)) is None
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_model_in_bfloat16_reads_few_tokens_as_its_float32_copy_and_many_nearly_so(
+    architecture: str, monkeypatch: pytest.MonkeyPatch, *, bfloat16: bool
+):
+    """Whether or not the processor multiplies bfloat16."""
+    monkeypatch.setattr("paceline.models.causal.native_bfloat16", lambda _: bfloat16)
+    hf = tiny_hf(architecture, attention_bias=True) if architecture == "qwen3" else None
+    hf = (hf or tiny_hf(architecture)).bfloat16()
+    model, copy = wrap_model(hf).prepare_for_decoding(), prepared(architecture)
+    if architecture == "qwen3":  # a bias behind the attention: torch reads all of it
+        copy = wrap_model(deepcopy(hf).float()).prepare_for_decoding()
+    assert (reader(model) is None) == (architecture == "qwen3")
+    monkeypatch.setattr(reader(model) or copy, "most_tokens", 8, raising=False)
+    monkeypatch.setattr(reader(copy) or copy, "most_tokens", 8, raising=False)
+    few, many = ([TEXT[:5], TEXT[5:7]], [TEXT * 4])
+    wanted = read(copy, few)
+    if architecture == "qwen3" and bfloat16:
+        torch.testing.assert_close(read(model, few), wanted, rtol=0, atol=0.05 * wanted.abs().max())
+    else:
+        assert torch.equal(read(model, few), wanted)
+    got, wanted = read(model, many), read(copy, many)
+    assert got.dtype == torch.float32
+    close = 0.05 if bfloat16 else 1e-4
+    torch.testing.assert_close(got, wanted, rtol=0, atol=close * float(wanted.abs().max()))
+    assert model.hf is hf
+    assert hf.dtype == torch.bfloat16
 
 
 def test_weights_that_bfloat16_would_round_are_left_alone():

@@ -18,7 +18,15 @@ from paceline.models.architectures import context_length, prove_rollback, refuse
 from paceline.models.causal_session import CausalSession, evaluating
 from paceline.models.draft_vocabulary import limited
 from paceline.models.int8 import rounded_copy
-from paceline.models.kernels import EXACT, ROUNDED, Packer, can_pack, packed_copy
+from paceline.models.kernels import (
+    EXACT,
+    ROUNDED,
+    Packer,
+    bfloat16_product,
+    can_pack,
+    native_bfloat16,
+    packed_copy,
+)
 from paceline.models.llama import LlamaDecoder
 from paceline.models.native_llama import NativeLlama
 
@@ -130,8 +138,9 @@ class CausalModel:
     ) -> CausalModel:
         """The same model, reading few tokens at a time as fast as this processor can.
 
-        In float32 on an x86 CPU the matrices are copied into float16 (see kernels.py), and where
-        that loses nothing into bfloat16, too, for a compiled pass over few tokens (see native_llama.py).
+        On an x86 CPU the matrices of a float32 model are copied into float16 (see kernels.py), and
+        those that bfloat16 holds, of whatever model, once more for a compiled pass over few tokens
+        (see native_llama.py). Everything else is float32 then.
         Later changes of the weights do not reach the copy; `hf`, `body` and the head stay as they are.
 
         Args:
@@ -144,13 +153,17 @@ class CausalModel:
         """
         if weights == "int8":
             return self._in_int8()
-        possible = self.device.type == "cpu" and self.dtype == torch.float32 and can_pack()
-        if weights == "packed_fp16" and not possible:
+        on_cpu = self.device.type == "cpu"
+        if weights == "packed_fp16" and not (on_cpu and self.dtype == torch.float32 and can_pack()):
             raise UsageError(
                 "packed_fp16 weights need float32 on an x86 CPU, but the model is "
                 f"{str(self.dtype).removeprefix('torch.')} on {self.device}; use weights=auto"
             )
-        if weights == "plain" or not possible:
+        if weights == "plain" or not on_cpu:
+            return self
+        if self.dtype == torch.bfloat16:
+            return self._in_bfloat16()
+        if self.dtype != torch.float32 or not can_pack():
             return self
         packer = Packer(EXACT if weights == "auto" else ROUNDED)
         if LlamaDecoder.supports(self.hf):
@@ -163,6 +176,19 @@ class CausalModel:
         prepared.weight_change = packer.largest_change
         return prepared
 
+    def _in_bfloat16(self) -> CausalModel:
+        """Few tokens in one compiled pass; many with products as this processor multiplies best."""
+        if not LlamaDecoder.supports(self.hf):
+            return self
+        if native_bfloat16(self.device):
+            make_linear, change = bfloat16_product, 0.05
+        elif can_pack():
+            make_linear, change = Packer(EXACT), 1e-3
+        else:
+            return self
+        decoder = LlamaDecoder(self.hf, make_linear, self.draft_vocabulary, change=change)
+        return CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
+
     def _in_int8(self) -> CausalModel:
         if can_read_int8(self):
             rounded = rounded_copy(self.hf)
@@ -172,7 +198,7 @@ class CausalModel:
                 prepared.num_parameters = self.num_parameters  # a tied head was untied to round it
                 return prepared
         raise UsageError(
-            f"int8 weights need a Llama-like model in float32 on an x86 CPU and a C compiler, but "
+            f"int8 weights need a Llama-like model on an x86 CPU and a C compiler, but "
             f"this is a {self.hf.config.model_type} in {str(self.dtype).removeprefix('torch.')} on "
             f"{self.device}; use weights=auto"
         )
@@ -180,7 +206,7 @@ class CausalModel:
 
 def can_read_int8(model: CausalModel) -> bool:
     """May such a model be prepared with weights="int8", here?"""
-    possible = model.device.type == "cpu" and model.dtype == torch.float32 and can_pack()
+    possible = model.device.type == "cpu" and can_pack()
     return (
         possible and LlamaDecoder.supports(model.hf) and NativeLlama.supports(model.hf, int8=True)
     )

@@ -65,18 +65,7 @@ class Packer:
 
     def __call__(self, layers: Sequence[nn.Module]) -> Product:
         """One product that gives the outputs of all these layers, concatenated."""
-        weight = _stacked(layers)
-        biases = [_bias(layer) for layer in layers]
-        bias = (
-            None
-            if all(b is None for b in biases)
-            else torch.cat(
-                [
-                    torch.zeros(len(_weight(layer))) if b is None else b.detach()
-                    for layer, b in zip(layers, biases, strict=True)
-                ]
-            )
-        )
+        weight, bias = _stacked(layers).float(), _stacked_bias(layers)
         change = half_precision_change(weight)
         if change > self.tolerance:
             return lambda x: F.linear(x, weight, bias)
@@ -85,10 +74,22 @@ class Packer:
         if weight.numel() >= _SHARED_WORK or not _has_serial_kernel():
             return _parallel(weight, bias)
         # Packed a second time by the first batch that is large enough, if there ever is one.
-        shared = functools.cache(lambda: _parallel(_stacked(layers), bias))
+        shared = functools.cache(lambda: _parallel(_stacked(layers).float(), bias))
         alone = _serial(weight, bias)
         enough = _SHARED_WORK / len(weight)
         return lambda x: alone(x) if x.numel() < enough else shared()(x)
+
+
+def bfloat16_product(layers: Sequence[nn.Module]) -> Product:
+    """Products that round what comes to bfloat16, as this processor multiplies it; float32 comes out."""
+    weight = _stacked(layers).bfloat16()
+    bias = _stacked_bias(layers)
+
+    def product(x: Tensor) -> Tensor:
+        y = F.linear(x.bfloat16(), weight).float()
+        return y if bias is None else y + bias
+
+    return product
 
 
 class PackedLinear(nn.Module):
@@ -120,8 +121,12 @@ def _weight(layer: Any) -> Tensor:
     return layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
 
 
-def _bias(layer: Any) -> Tensor | None:
-    return layer.bias
+def _stacked_bias(layers: Sequence[Any]) -> Tensor | None:
+    """Float32; None if no layer has one."""
+    if all(layer.bias is None for layer in layers):
+        return None
+    biases = [torch.zeros(len(_weight(x))) if x.bias is None else x.bias for x in layers]
+    return torch.cat([bias.detach().float() for bias in biases])
 
 
 @functools.cache

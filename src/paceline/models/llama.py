@@ -2,7 +2,7 @@
 
 At one to eight tokens a pass the transformers modules spend a third of the time between operators.
 This is the same arithmetic with packed weights, query, key and value in one product, gate and up in
-another. Where it can be compiled, native/llama.c does better still for up to eight tokens. Used by
+another. Where it can be compiled, native/llama.c does better still for few tokens. Used by
 `CausalModel.prepare_for_decoding`; everything else goes through transformers.
 
 Shape suffixes: B batch, N new tokens, W cache width, H heads, D head size.
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from paceline.models.cache import RoomyCache
 from paceline.models.draft_vocabulary import spread
-from paceline.models.native_llama import MANY_TOKENS, NativeLlama, window_of
+from paceline.models.native_llama import NativeLlama, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,18 +45,23 @@ class LlamaDecoder:
         draft_vocabulary: Tensor | None = None,
         *,
         int8_of: PreTrainedModel | None = None,
+        change: float = 1e-3,
     ) -> None:
-        """`int8_of`: the model that `hf` is the rounded copy of; see int8.py."""
+        """`int8_of`: the model that `hf` is the rounded copy of; see int8.py.
+
+        `change`: how far `make_linear`'s products may move a logit, relative to the largest.
+        """
         body: Any = hf.base_model
         self.embed: nn.Module = body.embed_tokens
         self.rotary: nn.Module = body.rotary_emb
-        self.norm: nn.Module = body.norm
+        self.norm = _Norm(body.norm)
         self.layers = [_Layer(layer, make_linear) for layer in body.layers]
         self.head = make_linear([_head(hf, draft_vocabulary)])
         self.draft_vocabulary = draft_vocabulary
         self.vocab_size = len(_head(hf, None).weight)
         self._listeners: list[Callable[[Tensor], None]] = []
         self.native: NativeLlama | None = None
+        self._change = change
         int8 = int8_of is not None
         if NativeLlama.supports(hf, int8=int8):
             native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8)
@@ -73,8 +78,9 @@ class LlamaDecoder:
 
     def reader_of(self, num_tokens: int) -> NativeLlama | None:
         """What reads so few tokens in one call, if there is such a thing and nobody listens."""
-        few = num_tokens <= MANY_TOKENS
-        return self.native if few and not self._listeners else None
+        if self.native is None or self._listeners or num_tokens > self.native.most_tokens:
+            return None
+        return self.native
 
     @torch.inference_mode()
     def _agrees_with(self, native: NativeLlama) -> bool:
@@ -83,7 +89,7 @@ class LlamaDecoder:
         wanted = self(tokens_BN, RoomyCache(), None, 0)
         got = native(tokens_BN, RoomyCache(), [3, 3], 0)
         size = float(wanted[wanted.isfinite()].abs().max())
-        return torch.allclose(wanted, got, rtol=0, atol=1e-3 * size)
+        return torch.allclose(wanted, got, rtol=0, atol=self._change * size)
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
@@ -101,7 +107,7 @@ class LlamaDecoder:
         positions_BN = torch.arange(width - count, width)[None]
         if ends_B is not None:
             positions_BN = (positions_BN + (ends_B - width)[:, None]).clamp(min=0)
-        x = self.embed(tokens_BN)
+        x = self.embed(tokens_BN).float()
         cos, sin = self.rotary(x, position_ids=positions_BN)
         half = cos.shape[-1] // 2
         sin[..., :half] *= -1  # so that turning a vector by half its length is all that is left
@@ -114,7 +120,7 @@ class LlamaDecoder:
             # Behind the last layer's keys and values, only columns that give logits matter.
             kept = keep if index == last and not self._listeners else 0
             x = layer(x, turn, masks[layer.window], cache, index, kept)
-        x = _rms_norm(x, self.norm)
+        x = self.norm(x)
         for listener in self._listeners:
             listener(x)
         logits = self.head(x[:, -keep:] if keep else x)
@@ -131,10 +137,10 @@ class _Layer:
         self.query_heads = attention.q_proj.out_features // self.head_size
         self.key_heads = attention.k_proj.out_features // self.head_size
         self.window = window_of(attention)
-        self.query_norm = getattr(attention, "q_norm", None)
-        self.key_norm = getattr(attention, "k_norm", None)
-        self.before_attention = layer.input_layernorm
-        self.before_mlp = layer.post_attention_layernorm
+        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        self.query_norm, self.key_norm = (norm and _Norm(norm) for norm in norms)
+        self.before_attention = _Norm(layer.input_layernorm)
+        self.before_mlp = _Norm(layer.post_attention_layernorm)
         self.qkv = make_linear([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out = make_linear([attention.o_proj])
         self.gate_up = make_linear([mlp.gate_proj, mlp.up_proj])
@@ -150,11 +156,11 @@ class _Layer:
         keep: int,
     ) -> Tensor:
         """The last `keep` columns (0: all) behind this layer, [B, keep or N, D]."""
-        mixed = self._attend(_rms_norm(x, self.before_attention), turn, mask, cache, index)
+        mixed = self._attend(self.before_attention(x), turn, mask, cache, index)
         if keep:
             x, mixed = x[:, -keep:], mixed[:, -keep:]
         x = x + self.out(mixed)
-        gate, up = self.gate_up(_rms_norm(x, self.before_mlp)).chunk(2, -1)
+        gate, up = self.gate_up(self.before_mlp(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
     def _attend(
@@ -169,11 +175,9 @@ class _Layer:
         heads = self.query_heads
         mixed_BNHD = self.qkv(x).view(batch, count, -1, self.head_size)
         turned_BNHD = mixed_BNHD[:, :, : heads + self.key_heads]
-        if self.query_norm is not None:
-            query_key = (turned_BNHD[:, :, :heads], turned_BNHD[:, :, heads:])
-            norms = (self.query_norm, self.key_norm)
-            normed = [_rms_norm(part, norm) for part, norm in zip(query_key, norms, strict=True)]
-            turned_BNHD = torch.cat(normed, 2)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = turned_BNHD[:, :, :heads], turned_BNHD[:, :, heads:]
+            turned_BNHD = torch.cat([self.query_norm(query), self.key_norm(key)], 2)
         cos, sin = turn
         turned_BNHD = turned_BNHD * cos + turned_BNHD.roll(self.head_size // 2, -1) * sin
         keys_BHWD, values_BHWD = cache.layer(index).append(
@@ -236,5 +240,12 @@ def _mask(count: int, width: int, ends_B: Tensor | None, window: int | None) -> 
     return torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
 
 
-def _rms_norm(x: Tensor, norm: Any) -> Tensor:
-    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+class _Norm:
+    """Root-mean-square norm in float32."""
+
+    def __init__(self, norm: Any) -> None:
+        self._weight = norm.weight.detach().float()
+        self._eps = norm.variance_epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)

@@ -1,7 +1,7 @@
 """A Llama-like model laid out for llama.c, which reads a few tokens of it in one call.
 
-Only where nothing is lost: float32 on a CPU, matrices that bfloat16 holds exactly or that were rounded
-to 8 bits before, a C compiler with OpenMP. Everywhere else the models read through torch.
+Only where nothing is lost: on a CPU, matrices that bfloat16 holds exactly or that were rounded to 8
+bits before, a C compiler with OpenMP. Everywhere else the models read through torch.
 
 Shape suffixes: B batch, N new tokens, D hidden, S head size.
 """
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from paceline.models.cache import RoomyCache, RoomyLayer
     from paceline.models.session import JudgeUniforms
 
-# Beyond so many tokens a pass, products are bound by arithmetic, and torch's are better at that.
-MANY_TOKENS = 8
-
 _STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by position alone
 
 
@@ -45,12 +42,12 @@ class _Plan:
         layers: list[RoomyLayer],
         this_pass: Pass,
         lengths: Any,
-        vocab_size: int,
+        most_logits: int,
         held: tuple[object, ...],
     ) -> None:
         self.this_pass = this_pass
         self.lengths = lengths
-        self.logits, self.probs, self.raw, self.room = torch.empty(4, MANY_TOKENS * vocab_size)
+        self.logits, self.probs, self.raw, self.room = torch.empty(4, most_logits)
         self._layers = layers
         self._rooms = (layers[0].rooms, layers[-1].rooms)
         self._held = held  # what the pass points to
@@ -65,7 +62,6 @@ class _Plan:
         self, count: int, ends: Sequence[int], keep: int, tokens: int | None, logits: Tensor
     ) -> Pass:
         """The pass that reads so many tokens a row; row b is ends[b] tokens long afterwards."""
-        assert count * len(ends) <= MANY_TOKENS, "the workspace is made for few tokens"
         this = self.this_pass
         this.count, this.width, this.keep = count, self._layers[0].width + count, keep
         this.tokens, this.logits = tokens, logits.data_ptr()
@@ -100,6 +96,7 @@ class NativeLlama:
 
     Attributes:
         vocab_size: Width of its logits.
+        most_tokens: Of a pass; beyond, torch is as fast or faster.
     """
 
     def __init__(
@@ -108,6 +105,7 @@ class NativeLlama:
         library = compiled()
         assert library is not None, "NativeLlama needs a compiled library; ask `supports` first"
         self._library = library
+        self.most_tokens: int = library.most_tokens()
         self._held: list[Tensor] = []
         self._int8 = int8
         body: Any = hf.base_model
@@ -118,7 +116,7 @@ class NativeLlama:
         self._num_layers = len(body.layers)
         self._head_size = first.head_dim
         self._key_heads = first.k_proj.out_features // self._head_size
-        embeddings = self._hold(body.embed_tokens.weight.detach().bfloat16())
+        embeddings = self._packed(body.embed_tokens.weight.detach().bfloat16())
         # in order, so that logits are written from one end to the other
         rows = None if draft_vocabulary is None else draft_vocabulary.sort().values
         tied = head.weight is body.embed_tokens.weight and rows is None and not int8
@@ -138,7 +136,7 @@ class NativeLlama:
             norm_eps=body.norm.variance_epsilon,
             scaling=first.scaling,
             embeddings=embeddings,
-            head=Matrix(embeddings, None) if tied else self._matrix([weight]),
+            head=embeddings if tied else self._matrix([weight]),
             head_bias=self._hold_float(bias),
             head_tokens=None if rows is None else self._hold(rows),
             final_norm=self._hold_float(body.norm.weight),
@@ -282,7 +280,9 @@ class NativeLlama:
         assert all(layer.rooms[0].shape[2] == room for layer in layers), "layers grow together"
         cos, sin = turns = self._turns_up_to(room)
         threads = torch.get_num_threads()
-        size = self._library.workspace_size(ctypes.byref(self._model), MANY_TOKENS, room, threads)
+        size = self._library.workspace_size(
+            ctypes.byref(self._model), self.most_tokens, room, threads
+        )
         workspace = torch.empty(size)
         array = ctypes.c_void_p * self._num_layers
         keys = array(*[layer.rooms[0].data_ptr() for layer in layers])
@@ -300,7 +300,7 @@ class NativeLlama:
             workspace=workspace.data_ptr(),
         )
         held = (turns, workspace, keys, values)
-        return _Plan(layers, this_pass, lengths, self.vocab_size, held)
+        return _Plan(layers, this_pass, lengths, self.most_tokens * self.vocab_size, held)
 
     def _turns_up_to(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of at least so many positions, [positions, S / 2]."""
@@ -326,18 +326,24 @@ class NativeLlama:
             mlp_norm=self._hold_float(layer.post_attention_layernorm.weight),
             query_norm=self._hold_float(query_norm),
             key_norm=self._hold_float(key_norm),
-            qkv_bias=None if biases[0] is None else self._hold(torch.cat(biases).detach()),
+            qkv_bias=None if biases[0] is None else self._hold_float(torch.cat(biases)),
             window=window_of(attention) or 0,
         )
 
     def _matrix(self, weights: Sequence[Tensor]) -> Matrix:
         weight = torch.cat([weight.detach() for weight in weights])
         if not self._int8:
-            return Matrix(self._hold(weight.bfloat16()), None)
+            return self._packed(weight.bfloat16())
         numbers, scales_R = round_rows(weight)
-        # of each 16 those at even places first, as llama.c has the vectors, too
-        paired = numbers.view(len(numbers), -1, 8, 2).transpose(-1, -2)
-        return Matrix(self._hold(paired), self._hold(scales_R))
+        return self._packed(numbers, scales_R)
+
+    def _packed(self, weight: Tensor, scales_R: Tensor | None = None) -> Matrix:
+        """As the library's passes read it."""
+        weight = weight.contiguous()
+        sizes = (*weight.shape, weight.element_size())
+        packed = torch.empty(self._library.packed_size(*sizes), dtype=torch.uint8)
+        self._library.pack(weight.data_ptr(), *sizes, packed.data_ptr())
+        return Matrix(self._hold(packed), None if scales_R is None else self._hold(scales_R))
 
     def _hold(self, tensor: Tensor) -> int:
         """Its address, for as long as this object lives."""
@@ -380,4 +386,6 @@ def window_of(attention: Any) -> int | None:
 
 
 def _is_bfloat16(weight: Tensor) -> bool:
-    return weight.dtype == torch.float32 and bool((weight.bfloat16().float() == weight).all())
+    if weight.dtype == torch.float32:
+        return bool((weight.bfloat16().float() == weight).all())
+    return weight.dtype == torch.bfloat16

@@ -30,6 +30,10 @@ _FUNCTIONS = {
     "draw_ahead": ("ppp", "i"),
     "judge_ahead": ("pppdp", "i"),
     "workspace_size": ("piii", "i"),
+    "most_tokens": ("", "i"),
+    "may_multiply": ("", "i"),
+    "packed_size": ("iii", "i"),
+    "pack": ("piiip", ""),
     "best_tokens": ("piiip", ""),
     "softmax": ("piiifip", ""),
     "draw_tokens": ("ppiiip", ""),
@@ -45,16 +49,25 @@ _FLAGS = (
     "-fPIC",
     "-Wl,-Bsymbolic",
 )
+WITHOUT_TILES = ("-mno-amx-tile",)  # the kernel may refuse what the processor has
 
 
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
     """The library; None, and the reason in the log, without a C compiler that knows OpenMP."""
     try:
-        library = ctypes.CDLL(str(_built()))
+        library = library_with(())
+        if not library.may_multiply():
+            library = library_with(WITHOUT_TILES)
     except (OSError, subprocess.SubprocessError) as error:
         _log.info("computing with torch alone, as the C sources could not be compiled: %s", error)
         return None
+    return library
+
+
+def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
+    """The library, made with these flags besides the usual ones."""
+    library = ctypes.CDLL(str(_built(flags)))
     for name, (arguments, result) in _FUNCTIONS.items():
         function = library[name]
         function.argtypes = [_LETTERS[letter] for letter in arguments]
@@ -63,11 +76,11 @@ def compiled() -> ctypes.CDLL | None:
     return library
 
 
-def _built() -> Path:
+def _built(flags: tuple[str, ...] = ()) -> Path:
     """Compiled for this very processor, and kept; an entry of the cache appears whole or not at all."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(_HERE.glob("*.[ch]"))]
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    facts = (*texts, compiler, *_FLAGS, platform.machine(), _instructions())
+    facts = (*texts, compiler, *_FLAGS, *flags, platform.machine(), _instructions())
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     entry = cache_root() / "native" / f"{key}.so"
     if not entry.exists():
@@ -77,6 +90,7 @@ def _built() -> Path:
             command = [
                 compiler,
                 *_FLAGS,
+                *flags,
                 *map(str, sorted(_HERE.glob("*.c"))),
                 "-o",
                 str(made),

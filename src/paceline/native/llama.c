@@ -1,14 +1,9 @@
 /* A few tokens of a batch through a whole Llama-like model, as one call.
 
-   Reading one token is bound by memory: each weight is fetched once and used once. The matrices
-   are bfloat16, widened to float32 by a shift, or whole numbers of 8 bits with a scale a row;
-   everything else is float32. Sums run in one order whatever else is in the block or the batch,
-   so a token's logits do not depend on its company.
-
-   Layout: a matrix is [out, in], row by row. A vector that a matrix is multiplied with is "paired":
-   of each 16 entries first those at even places, then those at odd places, as the shift takes
-   weights apart. So are the rows of 8-bit matrices. M tokens are the B x N new ones, row after row
-   of the batch.
+   Reading few tokens is bound by memory: each weight is fetched once and used once a token. The
+   matrices are bfloat16, or whole numbers of 8 bits with a scale a row; everything else is float32.
+   Sums run in one order whatever else is in the block or the batch, so a token's logits do not
+   depend on its company. M tokens are the B x N new ones, row after row of the batch.
 */
 
 #include <math.h>
@@ -19,14 +14,7 @@
 #define PARTS 4    /* vectors of a head's value side by side */
 #define TOGETHER 2 /* tokens of a row that look at its keys together */
 
-INLINE float widen(uint16_t weight) {
-    uint32_t bits = (uint32_t)weight << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-/* Root-mean-square norm of each token, paired. */
+/* Root-mean-square norm of each token. */
 static void normed(const float *x, const float *weight, float eps, int64_t size, int64_t num_tokens,
                    float *out) {
     for (int64_t t = 0; t < num_tokens; t++, x += size, out += size) {
@@ -37,13 +25,8 @@ static void normed(const float *x, const float *weight, float eps, int64_t size,
                 squares[k] += here * here;
             }
         float factor = 1.0f / sqrtf(sum_lanes(squares[0] + squares[1]) / (float)size + eps);
-        for (int64_t i = 0; i < size; i += 2 * LANES) {
-            f8 scaled[2];
-            for (int k = 0; k < 2; k++)
-                scaled[k] = *(const f8 *)(x + i + k * LANES) * factor *
-                            *(const f8 *)(weight + i + k * LANES);
-            write_paired(scaled[0], scaled[1], out + i);
-        }
+        for (int64_t i = 0; i < size; i += LANES)
+            *(f8 *)(out + i) = *(const f8 *)(x + i) * factor * *(const f8 *)(weight + i);
     }
 }
 
@@ -95,7 +78,7 @@ INLINE void weighted(const float *scores, int64_t room, const float *values, int
 }
 
 /* For `m` neighbouring tokens: the mix of the values by how well the keys agree with the query, the
-   last of `count` columns being the last one's own. Written paired, tokens `step` floats apart. */
+   last of `count` columns being the last one's own. Tokens are written `step` floats apart. */
 INLINE void attend(const float *queries, int64_t query_step, const float *keys, const float *values,
                    int64_t size, int64_t count, float scaling, int m, float *scores, int64_t room,
                    float *mixed, int64_t step, int64_t first) {
@@ -124,9 +107,7 @@ INLINE void attend(const float *queries, int64_t query_step, const float *keys, 
             weighted(scores, room, values + i, count, size, m, parts, sums);
         for (int t = 0; t < m; t++)
             for (int k = 0; k < parts; k++)
-                for (int lane = 0; lane < LANES; lane++)
-                    mixed[t * step + paired(first + i + k * LANES + lane)] =
-                        sums[t][k][lane] * share[t];
+                *(f8 *)(mixed + t * step + first + i + k * LANES) = sums[t][k] * share[t];
     }
 }
 
@@ -158,13 +139,29 @@ static void attend_head(const Model *model, const Pass *pass, int64_t l, int64_t
     }
 }
 
+/* Floats, so that what follows begins with a line of memory. */
 static int64_t up(int64_t size) { return (size + 15) / 16 * 16; }
 
-int64_t workspace_size(const Model *model, int64_t num_tokens, int64_t width, int64_t threads) {
+static int64_t shared_size(const Model *model, int64_t num_tokens) {
     int64_t heads = model->query_heads * model->head_size;
     int64_t qkv = heads + 2 * model->key_heads * model->head_size;
-    int64_t shared = num_tokens * (model->hidden + qkv + heads + model->inner);
-    return up(shared) + threads * up(num_tokens * model->hidden + TOGETHER * (width + LANES));
+    return up(num_tokens * (model->hidden + qkv + heads + model->inner));
+}
+
+static int64_t widest_operand(const Model *model, int64_t num_tokens) {
+    int64_t heads = model->query_heads * model->head_size, widest = model->hidden;
+    if (heads > widest) widest = heads;
+    if (model->inner > widest) widest = model->inner;
+    return up(operand_size(widest, num_tokens));
+}
+
+static int64_t own_size(const Model *model, int64_t num_tokens, int64_t width) {
+    return up(num_tokens * model->hidden) + widest_operand(model, num_tokens) +
+           up(TOGETHER * (width + LANES));
+}
+
+int64_t workspace_size(const Model *model, int64_t num_tokens, int64_t width, int64_t threads) {
+    return shared_size(model, num_tokens) + threads * own_size(model, num_tokens, width);
 }
 
 void read_tokens(const Model *model, const Pass *pass) {
@@ -177,12 +174,12 @@ void read_tokens(const Model *model, const Pass *pass) {
 #pragma omp parallel num_threads(pass->threads)
     {
         int64_t me = omp_get_thread_num(), threads = omp_get_num_threads();
-        float *mine = pass->workspace + up(M * (D + qkv_rows + H * S + inner)) +
-                      me * up(M * D + TOGETHER * (pass->width + LANES));
-        float *scores = mine + M * D;
+        float *mine = pass->workspace + shared_size(model, M) + me * own_size(model, M, pass->width);
+        float *operand = mine + up(M * D), *scores = operand + widest_operand(model, M);
+        Tiles others;
+        begin_products(&others);
         for (int64_t t = me; t < M; t += threads)
-            for (int64_t i = 0; i < D; i++)
-                x[t * D + i] = widen(model->embeddings[pass->tokens[t] * D + i]);
+            read_row(&model->embeddings, pass->tokens[t], D, x + t * D);
         if (model->head_tokens) {
             int64_t size = pass->batch * pass->keep * model->vocab;
             for (int64_t i = my_part(size, me); i < my_part(size, me + 1); i++)
@@ -192,7 +189,8 @@ void read_tokens(const Model *model, const Pass *pass) {
         for (int64_t l = 0; l < model->num_layers; l++) {
             const Layer *layer = model->layers + l;
             normed(x, layer->attention_norm, model->norm_eps, D, M, mine);
-            multiply(&layer->qkv, layer->qkv_bias, 0, qkv_rows, D, mine, M, qkv, qkv_rows, 0);
+            lay_out(&layer->qkv, mine, D, M, operand);
+            multiply(&layer->qkv, layer->qkv_bias, 0, qkv_rows, D, operand, M, qkv, qkv_rows, 0);
 #pragma omp barrier
             for (int64_t unit = me; unit < M * (H + K); unit += threads) {
                 int64_t t = unit / (H + K), h = unit % (H + K), b = t / N, j = t % N;
@@ -217,19 +215,24 @@ void read_tokens(const Model *model, const Pass *pass) {
                 unit += to - j;
             }
 #pragma omp barrier
-            multiply(&layer->out, 0, 0, D, H * S, mixed, M, x, D, 1);
+            lay_out(&layer->out, mixed, H * S, M, operand);
+            multiply(&layer->out, 0, 0, D, H * S, operand, M, x, D, 1);
 #pragma omp barrier
             normed(x, layer->mlp_norm, model->norm_eps, D, M, mine);
-            gated(&layer->gate_up, inner, D, mine, M, act);
+            lay_out(&layer->gate_up, mine, D, M, operand);
+            gated(&layer->gate_up, inner, D, operand, M, act);
 #pragma omp barrier
-            multiply(&layer->down, 0, 0, D, inner, act, M, x, D, 1);
+            lay_out(&layer->down, act, inner, M, operand);
+            multiply(&layer->down, 0, 0, D, inner, operand, M, x, D, 1);
 #pragma omp barrier
         }
         int64_t kept = 0;
         for (int64_t t = 0; t < M; t++)
             if (t % N >= N - pass->keep)
                 normed(x + t * D, model->final_norm, model->norm_eps, D, 1, mine + kept++ * D);
-        multiply(&model->head, model->head_bias, model->head_tokens, model->head_rows, D, mine,
+        lay_out(&model->head, mine, D, kept, operand);
+        multiply(&model->head, model->head_bias, model->head_tokens, model->head_rows, D, operand,
                  kept, pass->logits, model->vocab, 0);
+        end_products(&others);
     }
 }

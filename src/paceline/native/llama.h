@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 typedef struct {
-    const char *weights; /* bfloat16, or int8 where there are scales */
+    const char *weights; /* packed bfloat16, or int8 where there are scales */
     const float *scales; /* [rows], or null */
 } Matrix;
 
@@ -22,7 +22,7 @@ typedef struct {
     int64_t num_layers, hidden, inner, query_heads, key_heads, head_size;
     int64_t head_rows, vocab;
     float norm_eps, scaling;
-    const uint16_t *embeddings;  /* bfloat16, [tokens, hidden] */
+    Matrix embeddings;           /* bfloat16, [tokens, hidden] */
     Matrix head;                 /* [head_rows, hidden] */
     const float *head_bias;      /* or null */
     const int64_t *head_tokens;  /* [head_rows], or null where row r is token r */
@@ -41,6 +41,16 @@ typedef struct {
     float *logits;    /* [batch, keep, vocab]; -inf for tokens without a row in the head */
     float *workspace; /* `workspace_size` floats */
 } Pass;
+
+/* Tokens in a pass up to which this is the fastest way to read them. */
+int64_t most_tokens(void);
+
+/* May this process use the instructions that the library was made with? Ask before anything else. */
+int64_t may_multiply(void);
+
+/* A matrix [rows, size] of `bytes` an entry, as passes read it. */
+int64_t packed_size(int64_t rows, int64_t size, int64_t bytes);
+void pack(const char *weights, int64_t rows, int64_t size, int64_t bytes, char *packed);
 
 /* Floats of workspace that passes of up to so many tokens need. */
 int64_t workspace_size(const Model *model, int64_t num_tokens, int64_t width, int64_t threads);

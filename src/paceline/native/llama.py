@@ -26,7 +26,7 @@ class Model(ctypes.Structure):
         *((name, _int) for name in ("num_layers", "hidden", "inner", "query_heads", "key_heads")),
         *((name, _int) for name in ("head_size", "head_rows", "vocab")),
         *((name, _float) for name in ("norm_eps", "scaling")),
-        ("embeddings", _pointer),
+        ("embeddings", Matrix),
         ("head", Matrix),
         *((name, _pointer) for name in ("head_bias", "head_tokens")),
         *((name, _pointer) for name in ("final_norm", "layers")),

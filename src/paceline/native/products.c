@@ -1,8 +1,12 @@
-/* Matrices times a few vectors, bound by memory: the weights come once and are used for all tokens.
-
-   Sums run in one order whatever else is in the block, so that a token's do not depend on it. */
+/* Products for any processor with vectors: bfloat16 weights are widened to float32 by a shift, which
+   takes pairs apart. So a vector is laid out "paired": of each 16 entries first those at even places,
+   then those at odd places; and so are the rows of 8-bit matrices. */
 
 #include "products.h"
+
+#ifndef TILES
+
+#include <string.h>
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -12,6 +16,42 @@
 #define TOKENS 4   /* tokens at a time */
 #define APART __attribute__((noinline))
 #define AHEAD 4096 /* bytes to fetch early: a page, where the processor's own foresight ends */
+
+int64_t most_tokens(void) { return 8; } /* beyond, products are bound by arithmetic */
+int64_t may_multiply(void) { return 1; }
+void begin_products(Tiles *others) { (void)others; }
+void end_products(const Tiles *others) { (void)others; }
+
+INLINE int64_t paired(int64_t i) { return (i & ~(int64_t)15) | ((i & 1) << 3) | ((i & 15) >> 1); }
+
+int64_t packed_size(int64_t rows, int64_t size, int64_t bytes) { return rows * size * bytes; }
+
+void pack(const char *weights, int64_t rows, int64_t size, int64_t bytes, char *packed) {
+    if (bytes == 2) {
+        memcpy(packed, weights, (size_t)(rows * size * bytes));
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < size; i++) packed[r * size + paired(i)] = weights[r * size + i];
+}
+
+void read_row(const Matrix *matrix, int64_t row, int64_t size, float *out) {
+    const uint16_t *weights = (const uint16_t *)matrix->weights + row * size;
+    for (int64_t i = 0; i < size; i++) out[i] = widen(weights[i]);
+}
+
+int64_t operand_size(int64_t size, int64_t num_tokens) { return size * num_tokens; }
+
+void lay_out(const Matrix *matrix, const float *x, int64_t size, int64_t num_tokens,
+             float *operand) {
+    (void)matrix;
+    for (int64_t i = 0; i < size * num_tokens; i += 2 * LANES) {
+        f8 first = *(const f8 *)(x + i), second = *(const f8 *)(x + i + LANES);
+        *(f8 *)(operand + i) = __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14);
+        *(f8 *)(operand + i + LANES) =
+            __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15);
+    }
+}
 
 INLINE f8 even_weights(i8 pairs) { return (f8)(pairs << 16); }
 INLINE f8 odd_weights(i8 pairs) { return (f8)(pairs & (int32_t)0xffff0000); }
@@ -155,8 +195,7 @@ INLINE void gated_part(const Matrix *gate_up, int64_t inner, int64_t size, const
             }
             for (int t = 0; t < m; t++) {
                 f8 value = gate[t] * up[t] / (1.0f + exp8(-gate[t]));
-                for (int lane = 0; lane < LANES; lane++)
-                    act[(first + t) * inner + paired(u * LANES + lane)] = value[lane];
+                *(f8 *)(act + (first + t) * inner + u * LANES) = value;
             }
         }
 }
@@ -180,3 +219,5 @@ void gated(const Matrix *gate_up, int64_t inner, int64_t size, const float *x, i
      : num_tokens == 4 ? gated_4
                        : gated_many)(gate_up, inner, size, x, num_tokens, act);
 }
+
+#endif

@@ -41,15 +41,6 @@ INLINE float sum_lanes(f8 v) {
     return two[0] + two[1];
 }
 
-/* Where entry i of a paired vector stands; llama.c tells why. */
-INLINE int64_t paired(int64_t i) { return (i & ~(int64_t)15) | ((i & 1) << 3) | ((i & 15) >> 1); }
-
-/* The next 16 entries, paired. */
-INLINE void write_paired(f8 first, f8 second, float *out) {
-    *(f8 *)out = __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14);
-    *(f8 *)(out + LANES) = __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15);
-}
-
 /* exp to 1e-7 of itself; about 1e-38 for all that is smaller. */
 INLINE f8 exp8(f8 x) {
     x = select8(x < -87.0f, (f8){} - 87.0f, x);

@@ -1,0 +1,322 @@
+/* Products for processors that multiply tiles (AMX): 16 rows of weights with up to 16 columns.
+
+   A tile takes bfloat16 times bfloat16 into float32, or int8 times int8 into int32. Vectors are
+   float32, so each comes as three columns: as three bfloat16 that it is the sum of, or as three
+   digits of 8 bits, to 24 bits below its largest entry. Nothing of float32 is lost, and the third
+   column costs what the first does, as the weights come from memory only once.
+
+   A matrix is packed in blocks of 16 rows; of a block, first the first 64 bytes of each row, as a
+   tile wants them: 4 bytes of all rows, the next 4 bytes of all rows, and so on. */
+
+#include "products.h"
+
+#ifdef TILES
+
+#include <immintrin.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ROWS 16    /* rows of weights in a tile */
+#define LINE 64    /* bytes of a row in a tile */
+#define TILE 1024  /* bytes of a tile */
+#define PARTS 3    /* columns of a vector */
+#define COLUMNS 16 /* columns of a tile */
+#define TOKENS 10  /* whose columns two tiles hold */
+#define BLOCKS 2   /* blocks of weights side by side */
+#define AHEAD 4096 /* bytes to fetch early */
+#define LARGEST 8323072.0f /* 127 * 2^16: the most that three digits hold */
+
+typedef float f16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t i16 __attribute__((vector_size(64), aligned(4), may_alias));
+
+/* What tiles hold: palette 1, then bytes of a row, and rows, of each of them. */
+typedef struct {
+    uint8_t palette, first_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} Shapes;
+
+int64_t most_tokens(void) { return 64; }
+
+/* The kernel gives room for tiles to those who ask. */
+int64_t may_multiply(void) {
+    const long ask = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM */
+    return syscall(SYS_arch_prctl, ask, tile_data) == 0;
+}
+
+/* Other libraries on this thread expect their tiles to keep their shapes. */
+void begin_products(Tiles *others) { _tile_storeconfig(others->bytes); }
+void end_products(const Tiles *others) {
+    if (others->bytes[0])
+        _tile_loadconfig(others->bytes);
+    else
+        _tile_release();
+}
+
+static int64_t steps_of(int64_t size, int64_t bytes) { return (size * bytes + LINE - 1) / LINE; }
+static int64_t blocks_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+static int64_t bytes_of(const Matrix *matrix) { return matrix->scales ? 1 : 2; }
+
+int64_t packed_size(int64_t rows, int64_t size, int64_t bytes) {
+    return blocks_of(rows) * steps_of(size, bytes) * TILE;
+}
+
+void pack(const char *weights, int64_t rows, int64_t size, int64_t bytes, char *packed) {
+    int64_t steps = steps_of(size, bytes), width = size * bytes;
+    memset(packed, 0, (size_t)packed_size(rows, size, bytes));
+    for (int64_t r = 0; r < rows; r++) {
+        char *block = packed + r / ROWS * steps * TILE + r % ROWS * 4;
+        for (int64_t i = 0; i < width; i += 4)
+            memcpy(block + i / 4 * LINE, weights + r * width + i, width - i < 4 ? width - i : 4);
+    }
+}
+
+void read_row(const Matrix *matrix, int64_t row, int64_t size, float *out) {
+    const char *block = matrix->weights + row / ROWS * steps_of(size, 2) * TILE + row % ROWS * 4;
+    for (int64_t i = 0; i < size; i++)
+        out[i] = widen(*(const uint16_t *)(block + i / 2 * LINE + i % 2 * 2));
+}
+
+/* Tokens are taken in chunks of one size, the last one's lack being filled with zeros. */
+static int64_t chunks_of(int64_t num_tokens) { return (num_tokens + TOKENS - 1) / TOKENS; }
+static int64_t chunk_of(int64_t num_tokens) {
+    int64_t chunks = chunks_of(num_tokens);
+    return chunks ? (num_tokens + chunks - 1) / chunks : 0;
+}
+
+/* An operand: the scales of the tokens, if they have any, then per chunk and step its columns. */
+static int64_t scales_size(int64_t num_tokens) { return (num_tokens + 15) / 16 * 16; }
+
+int64_t operand_size(int64_t size, int64_t num_tokens) {
+    int64_t columns = PARTS * chunks_of(num_tokens) * chunk_of(num_tokens);
+    return scales_size(num_tokens) + columns * steps_of(size, 2) * LINE / 4;
+}
+
+/* 16 entries as sums of three bfloat16: what is cut off goes to the next part, and nothing is left. */
+static void split_floats(__m512 x, char *first, int64_t part) {
+    for (int k = 0; k < PARTS; k++) {
+        __m512i bits = _mm512_castps_si512(x);
+        __m256i high = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+        _mm256_storeu_si256((__m256i *)(first + k * part), high);
+        x -= _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_srli_epi32(bits, 16), 16));
+    }
+}
+
+/* 16 whole numbers as digits of 8 bits with a sign, the highest first. */
+static void split_numbers(__m512i numbers, char *first, int64_t part) {
+    for (int k = PARTS - 1; k >= 0; k--) {
+        _mm_storeu_si128((__m128i *)(first + k * part), _mm512_cvtepi32_epi8(numbers));
+        __m512i digit = _mm512_srai_epi32(_mm512_slli_epi32(numbers, 24), 24);
+        numbers = _mm512_srai_epi32(_mm512_sub_epi32(numbers, digit), 8);
+    }
+}
+
+/* Such that the largest entry is LARGEST; not a number where some entry is none. */
+static float scale_of(const float *x, int64_t size) {
+    f8 largest = {}, zero = {};
+    for (int64_t i = 0; i < size; i += LANES) {
+        f8 here = load8(x + i, size - i), without_sign = select8(here < 0.0f, -here, here);
+        largest = select8(without_sign > largest, without_sign, largest);
+        zero += here * 0.0f;
+    }
+    float most = 0.0f;
+    for (int lane = 0; lane < LANES; lane++) most = largest[lane] > most ? largest[lane] : most;
+    return most / LARGEST + sum_lanes(zero);
+}
+
+void lay_out(const Matrix *matrix, const float *x, int64_t size, int64_t num_tokens,
+             float *operand) {
+    int64_t bytes = bytes_of(matrix), steps = steps_of(size, bytes), chunk = chunk_of(num_tokens);
+    int64_t part = chunk * LINE, entries = LINE / bytes;
+    char *columns = (char *)(operand + scales_size(num_tokens));
+    if (size % entries || num_tokens % chunk)
+        memset(columns, 0, (size_t)(chunks_of(num_tokens) * steps * PARTS * part));
+    for (int64_t t = 0; t < num_tokens; t++, x += size) {
+        char *column = columns + t / chunk * steps * PARTS * part + t % chunk * LINE;
+        float scale = bytes == 1 ? scale_of(x, size) : 1.0f;
+        __m512 inverse = _mm512_set1_ps(scale > 0.0f ? 1.0f / scale : 0.0f);
+        if (bytes == 1) operand[t] = scale;
+        for (int64_t i = 0; i < size; i += 16) {
+            __mmask16 there = (__mmask16)(size - i < 16 ? (1 << (size - i)) - 1 : 0xffff);
+            __m512 here = _mm512_maskz_loadu_ps(there, x + i);
+            char *first = column + i / entries * PARTS * part + i % entries * bytes;
+            if (bytes == 2)
+                split_floats(here, first, part);
+            else
+                split_numbers(_mm512_cvtps_epi32(here * inverse), first, part);
+        }
+    }
+}
+
+/* Tiles 0 to 3: sums, [two groups of columns][two blocks]. 4 and 5: columns. 6 and 7: weights. */
+static void shape_tiles(int64_t columns) {
+    Shapes shapes = {.palette = 1};
+    int64_t groups[2] = {columns < COLUMNS ? columns : COLUMNS, columns - COLUMNS};
+    if (groups[1] < 1) groups[1] = 1; /* not used */
+    for (int tile = 0; tile < 8; tile++) {
+        shapes.row_bytes[tile] = LINE;
+        shapes.rows[tile] = (uint8_t)(tile < 4 ? groups[tile / 2] : tile < 6 ? groups[tile - 4] : 16);
+    }
+    _tile_loadconfig(&shapes);
+}
+
+INLINE void fetch(const char *tile) {
+    for (int line = 0; line < TILE; line += 64) __builtin_prefetch(tile + AHEAD + line);
+}
+
+#define ADD(sums, columns, weights)            \
+    if (bytes == 2)                            \
+        _tile_dpbf16ps(sums, columns, weights); \
+    else                                       \
+        _tile_dpbssd(sums, columns, weights)
+
+/* Products of two blocks of weights with the columns of a chunk: sums[block][column][row]. */
+INLINE void products(const char *const w[BLOCKS], int bytes, int64_t steps, const char *columns,
+                     int64_t count, float sums[BLOCKS][2 * COLUMNS][ROWS]) {
+    const int64_t step = count * LINE, second = COLUMNS * LINE;
+    _tile_zero(0);
+    _tile_zero(1);
+    if (count <= COLUMNS) {
+        for (int64_t k = 0; k < steps; k++) {
+            fetch(w[0] + k * TILE), fetch(w[1] + k * TILE);
+            _tile_loadd(4, columns + k * step, LINE);
+            _tile_loadd(6, w[0] + k * TILE, LINE);
+            ADD(0, 4, 6);
+            _tile_loadd(7, w[1] + k * TILE, LINE);
+            ADD(1, 4, 7);
+        }
+    } else {
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < steps; k++) {
+            fetch(w[0] + k * TILE), fetch(w[1] + k * TILE);
+            _tile_loadd(4, columns + k * step, LINE);
+            _tile_loadd(6, w[0] + k * TILE, LINE);
+            ADD(0, 4, 6);
+            _tile_loadd(7, w[1] + k * TILE, LINE);
+            ADD(1, 4, 7);
+            _tile_loadd(5, columns + k * step + second, LINE);
+            ADD(2, 5, 6);
+            ADD(3, 5, 7);
+        }
+        _tile_stored(2, sums[0][COLUMNS], LINE);
+        _tile_stored(3, sums[1][COLUMNS], LINE);
+    }
+    _tile_stored(0, sums[0][0], LINE);
+    _tile_stored(1, sums[1][0], LINE);
+}
+
+/* A token's products with 16 rows, from those of its parts. */
+INLINE f16 joined(const float sums[2 * COLUMNS][ROWS], int bytes, int64_t token, int64_t chunk) {
+    if (bytes == 2) {
+        f16 sum = *(const f16 *)sums[2 * chunk + token] + *(const f16 *)sums[chunk + token];
+        return sum + *(const f16 *)sums[token];
+    }
+    f16 sum = {};
+    for (int k = PARTS - 1; k >= 0; k--)
+        sum += __builtin_convertvector(*(const i16 *)sums[k * chunk + token], f16) *
+               (float)(1 << 8 * (PARTS - 1 - k));
+    return sum;
+}
+
+typedef struct {
+    const float *bias;
+    const int64_t *places;
+    float *out;
+    int64_t rows, stride;
+    int add;
+} Goal;
+
+/* Where the sums of rows [row, row + 16) of a token go. */
+INLINE void deliver(const Goal *goal, f16 sums, int64_t row, int64_t token) {
+    float *out = goal->out + token * goal->stride;
+    int64_t count = goal->rows - row < ROWS ? goal->rows - row : ROWS;
+    if (count == ROWS && !goal->bias && !goal->places) {
+        f16 *here = (f16 *)(out + row);
+        if (goal->add) sums += *here;
+        *here = sums;
+        return;
+    }
+    for (int64_t r = row; r < row + count; r++) {
+        float sum = sums[r - row] + (goal->bias ? goal->bias[r] : 0.0f);
+        float *here = out + (goal->places ? goal->places[r] : r);
+        *here = goal->add ? *here + sum : sum;
+    }
+}
+
+INLINE f16 scaled(const Matrix *matrix, const float *operand, f16 sums, int64_t row, int64_t rows,
+                  int64_t token) {
+    f16 scales = {};
+    if (rows - row >= ROWS)
+        scales = *(const f16 *)(matrix->scales + row);
+    else
+        for (int64_t r = row; r < rows; r++) scales[r - row] = matrix->scales[r];
+    return sums * scales * operand[token];
+}
+
+INLINE f16 silu(f16 x) {
+    f16 value;
+    for (int half = 0; half < 2; half++) {
+        f8 here = *((const f8 *)&x + half);
+        *((f8 *)&value + half) = here / (1.0f + exp8(-here));
+    }
+    return value;
+}
+
+/* A thread's part of `multiply`, and of `gated`, where the second block of weights is `up`'s. */
+INLINE void multiply_part(const Matrix *matrix, int bytes, int64_t rows, int64_t size,
+                          const float *operand, int64_t num_tokens, const Goal *goal, int gates) {
+    int64_t steps = steps_of(size, bytes), chunk = chunk_of(num_tokens), count = PARTS * chunk;
+    const char *columns = (const char *)(operand + scales_size(num_tokens));
+    int64_t blocks = blocks_of(rows) / (gates ? 2 : 1), me = omp_get_thread_num();
+    int64_t begin = my_part(blocks, me), end = my_part(blocks, me + 1);
+    int64_t stream = gates ? end - begin : (end - begin + BLOCKS - 1) / BLOCKS;
+    float sums[BLOCKS][2 * COLUMNS][ROWS] __attribute__((aligned(64)));
+    shape_tiles(count);
+    for (int64_t block = begin; block < begin + stream; block++) {
+        /* the second stream may be shorter: once more, then */
+        int64_t other = gates ? block + blocks : block + stream < end ? block + stream : block;
+        const char *w[BLOCKS] = {matrix->weights + block * steps * TILE,
+                                 matrix->weights + other * steps * TILE};
+        for (int64_t first = 0; first < num_tokens; first += chunk) {
+            products(w, bytes, steps, columns + first * PARTS * steps * LINE, count, sums);
+            for (int64_t t = 0; t < chunk && first + t < num_tokens; t++) {
+                f16 both[BLOCKS];
+                for (int k = 0; k < BLOCKS; k++) {
+                    both[k] = joined(sums[k], bytes, t, chunk);
+                    int64_t row = (k ? other : block) * ROWS;
+                    if (bytes == 1)
+                        both[k] = scaled(matrix, operand, both[k], row, rows, first + t);
+                }
+                if (gates) {
+                    deliver(goal, silu(both[0]) * both[1], block * ROWS, first + t);
+                } else {
+                    deliver(goal, both[0], block * ROWS, first + t);
+                    if (other != block) deliver(goal, both[1], other * ROWS, first + t);
+                }
+            }
+        }
+    }
+}
+
+void multiply(const Matrix *matrix, const float *bias, const int64_t *places, int64_t rows,
+              int64_t size, const float *operand, int64_t num_tokens, float *out, int64_t stride,
+              int add) {
+    const Goal goal = {bias, places, out, rows, stride, add};
+    if (matrix->scales)
+        multiply_part(matrix, 1, rows, size, operand, num_tokens, &goal, 0);
+    else
+        multiply_part(matrix, 2, rows, size, operand, num_tokens, &goal, 0);
+}
+
+void gated(const Matrix *gate_up, int64_t inner, int64_t size, const float *operand,
+           int64_t num_tokens, float *act) {
+    const Goal goal = {0, 0, act, inner, inner, 0};
+    if (gate_up->scales)
+        multiply_part(gate_up, 1, 2 * inner, size, operand, num_tokens, &goal, 1);
+    else
+        multiply_part(gate_up, 2, 2 * inner, size, operand, num_tokens, &goal, 1);
+}
+
+#endif
