@@ -16,6 +16,7 @@ from torch import Tensor
 from aligning import align_config, losses, write_corpus, write_pair
 from paceline.data.collate import Row
 from paceline.models import load_model
+from paceline.native import compiled
 from paceline.train import align
 from paceline.train.step import StepFigures, Stepper
 
@@ -172,9 +173,11 @@ def test_means_over_sequences_and_over_tokens_are_two_numbers(folder: Path, tmp_
     assert first[0] != pytest.approx(first[1], rel=1e-3)
 
 
-def continuation(directory: Path, row: Row, length: int) -> list[int]:
-    """What transformers writes greedily after the row's prompt."""
-    hf = load_model(directory, dtype="float32").hf
+def continuation(
+    directory: Path, row: Row, length: int, stored: torch.dtype = torch.float32
+) -> list[int]:
+    """What transformers writes greedily after the row's prompt, from weights rounded so."""
+    hf = load_model(directory, dtype="float32").hf.to(stored).float()
     prompt = torch.tensor([list(row.tokens[: row.trained_from])])
     written = hf.generate(prompt, do_sample=False, max_new_tokens=length)
     return written[0, row.trained_from :].tolist()
@@ -193,18 +196,24 @@ def test_seq_kd_trains_on_text_of_the_target_and_on_nothing_else(
         assert written == continuation(folder / "target", row, 8)
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_gkd_trains_on_text_of_the_draft_as_the_last_step_left_it(
-    folder: Path, tmp_path: Path, seen: RowsOfSteps
+    folder: Path, tmp_path: Path, seen: RowsOfSteps, precision: torch.dtype
 ):
+    """In bfloat16 it is written from a copy of the weights."""
+    if precision == torch.bfloat16 and compiled() is None:
+        pytest.skip("no C compiler with OpenMP")
     large_steps = {"kind": "adamw", "learning_rate": 0.1, "warmup_fraction": 0}
     settings = changes(recipe="gkd", **GREEDY, optimizer=large_steps)
     settings["checkpoints"] = {"every_steps": 1, "keep": 3}
+    settings["precision"] = str(precision).removeprefix("torch.")
     run = align(align_config(folder, tmp_path / "run", **settings))
     drafts = [folder / "draft"]
     drafts += [run / "checkpoints" / f"step-{step:08d}" / "draft" for step in (1, 2)]
     for draft, rows in zip(drafts, seen, strict=True):
         for row in rows:
-            assert list(row.tokens[row.trained_from :]) == continuation(draft, row, 8)
+            written = list(row.tokens[row.trained_from :])
+            assert written == continuation(draft, row, 8, precision)
     # and the draft did change between the steps, or this would prove nothing
     row = seen[0][0]
     assert continuation(drafts[0], row, 8) != continuation(drafts[2], row, 8)

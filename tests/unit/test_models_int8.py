@@ -71,6 +71,6 @@ def test_what_is_scored_is_what_is_read():
 def test_where_8_bits_are_impossible_it_says_so(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UsageError, match="this is a gpt2 in float32 on cpu; use weights=auto"):
         tiny_model("gpt2").prepare_for_decoding("int8")
-    monkeypatch.setattr("paceline.models.native_llama.compiled", lambda: None)
+    monkeypatch.setattr("paceline.models.native_weights.compiled", lambda: None)
     with pytest.raises(UsageError, match="C compiler"):
         wrap_model(tiny_hf().bfloat16().float()).prepare_for_decoding("int8")

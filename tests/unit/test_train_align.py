@@ -3,6 +3,7 @@ import json
 import math
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,7 @@ from paceline.errors import (
 )
 from paceline.models import load_model
 from paceline.models.draft import limit_vocabulary, save_draft
+from paceline.native.divergences import losses_and_slopes
 from paceline.records import read_jsonl
 from paceline.train import align, loop
 from paceline.train.checkpoint import TrainingState
@@ -179,12 +181,16 @@ def test_a_loss_that_is_no_number_names_step_and_last_good_checkpoint(
 ):
     calls = 0
 
-    def poisoned(*arguments: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return token_losses(*arguments) * (float("nan") if calls == 6 else 1.0)
+    def poison(name: str, losses: Callable[..., torch.Tensor]) -> None:
+        def poisoned(*arguments: Any) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            return losses(*arguments) * (float("nan") if calls == 6 else 1.0)
 
-    monkeypatch.setattr("paceline.train.step.token_losses", poisoned)
+        monkeypatch.setattr(f"paceline.train.step.{name}", poisoned)
+
+    poison("token_losses", token_losses)
+    poison("losses_and_slopes", losses_and_slopes)
     config = align_config(folder, tmp_path / "run", checkpoints={"every_steps": 2})
     with pytest.raises(TrainingError, match=r"nan at step 6; .*step-00000004;") as caught:
         align(config)

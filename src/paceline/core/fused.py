@@ -34,12 +34,41 @@ class Head(NamedTuple):
             bias_S = offsets_S if bias_S is None else bias_S + offsets_S
         return Head(self.weight_VD[tokens_S], bias_S)
 
-    def log_probs(self, hidden_ND: Tensor, vocab_size: int | None = None) -> Tensor:
-        """Log-softmax over the first `vocab_size` entries, float32. [N, D] -> [N, V]."""
+    def logits(self, hidden_ND: Tensor, vocab_size: int | None = None) -> Tensor:
+        """The first `vocab_size` entries, as precise as the weight. [N, D] -> [N, V]."""
         width = self.weight_VD.shape[0] if vocab_size is None else vocab_size
         bias = None if self.bias_V is None else self.bias_V[:width]
         weight = self.weight_VD[:width]
-        return F.linear(hidden_ND.to(weight.dtype), weight, bias).float().log_softmax(-1)
+        return F.linear(hidden_ND.to(weight.dtype), weight, bias)
+
+    def part(self, tokens: slice, dtype: torch.dtype) -> Head:
+        """The head of these tokens alone, in this precision."""
+        bias = None if self.bias_V is None else self.bias_V[tokens].to(dtype)
+        return Head(self.weight_VD[tokens].to(dtype), bias)
+
+    def log_probs(self, hidden_ND: Tensor, vocab_size: int | None = None) -> Tensor:
+        """Log-softmax over the first `vocab_size` entries, float32. [N, D] -> [N, V]."""
+        return self.logits(hidden_ND, vocab_size).float().log_softmax(-1)
+
+
+_PART = 8192  # tokens of the head that are cast, and whose slopes are made, at a time
+
+
+class Needs(NamedTuple):
+    """Which gradients are wanted."""
+
+    hidden: bool
+    weight: bool
+    bias: bool
+
+
+class Slopes(NamedTuple):
+    """A loss, and how it rises with the hidden states, the head's weight and its bias."""
+
+    loss: Tensor
+    hidden_ND: Tensor | None
+    weight_VD: Tensor | None
+    bias_V: Tensor | None
 
 
 def chunked_loss(
@@ -59,10 +88,78 @@ def chunked_loss(
     Shapes: hidden [N, D], weights [N] -> scalar.
     Cost: one pass over the head per chunk forward and one backward; memory [chunk_size, V].
     """
-    bias = head.bias_V
-    weight = head.weight_VD
-    options = (loss_of_chunk, chunk_size, vocab_size)
-    return _ChunkedLoss.apply(hidden_ND, weight, bias, weights_N, options)  # pyright: ignore
+
+    def slopes(hidden_ND: Tensor, head: Head, needs: Needs) -> Slopes:
+        weight = head.weight_VD.requires_grad_(needs.weight)
+        bias = None if head.bias_V is None else head.bias_V.requires_grad_(needs.bias)
+        grad_ND = torch.zeros_like(hidden_ND) if needs.hidden else None
+        total = hidden_ND.new_zeros((), dtype=torch.float32)
+        with torch.enable_grad():
+            for rows in _chunks(len(hidden_ND), chunk_size):
+                hidden = hidden_ND[rows].requires_grad_(needs.hidden)
+                log_probs = Head(weight, bias).log_probs(hidden, vocab_size)
+                loss = (loss_of_chunk(log_probs, rows) * weights_N[rows]).sum()
+                if loss.requires_grad:
+                    # weight.grad and bias.grad add up over the chunks.
+                    torch.autograd.backward(loss)
+                if grad_ND is not None and hidden.grad is not None:
+                    grad_ND[rows] = hidden.grad
+                total += loss.detach()
+        return Slopes(total, grad_ND, weight.grad, None if bias is None else bias.grad)
+
+    return _ChunkedLoss.apply(hidden_ND, *head, slopes)  # pyright: ignore
+
+
+def chunked_loss_of_logits(
+    hidden_ND: Tensor,
+    head: Head,
+    slopes_of_chunk: ChunkLoss,
+    weights_N: Tensor,
+    *,
+    chunk_size: int = 256,
+    vocab_size: int | None = None,
+) -> Tensor:
+    """The same for losses that know their own slopes, without autograd.
+
+    `slopes_of_chunk(draft_logits_CV, rows)` gives the loss [C] of the tokens `rows` and leaves in the
+    place of the logits what their losses times their weights rise by. Under autocast logits and
+    slopes are of its type.
+    """
+
+    def slopes(hidden_ND: Tensor, head: Head, needs: Needs) -> Slopes:
+        kind = hidden_ND.device.type
+        exact = head.weight_VD.dtype
+        if torch.is_autocast_enabled(kind):
+            exact = torch.get_autocast_dtype(kind)
+        whole_VD = torch.zeros_like(head.weight_VD) if needs.weight else None
+        whole_V = torch.zeros_like(head.bias_V) if needs.bias and head.bias_V is not None else None
+        grad_ND = torch.zeros_like(hidden_ND, dtype=torch.float32) if needs.hidden else None
+        total = hidden_ND.new_zeros((), dtype=torch.float32)
+        width = len(head.weight_VD[:vocab_size])
+        with torch.autocast(kind, enabled=False):
+            for rows in _chunks(len(hidden_ND), chunk_size):
+                hidden_CD = hidden_ND[rows].to(exact)
+                logits_CV = hidden_CD.new_empty(len(hidden_CD), width)
+                for part in _chunks(width, _PART):
+                    logits_CV[:, part] = head.part(part, exact).logits(hidden_CD)
+                total += (slopes_of_chunk(logits_CV, rows) * weights_N[rows]).sum()
+                for part in _chunks(width, _PART):
+                    slopes_CP = logits_CV[:, part]
+                    if grad_ND is not None:
+                        grad_ND[rows] += slopes_CP @ head.weight_VD[part].to(exact)
+                    if whole_VD is not None:
+                        whole_VD[part] += slopes_CP.T @ hidden_CD
+                if whole_V is not None:
+                    whole_V[:width] += logits_CV.sum(0, dtype=torch.float32)
+                del logits_CV  # before the next chunk's come
+        grad_ND = None if grad_ND is None else grad_ND.to(hidden_ND.dtype)
+        return Slopes(total, grad_ND, whole_VD, whole_V)
+
+    return _ChunkedLoss.apply(hidden_ND, *head, slopes)  # pyright: ignore
+
+
+def _chunks(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -72,32 +169,17 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
-        weights_N: Tensor,
-        options: tuple[ChunkLoss, int, int | None],
+        slopes: Callable[[Tensor, Head, Needs], Slopes],
     ) -> Tensor:
-        loss_of_chunk, chunk_size, vocab_size = options
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        weight = weight_VD.detach().requires_grad_(needs_weight)
-        bias = None if bias_V is None else bias_V.detach().requires_grad_(needs_bias)
-        grad_hidden = torch.zeros_like(hidden_ND) if needs_hidden else None
-        total = hidden_ND.new_zeros((), dtype=torch.float32)
-        with torch.enable_grad():
-            for start in range(0, hidden_ND.shape[0], chunk_size):
-                rows = slice(start, start + chunk_size)
-                hidden = hidden_ND[rows].detach().requires_grad_(needs_hidden)
-                log_probs = Head(weight, bias).log_probs(hidden, vocab_size)
-                loss = (loss_of_chunk(log_probs, rows) * weights_N[rows]).sum()
-                if loss.requires_grad:
-                    # weight.grad and bias.grad add up over the chunks.
-                    torch.autograd.backward(loss)
-                if grad_hidden is not None and hidden.grad is not None:
-                    grad_hidden[rows] = hidden.grad
-                total += loss.detach()
-        ctx.save_for_backward(grad_hidden, weight.grad, None if bias is None else bias.grad)
-        return total
+        head = Head(weight_VD.detach(), None if bias_V is None else bias_V.detach())
+        found = slopes(hidden_ND.detach(), head, Needs(*ctx.needs_input_grad[:3]))
+        ctx.slopes = found[1:]  # not saved as others are: they can be handed on without a copy
+        return found.loss
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         scale = grad_outputs[0]
-        grads = [None if saved is None else saved * scale for saved in ctx.saved_tensors]
-        return (*grads, None, None)
+        slopes, ctx.slopes = ctx.slopes, None
+        if scale.device.type == "cpu" and scale == 1:  # there asking costs nothing
+            return (*slopes, None)
+        return (*(None if slope is None else slope * scale for slope in slopes), None)

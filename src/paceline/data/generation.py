@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core.lists import as_list
 from paceline.core.sampling import SamplingParams, apply_repetition_penalty, sample, to_probs
 from paceline.progress import silent
 
@@ -43,26 +44,27 @@ def sample_completions(
     session = model.start_session()
     logits_BV = session.prefill(prompts)
     seen_BV = _seen(prompts, logits_BV) if sampling.repetition_penalty != 1 else None
-    writing = torch.arange(len(prompts))
+    if seen_BV is not None:
+        logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
+    tokens = as_list(sample(to_probs(logits_BV, sampling), uniforms_BN[:, 0]))
+    writing = list(range(len(prompts)))
     num_new = uniforms_BN.shape[1]
-    for position in range(num_new):
-        if seen_BV is not None:
-            logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
-        tokens_B = sample(to_probs(logits_BV, sampling), uniforms_BN[writing, position]).cpu()
-        for row, token in zip(writing.tolist(), tokens_B.tolist(), strict=True):
+    for position in range(1, num_new + 1):
+        for row, token in zip(writing, tokens, strict=True):
             completions[row].append(token)
-        progress("writing text", position + 1, num_new)
-        goes_on = torch.tensor([token not in ends for token in tokens_B.tolist()])
-        if position == num_new - 1 or not goes_on.any():
+        progress("writing text", position, num_new)
+        kept = [index for index, token in enumerate(tokens) if token not in ends]
+        if position == num_new or not kept:
             break
         if seen_BV is not None:
-            seen_BV.scatter_(1, tokens_B[:, None].to(seen_BV.device), value=True)
-        if not goes_on.all():
-            kept = goes_on.nonzero().squeeze(-1)
-            session.keep_rows(kept.tolist())
-            writing, tokens_B = writing[kept], tokens_B[kept]
-            seen_BV = None if seen_BV is None else seen_BV[kept.to(seen_BV.device)]
-        logits_BV = session.extend(tokens_B[:, None])[:, -1]
+            seen_BV.scatter_(1, torch.tensor(tokens, device=seen_BV.device)[:, None], value=True)
+        if len(kept) < len(tokens):
+            session.keep_rows(kept)
+            writing, tokens = ([some[index] for index in kept] for some in (writing, tokens))
+            seen_BV = None if seen_BV is None else seen_BV[torch.tensor(kept)]
+        uniforms = as_list(uniforms_BN[writing, position, None])
+        drawn = session.draw([[token] for token in tokens], 1, sampling, uniforms, seen_BV)
+        tokens = as_list(drawn.tokens_BG[:, 0])
     return completions
 
 

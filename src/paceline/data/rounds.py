@@ -73,7 +73,7 @@ class TargetRounds:
     ) -> None:
         assert rounds.rows % stream.batch_size == 0, "a round is cut into whole batches"
         self.stream = stream
-        self.model = model.prepare_for_decoding()
+        self.model = model
         self.rounds = rounds
         self.sampling = sampling
         self.max_new_tokens = max_new_tokens

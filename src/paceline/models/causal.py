@@ -28,7 +28,7 @@ from paceline.models.kernels import (
     packed_copy,
 )
 from paceline.models.llama import LlamaDecoder
-from paceline.models.native_llama import NativeLlama
+from paceline.models.native_weights import can_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.models.cache import RoomyCache
+    from paceline.models.native_llama import NativeLlama
 
 
 class Decoder(Protocol):
@@ -49,6 +50,10 @@ class Decoder(Protocol):
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         """Hear of every pass's hidden states after the final norm, [B, N, D]; call it to stop."""
+        ...
+
+    def reader_of(self, num_tokens: int) -> NativeLlama | None:
+        """What reads so few tokens in one call, if there is such a thing and nobody listens."""
         ...
 
 
@@ -207,9 +212,7 @@ class CausalModel:
 def can_read_int8(model: CausalModel) -> bool:
     """May such a model be prepared with weights="int8", here?"""
     possible = model.device.type == "cpu" and can_pack()
-    return (
-        possible and LlamaDecoder.supports(model.hf) and NativeLlama.supports(model.hf, int8=True)
-    )
+    return possible and LlamaDecoder.supports(model.hf) and can_copy(model.hf, int8=True)
 
 
 class HfDecoder:
@@ -237,6 +240,9 @@ class HfDecoder:
         return self.hf.base_model.register_forward_hook(
             lambda _module, _inputs, output: listener(output.last_hidden_state)
         ).remove
+
+    def reader_of(self, num_tokens: int) -> NativeLlama | None:
+        return None
 
 
 def _mask_and_positions(ends_B: Tensor, tokens_BN: Tensor) -> dict[str, Tensor]:

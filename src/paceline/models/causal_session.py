@@ -19,7 +19,6 @@ from torch import Tensor
 from paceline.core.native_rules import native_rule
 from paceline.core.rules import Lossless
 from paceline.models.cache import RoomyCache
-from paceline.models.llama import LlamaDecoder
 from paceline.models.session import Drawn, Judgement, ModelSession
 
 if TYPE_CHECKING:
@@ -134,8 +133,7 @@ class CausalSession(ModelSession):
             return self.model.decoder(tokens_BN, self.cache, _ragged(ends), keep).float()
 
     def _native(self, num_tokens: int) -> NativeLlama | None:
-        decoder = self.model.decoder
-        return decoder.reader_of(num_tokens) if isinstance(decoder, LlamaDecoder) else None
+        return self.model.decoder.reader_of(num_tokens)
 
     def _rollback(self, counts: Sequence[int]) -> None:
         if min(counts) == max(counts):

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from paceline.models.cache import RoomyCache
 from paceline.models.draft_vocabulary import spread
-from paceline.models.native_llama import NativeLlama, window_of
+from paceline.models.native_llama import NativeLlama
+from paceline.models.native_weights import can_copy, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +64,7 @@ class LlamaDecoder:
         self.native: NativeLlama | None = None
         self._change = change
         int8 = int8_of is not None
-        if NativeLlama.supports(hf, int8=int8):
+        if can_copy(hf, int8=int8):
             native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8)
             self.native = native if self._agrees_with(native) else None
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.models.int8 import round_rows
+from paceline.models.native_weights import NativeWeights
 from paceline.models.session import Drawn, Judgement
 from paceline.native import compiled
-from paceline.native.llama import Draft, Layer, Matrix, Model, Pass
+from paceline.native.llama import Draft, Pass
 from paceline.native.sampling import NO_MASS
 from paceline.native.verification import Block, NativeRule, check_shapes
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.models.cache import RoomyCache, RoomyLayer
     from paceline.models.session import JudgeUniforms
-
-_STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by position alone
 
 
 class _Plan:
@@ -92,7 +90,7 @@ class _Plan:
 
 
 class NativeLlama:
-    """Reads a few tokens in one call; the weights are copied.
+    """Reads a few tokens in one call.
 
     Attributes:
         vocab_size: Width of its logits.
@@ -103,67 +101,19 @@ class NativeLlama:
         self, hf: PreTrainedModel, draft_vocabulary: Tensor | None, *, int8: bool = False
     ) -> None:
         library = compiled()
-        assert library is not None, "NativeLlama needs a compiled library; ask `supports` first"
+        assert library is not None, "NativeLlama needs a compiled library; ask `can_copy` first"
         self._library = library
         self.most_tokens: int = library.most_tokens()
-        self._held: list[Tensor] = []
-        self._int8 = int8
+        self._weights = NativeWeights(library, hf, draft_vocabulary, int8=int8)
+        self._model = self._weights.model
+        self.vocab_size: int = self._model.vocab
         body: Any = hf.base_model
-        head: Any = hf.get_output_embeddings()
-        first = body.layers[0].self_attn
         self._rotary: nn.Module = body.rotary_emb
         self._turns = (torch.zeros(0), torch.zeros(0))
-        self._num_layers = len(body.layers)
-        self._head_size = first.head_dim
-        self._key_heads = first.k_proj.out_features // self._head_size
-        embeddings = self._packed(body.embed_tokens.weight.detach().bfloat16())
-        # in order, so that logits are written from one end to the other
-        rows = None if draft_vocabulary is None else draft_vocabulary.sort().values
-        tied = head.weight is body.embed_tokens.weight and rows is None and not int8
-        weight = head.weight if rows is None else head.weight[rows]
-        bias = head.bias if rows is None or head.bias is None else head.bias[rows]
-        self.vocab_size = len(head.weight)
-        self._layers = (Layer * self._num_layers)(*map(self._layer, body.layers))
-        self._model = Model(
-            num_layers=self._num_layers,
-            hidden=head.in_features,
-            inner=body.layers[0].mlp.gate_proj.out_features,
-            query_heads=first.q_proj.out_features // self._head_size,
-            key_heads=self._key_heads,
-            head_size=self._head_size,
-            head_rows=len(weight),
-            vocab=self.vocab_size,
-            norm_eps=body.norm.variance_epsilon,
-            scaling=first.scaling,
-            embeddings=embeddings,
-            head=embeddings if tied else self._matrix([weight]),
-            head_bias=self._hold_float(bias),
-            head_tokens=None if rows is None else self._hold(rows),
-            final_norm=self._hold_float(body.norm.weight),
-            layers=ctypes.addressof(self._layers),
-        )
 
-    @staticmethod
-    def supports(hf: PreTrainedModel, *, int8: bool = False) -> bool:
-        """Is this Llama-like model one that llama.c reads without loss, here?
-
-        With `int8`: once its linear layers are rounded to 8 bits.
-        """
-        body: Any = hf.base_model
-        kinds = nn.Embedding if int8 else nn.Linear | nn.Embedding
-        layers = [layer for layer in hf.modules() if isinstance(layer, kinds)]
-        attention, mlp = body.layers[0].self_attn, body.layers[0].mlp
-        plain = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        sizes = (attention.o_proj.in_features, mlp.down_proj.in_features, hf.config.hidden_size)
-        return (
-            all(size % 16 == 0 for size in sizes)
-            and attention.head_dim % 8 == 0
-            and all(layer.bias is None for layer in plain)
-            and getattr(body.rotary_emb, "rope_type", None) in _STEADY_ROPE
-            and getattr(hf.config, "partial_rotary_factor", 1.0) in (None, 1.0)
-            and all(_is_bfloat16(layer.weight) for layer in layers)
-            and compiled() is not None
-        )
+    def refresh(self) -> None:
+        """Copy the weights that are being trained once more."""
+        self._weights.refresh()
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends: Sequence[int], keep: int
@@ -271,8 +221,8 @@ class NativeLlama:
 
     def _new_plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
         """Make room for so many more tokens a row, and lay out the passes that fit in it."""
-        layers = [cache.layer(index) for index in range(self._num_layers)]
-        new = torch.empty(batch, self._key_heads, count, self._head_size)
+        layers = [cache.layer(index) for index in range(self._model.num_layers)]
+        new = torch.empty(batch, self._model.key_heads, count, self._model.head_size)
         for layer in layers:
             layer.make_room(new, new)
             layer.width -= count
@@ -284,7 +234,7 @@ class NativeLlama:
             ctypes.byref(self._model), self.most_tokens, room, threads
         )
         workspace = torch.empty(size)
-        array = ctypes.c_void_p * self._num_layers
+        array = ctypes.c_void_p * self._model.num_layers
         keys = array(*[layer.rooms[0].data_ptr() for layer in layers])
         values = array(*[layer.rooms[1].data_ptr() for layer in layers])
         lengths = (ctypes.c_int64 * batch)()
@@ -307,51 +257,9 @@ class NativeLlama:
         if len(self._turns[0]) < length:
             positions = torch.arange(max(length, 2 * len(self._turns[0]), 1024))
             turns = self._rotary(torch.zeros(1), position_ids=positions[None])
-            half = self._head_size // 2
+            half = self._model.head_size // 2
             self._turns = tuple(turn[0, :, :half].contiguous() for turn in turns)
         return self._turns
-
-    def _layer(self, layer: Any) -> Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        biases = [projection.bias for projection in projections]
-        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
-        return Layer(
-            qkv=self._matrix([projection.weight for projection in projections]),
-            out=self._matrix([attention.o_proj.weight]),
-            gate_up=self._matrix([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            down=self._matrix([mlp.down_proj.weight]),
-            attention_norm=self._hold_float(layer.input_layernorm.weight),
-            mlp_norm=self._hold_float(layer.post_attention_layernorm.weight),
-            query_norm=self._hold_float(query_norm),
-            key_norm=self._hold_float(key_norm),
-            qkv_bias=None if biases[0] is None else self._hold_float(torch.cat(biases)),
-            window=window_of(attention) or 0,
-        )
-
-    def _matrix(self, weights: Sequence[Tensor]) -> Matrix:
-        weight = torch.cat([weight.detach() for weight in weights])
-        if not self._int8:
-            return self._packed(weight.bfloat16())
-        numbers, scales_R = round_rows(weight)
-        return self._packed(numbers, scales_R)
-
-    def _packed(self, weight: Tensor, scales_R: Tensor | None = None) -> Matrix:
-        """As the library's passes read it."""
-        weight = weight.contiguous()
-        sizes = (*weight.shape, weight.element_size())
-        packed = torch.empty(self._library.packed_size(*sizes), dtype=torch.uint8)
-        self._library.pack(weight.data_ptr(), *sizes, packed.data_ptr())
-        return Matrix(self._hold(packed), None if scales_R is None else self._hold(scales_R))
-
-    def _hold(self, tensor: Tensor) -> int:
-        """Its address, for as long as this object lives."""
-        self._held.append(tensor.contiguous())
-        return self._held[-1].data_ptr()
-
-    def _hold_float(self, weight: Tensor | None) -> int | None:
-        return None if weight is None else self._hold(weight.detach().float().clone())
 
 
 def _array(letter: str, rows: Sequence[Sequence[float]], count: int) -> array[Any]:
@@ -375,17 +283,3 @@ def _for_c(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As the library reads it; nothing to do for what it wrote itself."""
     assert tensor.device.type == "cpu", "the compiled pass reads on the CPU"
     return tensor.to(dtype).contiguous()
-
-
-def window_of(attention: Any) -> int | None:
-    """How far back this layer looks; a model without layer types has one window for all."""
-    types = getattr(attention.config, "layer_types", None)
-    if types is not None and types[attention.layer_idx] != "sliding_attention":
-        return None
-    return getattr(attention.config, "sliding_window", None)
-
-
-def _is_bfloat16(weight: Tensor) -> bool:
-    if weight.dtype == torch.float32:
-        return bool((weight.bfloat16().float() == weight).all())
-    return weight.dtype == torch.bfloat16

@@ -38,6 +38,7 @@ _FUNCTIONS = {
     "softmax": ("piiifip", ""),
     "draw_tokens": ("ppiiip", ""),
     "judge": ("pi", ""),
+    "losses_and_slopes": ("pi", ""),
 }
 
 _FLAGS = (

@@ -64,11 +64,14 @@ int64_t packed_size(int64_t rows, int64_t size, int64_t bytes) {
 
 void pack(const char *weights, int64_t rows, int64_t size, int64_t bytes, char *packed) {
     int64_t steps = steps_of(size, bytes), width = size * bytes;
-    memset(packed, 0, (size_t)packed_size(rows, size, bytes));
-    for (int64_t r = 0; r < rows; r++) {
-        char *block = packed + r / ROWS * steps * TILE + r % ROWS * 4;
-        for (int64_t i = 0; i < width; i += 4)
-            memcpy(block + i / 4 * LINE, weights + r * width + i, width - i < 4 ? width - i : 4);
+#pragma omp parallel for
+    for (int64_t b = 0; b < blocks_of(rows); b++) {
+        char *block = packed + b * steps * TILE;
+        memset(block, 0, (size_t)(steps * TILE));
+        for (int64_t r = b * ROWS; r < rows && r < (b + 1) * ROWS; r++)
+            for (int64_t i = 0; i < width; i += 4)
+                memcpy(block + r % ROWS * 4 + i / 4 * LINE, weights + r * width + i,
+                       width - i < 4 ? width - i : 4);
     }
 }
 

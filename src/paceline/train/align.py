@@ -24,6 +24,7 @@ from paceline.errors import ContextLengthError, UsageError
 from paceline.models.draft_vocabulary import count_tokens
 from paceline.models.loading import load_model, model_directory, stored_dtype
 from paceline.models.vocabulary import check_same_vocabulary
+from paceline.models.writing import WritingModel
 from paceline.progress import silent
 from paceline.rng import named_generator
 from paceline.train.checkpoint import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from paceline.models.causal import CausalModel
+    from paceline.models.session import Model
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import TrainingState
@@ -103,7 +105,7 @@ def _set_up(
         config=config,
         accelerator=accelerator,
         stepper=stepper,
-        source=_source(config, stream, draft, target, shard, progress),
+        source=_source(config, stream, draft, target, shard, progress, bfloat16=bfloat16),
         stream=stream,
         plan=Planner(config, _vocabulary(config, stream, draft, vocab_size)),
         run=run,
@@ -198,10 +200,17 @@ def _source(
     target: CausalModel,
     shard: Shard,
     progress: Progress,
+    *,
+    bfloat16: bool,
 ) -> MixedText:
     """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
-    models: tuple[tuple[CausalModel, Literal["draft", "target"]], ...]
-    models = (draft, "draft"), (target, "target")
+    own = config.fixed_fraction < 1  # copies for writing take memory: only for those who write
+    if own and config.draft_fraction < 1:
+        target = target.prepare_for_decoding()
+    copies = own and config.draft_fraction > 0 and bfloat16
+    writing = WritingModel(draft) if copies else draft
+    writers: tuple[tuple[Model, Literal["draft", "target"]], ...]
+    writers = (writing, "draft"), (target, "target")
     drafted: BatchSource
     written: BatchSource
     drafted, written = (
@@ -213,7 +222,7 @@ def _source(
             max_new_tokens=config.max_completion_tokens,
             eos_token_ids=target.eos_token_ids,
         )
-        for model, origin in models
+        for model, origin in writers
     )
     if config.target_rounds is not None:
         written = TargetRounds(

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from paceline.config import StrictModel
 from paceline.core import divergences
+from paceline.native.divergences import DivergenceKind, Term
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,3 +117,15 @@ def _token_loss(
             return divergences.tvd(target_log_probs, draft_log_probs)
         case NegativeLogAcceptance():
             return divergences.negative_log_acceptance(target_log_probs, draft_log_probs)
+
+
+def native_terms(terms: Sequence[Objective]) -> list[Term]:
+    """The same objective, for the C library."""
+    return [
+        Term(
+            DivergenceKind[term.kind.upper()],
+            term.weight,
+            term.beta if isinstance(term, JSD) else 0.0,
+        )
+        for term in terms
+    ]

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.core.fused import Head, chunked_loss
+from paceline.core.fused import Head, chunked_loss, chunked_loss_of_logits
 from paceline.core.reduction import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
-from paceline.train.objectives import reads_target, token_losses
+from paceline.native.divergences import can_differentiate, losses_and_slopes
+from paceline.train.objectives import native_terms, reads_target, token_losses
 from paceline.train.optim import build_optimizer
 
 if TYPE_CHECKING:
@@ -83,24 +84,33 @@ class DraftLoss(nn.Module):
             draft_head = draft_head.rows(*plan.vocabulary)
             vocab_size = None
 
+        def target_logits(rows: slice) -> Tensor | None:
+            if target_hidden_ND is None:
+                return None
+            assert target_head is not None, "hidden states are a target's"
+            with torch.no_grad():
+                return target_head.logits(target_hidden_ND[rows], vocab_size)
+
         def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
-            target_log_probs_CV = None
-            if target_hidden_ND is not None:
-                assert target_head is not None, "hidden states are a target's"
-                with torch.no_grad():
-                    target_log_probs_CV = target_head.log_probs(target_hidden_ND[rows], vocab_size)
+            logits_CV = target_logits(rows)
+            target_log_probs_CV = None if logits_CV is None else logits_CV.float().log_softmax(-1)
             return token_losses(plan.terms, target_log_probs_CV, draft_log_probs_CV, labels_N[rows])
 
+        weights_N = weights_BT[batch.mask_BT]
+
+        def slopes_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
+            terms = native_terms(plan.terms)
+            given = target_logits(rows), draft_logits_CV, labels_N[rows], weights_N[rows]
+            return losses_and_slopes(terms, *given)
+
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
-            hidden_BTD = self.draft.body(batch.tokens_BT, batch.attention_BT)
-            return chunked_loss(
-                hidden_BTD[batch.mask_BT],
-                draft_head,
-                loss_of_chunk,
-                weights_BT[batch.mask_BT],
-                chunk_size=self.chunk_tokens,
-                vocab_size=vocab_size,
-            )
+            hidden_ND = self.draft.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
+            size = {"chunk_size": self.chunk_tokens, "vocab_size": vocab_size}
+            if can_differentiate(hidden_ND):
+                return chunked_loss_of_logits(
+                    hidden_ND, draft_head, slopes_of_chunk, weights_N, **size
+                )
+            return chunked_loss(hidden_ND, draft_head, loss_of_chunk, weights_N, **size)
 
 
 class Stepper:

@@ -1,0 +1,271 @@
+"""How much faster does a draft learn here than in TRL, and in how much memory?
+
+Same target, same draft, same texts or prompts, same batch and lengths, forward KL over the whole vocabulary, all weights of
+the draft trained, AdamW. Theirs is TRL's DistillationTrainer with the settings it comes with, but for gradient checkpointing,
+which is off, since it costs them time; ours is what `paceline align` does. Off-policy text is given to both, and so to
+TRL in place of its generation; on-policy text each writes with its own draft. One process, one step of theirs and one of ours
+in turn. Prints
+  - completion tokens a second of either, and the ratio with its interval over the steps
+  - with --memory: the most memory that a process of either takes, each in a process of its own
+
+    pip install trl==1.16.0
+    python benchmarks/alignment_vs_trl.py --target MODEL --draft DRAFT --prompts FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.data import read_prompts
+from paceline.data.collate import Row
+from paceline.data.examples import Example
+from paceline.data.sources import ExampleStream, SampledText, TextBatch
+from paceline.models import load_model
+from paceline.models.loading import load_tokenizer
+from paceline.models.writing import WritingModel
+from paceline.train import AlignConfig
+from paceline.train.run import takes_bfloat16
+from paceline.train.step import Stepper, StepPlan
+from pairing import ratio, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Texts = list[tuple[list[int], list[int]]]
+
+
+class Theirs:
+    """TRL's trainer; `every_step` is called behind each of its steps with its seconds and tokens."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        texts: Texts,
+        every_step: Callable[[float, int], None],
+        folder: str,
+    ) -> None:
+        # what only they need takes memory, too
+        import datasets
+        import transformers
+        from trl.trainer.distillation_config import DistillationConfig
+        from trl.trainer.distillation_trainer import DistillationTrainer
+
+        class Trainer(DistillationTrainer):
+            """The texts by their numbers, as tokens."""
+
+            def _tokenize_prompts(
+                self, prompts: list[Any]
+            ) -> tuple[list[list[int]], None, dict[str, Any]]:
+                self.numbers = [int(number) for number in prompts]
+                return [texts[number][0] for number in self.numbers], None, {}
+
+            def _generate_single_turn(self, *given: Any, **named: Any) -> list[list[int]]:
+                if options.on_policy:
+                    written = super()._generate_single_turn(*given, **named)
+                else:
+                    written = [texts[number][1] for number in self.numbers]
+                self.num_tokens = sum(map(len, written))
+                return written
+
+        settings = DistillationConfig(
+            output_dir=folder,
+            per_device_train_batch_size=options.batch,
+            max_steps=options.steps + options.warm_up,
+            max_completion_length=options.completion_tokens,
+            beta=0.0,
+            learning_rate=1e-4,
+            gradient_checkpointing=False,
+            logging_steps=10**6,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=not torch.cuda.is_available(),
+            shuffle_dataset=False,
+        )
+        numbers = [{"prompt": str(number)} for number in range(len(texts))]
+        self.trainer = Trainer(
+            model=options.draft,
+            teacher_model=options.target,
+            args=settings,
+            train_dataset=datasets.Dataset.from_list(numbers),
+            processing_class=load_tokenizer(options.draft),
+        )
+        trainer = self.trainer
+
+        class Watch(transformers.TrainerCallback):
+            started = 0.0
+
+            def on_step_begin(self, *_args: Any, **_kwargs: Any) -> None:
+                self.started = time.perf_counter()
+
+            def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
+                every_step(time.perf_counter() - self.started, trainer.num_tokens)
+
+        trainer.add_callback(Watch())
+
+    def run(self) -> None:
+        self.trainer.train()
+
+
+class Ours:
+    """The step of `paceline align`, without checkpoints and figures."""
+
+    def __init__(self, options: argparse.Namespace, texts: Texts) -> None:
+        self.options = options
+        config = AlignConfig.model_validate(
+            {
+                "target": options.target,
+                "draft": options.draft,
+                "output": "unused",
+                "data": {"train": "unused"},
+                "batch_size": options.batch,
+                "objective": "forward_kl",
+                "mean": "token",
+                "num_steps": options.steps,
+                "optimizer": {"kind": "adamw", "learning_rate": 1e-4},
+            }
+        )
+        from accelerate import Accelerator
+
+        accelerator = Accelerator()
+        bfloat16 = takes_bfloat16(config, accelerator.device)
+        target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
+        draft = load_model(options.draft, dtype="float32")
+        self.stepper = Stepper(
+            draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
+        )
+        self.plan = StepPlan(config.objective)
+        self.number = 0
+        examples = [
+            Example([*prompt, *rest], len(prompt), len(prompt), "") for prompt, rest in texts
+        ]
+        self.examples = examples
+        self.source = SampledText(
+            ExampleStream(examples, options.batch, seed=0),
+            WritingModel(draft),
+            "draft",
+            sampling=SamplingParams(),
+            max_new_tokens=options.completion_tokens,
+            eos_token_ids=target.eos_token_ids,
+        )
+
+    def _batch(self) -> TextBatch:
+        if self.options.on_policy:
+            return self.source.next_batch()
+        size = self.options.batch
+        first = self.number * size % len(self.examples)
+        chosen = self.examples[first : first + size]
+        return TextBatch(
+            [Row(example.tokens, example.prompt_length) for example in chosen], "fixed"
+        )
+
+    def step(self) -> tuple[float, int]:
+        """Seconds and completion tokens of one step."""
+        started = time.perf_counter()
+        figures = self.stepper.step(self._batch().rows, 1e-4, self.plan)
+        self.number += 1
+        return time.perf_counter() - started, figures.num_tokens
+
+
+def whole_texts(options: argparse.Namespace) -> Texts:
+    """As many texts of the full length as the steps take, each cut into prompt and completion."""
+    length = options.prompt_tokens + options.completion_tokens
+    tokens = read_prompts(options.prompts, load_tokenizer(options.target), max_tokens=length)
+    whole = [text for text in tokens if len(text) == length]
+    wanted = options.batch * (options.steps + options.warm_up)
+    if not whole:
+        raise SystemExit(f"no text in {options.prompts} has {length} tokens")
+    repeated = [whole[number % len(whole)] for number in range(wanted)]
+    return [(text[: options.prompt_tokens], text[options.prompt_tokens :]) for text in repeated]
+
+
+def compare(options: argparse.Namespace, texts: Texts) -> None:
+    """Print the paired ratio."""
+    ours = Ours(options, texts)
+    rates: tuple[list[float], list[float]] = ([], [])
+
+    def every_step(their_s: float, their_tokens: int) -> None:
+        our_s, our_tokens = ours.step()
+        for rate, seconds, tokens in zip(
+            rates, (their_s, our_s), (their_tokens, our_tokens), strict=True
+        ):
+            rate.append(tokens / seconds)
+
+    with tempfile.TemporaryDirectory() as folder:
+        Theirs(options, texts, every_step, folder).run()
+    theirs, mine = (rate[options.warm_up :] for rate in rates)
+    kind = "on-policy" if options.on_policy else "off-policy"
+    print(
+        f"{kind}, {options.batch} x ({options.prompt_tokens} + {options.completion_tokens}) tokens, "
+        f"{len(mine)} steps: TRL {sum(theirs) / len(theirs):.0f} completion tokens/s, "
+        f"ours {sum(mine) / len(mine):.0f}; ours / TRL {show(ratio(mine, theirs))}"
+    )
+
+
+def report_memory(options: argparse.Namespace) -> None:
+    """Print the peak memory of a process of either kind."""
+    peaks: dict[str, list[int]] = {}
+    for who in ("theirs", "ours"):
+        command = [sys.executable, __file__, *sys.argv[1:], "--alone", who]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        peaks[who] = [int(number) for number in done.stdout.split()[-2:]]
+    theirs, ours = peaks["theirs"], peaks["ours"]
+    print(
+        f"peak memory: TRL {theirs[1] >> 20} MiB, ours {ours[1] >> 20} MiB, ours / TRL "
+        f"{ours[1] / theirs[1]:.2f}; beyond what Python and its libraries take "
+        f"({theirs[0] >> 20} and {ours[0] >> 20} MiB) {(ours[1] - ours[0]) / (theirs[1] - theirs[0]):.2f}"
+    )
+
+
+def run_alone(options: argparse.Namespace, texts: Texts) -> None:
+    """Some steps of one of the two; prints its memory before the models came, and at most."""
+    before = _peak_bytes()
+    if options.alone == "ours":
+        ours = Ours(options, texts)
+        for _ in range(options.steps):
+            ours.step()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            Theirs(options, texts, lambda *_: None, folder).run()
+    print(before, _peak_bytes())
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--target", required=True, help="a model directory")
+    parser.add_argument("--draft", required=True, help="a model directory")
+    parser.add_argument("--prompts", required=True, help="JSON lines with long texts")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--completion-tokens", type=int, default=96)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--on-policy", action="store_true")
+    parser.add_argument("--memory", action="store_true", help="compare memory instead of time")
+    parser.add_argument("--alone", choices=["ours", "theirs"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    texts = whole_texts(options)
+    if options.alone:
+        run_alone(options, texts)
+    elif options.memory:
+        report_memory(options)
+    else:
+        compare(options, texts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""A Llama-like model's weights as llama.c reads them: copied, packed, and copied again in training."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.int8 import round_rows
+from paceline.native import compiled
+from paceline.native.llama import Layer, Matrix, Model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transformers import PreTrainedModel
+
+_STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by position alone
+
+
+class NativeWeights:
+    """Copies of a model's weights, for as long as this object lives.
+
+    Attributes:
+        model: Where they lie; its sizes.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        hf: PreTrainedModel,
+        draft_vocabulary: Tensor | None,
+        *,
+        int8: bool,
+    ) -> None:
+        self._library = library
+        self._int8 = int8
+        self._held: list[Tensor] = []
+        self._copies: list[tuple[Sequence[Tensor], Callable[[], object]]] = []
+        body: Any = hf.base_model
+        head: Any = hf.get_output_embeddings()
+        first = body.layers[0].self_attn
+        embeddings = self._bfloat16([body.embed_tokens.weight])
+        # in order, so that logits are written from one end to the other
+        rows = None if draft_vocabulary is None else draft_vocabulary.sort().values
+        tied = head.weight is body.embed_tokens.weight and rows is None and not int8
+        bias = head.bias if rows is None or head.bias is None else head.bias[rows]
+        self._layers = (Layer * len(body.layers))(*map(self._layer, body.layers))
+        self.model = Model(
+            num_layers=len(body.layers),
+            hidden=head.in_features,
+            inner=body.layers[0].mlp.gate_proj.out_features,
+            query_heads=first.q_proj.out_features // first.head_dim,
+            key_heads=first.k_proj.out_features // first.head_dim,
+            head_size=first.head_dim,
+            head_rows=len(head.weight if rows is None else rows),
+            vocab=len(head.weight),
+            norm_eps=body.norm.variance_epsilon,
+            scaling=first.scaling,
+            embeddings=embeddings,
+            head=embeddings if tied else self._matrix([head.weight], rows),
+            head_bias=self._float(bias),
+            head_tokens=None if rows is None else self._hold(rows),
+            final_norm=self._float(body.norm.weight),
+            layers=ctypes.addressof(self._layers),
+        )
+
+    def refresh(self) -> None:
+        """Copy what is being trained once more, to where it was."""
+        for weights, copy in self._copies:
+            if any(weight.requires_grad for weight in weights):
+                copy()
+
+    def _layer(self, layer: Any) -> Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        biases = [projection.bias for projection in projections]
+        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
+        return Layer(
+            qkv=self._matrix([projection.weight for projection in projections]),
+            out=self._matrix([attention.o_proj.weight]),
+            gate_up=self._matrix([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down=self._matrix([mlp.down_proj.weight]),
+            attention_norm=self._float(layer.input_layernorm.weight),
+            mlp_norm=self._float(layer.post_attention_layernorm.weight),
+            query_norm=self._float(query_norm),
+            key_norm=self._float(key_norm),
+            qkv_bias=None if biases[0] is None else self._float(*biases),
+            window=window_of(attention) or 0,
+        )
+
+    def _matrix(self, weights: Sequence[Tensor], rows: Tensor | None = None) -> Matrix:
+        if not self._int8:
+            return self._bfloat16(weights, rows)
+        numbers, scales_R = round_rows(_stacked(weights, rows))
+        return Matrix(self._packed(numbers), self._hold(scales_R))
+
+    def _bfloat16(self, weights: Sequence[Tensor], rows: Tensor | None = None) -> Matrix:
+        packed = self._packed(_stacked(weights, rows).bfloat16())
+        again = weights, lambda: self._pack(_stacked(weights, rows).bfloat16(), packed)
+        self._copies.append(again)
+        return Matrix(packed, None)
+
+    def _packed(self, weight: Tensor) -> int:
+        """Where it lies, in the order of the library's passes."""
+        size = self._library.packed_size(*weight.shape, weight.element_size())
+        packed = self._hold(torch.empty(size, dtype=torch.uint8))
+        self._pack(weight, packed)
+        return packed
+
+    def _pack(self, weight: Tensor, packed: int) -> None:
+        weight = weight.contiguous()
+        self._library.pack(weight.data_ptr(), *weight.shape, weight.element_size(), packed)
+
+    def _float(self, *weights: Tensor | None) -> int | None:
+        """Where these vectors lie, one behind the other; None for none."""
+        known = [weight for weight in weights if weight is not None]
+        if not known:
+            return None
+        copy = _stacked(known).float().clone()
+        self._copies.append((known, lambda: copy.copy_(_stacked(known))))
+        return self._hold(copy)
+
+    def _hold(self, tensor: Tensor) -> int:
+        """Its address, for as long as this object lives."""
+        self._held.append(tensor.contiguous())
+        return self._held[-1].data_ptr()
+
+
+def can_copy(hf: PreTrainedModel, *, int8: bool = False, in_training: bool = False) -> bool:
+    """Is this Llama-like model one that llama.c reads without loss, here?
+
+    With `int8`: once its linear layers are rounded to 8 bits; `in_training`: once all of it is
+    rounded to bfloat16.
+    """
+    body: Any = hf.base_model
+    kinds = nn.Embedding if int8 else nn.Linear | nn.Embedding
+    layers = [layer for layer in hf.modules() if isinstance(layer, kinds)]
+    attention, mlp = body.layers[0].self_attn, body.layers[0].mlp
+    plain = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    sizes = (attention.o_proj.in_features, mlp.down_proj.in_features, hf.config.hidden_size)
+    return (
+        all(size % 16 == 0 for size in sizes)
+        and attention.head_dim % 8 == 0
+        and all(layer.bias is None for layer in plain)
+        and getattr(body.rotary_emb, "rope_type", None) in _STEADY_ROPE
+        and getattr(hf.config, "partial_rotary_factor", 1.0) in (None, 1.0)
+        and (in_training or all(_is_bfloat16(layer.weight) for layer in layers))
+        and compiled() is not None
+    )
+
+
+def window_of(attention: Any) -> int | None:
+    """How far back this layer looks; a model without layer types has one window for all."""
+    types = getattr(attention.config, "layer_types", None)
+    if types is not None and types[attention.layer_idx] != "sliding_attention":
+        return None
+    return getattr(attention.config, "sliding_window", None)
+
+
+def _stacked(weights: Sequence[Tensor], rows: Tensor | None = None) -> Tensor:
+    stacked = torch.cat([weight.detach() for weight in weights])
+    return stacked if rows is None else stacked[rows]
+
+
+def _is_bfloat16(weight: Tensor) -> bool:
+    if weight.dtype == torch.float32:
+        return bool((weight.bfloat16().float() == weight).all())
+    return weight.dtype == torch.bfloat16

@@ -1,0 +1,52 @@
+"""A model that is being trained, as it writes text: from a fresh copy of its weights in bfloat16."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.models.causal import CausalModel, HfDecoder
+from paceline.models.causal_session import CausalSession
+from paceline.models.llama import LlamaDecoder
+from paceline.models.native_llama import NativeLlama
+from paceline.models.native_weights import can_copy
+
+if TYPE_CHECKING:
+    from paceline.models.session import ModelSession
+
+
+class WritingModel:
+    """The same model; its sessions read with the weights as they are when the session starts.
+
+    A few rows' tokens are read in compiled passes over a copy in bfloat16, made once and filled
+    again by every session; one session at a time. Prompts, and models of which there is no such
+    copy, are read as the model itself reads.
+    """
+
+    def __init__(self, model: CausalModel) -> None:
+        self.vocab_size = model.vocab_size
+        self.max_length = model.max_length
+        self.eos_token_ids = model.eos_token_ids
+        self.num_parameters = model.num_parameters
+        self._model = model
+        self._native: NativeLlama | None = None
+        hf, limit = model.hf, model.draft_vocabulary
+        possible = model.device.type == "cpu" and LlamaDecoder.supports(hf)
+        if possible and can_copy(hf, in_training=True):
+            self._native = NativeLlama(hf, limit)
+            self._model = CausalModel(hf, model.tokenizer, _Decoder(model, self._native), limit)
+
+    def start_session(self) -> ModelSession:
+        if self._native is not None:
+            self._native.refresh()
+        return CausalSession(self._model)
+
+
+class _Decoder(HfDecoder):
+    """Transformers for many tokens, the copy for few."""
+
+    def __init__(self, model: CausalModel, native: NativeLlama) -> None:
+        super().__init__(model.hf, model.draft_vocabulary)
+        self._native = native
+
+    def reader_of(self, num_tokens: int) -> NativeLlama | None:
+        return self._native if num_tokens <= self._native.most_tokens else None

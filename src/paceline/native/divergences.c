@@ -1,0 +1,215 @@
+/* A row is one token's. Passes over it stay in the processor's cache, so that logits come from memory
+   once, and go there once, as slopes. core/divergences.py tells the mathematics; p and q are target
+   and draft. A term's slope is d loss / d log q_i; of the logit it is g_i - q_i sum_j g_j. */
+
+#include "divergences.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+
+#include "vectors.h"
+
+#define STRETCH 256 /* entries that are added up in float32 */
+
+typedef uint16_t u8 __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+/* Each [size], which is the vocabulary and up to seven entries without mass. */
+typedef struct {
+    float *log_p, *p, *log_q, *q, *slopes;
+    int64_t size;
+} Row;
+
+/* Adds `part` to `total` every stretch. */
+#define SUMMED(i)                                                                             \
+    for (int64_t begin = 0; begin < row->size;                                                \
+         total += (double)sum_lanes(part), part = (f8){}, begin += STRETCH)                   \
+        for (int64_t i = begin; i < begin + STRETCH && i < row->size; i += LANES)
+
+INLINE f8 at(const float *x, int64_t i) { return *(const f8 *)(x + i); }
+INLINE void put(float *x, int64_t i, f8 value) { *(f8 *)(x + i) = value; }
+INLINE f8 where(i8 which, f8 value) { return (f8)(which & (i8)value); }
+
+INLINE f8 logits_at(const char *logits, int bytes, int64_t i, int64_t left) {
+    u8 some = (u8){} + 0xff80; /* -inf */
+    if (bytes == 4) {
+        f8 wide = (f8)(__builtin_convertvector(some, i8) << 16);
+        if (left >= LANES) return *(const f8 *)(logits + 4 * i);
+        for (int64_t lane = 0; lane < left; lane++) wide[lane] = ((const float *)logits)[i + lane];
+        return wide;
+    }
+    if (left >= LANES)
+        some = *(const u8 *)(logits + 2 * i);
+    else
+        for (int64_t lane = 0; lane < left; lane++) some[lane] = ((const uint16_t *)logits)[i + lane];
+    return (f8)(__builtin_convertvector(some, i8) << 16);
+}
+
+/* In bfloat16 to the nearest, of two to the even one. */
+INLINE void put_slopes(char *out, int bytes, int64_t i, int64_t left, f8 slopes) {
+    i8 bits = (i8)slopes, none = slopes != slopes;
+    i8 high = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    u8 some = __builtin_convertvector((none & 0x7fc0) | (~none & high), u8);
+    if (left >= LANES && bytes == 4) *(f8 *)(out + 4 * i) = slopes;
+    if (left >= LANES && bytes == 2) *(u8 *)(out + 2 * i) = some;
+    for (int64_t lane = 0; left < LANES && lane < left; lane++) {
+        if (bytes == 4)
+            ((float *)out)[i + lane] = slopes[lane];
+        else
+            ((uint16_t *)out)[i + lane] = some[lane];
+    }
+}
+
+/* Log-softmax and softmax of a row of logits. */
+INLINE void normalise(const char *logits, int bytes, int64_t vocab, const Row *row, float *logs,
+                      float *probs) {
+    f8 most = (f8){} - INFINITY, part = {};
+    for (int64_t i = 0; i < row->size; i += LANES) {
+        f8 here = logits_at(logits, bytes, i, vocab - i);
+        put(logs, i, here);
+        most = select8(here > most, here, most);
+    }
+    float largest = most[0];
+    for (int lane = 1; lane < LANES; lane++) largest = most[lane] > largest ? most[lane] : largest;
+    double total = 0.0;
+    SUMMED(i) {
+        f8 here = at(logs, i) - largest;
+        here = select8(here < -87.0f, (f8){}, exp8(here)); /* nothing, not almost nothing */
+        put(probs, i, here);
+        part += here;
+    }
+    float scale = (float)(1.0 / total), shift = largest + (float)log(total);
+    for (int64_t i = 0; i < row->size; i += LANES) {
+        put(probs, i, at(probs, i) * scale);
+        put(logs, i, at(logs, i) - shift);
+    }
+}
+
+static double forward_kl(const Row *row, float weight) {
+    double total = 0.0;
+    f8 part = {};
+    SUMMED(i) {
+        f8 p = at(row->p, i);
+        part += where(p > 0.0f, p * (at(row->log_p, i) - at(row->log_q, i)));
+        put(row->slopes, i, at(row->slopes, i) - weight * p);
+    }
+    return total;
+}
+
+static double reverse_kl(const Row *row, float weight) {
+    double total = 0.0;
+    f8 part = {};
+    SUMMED(i) {
+        f8 q = at(row->q, i);
+        f8 here = where(q > 0.0f, q * (at(row->log_q, i) - at(row->log_p, i)));
+        part += here;
+        put(row->slopes, i, at(row->slopes, i) + weight * here);
+    }
+    return total;
+}
+
+static double jsd(const Row *row, float weight, float beta) {
+    double total = 0.0;
+    f8 part = {};
+    SUMMED(i) {
+        f8 p = at(row->p, i), q = at(row->q, i), log_m = log8(beta * p + (1.0f - beta) * q);
+        f8 mine = (1.0f - beta) * where(q > 0.0f, q * (at(row->log_q, i) - log_m));
+        part += beta * where(p > 0.0f, p * (at(row->log_p, i) - log_m)) + mine;
+        put(row->slopes, i, at(row->slopes, i) + weight * mine);
+    }
+    return total;
+}
+
+static double tvd(const Row *row, float weight) {
+    double total = 0.0;
+    f8 part = {};
+    SUMMED(i) {
+        f8 p = at(row->p, i), q = at(row->q, i), difference = q - p;
+        f8 sign = where(difference > 0.0f, (f8){} + 1.0f) - where(difference < 0.0f, (f8){} + 1.0f);
+        part += 0.5f * sign * difference;
+        put(row->slopes, i, at(row->slopes, i) + 0.5f * weight * sign * q);
+    }
+    return total;
+}
+
+/* In the logarithm, so that an overlap of e^-200 is still a number with a slope. */
+static double negative_log_acceptance(const Row *row, float weight) {
+    f8 most = (f8){} - INFINITY, part = {};
+    double total = 0.0;
+    for (int64_t i = 0; i < row->size; i += LANES) {
+        f8 p = at(row->log_p, i), q = at(row->log_q, i), less = select8(q < p, q, p);
+        most = select8(less > most, less, most);
+    }
+    float largest = most[0];
+    for (int lane = 1; lane < LANES; lane++) largest = most[lane] > largest ? most[lane] : largest;
+    SUMMED(i) {
+        f8 p = at(row->log_p, i), q = at(row->log_q, i), less = select8(q < p, q, p) - largest;
+        part += select8(less < -87.0f, (f8){}, exp8(less));
+    }
+    float share = weight / (float)total;
+    for (int64_t i = 0; i < row->size; i += LANES) {
+        f8 q = at(row->log_q, i), less = q - largest;
+        f8 here = where((q < at(row->log_p, i)) & (less >= -87.0f), share * exp8(less));
+        put(row->slopes, i, at(row->slopes, i) - here);
+    }
+    return -((double)largest + log(total));
+}
+
+static double value_of(const Term *term, const Row *row, int64_t label) {
+    float weight = (float)term->weight;
+    switch (term->kind) {
+    case FORWARD_KL:
+        return forward_kl(row, weight);
+    case REVERSE_KL:
+        return reverse_kl(row, weight);
+    case JSD:
+        return jsd(row, weight, (float)term->beta);
+    case TVD:
+        return tvd(row, weight);
+    case NEGATIVE_LOG_ACCEPTANCE:
+        return negative_log_acceptance(row, weight);
+    default:
+        row->slopes[label] -= weight;
+        return -(double)row->log_q[label];
+    }
+}
+
+/* Behind the softmax. */
+INLINE void write_slopes(const Row *row, float weight, char *out, int bytes, int64_t vocab) {
+    double total = 0.0;
+    f8 part = {};
+    SUMMED(i) part += at(row->slopes, i);
+    float sum = (float)total;
+    for (int64_t i = 0; i < row->size; i += LANES)
+        put_slopes(out, bytes, i, vocab - i,
+                   weight * (at(row->slopes, i) - sum * at(row->q, i)));
+}
+
+INLINE void one_row(const Losses *losses, int bytes, int64_t r, const Row *row) {
+    int64_t vocab = losses->vocab, place = r * vocab * bytes;
+    normalise(losses->draft + place, bytes, vocab, row, row->log_q, row->q);
+    if (losses->target) normalise(losses->target + place, bytes, vocab, row, row->log_p, row->p);
+    for (int64_t i = 0; i < row->size; i += LANES) put(row->slopes, i, (f8){});
+    double loss = 0.0;
+    for (int64_t k = 0; k < losses->num_terms; k++)
+        loss += losses->terms[k].weight * value_of(losses->terms + k, row, losses->labels[r]);
+    losses->losses[r] = (float)loss;
+    write_slopes(row, losses->weights[r], losses->draft + place, bytes, vocab);
+}
+
+void losses_and_slopes(const Losses *losses, int64_t threads) {
+    int64_t size = (losses->vocab + LANES - 1) / LANES * LANES;
+#pragma omp parallel num_threads(threads)
+    {
+        float *room = malloc((size_t)(5 * size) * sizeof *room);
+        const Row row = {room, room + size, room + 2 * size, room + 3 * size, room + 4 * size, size};
+#pragma omp for
+        for (int64_t r = 0; r < losses->rows; r++) {
+            if (losses->bytes == 4)
+                one_row(losses, 4, r, &row);
+            else
+                one_row(losses, 2, r, &row);
+        }
+        free(room);
+    }
+}

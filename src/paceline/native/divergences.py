@@ -1,0 +1,87 @@
+"""divergences.c on tensors: losses of rows of logits, whose slopes take the place of the draft's.
+
+Shape suffixes: C tokens of a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum, auto
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.native.compilation import compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class DivergenceKind(IntEnum):
+    """Numbered as in divergences.h."""
+
+    FORWARD_KL = 0
+    REVERSE_KL = auto()
+    JSD = auto()
+    TVD = auto()
+    NEGATIVE_LOG_ACCEPTANCE = auto()
+    CROSS_ENTROPY = auto()
+
+
+class Term(ctypes.Structure):
+    """A weighted divergence; beta is the JSD's."""
+
+    _fields_ = (("kind", ctypes.c_int64), ("weight", ctypes.c_double), ("beta", ctypes.c_double))
+
+
+class _Losses(ctypes.Structure):
+    _fields_ = (
+        ("terms", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_terms", "rows", "vocab", "bytes")),
+        *((name, ctypes.c_void_p) for name in ("target", "draft", "labels", "weights", "losses")),
+    )
+
+
+def can_differentiate(logits: Tensor) -> bool:
+    """Are these logits that the library reads, and is there a library?"""
+    known = logits.dtype in (torch.float32, torch.bfloat16)
+    return known and logits.device.type == "cpu" and compiled() is not None
+
+
+def losses_and_slopes(
+    terms: Sequence[Term],
+    target_logits_CV: Tensor | None,
+    draft_logits_CV: Tensor,
+    labels_C: Tensor,
+    weights_C: Tensor,
+) -> Tensor:
+    """The weighted sum of the terms for each token, float32, [C].
+
+    The draft's logits are overwritten with the slopes of the losses times `weights_C`.
+    """
+    library = compiled()
+    assert library is not None, "ask can_differentiate first"
+    rows, vocab_size = draft_logits_CV.shape
+    assert draft_logits_CV.is_contiguous(), "written in place"
+    if target_logits_CV is not None:
+        target_logits_CV = target_logits_CV.to(draft_logits_CV.dtype).contiguous()
+        assert target_logits_CV.shape == draft_logits_CV.shape, "one vocabulary"
+    labels_C = labels_C.contiguous()
+    weights_C = weights_C.float().contiguous()
+    losses_C = torch.empty(rows)
+    array = (Term * len(terms))(*terms)
+    losses = _Losses(
+        ctypes.addressof(array),
+        len(terms),
+        rows,
+        vocab_size,
+        draft_logits_CV.element_size(),
+        None if target_logits_CV is None else target_logits_CV.data_ptr(),
+        draft_logits_CV.data_ptr(),
+        labels_C.data_ptr(),
+        weights_C.data_ptr(),
+        losses_C.data_ptr(),
+    )
+    library.losses_and_slopes(ctypes.byref(losses), torch.get_num_threads())
+    return losses_C

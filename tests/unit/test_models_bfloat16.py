@@ -1,0 +1,108 @@
+"""Models in bfloat16 on a CPU: compiled passes for few tokens, torch for many; copies for writing."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.data.generation import sample_completions
+from paceline.models import CausalModel, wrap_model
+from paceline.models.kernels import can_pack
+from paceline.models.llama import LlamaDecoder
+from paceline.models.native_llama import NativeLlama
+from paceline.models.writing import WritingModel
+from paceline.native import compiled
+from tiny import tiny_hf
+
+pytestmark = pytest.mark.skipif(
+    not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
+)
+TEXT = [7, 3, 30, 12, 9, 44, 8, 51, 2, 17, 23, 5]
+
+
+def prepared(architecture: str) -> CausalModel:
+    return wrap_model(tiny_hf(architecture).bfloat16().float()).prepare_for_decoding()
+
+
+def reader(model: CausalModel) -> NativeLlama | None:
+    assert isinstance(model.decoder, LlamaDecoder)
+    return model.decoder.native
+
+
+def read(model: CausalModel, parts: list[list[int]]) -> torch.Tensor:
+    """Logits after every token of one text that is read in these parts, [N, V]."""
+    session = model.start_session()
+    return torch.cat([session.extend(torch.tensor([part]))[0] for part in parts])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_model_in_bfloat16_reads_few_tokens_as_its_float32_copy_and_many_nearly_so(
+    architecture: str, monkeypatch: pytest.MonkeyPatch, *, bfloat16: bool
+):
+    """Whether or not the processor multiplies bfloat16."""
+    monkeypatch.setattr("paceline.models.causal.native_bfloat16", lambda _: bfloat16)
+    hf = tiny_hf(architecture, attention_bias=True) if architecture == "qwen3" else None
+    hf = (hf or tiny_hf(architecture)).bfloat16()
+    model, copy = wrap_model(hf).prepare_for_decoding(), prepared(architecture)
+    if architecture == "qwen3":  # a bias behind the attention: torch reads all of it
+        copy = wrap_model(deepcopy(hf).float()).prepare_for_decoding()
+    assert (reader(model) is None) == (architecture == "qwen3")
+    monkeypatch.setattr(reader(model) or copy, "most_tokens", 8, raising=False)
+    monkeypatch.setattr(reader(copy) or copy, "most_tokens", 8, raising=False)
+    few, many = ([TEXT[:5], TEXT[5:7]], [TEXT * 4])
+    wanted = read(copy, few)
+    if architecture == "qwen3" and bfloat16:
+        torch.testing.assert_close(read(model, few), wanted, rtol=0, atol=0.05 * wanted.abs().max())
+    else:
+        assert torch.equal(read(model, few), wanted)
+    got, wanted = read(model, many), read(copy, many)
+    assert got.dtype == torch.float32
+    close = 0.05 if bfloat16 else 1e-4
+    torch.testing.assert_close(got, wanted, rtol=0, atol=close * float(wanted.abs().max()))
+    assert model.hf is hf
+    assert hf.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: str):
+    hf = tiny_hf(architecture)
+    writing = WritingModel(wrap_model(hf))
+    uniforms = torch.rand(2, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    prompts = [TEXT[:4], TEXT[3:9]]
+    texts: list[list[list[int]]] = []
+    for _ in range(2):
+        rounded = deepcopy(hf)
+        for weight in rounded.parameters():
+            weight.data = weight.data.bfloat16().float()
+        copy = wrap_model(rounded).prepare_for_decoding()
+        for sampling in (SamplingParams(), SamplingParams(top_k=5)):
+            written, wanted = (
+                sample_completions(
+                    model, prompts, uniforms, sampling=sampling, eos_token_ids=[int(TEXT[3])]
+                )
+                for model in (writing, copy)
+            )
+            assert written == wanted
+            texts.append(written)
+        with torch.no_grad():
+            for weight in hf.parameters():
+                weight += 0.3 * torch.randn_like(weight)
+    assert texts[:2] != texts[2:]
+
+
+def test_what_is_frozen_is_copied_once():
+    hf = tiny_hf("llama").requires_grad_(False)
+    writing = WritingModel(wrap_model(hf))
+    before = writing.start_session().prefill([TEXT])
+    with torch.no_grad():
+        hf.get_input_embeddings().weight += 1
+    assert torch.equal(writing.start_session().prefill([TEXT]), before)
+
+
+def test_a_model_that_cannot_be_copied_writes_as_it_reads():
+    hf = tiny_hf("gpt2")
+    writing = WritingModel(wrap_model(hf))
+    wanted = wrap_model(hf).start_session().prefill([TEXT])
+    assert torch.equal(writing.start_session().prefill([TEXT]), wanted)
