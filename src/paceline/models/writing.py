@@ -1,4 +1,4 @@
-"""A model that is being trained, as it writes text: from a fresh copy of its weights in bfloat16."""
+"""A model that is being trained, as it writes text: from a fresh copy, its matrices in bfloat16."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class WritingModel:
     """The same model; its sessions read with the weights as they are when the session starts.
 
-    A few rows' tokens are read in compiled passes over a copy in bfloat16, made once and filled
+    A few rows' tokens are read in compiled passes over a copy, made once and filled
     again by every session; one session at a time. Prompts, and models of which there is no such
     copy, are read as the model itself reads.
     """
