@@ -1,26 +1,31 @@
-"""Keys and values of a batch of texts, right-aligned, with room to grow.
+"""Keys and values of a batch of texts, right-aligned where torch reads them, with room to grow.
 
 Shape suffixes: B batch, N new tokens, W width, H heads, D head size.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class RoomyCache(Cache):
     """One set of keys and values a layer, whole also where the model looks through a window.
 
     Attributes:
+        ends: The column behind each row's last token, where they differ; None: all rows end together.
         plan: Of the reader that wants to keep something between its passes.
     """
 
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=RoomyLayer)
+        self.ends: list[int] | None = None
         self.plan: Any = None
 
     def layer(self, index: int) -> RoomyLayer:
@@ -28,21 +33,33 @@ class RoomyCache(Cache):
             self.layers.append(RoomyLayer())
         return self.layers[index]  # pyright: ignore[reportReturnType]
 
-    def forget(self, count: int) -> None:
-        """Drop the last columns of every row."""
+    def ends_of(self, batch: int) -> list[int]:
+        """The column behind each row's last token."""
+        return self.ends or [self.get_seq_length()] * batch
+
+    def forget(self, counts: Sequence[int]) -> None:
+        """Drop the last tokens of each row, in place: rows may end at different columns then."""
+        ends = [end - count for end, count in zip(self.ends_of(len(counts)), counts, strict=True)]
+        self.end_at(ends)
+
+    def end_at(self, ends: list[int]) -> None:
+        """Say behind which columns the rows end; columns up to there are in use."""
+        width = max(ends)
+        self.ends = None if min(ends) == width else ends
         layers: Any = self.layers
         for layer in layers:
-            layer.width -= count
+            layer.width = width
 
     @torch.inference_mode()
-    def realign(self, rows_B: Tensor, ends_B: Tensor, width: int) -> None:
-        """Keep the `width` columns before column ends_B[b] of each of these rows, as its last.
+    def realign(self, rows: Sequence[int], ends: Sequence[int], width: int) -> None:
+        """Keep the `width` columns before column ends[b] of each of these rows, as its last.
 
         Columns before a row's first token hold whatever was there: finite, and masked.
         """
-        columns_BW = (ends_B[:, None] - width + torch.arange(width)).clamp(min=0)
+        columns_BW = (torch.tensor(ends)[:, None] - width + torch.arange(width)).clamp(min=0)
         for index in range(len(self.layers)):
-            self.layer(index).select(rows_B, columns_BW)
+            self.layer(index).select(torch.tensor(rows), columns_BW)
+        self.ends = None
 
 
 class RoomyLayer(DynamicLayer):

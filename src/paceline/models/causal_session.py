@@ -128,6 +128,7 @@ class CausalSession(ModelSession):
         native = self._native(tokens_BN.numel())
         if native is not None:
             return native(tokens_BN, self.cache, ends, keep)
+        self._align()
         tokens_BN = tokens_BN.to(self._device)
         with torch.inference_mode(), evaluating(self.model.hf):
             return self.model.decoder(tokens_BN, self.cache, _ragged(ends), keep).float()
@@ -136,16 +137,18 @@ class CausalSession(ModelSession):
         return self.model.decoder.reader_of(num_tokens)
 
     def _rollback(self, counts: Sequence[int]) -> None:
-        if min(counts) == max(counts):
-            self.cache.forget(counts[0])
-        else:
-            kept = [length - count for length, count in zip(self.lengths, counts, strict=True)]
-            ends_B = max(self.lengths) - torch.tensor(counts)
-            self.cache.realign(torch.arange(len(counts)), ends_B, max(kept))
+        self.cache.forget(counts)
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
-        ends_B = torch.full((len(rows),), max(self.lengths))
-        self.cache.realign(torch.tensor(rows), ends_B, max(self.lengths[row] for row in rows))
+        ends = self.cache.ends_of(len(self.lengths))
+        longest = max(self.lengths[row] for row in rows)
+        self.cache.realign(rows, [ends[row] for row in rows], longest)
+
+    def _align(self) -> None:
+        """Let all rows end at one column, as torch reads them."""
+        if self.cache.ends is not None:
+            rows = range(len(self.lengths))
+            self.cache.realign(rows, self.cache.ends, max(self.lengths))
 
 
 def _is_plain(sampling: SamplingParams) -> bool:

@@ -37,15 +37,18 @@ class _Plan:
 
     def __init__(
         self,
+        cache: RoomyCache,
         layers: list[RoomyLayer],
         this_pass: Pass,
         lengths: Any,
+        ends: Any,
         most_logits: int,
         held: tuple[object, ...],
     ) -> None:
         self.this_pass = this_pass
-        self.lengths = lengths
+        self.lengths, self.ends = lengths, ends
         self.logits, self.probs, self.raw, self.room = torch.empty(4, most_logits)
+        self._cache = cache
         self._layers = layers
         self._rooms = (layers[0].rooms, layers[-1].rooms)
         self._held = held  # what the pass points to
@@ -57,13 +60,14 @@ class _Plan:
         return stayed and first.width + count <= self.this_pass.room
 
     def prepare(
-        self, count: int, ends: Sequence[int], keep: int, tokens: int | None, logits: Tensor
+        self, count: int, lengths: Sequence[int], keep: int, tokens: int | None, logits: Tensor
     ) -> Pass:
-        """The pass that reads so many tokens a row; row b is ends[b] tokens long afterwards."""
+        """The pass that reads so many tokens a row; row b is lengths[b] tokens long afterwards."""
         this = self.this_pass
         this.count, this.width, this.keep = count, self._layers[0].width + count, keep
         this.tokens, this.logits = tokens, logits.data_ptr()
-        self.lengths[:] = ends
+        self.lengths[:] = lengths
+        self.ends[:] = [end + count for end in self._cache.ends_of(len(lengths))]
         return this
 
     def lay_out(
@@ -83,10 +87,8 @@ class _Plan:
         return probs, raws, accept, choose
 
     def widen(self, count: int) -> None:
-        """Take so many more columns into use."""
-        width = self._layers[0].width + count
-        for layer in self._layers:
-            layer.width = width
+        """Take so many more columns a row into use."""
+        self._cache.end_at([end + count for end in self._cache.ends_of(len(self.lengths))])
 
 
 class NativeLlama:
@@ -116,9 +118,9 @@ class NativeLlama:
         self._weights.refresh()
 
     def __call__(
-        self, tokens_BN: Tensor, cache: RoomyCache, ends: Sequence[int], keep: int
+        self, tokens_BN: Tensor, cache: RoomyCache, lengths: Sequence[int], keep: int
     ) -> Tensor:
-        """Logits of the last `keep` columns (0: all); row b is ends[b] tokens long afterwards."""
+        """Logits of the last `keep` columns (0: all); row b is lengths[b] tokens long afterwards."""
         batch, count = tokens_BN.shape
         keep = keep or count
         plan = self._plan(cache, batch, count)
@@ -126,7 +128,7 @@ class NativeLlama:
         tokens_BN = tokens_BN.contiguous()
         assert tokens_BN.dtype == torch.int64, "tokens are int64"
         assert tokens_BN.device.type == "cpu", "the compiled pass reads on the CPU"
-        this_pass = plan.prepare(count, ends, keep, tokens_BN.data_ptr(), logits)
+        this_pass = plan.prepare(count, lengths, keep, tokens_BN.data_ptr(), logits)
         plan.widen(count)
         self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
         return logits
@@ -135,7 +137,7 @@ class NativeLlama:
         self,
         tokens: Sequence[Sequence[int]],
         cache: RoomyCache,
-        ends: Sequence[int],
+        lengths: Sequence[int],
         num_drawn: int,
         vocab_size: int,
         sampling: SamplingParams,
@@ -144,11 +146,11 @@ class NativeLlama:
         behind_last: bool = False,
         raw: bool = False,
     ) -> Drawn:
-        """See `ModelSession.draw`; row b is ends[b] tokens long when it begins to draw."""
+        """See `ModelSession.draw`; row b is lengths[b] tokens long when it begins to draw."""
         batch, count, places = len(tokens), len(tokens[0]), num_drawn + behind_last
         plan = self._plan(cache, batch, count + places - 1)
         read = _array("q", tokens, batch * count)
-        this_pass = plan.prepare(count, ends, 1, _address(read), plan.logits)
+        this_pass = plan.prepare(count, lengths, 1, _address(read), plan.logits)
         shape = (batch, places, vocab_size)
         drawn = Drawn(
             torch.empty(batch, num_drawn, dtype=torch.int64),
@@ -178,20 +180,20 @@ class NativeLlama:
         num_drafted: Sequence[int],
         rule: NativeRule,
         cache: RoomyCache,
-        ends: Sequence[int],
+        lengths: Sequence[int],
         vocab_size: int,
         sampling: SamplingParams,
         uniforms: JudgeUniforms | None,
         *,
         raw: bool = False,
     ) -> Judgement:
-        """See `ModelSession.judge`; row b is ends[b] tokens long when read.
+        """See `ModelSession.judge`; row b is lengths[b] tokens long when read.
 
         The rule is asked where there are uniforms; `raw`: it looks at untempered distributions, too.
         """
         batch, gamma = drafted.tokens_BG.shape
         plan = self._plan(cache, batch, gamma + 1)
-        this_pass = plan.prepare(gamma + 1, ends, gamma + 1, None, plan.logits)
+        this_pass = plan.prepare(gamma + 1, lengths, gamma + 1, None, plan.logits)
         tokens_BG = _for_c(drafted.tokens_BG, torch.int64)
         last, counts = _array("q", [newest], batch), _array("q", [num_drafted], batch)
         num_accepted, next_tokens = (array("q", bytes(8 * batch)) for _ in range(2))
@@ -237,11 +239,12 @@ class NativeLlama:
         array = ctypes.c_void_p * self._model.num_layers
         keys = array(*[layer.rooms[0].data_ptr() for layer in layers])
         values = array(*[layer.rooms[1].data_ptr() for layer in layers])
-        lengths = (ctypes.c_int64 * batch)()
+        lengths, ends = ((ctypes.c_int64 * batch)() for _ in range(2))
         this_pass = Pass(
             threads=threads,
             batch=batch,
             lengths=ctypes.addressof(lengths),
+            ends=ctypes.addressof(ends),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             keys=ctypes.addressof(keys),
@@ -250,7 +253,8 @@ class NativeLlama:
             workspace=workspace.data_ptr(),
         )
         held = (turns, workspace, keys, values)
-        return _Plan(layers, this_pass, lengths, self.most_tokens * self.vocab_size, held)
+        most_logits = self.most_tokens * self.vocab_size
+        return _Plan(cache, layers, this_pass, lengths, ends, most_logits, held)
 
     def _turns_up_to(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of at least so many positions, [positions, S / 2]."""

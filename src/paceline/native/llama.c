@@ -119,8 +119,8 @@ static void attend_head(const Model *model, const Pass *pass, int64_t l, int64_t
     int64_t window = model->layers[l].window, place = (b * K + h / (H / K)) * pass->room * S;
     const float *keys = pass->keys[l] + place, *values = pass->values[l] + place;
     for (int64_t j = from; j < to;) {
-        int64_t t = b * N + j, end = pass->width - N + j + 1;
-        int64_t begin = pass->width - pass->lengths[b];
+        int64_t t = b * N + j, end = pass->ends[b] - N + j + 1;
+        int64_t begin = pass->ends[b] - pass->lengths[b];
         int slides = window && begin < end + 1 - window;
         if (window && begin < end - window) begin = end - window;
         if (begin >= end) begin = end - 1;
@@ -180,7 +180,7 @@ void read_tokens(const Model *model, const Pass *pass) {
         begin_products(&others);
         for (int64_t t = me; t < M; t += threads)
             read_row(&model->embeddings, pass->tokens[t], D, x + t * D);
-        if (model->head_tokens) {
+        if (model->head_tokens && !pass->compact) {
             int64_t size = pass->batch * pass->keep * model->vocab;
             for (int64_t i = my_part(size, me); i < my_part(size, me + 1); i++)
                 pass->logits[i] = -INFINITY;
@@ -194,7 +194,7 @@ void read_tokens(const Model *model, const Pass *pass) {
 #pragma omp barrier
             for (int64_t unit = me; unit < M * (H + K); unit += threads) {
                 int64_t t = unit / (H + K), h = unit % (H + K), b = t / N, j = t % N;
-                int64_t position = pass->lengths[b] - N + j, column = pass->width - N + j;
+                int64_t position = pass->lengths[b] - N + j, column = pass->ends[b] - N + j;
                 if (position < 0) position = 0; /* before the row's first token: read by nobody */
                 float *head = qkv + t * qkv_rows + h * S;
                 turn(head, h < H ? layer->query_norm : layer->key_norm, model->norm_eps, S,
@@ -231,8 +231,9 @@ void read_tokens(const Model *model, const Pass *pass) {
             if (t % N >= N - pass->keep)
                 normed(x + t * D, model->final_norm, model->norm_eps, D, 1, mine + kept++ * D);
         lay_out(&model->head, mine, D, kept, operand);
-        multiply(&model->head, model->head_bias, model->head_tokens, model->head_rows, D, operand,
-                 kept, pass->logits, model->vocab, 0);
+        multiply(&model->head, model->head_bias, pass->compact ? 0 : model->head_tokens,
+                 model->head_rows, D, operand, kept, pass->logits,
+                 pass->compact ? model->head_rows : model->vocab, 0);
         end_products(&others);
     }
 }

@@ -31,10 +31,12 @@ typedef struct {
 } Model;
 
 typedef struct {
-    int64_t threads, batch, count, width; /* width: columns after this pass */
+    int64_t threads, batch, count, width; /* width: columns after this pass, of the longest row */
     int64_t keep;                         /* logits of the last so many columns */
+    int64_t compact;                      /* of the head's rows alone, [batch, keep, head_rows] */
     const int64_t *tokens;                /* [batch, count] */
     int64_t *lengths;                     /* [batch]: tokens a row holds after this pass */
+    int64_t *ends;                        /* [batch]: the column behind the last of them */
     const float *cos, *sin;               /* [positions, head_size / 2] */
     float *const *keys, *const *values;   /* a layer: [batch, key_heads, room, head_size] */
     int64_t room;

@@ -35,8 +35,11 @@ class Model(ctypes.Structure):
 
 class Pass(ctypes.Structure):
     _fields_ = (
-        *((name, _int) for name in ("threads", "batch", "count", "width", "keep")),
-        *((name, _pointer) for name in ("tokens", "lengths", "cos", "sin", "keys", "values")),
+        *((name, _int) for name in ("threads", "batch", "count", "width", "keep", "compact")),
+        *(
+            (name, _pointer)
+            for name in ("tokens", "lengths", "ends", "cos", "sin", "keys", "values")
+        ),
         ("room", _int),
         *((name, _pointer) for name in ("logits", "workspace")),
     )

@@ -28,37 +28,75 @@ static void shape(const float *logits, int64_t rows, int64_t vocab, int64_t stri
     for (int64_t row = 0; row < rows; row++) probs[row * vocab + best[row]] = 1.0f;
 }
 
+/* Tokens of a vocabulary that a head has rows for: all of it, or these, in order. */
+typedef struct {
+    const int64_t *tokens; /* null: row r is token r */
+    int64_t count;
+} Known;
+
+static Known known_tokens(const Model *model, int64_t vocab) {
+    int64_t count = model->head_tokens ? model->head_rows : vocab;
+    while (model->head_tokens && count && model->head_tokens[count - 1] >= vocab) count--;
+    return (Known){model->head_tokens, count};
+}
+
+/* A row whose first entries are those of the known tokens, as one of all tokens. */
+static void spread(float *row, const Known *known, int64_t vocab) {
+    if (!known->tokens) return;
+    int64_t end = vocab;
+    for (int64_t i = known->count - 1; i >= 0; i--) {
+        int64_t token = known->tokens[i];
+        row[token] = row[i]; /* never in front of one that is still to be moved */
+        for (int64_t rest = token + 1; rest < end; rest++) row[rest] = 0.0f;
+        end = token;
+    }
+    for (int64_t rest = 0; rest < end; rest++) row[rest] = 0.0f;
+}
+
 /* The next token of a row, its distributions written; -1 where there is no mass. */
-static int64_t next_token(const Draft *draft, int64_t row, int64_t place, const float *logits) {
-    int64_t vocab = draft->vocab, here = (row * draft->places + place) * vocab, best;
-    if (draft->raw) softmax(logits, 1, vocab, vocab, 1.0f, 1, draft->raw + here);
+static int64_t next_token(const Draft *draft, int64_t row, int64_t place, const float *logits,
+                          const Known *known) {
+    int64_t vocab = draft->vocab, here = (row * draft->places + place) * vocab, best = 0;
+    int64_t count = known->count;
+    if (draft->raw) {
+        softmax(logits, 1, count, count, 1.0f, 1, draft->raw + here);
+        spread(draft->raw + here, known, vocab);
+    }
     if (draft->probs) {
         float *probs = draft->probs + here;
-        shape(logits, 1, vocab, vocab, draft->temperature, 1, probs);
-        if (place == draft->gamma) return 0; /* nothing is drawn behind the last */
-        return draw(probs, 0, vocab, draft->uniforms[row * draft->gamma + place]);
+        shape(logits, 1, count, count, draft->temperature, 1, probs);
+        if (place < draft->gamma) /* nothing is drawn behind the last */
+            best = draw(probs, 0, count, draft->uniforms[row * draft->gamma + place]);
+        spread(probs, known, vocab);
+    } else {
+        best_tokens(logits, 1, count, count, &best);
     }
-    best_tokens(logits, 1, vocab, vocab, &best);
-    return best;
+    return known->tokens && best >= 0 ? known->tokens[best] : best;
 }
 
 /* Read the pass's tokens, then draw `gamma` tokens a row, each read before the next one's
    distribution: the last, too, where there is a place behind it. -> 0 where there is no mass. */
 int64_t draw_ahead(const Model *model, Pass *pass, const Draft *draft) {
-    int64_t batch = pass->batch, newest[batch];
+    int64_t batch = pass->batch, newest[batch], empty = 0;
+    const Known known = known_tokens(model, draft->vocab);
+    const int64_t width = model->head_tokens ? model->head_rows : model->vocab;
+    pass->compact = 1;
     for (int64_t place = 0; place < draft->places; place++) {
         read_tokens(model, pass);
+#pragma omp parallel for num_threads(pass->threads) if (batch > 1) reduction(+ : empty)
         for (int64_t b = 0; b < batch; b++) {
-            newest[b] = next_token(draft, b, place, pass->logits + b * model->vocab);
-            if (newest[b] < 0) return 0;
+            newest[b] = next_token(draft, b, place, pass->logits + b * width, &known);
             if (place < draft->gamma) draft->tokens[b * draft->gamma + place] = newest[b];
+            empty += newest[b] < 0;
         }
+        if (empty) break;
         pass->tokens = newest;
         pass->count = 1;
         pass->width++;
-        for (int64_t b = 0; b < batch; b++) pass->lengths[b]++;
+        for (int64_t b = 0; b < batch; b++) pass->lengths[b]++, pass->ends[b]++;
     }
-    return 1;
+    pass->compact = 0;
+    return !empty;
 }
 
 /* Tokens stay while they are the target's likeliest; its own follows. */

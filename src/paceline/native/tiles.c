@@ -174,15 +174,16 @@ INLINE void fetch(const char *tile) {
     else                                       \
         _tile_dpbssd(sums, columns, weights)
 
-/* Products of two blocks of weights with the columns of a chunk: sums[block][column][row]. */
+/* Products of two blocks of weights with the columns of a chunk, the first one or another that finds
+   the weights in the cache: sums[block][column][row]. */
 INLINE void products(const char *const w[BLOCKS], int bytes, int64_t steps, const char *columns,
-                     int64_t count, float sums[BLOCKS][2 * COLUMNS][ROWS]) {
+                     int64_t count, int first, float sums[BLOCKS][2 * COLUMNS][ROWS]) {
     const int64_t step = count * LINE, second = COLUMNS * LINE;
     _tile_zero(0);
     _tile_zero(1);
     if (count <= COLUMNS) {
         for (int64_t k = 0; k < steps; k++) {
-            fetch(w[0] + k * TILE), fetch(w[1] + k * TILE);
+            if (first) fetch(w[0] + k * TILE), fetch(w[1] + k * TILE);
             _tile_loadd(4, columns + k * step, LINE);
             _tile_loadd(6, w[0] + k * TILE, LINE);
             ADD(0, 4, 6);
@@ -193,7 +194,7 @@ INLINE void products(const char *const w[BLOCKS], int bytes, int64_t steps, cons
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t k = 0; k < steps; k++) {
-            fetch(w[0] + k * TILE), fetch(w[1] + k * TILE);
+            if (first) fetch(w[0] + k * TILE), fetch(w[1] + k * TILE);
             _tile_loadd(4, columns + k * step, LINE);
             _tile_loadd(6, w[0] + k * TILE, LINE);
             ADD(0, 4, 6);
@@ -283,7 +284,8 @@ INLINE void multiply_part(const Matrix *matrix, int bytes, int64_t rows, int64_t
         const char *w[BLOCKS] = {matrix->weights + block * steps * TILE,
                                  matrix->weights + other * steps * TILE};
         for (int64_t first = 0; first < num_tokens; first += chunk) {
-            products(w, bytes, steps, columns + first * PARTS * steps * LINE, count, sums);
+            const char *these = columns + first * PARTS * steps * LINE;
+            products(w, bytes, steps, these, count, first == 0, sums);
             for (int64_t t = 0; t < chunk && first + t < num_tokens; t++) {
                 f16 both[BLOCKS];
                 for (int k = 0; k < BLOCKS; k++) {

@@ -1,0 +1,113 @@
+"""What does a batch bring, and what does it cost that its rows accept different numbers of tokens?
+
+Interleaved in one process; sampled at temperature 1, rows never end early. Prints
+  - tokens a second of all rows together at each batch size, over those of one row, plain and speculative
+  - ragged / equal: median seconds of a block of eight rows whose seeds, and so numbers of accepted tokens, differ, over those of
+    eight rows with one seed, from the same prompt on
+
+    python benchmarks/batches.py --target MODEL --draft MODEL --prompts FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.data import read_prompts
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.text import start_texts
+from paceline.models import load_model
+from pairing import ratio, show
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.decode.decoder import Decoder
+
+ROWS = 8
+
+
+@torch.inference_mode()
+def decode(
+    decoder: Decoder, prompts: Sequence[list[int]], seeds: Sequence[int], num_blocks: int
+) -> tuple[list[float], int, set[int]]:
+    """Seconds of so many blocks of all rows behind the prompts; their tokens, all, and kinds of counts."""
+    texts = start_texts(
+        prompts,
+        max_new_tokens=(num_blocks + 1) * 9,  # more than gamma 8 can make
+        seed=seeds,
+        stops=(),
+        max_length=None,
+        vocab_size=decoder.vocab_size,
+    )
+    blocks = decoder.blocks(texts)
+    for _ in range(len(texts)):
+        next(blocks)  # the first token comes with the prompt
+    made: list[int] = []
+    seconds: list[float] = []
+    for _ in range(num_blocks):
+        started = time.perf_counter()
+        made += [len(block.tokens) for _, block in itertools.islice(blocks, len(texts))]
+        seconds.append(time.perf_counter() - started)
+    return seconds, sum(made), set(made)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--draft-weights", default="int8")
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--gamma", type=int, default=2)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    options = parser.parse_args()
+    target = load_model(options.target).prepare_for_decoding()
+    draft = load_model(options.draft).prepare_for_decoding(options.draft_weights)
+    assert target.tokenizer is not None
+    texts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)
+    whole = [text for text in texts if len(text) == options.prompt_tokens]
+    ways: dict[str, Decoder] = {
+        "plain": AutoregressiveDecoder(target),
+        f"speculative, gamma {options.gamma}": SpeculativeDecoder(
+            target, draft, gamma=options.gamma
+        ),
+    }
+    rates: dict[tuple[str, int], list[float]] = {}
+    spent: dict[str, list[float]] = {"ragged": [], "equal": []}
+    speculative = list(ways.values())[1]
+    for number in range(-1, options.rounds):  # the first round warms up
+        start = number * max(options.batches) % len(whole)
+        prompts = list(
+            itertools.islice(itertools.cycle(whole), start, start + max(options.batches))
+        )
+        for (name, decoder), batch in itertools.product(ways.items(), options.batches):
+            seeds = range(100 * number + 100, 100 * number + 100 + batch)
+            seconds, tokens, _ = decode(decoder, prompts[:batch], list(seeds), options.blocks)
+            if number >= 0:
+                rates.setdefault((name, batch), []).append(tokens / sum(seconds))
+        kinds = {"ragged": list(range(number + 1, number + 1 + ROWS)), "equal": [number + 1] * ROWS}
+        for kind in sorted(kinds, reverse=number % 2 == 1):
+            seconds, _, sizes = decode(speculative, prompts[:1] * ROWS, kinds[kind], options.blocks)
+            assert len(sizes) > 1, "blocks of different lengths are what is asked about"
+            if number >= 0:
+                spent[kind].append(statistics.median(seconds))
+    for name in ways:
+        for batch in options.batches:
+            found = rates[name, batch]
+            print(
+                f"{name}, batch {batch}: {sum(found) / len(found):.0f} tokens/s, "
+                f"{show(ratio(found, rates[name, options.batches[0]]))} of batch {options.batches[0]}"
+            )
+    print(f"ragged / equal, batch {ROWS}: {show(ratio(spent['ragged'], spent['equal']))}")
+
+
+if __name__ == "__main__":
+    main()
