@@ -65,7 +65,10 @@ def serve_llama_cpp(pipe: Connection, path: str, threads: int) -> None:
     info = llama_cpp.llama_print_system_info().decode()
     pipe.send(f"llama-cpp-python {llama_cpp.__version__} ({info.strip(' |')})")
     while True:
-        prompt, num_tokens = pipe.recv()
+        try:
+            prompt, num_tokens = pipe.recv()
+        except EOFError:  # who asked has gone
+            return
         time.sleep(0.05)  # so do the threads of who asked
         model.reset()
         model.eval(prompt)

@@ -51,6 +51,14 @@ class RoomyCache(Cache):
             layer.width = width
 
     @torch.inference_mode()
+    def keep(self, rows: Sequence[int], batch: int) -> None:
+        """Keep these rows of the batch, in this order, where they are or further ahead."""
+        ends = self.ends_of(batch)
+        for index in range(len(self.layers)):
+            self.layer(index).keep(rows)
+        self.end_at([ends[row] for row in rows])
+
+    @torch.inference_mode()
     def realign(self, rows: Sequence[int], ends: Sequence[int], width: int) -> None:
         """Keep the `width` columns before column ends[b] of each of these rows, as its last.
 
@@ -103,6 +111,15 @@ class RoomyLayer(DynamicLayer):
         self.width = end
         return end
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Move rows ahead, each to a place that is not needed any more; nothing is allocated."""
+        assert all(new <= old for new, old in enumerate(rows)), "rows keep their order"
+        for room in self.rooms:
+            for new, old in enumerate(rows):
+                if new != old:
+                    room[new] = room[old]
+        self.rooms = [room[: len(rows)] for room in self.rooms]
+
     def select(self, rows_B: Tensor, columns_BW: Tensor) -> None:
         """Replace the contents by these columns of these rows."""
         selected: list[Tensor] = []
@@ -123,6 +140,9 @@ class RoomyLayer(DynamicLayer):
 
 
 def _room(new_BHND: Tensor, width: int) -> Tensor:
-    """Space for so many columns and many more: whenever it runs out, all of them move."""
+    """Space for so many columns and many more: whenever it runs out, all of them move.
+
+    Not filled: a column is read only once it is written.
+    """
     batch, heads, _, size = new_BHND.shape
-    return new_BHND.new_zeros(batch, heads, width + width // 2 + 64, size)
+    return new_BHND.new_empty(batch, heads, width + width // 2 + 64, size)

@@ -141,8 +141,13 @@ class CausalSession(ModelSession):
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
         ends = self.cache.ends_of(len(self.lengths))
-        longest = max(self.lengths[row] for row in rows)
-        self.cache.realign(rows, [ends[row] for row in rows], longest)
+        # torch wants the first column in use: some row must begin there
+        begins = any(ends[row] == self.lengths[row] for row in rows)
+        if begins and list(rows) == sorted(set(rows)):
+            self.cache.keep(rows, len(self.lengths))
+        else:
+            longest = max(self.lengths[row] for row in rows)
+            self.cache.realign(rows, [ends[row] for row in rows], longest)
 
     def _align(self) -> None:
         """Let all rows end at one column, as torch reads them."""

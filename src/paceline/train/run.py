@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from paceline.errors import ConfigError
 from paceline.models.draft import save_draft
 from paceline.models.kernels import native_bfloat16
+from paceline.native import compiled
 from paceline.models.loading import load_model
 from paceline.progress import silent
 from paceline.records import RunDirectory, read_jsonl
@@ -64,6 +65,7 @@ def run_training(
         run.result.unlink(missing_ok=True)
         run.write_manifest(config)
     progress("loading", 0, 1)
+    compiled()  # once a machine, and not in the time of the first step
     parts, state = set_up(accelerator, run, progress)
     progress("loading", 1, 1)
     loop = TrainingLoop(parts, state)
