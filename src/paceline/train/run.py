@@ -13,8 +13,8 @@ from accelerate import Accelerator
 from paceline.errors import ConfigError
 from paceline.models.draft import save_draft
 from paceline.models.kernels import native_bfloat16
-from paceline.native import compiled
 from paceline.models.loading import load_model
+from paceline.native import compiled
 from paceline.progress import silent
 from paceline.records import RunDirectory, read_jsonl
 from paceline.train.checkpoint import check_run_directory
