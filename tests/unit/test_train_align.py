@@ -221,7 +221,7 @@ def test_a_run_of_so_many_seconds_ends_with_them(folder: Path, tmp_path: Path):
     assert max(rates) < 1e-3
     elapsed = [row["elapsed_s"] for row in read_jsonl(run / "metrics.jsonl")]
     assert elapsed[-1] >= 1.0
-    assert elapsed[-2] < 1.0
+    assert elapsed[-2] <= 1.0  # written to the millisecond
 
 
 def test_under_a_budget_of_seconds_the_schedule_moves_with_the_seconds_of_steps_alone(
