@@ -1,0 +1,141 @@
+"""How do the parts grow: the loss with the vocabulary, a pass with its tokens, its rows and the text behind it?
+
+No files are needed: heads and models of random weights, float32 sums, bfloat16 products where the processor has them. Prints
+  - loss and slopes of 1,024 tokens by vocabulary: milliseconds, and the most memory that a process of its own takes beyond
+    hidden states, both heads and the head's slopes, next to that of one chunk's logits of both models
+  - milliseconds of a compiled pass of a 30-layer model of width 576, by new tokens, by rows and by context
+
+    python benchmarks/scaling.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.core.fused import Head, chunked_loss_of_logits
+from paceline.models import wrap_model
+from paceline.native.divergences import DivergenceKind, Term, losses_and_slopes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+TOKENS, WIDTH, CHUNK = 1024, 576, 256
+
+
+def milliseconds(run: Callable[[], object], repeats: int = 9) -> float:
+    run()
+    spent: list[float] = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        spent.append(1000 * (time.perf_counter() - started))
+    return statistics.median(spent)
+
+
+def loss_of(vocab_size: int) -> tuple[float, float]:
+    """Milliseconds, and MiB at most beyond what goes in and comes out."""
+    hidden = torch.randn(TOKENS, WIDTH).bfloat16().requires_grad_()
+    heads = [torch.randn(vocab_size, WIDTH) / 24 for _ in range(2)]
+    target, weight = heads[0].bfloat16(), heads[1].requires_grad_()
+    del heads
+    terms = [Term(DivergenceKind.FORWARD_KL, 1.0, 0.0)]
+    labels, weights = torch.zeros(TOKENS, dtype=torch.int64), torch.ones(TOKENS)
+
+    def slopes(logits_CV: Tensor, rows: slice) -> Tensor:
+        theirs = hidden.detach()[rows] @ target.T
+        return losses_and_slopes(terms, theirs, logits_CV, labels[rows], weights[rows])
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = chunked_loss_of_logits(hidden, Head(weight), slopes, weights, chunk_size=CHUNK)
+        loss.backward()
+        hidden.grad = weight.grad = None
+
+    small = torch.randn(8, 8).bfloat16()
+    _ = small @ small  # what the library takes at its first product
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = _mebibytes("VmRSS")
+    spent = milliseconds(step, repeats=3)
+    of_weight = weight.numel() * weight.element_size() / 2**20
+    return spent, _mebibytes("VmHWM") - before - of_weight
+
+
+def _mebibytes(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+def by_vocabulary(sizes: list[int]) -> None:
+    print(f"loss and slopes of {TOKENS} tokens, chunks of {CHUNK}")
+    for size in sizes:
+        command = [sys.executable, __file__, "--alone", str(size)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        spent, beyond = map(float, done.stdout.split())
+        chunk = 2 * CHUNK * size * 2 / 2**20
+        print(
+            f"  {size:7d} tokens: {spent:7.1f} ms, {beyond:5.0f} MiB; one chunk {chunk:.0f} MiB, "
+            f"all logits {chunk * TOKENS / CHUNK:.0f} MiB"
+        )
+
+
+@torch.inference_mode()
+def passes() -> None:
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=WIDTH,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    model = wrap_model(LlamaForCausalLM(config).bfloat16()).prepare_for_decoding()
+    reader = model.decoder.reader_of(1)
+    print(f"a pass, {'compiled' if reader else 'through torch'}")
+    for name, cases in {
+        "by new tokens, context 64": [(1, count, 64) for count in (1, 2, 4, 8, 16, 32)],
+        "by rows of one new token, context 64": [(rows, 1, 64) for rows in (1, 2, 4, 8, 16, 32)],
+        "by context, one new token": [(1, 1, context) for context in (64, 256, 1024, 4096)],
+        "by context, four new tokens": [(1, 4, context) for context in (64, 256, 1024, 4096)],
+    }.items():
+        print(f"  {name}:")
+        for rows, count, context in cases:
+            session = model.start_session()
+            session.prefill([[7] * context] * rows)
+
+            def one_pass(session=session, tokens=torch.full((rows, count), 9)) -> None:  # noqa: B008
+                session.extend(tokens)
+                session.rollback([tokens.shape[1]] * len(tokens))
+
+            print(
+                f"    {max(rows, count) if context == 64 else context:5d}: {milliseconds(one_pass):7.2f} ms"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[8192, 32768, 65536, 131072])
+    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    if options.alone:
+        print(*loss_of(options.alone))
+        return
+    by_vocabulary(options.vocabularies)
+    passes()
+
+
+if __name__ == "__main__":
+    main()
