@@ -10,7 +10,6 @@ Interleaved in one process; sampled at temperature 1, rows never end early. Prin
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import time
@@ -18,11 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import start_texts
-from paceline.models import load_model
-from pairing import ratio, show
+from pairing import pair_parser, ratio, served_pair, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,21 +55,13 @@ def decode(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--draft", required=True)
-    parser.add_argument("--prompts", required=True)
-    parser.add_argument("--draft-weights", default="int8")
-    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser = pair_parser(__doc__)
     parser.add_argument("--blocks", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--gamma", type=int, default=2)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     options = parser.parse_args()
-    target = load_model(options.target).prepare_for_decoding()
-    draft = load_model(options.draft).prepare_for_decoding(options.draft_weights)
-    assert target.tokenizer is not None
-    texts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)
+    target, draft, texts = served_pair(options)
     whole = [text for text in texts if len(text) == options.prompt_tokens]
     ways: dict[str, Decoder] = {
         "plain": AutoregressiveDecoder(target),

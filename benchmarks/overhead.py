@@ -10,35 +10,24 @@ nothing: `block` is what the longer pass really takes, so that the rest is what 
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import predicted_speedup
-from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.latency import PassTimer, time_pairs
-from paceline.models import load_model
 from paceline.progress import silent
 from paceline.rng import named_generator
+from pairing import pair_parser, served_pair
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--draft", required=True)
-    parser.add_argument("--prompts", required=True)
-    parser.add_argument("--draft-weights", default="int8")
-    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser = pair_parser(__doc__)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--gammas", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     options = parser.parse_args()
-    target = load_model(options.target).prepare_for_decoding()
-    draft = load_model(options.draft).prepare_for_decoding(options.draft_weights)
-    assert target.tokenizer is not None
-    prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)
+    target, draft, prompts = served_pair(options)
     prompts = prompts[: options.num_prompts]
     middle = (prompts[0] * 99)[: options.prompt_tokens + options.new_tokens // 2]
     for temperature in (0.0, 1.0):

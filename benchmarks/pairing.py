@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.data import read_prompts
+from paceline.models import load_model
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from paceline.models import CausalModel
 
     Run = Callable[[int], object]
 
@@ -45,3 +50,25 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
 def show(found: Interval) -> str:
     """`1.234 (1.200 to 1.270)`."""
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def pair_parser(description: str) -> argparse.ArgumentParser:
+    """The options that name a pair as it is served, and its prompts."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--draft-weights", default="int8")
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    return parser
+
+
+def served_pair(
+    options: argparse.Namespace,
+) -> tuple[CausalModel, CausalModel, list[list[int]]]:
+    """Target, draft and prompts."""
+    target = load_model(options.target).prepare_for_decoding()
+    draft = load_model(options.draft).prepare_for_decoding(options.draft_weights)
+    assert target.tokenizer is not None
+    prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)
+    return target, draft, prompts

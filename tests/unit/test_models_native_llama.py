@@ -31,34 +31,17 @@ from paceline.decode import AutoregressiveDecoder, Confident, Generation, Specul
 from paceline.models import CausalModel, wrap_model
 from paceline.models.causal_session import CausalSession
 from paceline.models.kernels import can_pack
-from paceline.models.llama import LlamaDecoder
 from paceline.models.native_llama import NativeLlama
 from paceline.models.native_weights import can_copy
 from paceline.models.session import JudgeUniforms, ModelSession
 from paceline.native import compilation, compiled
+from reading import TEXT, prepared, read, reader
 from tiny import tiny_hf
 
 pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
 )
 VOCABULARY = 61
-TEXT = [7, 3, 30, 12, 9, 44, 8, 51, 2, 17, 23, 5]
-
-
-def prepared(architecture: str = "llama", **overrides: Any) -> CausalModel:
-    hf = tiny_hf(architecture, **overrides).bfloat16().float()
-    return wrap_model(hf).prepare_for_decoding()
-
-
-def reader(model: CausalModel) -> NativeLlama | None:
-    assert isinstance(model.decoder, LlamaDecoder)
-    return model.decoder.native
-
-
-def read(model: CausalModel, parts: list[list[int]]) -> torch.Tensor:
-    """Logits after every token of one text that is read in these parts, [N, V]."""
-    session = model.start_session()
-    return torch.cat([session.extend(torch.tensor([part]))[0] for part in parts])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])

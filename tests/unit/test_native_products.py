@@ -44,7 +44,7 @@ class Products:
     """A matrix packed by the library, and its products."""
 
     def __init__(self, library: Any, weight: Tensor, scales: Tensor | None = None) -> None:
-        self.library = library
+        self.compiled = library
         self.rows, self.size = weight.shape
         sizes = (self.rows, self.size, weight.element_size())
         self.held = torch.empty(library.packed_size(*sizes), dtype=torch.uint8), scales
@@ -54,14 +54,14 @@ class Products:
 
     def _call(self, name: str, x: Tensor, *arguments: Any, behind: tuple[Any, ...]) -> None:
         count = len(x)
-        operand = torch.full((self.library.operand_size(self.size, count),), torch.nan)
+        operand = torch.full((self.compiled.operand_size(self.size, count),), torch.nan)
         others, matrix = ctypes.create_string_buffer(64), ctypes.byref(self.matrix)
-        self.library.begin_products(others)
-        self.library.lay_out(matrix, x.data_ptr(), self.size, count, operand.data_ptr())
-        getattr(self.library, name)(
+        self.compiled.begin_products(others)
+        self.compiled.lay_out(matrix, x.data_ptr(), self.size, count, operand.data_ptr())
+        getattr(self.compiled, name)(
             matrix, *arguments, self.size, operand.data_ptr(), count, *behind
         )
-        self.library.end_products(others)
+        self.compiled.end_products(others)
 
     def of(
         self,

@@ -179,36 +179,28 @@ INLINE void fetch(const char *tile) {
 INLINE void products(const char *const w[BLOCKS], int bytes, int64_t steps, const char *columns,
                      int64_t count, int first, float sums[BLOCKS][2 * COLUMNS][ROWS]) {
     const int64_t step = count * LINE, second = COLUMNS * LINE;
+    const int two = count > COLUMNS; /* groups of columns */
     _tile_zero(0);
     _tile_zero(1);
-    if (count <= COLUMNS) {
-        for (int64_t k = 0; k < steps; k++) {
-            if (first) fetch(w[0] + k * TILE), fetch(w[1] + k * TILE);
-            _tile_loadd(4, columns + k * step, LINE);
-            _tile_loadd(6, w[0] + k * TILE, LINE);
-            ADD(0, 4, 6);
-            _tile_loadd(7, w[1] + k * TILE, LINE);
-            ADD(1, 4, 7);
-        }
-    } else {
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int64_t k = 0; k < steps; k++) {
-            if (first) fetch(w[0] + k * TILE), fetch(w[1] + k * TILE);
-            _tile_loadd(4, columns + k * step, LINE);
-            _tile_loadd(6, w[0] + k * TILE, LINE);
-            ADD(0, 4, 6);
-            _tile_loadd(7, w[1] + k * TILE, LINE);
-            ADD(1, 4, 7);
-            _tile_loadd(5, columns + k * step + second, LINE);
-            ADD(2, 5, 6);
-            ADD(3, 5, 7);
-        }
-        _tile_stored(2, sums[0][COLUMNS], LINE);
-        _tile_stored(3, sums[1][COLUMNS], LINE);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < steps; k++) {
+        if (first) fetch(w[0] + k * TILE), fetch(w[1] + k * TILE);
+        _tile_loadd(4, columns + k * step, LINE);
+        _tile_loadd(6, w[0] + k * TILE, LINE);
+        ADD(0, 4, 6);
+        _tile_loadd(7, w[1] + k * TILE, LINE);
+        ADD(1, 4, 7);
+        if (!two) continue;
+        _tile_loadd(5, columns + k * step + second, LINE);
+        ADD(2, 5, 6);
+        ADD(3, 5, 7);
     }
     _tile_stored(0, sums[0][0], LINE);
     _tile_stored(1, sums[1][0], LINE);
+    if (!two) return;
+    _tile_stored(2, sums[0][COLUMNS], LINE);
+    _tile_stored(3, sums[1][COLUMNS], LINE);
 }
 
 /* A token's products with 16 rows, from those of its parts. */

@@ -207,11 +207,13 @@ def _source(
 ) -> MixedText:
     """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
     own = config.fixed_fraction < 1  # copies for writing take memory: only for those who write
-    ready = target.prepare_for_decoding() if own and config.draft_fraction < 1 else target
+    # a hundred rows at once: what multiplies bfloat16 attends faster in it, too
+    in_rounds = config.target_rounds is not None and target.dtype == torch.bfloat16
+    if own and config.draft_fraction < 1 and not in_rounds:
+        target = target.prepare_for_decoding()
     copies = own and config.draft_fraction > 0 and bfloat16
-    writing = WritingModel(draft) if copies else draft
     writers: tuple[tuple[Model, Literal["draft", "target"]], ...]
-    writers = (writing, "draft"), (ready, "target")
+    writers = (WritingModel(draft) if copies else draft, "draft"), (target, "target")
     drafted: BatchSource
     written: BatchSource
     drafted, written = (
@@ -228,8 +230,7 @@ def _source(
     if config.target_rounds is not None:
         written = TargetRounds(
             stream,
-            # a hundred rows at once: what multiplies bfloat16 attends faster in it, too
-            target if target.dtype == torch.bfloat16 else ready,
+            target,
             config.target_rounds,
             sampling=config.sampling,
             max_new_tokens=config.max_completion_tokens,

@@ -1,0 +1,30 @@
+"""Prepared tiny models, and what they read part by part."""
+
+from typing import Any
+
+import torch
+
+from paceline.models import CausalModel, wrap_model
+from paceline.models.llama import LlamaDecoder
+from paceline.models.native_llama import NativeLlama
+from tiny import tiny_hf
+
+TEXT = [7, 3, 30, 12, 9, 44, 8, 51, 2, 17, 23, 5]
+
+
+def prepared(architecture: str = "llama", **overrides: Any) -> CausalModel:
+    """With weights that bfloat16 holds, so that there is a compiled pass where there can be one."""
+    hf = tiny_hf(architecture, **overrides).bfloat16().float()
+    return wrap_model(hf).prepare_for_decoding()
+
+
+def reader(model: CausalModel) -> NativeLlama | None:
+    """Its compiled pass."""
+    assert isinstance(model.decoder, LlamaDecoder)
+    return model.decoder.native
+
+
+def read(model: CausalModel, parts: list[list[int]]) -> torch.Tensor:
+    """Logits after every token of one text that is read in these parts, [N, V]."""
+    session = model.start_session()
+    return torch.cat([session.extend(torch.tensor([part]))[0] for part in parts])
