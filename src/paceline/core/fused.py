@@ -51,7 +51,7 @@ class Head(NamedTuple):
         return self.logits(hidden_ND, vocab_size).float().log_softmax(-1)
 
 
-_PART = 8192  # tokens of the head that are cast, and whose slopes are made, at a time
+_PART = 2048  # tokens of the head that are cast, and whose slopes are made, at a time
 
 
 class Needs(NamedTuple):
@@ -137,9 +137,11 @@ def chunked_loss_of_logits(
         total = hidden_ND.new_zeros((), dtype=torch.float32)
         width = len(head.weight_VD[:vocab_size])
         with torch.autocast(kind, enabled=False):
+            # one room for all chunks: made and given back each time, it leaves holes in the heap
+            room_CV = hidden_ND.new_empty(min(chunk_size, len(hidden_ND)), width, dtype=exact)
             for rows in _chunks(len(hidden_ND), chunk_size):
                 hidden_CD = hidden_ND[rows].to(exact)
-                logits_CV = hidden_CD.new_empty(len(hidden_CD), width)
+                logits_CV = room_CV[: len(hidden_CD)]
                 for part in _chunks(width, _PART):
                     logits_CV[:, part] = head.part(part, exact).logits(hidden_CD)
                 total += (slopes_of_chunk(logits_CV, rows) * weights_N[rows]).sum()
@@ -151,7 +153,6 @@ def chunked_loss_of_logits(
                         whole_VD[part] += slopes_CP.T @ hidden_CD
                 if whole_V is not None:
                     whole_V[:width] += logits_CV.sum(0, dtype=torch.float32)
-                del logits_CV  # before the next chunk's come
         grad_ND = None if grad_ND is None else grad_ND.to(hidden_ND.dtype)
         return Slopes(total, grad_ND, whole_VD, whole_V)
 

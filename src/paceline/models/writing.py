@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class WritingModel:
     """The same model; its sessions read with the weights as they are when the session starts.
 
-    A few rows' tokens are read in compiled passes over a copy, made once and filled
-    again by every session; one session at a time. Prompts, and models of which there is no such
+    A few rows' tokens are read in compiled passes over a copy, made by the first session and filled
+    again by every other; one session at a time. Prompts, and models of which there is no such
     copy, are read as the model itself reads.
     """
 
@@ -28,25 +28,32 @@ class WritingModel:
         self.eos_token_ids = model.eos_token_ids
         self.num_parameters = model.num_parameters
         self._model = model
-        self._native: NativeLlama | None = None
-        hf, limit = model.hf, model.draft_vocabulary
-        possible = model.device.type == "cpu" and LlamaDecoder.supports(hf)
-        if possible and can_copy(hf, in_training=True):
-            self._native = NativeLlama(hf, limit)
-            self._model = CausalModel(hf, model.tokenizer, _Decoder(model, self._native), limit)
+        possible = model.device.type == "cpu" and LlamaDecoder.supports(model.hf)
+        self._copies = possible and can_copy(model.hf, in_training=True)
+        self._copy: NativeLlama | None = None
 
     def start_session(self) -> ModelSession:
-        if self._native is not None:
-            self._native.refresh()
+        if not self._copies:
+            return CausalSession(self._model)
+        if self._copy is None:
+            self._copy_weights()
+        else:
+            self._copy.refresh()
         return CausalSession(self._model)
+
+    def _copy_weights(self) -> None:
+        model = self._model
+        hf, limit = model.hf, model.draft_vocabulary
+        self._copy = NativeLlama(hf, limit)
+        self._model = CausalModel(hf, model.tokenizer, _Decoder(model, self._copy), limit)
 
 
 class _Decoder(HfDecoder):
     """Transformers for many tokens, the copy for few."""
 
-    def __init__(self, model: CausalModel, native: NativeLlama) -> None:
+    def __init__(self, model: CausalModel, copy: NativeLlama) -> None:
         super().__init__(model.hf, model.draft_vocabulary)
-        self._native = native
+        self._copy = copy
 
     def reader_of(self, num_tokens: int) -> NativeLlama | None:
-        return self._native if num_tokens <= self._native.most_tokens else None
+        return self._copy if num_tokens <= self._copy.most_tokens else None

@@ -206,14 +206,15 @@ def _source(
     bfloat16: bool,
 ) -> MixedText:
     """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
-    own = config.fixed_fraction < 1  # copies for writing take memory: only for those who write
+    own = (
+        config.fixed_fraction < 1
+    )  # a copy for writing takes memory: only for a target that writes
     # a hundred rows at once: what multiplies bfloat16 attends faster in it, too
     in_rounds = config.target_rounds is not None and target.dtype == torch.bfloat16
     if own and config.draft_fraction < 1 and not in_rounds:
         target = target.prepare_for_decoding()
-    copies = own and config.draft_fraction > 0 and bfloat16
     writers: tuple[tuple[Model, Literal["draft", "target"]], ...]
-    writers = (WritingModel(draft) if copies else draft, "draft"), (target, "target")
+    writers = (WritingModel(draft) if bfloat16 else draft, "draft"), (target, "target")
     drafted: BatchSource
     written: BatchSource
     drafted, written = (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from accelerate import DistributedType
 from torch import Tensor, nn
 
 from paceline.core.fused import Head, chunked_loss, chunked_loss_of_logits
@@ -19,6 +20,7 @@ from paceline.data.collate import TokenBatch, collate
 from paceline.native.divergences import can_differentiate, losses_and_slopes
 from paceline.train.objectives import native_terms, reads_target, token_losses
 from paceline.train.optim import build_optimizer
+from paceline.train.tied import rows_added_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -159,7 +161,8 @@ class Stepper:
         total = torch.zeros((), device=self.accelerator.device)
         for index, batch in enumerate(batches):
             weights_BT = token_weights(batch.mask_BT, mean=mean, total=units)
-            with self._synchronised(last=index == len(batches) - 1):
+            last = index == len(batches) - 1
+            with self._synchronised(last=last), self._embedded():
                 hidden_ND = self.score(parts[index], batch, plan.terms)
                 loss = self.loss(batch, weights_BT, hidden_ND, plan)
                 # Data parallelism averages gradients over processes; these parts are to be summed.
@@ -199,6 +202,10 @@ class Stepper:
     def _synchronised(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients travel between processes once a step."""
         return contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
+
+    def _embedded(self) -> contextlib.AbstractContextManager[None]:
+        alone = self.accelerator.distributed_type == DistributedType.NO
+        return rows_added_in_place(self.draft.hf) if alone else contextlib.nullcontext()
 
     def _add_up(self, *values: Tensor | int) -> list[float]:
         """Sums over all processes."""
