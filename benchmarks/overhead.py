@@ -1,9 +1,10 @@
 """How much of what speculation promises is there when the clock is asked?
 
 For each gamma, greedy and at temperature 1: the measured speedup from the first token on, over tau / (c gamma + 1), where tau is
-counted in the very blocks that were timed and c is a draft pass over a target pass, timed in turn between the requests. The
-formula takes a target pass over gamma + 1 tokens for as long as one over a single token, and everything beside passes for
-nothing: `block` is what the longer pass really takes, so that the rest is what is lost beside the passes.
+counted in the very blocks that were timed and c is a draft pass over a target pass, each drawing a token, timed in turn between
+the requests. The formula takes a target pass over gamma + 1 tokens for as long as one over a single token, a drafted token for as
+dear as a single one, and everything beside passes for nothing. `drafting` and `block` are what blocks really take, so that the rest
+is what is lost beside the passes.
 
     python benchmarks/overhead.py --target MODEL --draft MODEL --prompts FILE
 """
@@ -34,7 +35,7 @@ def main() -> None:
         sampling = SamplingParams(temperature=temperature)
         print(f"temperature {temperature:g}")
         for gamma in options.gammas:
-            timer = PassTimer(target, draft, middle, [gamma])
+            timer = PassTimer(target, draft, middle, [gamma], sampling)
             times = time_pairs(
                 AutoregressiveDecoder(target, sampling=sampling),
                 SpeculativeDecoder(target, draft, gamma=gamma, sampling=sampling),
@@ -48,13 +49,13 @@ def main() -> None:
             costs = timer.costs()
             speedup = times.decoding_speedup(named_generator(0, "benchmark"))
             tau, ratio = times.stats.block_efficiency, costs.cost_ratio
-            block = costs.block_cost_ratio(gamma)
+            drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
             promised = predicted_speedup(tau, gamma, ratio)
-            payable = predicted_speedup(tau, gamma, ratio, block)
+            payable = costs.expected_speedup(tau, gamma)
             print(
                 f"gamma {gamma}: measured {speedup.value:.3f} ({speedup.low:.3f} to {speedup.high:.3f}), "
-                f"tau {tau:.3f}, c {ratio:.3f}, block {block:.3f}; of tau / (c gamma + 1) "
-                f"{speedup.value / promised:.3f}, with the block's own pass {speedup.value / payable:.3f}"
+                f"tau {tau:.3f}, c {ratio:.3f}, drafting {drafting:.3f}, block {block:.3f}; of tau / (c gamma + 1) "
+                f"{speedup.value / promised:.3f}, with a block's own times {speedup.value / payable:.3f}"
             )
 
 

@@ -32,6 +32,7 @@ def test_the_predicted_frontier_fits_eighty_columns():
         config=validate(AnalyzeConfig, names),
         num_tokens=640,
         cost_ratio=0.1,
+        drafting_cost_ratios={3: 0.1},
         block_cost_ratios={3: 1.1},
         rows=rows,
         environment={},

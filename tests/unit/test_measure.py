@@ -9,8 +9,9 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
+from paceline.measure import latency
 from paceline.measure.acceptance import score_texts
-from paceline.measure.latency import PairedTimes, time_pairs
+from paceline.measure.latency import PairedTimes, PassTimer, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
 from paceline.measure.verdict import judge
@@ -162,6 +163,21 @@ def test_what_the_engine_keeps_is_measured_against_the_tokens_that_it_gave():
     )
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, temperature: float):
+    target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
+    # a target pass takes 10 seconds whatever it reads, a draft pass 1
+    monkeypatch.setattr(latency, "_now", lambda: 10 * target.num_passes + draft.num_passes)
+    sampling = SamplingParams(temperature=temperature)
+    timer = PassTimer(target, draft, [1, 2, 3], [2, 5], sampling)
+    timer.time_once()
+    costs = timer.costs()
+    assert (costs.target_pass_s, costs.draft_pass_s) == (10, 1)
+    assert costs.drafting_s == {2: 2, 5: 5}
+    assert costs.judging_s == {2: 10, 5: 10}
+    assert costs.expected_speedup(1.8, 5) == pytest.approx(1.8 / (5 * costs.cost_ratio + 1))
+
+
 def _verdict(low, high, alpha=0.5, needed=0.3):
     interval = IntervalRow(value=alpha, low=alpha, high=alpha)
     acceptance = AcceptanceRow(
@@ -179,6 +195,7 @@ def _verdict(low, high, alpha=0.5, needed=0.3):
         break_even_acceptance=needed,
         predicted_speedup=1.2,
         mbsu=1.1,
+        drafting_cost_ratio=0.2,
         block_cost_ratio=1.0,
         expected_speedup=1.2,
     )

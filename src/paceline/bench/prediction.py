@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from paceline.bench.schema import SCHEMA_VERSION
 from paceline.config import StrictModel, describe
-from paceline.core.speed import predicted_speedup
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.errors import UsageError
 from paceline.measure.analysis import analyze_rules
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import Workbench
+    from paceline.core.sampling import SamplingParams
     from paceline.decode.strategies import DecodingConfig
 
 _PASSES = 15
@@ -118,7 +118,7 @@ def _predict(
     chosen = [one for one in strategies if isinstance(one, Speculative)]
     rules = list({repr(one.rule): one.rule for one in chosen}.values())
     gammas = sorted({min(one.num_speculative_tokens, longest) for one in chosen})
-    costs = _costs(work, row, gammas)
+    costs = _costs(work, row, gammas, cells[0].sampling)
     analysed = analyze_rules(
         *work.pair,
         work.prompts,
@@ -136,9 +136,7 @@ def _predict(
         gamma = min(strategy.num_speculative_tokens, longest)
         effect = by_rule[repr(strategy.rule)]
         rejection = effect.rejection_rate[gamma].value
-        speedup = predicted_speedup(
-            effect.block_efficiency[gamma], gamma, costs.cost_ratio, costs.block_cost_ratio(gamma)
-        )
+        speedup = costs.expected_speedup(effect.block_efficiency[gamma], gamma)
         found.append(
             Prediction(
                 key=work.key_of(cell),
@@ -150,10 +148,12 @@ def _predict(
     return found
 
 
-def _costs(work: Workbench, row: ResultRow, gammas: Sequence[int]) -> PassCosts:
+def _costs(
+    work: Workbench, row: ResultRow, gammas: Sequence[int], sampling: SamplingParams
+) -> PassCosts:
     # without the last token: a block behind it could end beyond the context
     text = [*work.prompts[0], *row.examples[0].tokens[:-1]]
-    timer = PassTimer(*work.pair, text, gammas)
+    timer = PassTimer(*work.pair, text, gammas, sampling)
     for _ in range(_PASSES):
         timer.time_once()
     return timer.costs()

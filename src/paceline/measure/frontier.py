@@ -23,7 +23,6 @@ from paceline.core.rules import (
     TokenV2,
     TokenV3,
 )
-from paceline.core.speed import predicted_speedup
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassTimer
 from paceline.measure.measurement import usable_gammas
@@ -84,7 +83,7 @@ class FrontierRow(StrictModel):
     block_efficiency: dict[int, float]
     best_gamma: int
     predicted_speedup: float
-    """At the best gamma: tau / (c gamma + block cost), measured passes."""
+    """At the best gamma: tau / (drafting + block cost), measured passes."""
 
 
 class PredictedFrontier(StrictModel):
@@ -94,6 +93,7 @@ class PredictedFrontier(StrictModel):
     config: AnalyzeConfig
     num_tokens: int
     cost_ratio: float
+    drafting_cost_ratios: dict[int, float]
     block_cost_ratios: dict[int, float]
     rows: list[FrontierRow]
     environment: dict[str, object]
@@ -123,7 +123,7 @@ def analyze_models(
     gammas = usable_gammas(config.gammas, max(len(text) for text in texts))
     # in the middle of a typical text, as a measurement does
     middle = [*prompts[0], *texts[0]][: len(prompts[0]) + config.max_new_tokens // 2]
-    timer = PassTimer(target, draft, middle, gammas)
+    timer = PassTimer(target, draft, middle, gammas, config.sampling)
     for number in range(config.pass_repeats):
         timer.time_once()
         progress("timing passes", number + 1, config.pass_repeats)
@@ -144,6 +144,7 @@ def analyze_models(
         config=config,
         num_tokens=sum(len(text) for text in texts),
         cost_ratio=costs.cost_ratio,
+        drafting_cost_ratios={gamma: costs.drafting_cost_ratio(gamma) for gamma in gammas},
         block_cost_ratios={gamma: costs.block_cost_ratio(gamma) for gamma in gammas},
         rows=[_row(rule, row, costs) for rule, row in zip(config.rules, found, strict=True)],
         environment=environment(),
@@ -152,8 +153,7 @@ def analyze_models(
 
 def _row(rule: AnyRule, row: RuleRow, costs: PassCosts) -> FrontierRow:
     speedups = {
-        gamma: predicted_speedup(tau, gamma, costs.cost_ratio, costs.block_cost_ratio(gamma))
-        for gamma, tau in row.block_efficiency.items()
+        gamma: costs.expected_speedup(tau, gamma) for gamma, tau in row.block_efficiency.items()
     }
     best = max(speedups, key=lambda gamma: speedups[gamma])
     return FrontierRow(

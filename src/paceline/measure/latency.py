@@ -6,6 +6,7 @@ falls on both sides; medians and resampled intervals say how sure a ratio is.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,70 +14,115 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.core.bootstrap import Interval, ratio_of_ratios_interval
+from paceline.core.rules import Lossless
+from paceline.core.speed import predicted_speedup
 from paceline.core.stats import DecodeStats
 from paceline.decode.result import count_blocks
 from paceline.errors import ContextLengthError, UsageError
+from paceline.models.session import JudgeUniforms
+from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
+    from paceline.core.sampling import SamplingParams
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
-    from paceline.models.session import Model
+    from paceline.models.session import Drawn, Model, ModelSession
     from paceline.progress import Progress
+
+_EXACT = Lossless()
 
 
 class PassCosts(NamedTuple):
-    """Median seconds: one token through each model; gamma + 1 tokens through the target."""
+    """Median seconds: one token drawn from each model; gamma tokens drafted, and judged."""
 
     target_pass_s: float
     draft_pass_s: float
-    target_block_s: dict[int, float]
+    drafting_s: dict[int, float]
+    judging_s: dict[int, float]
 
     @property
     def cost_ratio(self) -> float:
         """c = draft pass / target pass."""
         return self.draft_pass_s / self.target_pass_s
 
+    def drafting_cost_ratio(self, gamma: int) -> float:
+        """c inside of a block: there the draft's weights may still be in the cache."""
+        return self.drafting_s[gamma] / gamma / self.target_pass_s
+
     def block_cost_ratio(self, gamma: int) -> float:
-        """Target pass over gamma + 1 tokens / over one."""
-        return self.target_block_s[gamma] / self.target_pass_s
+        """Target pass over gamma + 1 tokens, and their judgement / target pass over one."""
+        return self.judging_s[gamma] / self.target_pass_s
+
+    def expected_speedup(self, block_efficiency: float, gamma: int) -> float:
+        """What this machine can reach: target passes that a block saves / its own time."""
+        ratio, block = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
+        return predicted_speedup(block_efficiency, gamma, ratio, block)
 
 
 class PassTimer:
-    """Single passes after one prompt, each case in turn."""
+    """What decoding is made of, after one prompt, each in turn."""
 
     def __init__(
-        self, target: Model, draft: Model, prompt: Sequence[int], gammas: Sequence[int]
+        self,
+        target: Model,
+        draft: Model,
+        prompt: Sequence[int],
+        gammas: Sequence[int],
+        sampling: SamplingParams,
     ) -> None:
-        self._sessions = {"target": target.start_session(), "draft": draft.start_session()}
-        for session in self._sessions.values():
+        shared = check_same_vocabulary(target, draft)
+        self._target, self._draft = target.start_session(), draft.start_session()
+        for session in (self._target, self._draft):
+            session.vocab_size = shared
             session.prefill([prompt])
+        self._sampling = sampling
         self._token = prompt[-1]
         self._gammas = gammas
-        cases = [("target", 1), ("draft", 1), *(("target", gamma + 1) for gamma in gammas)]
-        self._seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+        self._seconds: dict[tuple[str, int], list[float]] = {}
         for _ in range(2):  # warms up
             self.time_once()
-        for times in self._seconds.values():
-            times.clear()
+        self._seconds.clear()
 
     @torch.inference_mode()
     def time_once(self) -> None:
-        """Time each case once more."""
-        for (name, num_tokens), times in self._seconds.items():
-            session = self._sessions[name]
-            tokens = torch.full((1, num_tokens), self._token)
-            start = _now()
-            session.extend(tokens)
-            times.append(_now() - start)
-            session.rollback([num_tokens])
+        """Time a token of either, and a block of each gamma, once more."""
+        self._draw("target", self._target, 1)
+        self._draw("draft", self._draft, 1)
+        for gamma in self._gammas:
+            drafted = self._draw("drafting", self._draft, gamma)
+            with self._timed("judging", gamma, self._target):
+                self._target.judge(
+                    [self._token], drafted, [gamma], _EXACT, self._sampling, self._uniforms(gamma)
+                )
+
+    def _draw(self, name: str, session: ModelSession, count: int) -> Drawn:
+        uniforms = self._uniforms(count)
+        accept = None if uniforms is None else uniforms.accept
+        with self._timed(name, count, session):
+            return session.draw([[self._token]], count, self._sampling, accept)
+
+    def _uniforms(self, count: int) -> JudgeUniforms | None:
+        return None if self._sampling.greedy else JudgeUniforms([[0.5] * count], [0.5])
+
+    @contextlib.contextmanager
+    def _timed(self, name: str, count: int, session: ModelSession) -> Generator[None]:
+        length = session.lengths[0]
+        start = _now()
+        yield
+        self._seconds.setdefault((name, count), []).append(_now() - start)
+        session.rollback([session.lengths[0] - length])
 
     def costs(self) -> PassCosts:
         """Medians over the rounds so far."""
         median = {case: statistics.median(times) for case, times in self._seconds.items()}
-        blocks = {gamma: median["target", gamma + 1] for gamma in self._gammas}
-        return PassCosts(median["target", 1], median["draft", 1], blocks)
+        return PassCosts(
+            median["target", 1],
+            median["draft", 1],
+            {gamma: median["drafting", gamma] for gamma in self._gammas},
+            {gamma: median["judging", gamma] for gamma in self._gammas},
+        )
 
 
 class PairedTimes(NamedTuple):

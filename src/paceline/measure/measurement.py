@@ -95,7 +95,7 @@ def measure_models(
     gammas = usable_gammas(config.gammas, int(scores.mask_BT.sum(-1).max()))
     # A pass is timed in the middle of a typical text.
     middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
-    timer = PassTimer(target, draft, middle, gammas)
+    timer = PassTimer(target, draft, middle, gammas, config.sampling)
     for number in range(config.pass_repeats):
         timer.time_once()
         progress("timing passes", number + 1, config.pass_repeats)
@@ -105,7 +105,7 @@ def measure_models(
     best = max(rows, key=lambda row: row.expected_speedup)
     timed = None
     if config.timed_prompts:  # also where a loss is expected: a no-go is measured, too
-        timer = PassTimer(target, draft, middle, [])
+        timer = PassTimer(target, draft, middle, [], config.sampling)
         timed = _time_requests(target, draft, prompts, best, timer, config, progress)
     return Measurement(
         config=config,
@@ -171,17 +171,18 @@ def _gamma_row(
         scores.acceptance_BT, scores.survival_BT, scores.mask_BT, gamma
     )
     alpha = min(max(acceptance.expected_acceptance.value, 0.0), 1.0)
-    ratio, block = costs.cost_ratio, costs.block_cost_ratio(gamma)
-    break_even = speed_model.break_even_acceptance(gamma, ratio, block)
+    drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
+    break_even = speed_model.break_even_acceptance(gamma, drafting, block)
     return GammaRow(
         gamma=gamma,
         block_efficiency_iid=speed_model.block_efficiency_iid(alpha, gamma),
         block_efficiency=tau,
         break_even_acceptance=None if math.isinf(break_even) else break_even,
-        predicted_speedup=speed_model.predicted_speedup(tau, gamma, ratio),
+        predicted_speedup=speed_model.predicted_speedup(tau, gamma, costs.cost_ratio),
         mbsu=speed_model.mbsu(tau, gamma, parameters[1] / parameters[0]),
+        drafting_cost_ratio=drafting,
         block_cost_ratio=block,
-        expected_speedup=speed_model.predicted_speedup(tau, gamma, ratio, block),
+        expected_speedup=costs.expected_speedup(tau, gamma),
     )
 
 

@@ -41,7 +41,7 @@ class AcceptanceRow(StrictModel):
 
 
 class CostRow(StrictModel):
-    """What a pass costs; seconds are medians of interleaved passes at batch 1."""
+    """What a pass costs; seconds are medians of interleaved passes at batch 1, a token drawn each."""
 
     target_pass_s: float
     draft_pass_s: float
@@ -65,10 +65,12 @@ class GammaRow(StrictModel):
     """block_efficiency / (c gamma + 1)."""
     mbsu: float
     """The same with c = parameter ratio."""
+    drafting_cost_ratio: float
+    """c within a block: a drafted token's seconds / target pass."""
     block_cost_ratio: float
     """Target pass over gamma + 1 tokens / over one; the prediction above takes it for 1."""
     expected_speedup: float
-    """block_efficiency / (c gamma + block_cost_ratio): what this machine can reach."""
+    """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio): what this machine can reach."""
 
 
 class SpeedRow(StrictModel):
