@@ -20,9 +20,10 @@ from paceline.core.rules import Lenient, Lossless, Lossy, capped_ratio
 from paceline.core.verification import Verdict, verify
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Text
-from paceline.models import session as sessions
+from paceline.models import halves
 from paceline.models.fakes import TableModel, TableSession
-from paceline.models.session import Drawn, ModelSession
+from paceline.models.halves import Drawn
+from paceline.models.session import ModelSession
 from paceline.rng import named_generator
 
 TOP_K = exact.Shaping(top_k=3)
@@ -102,7 +103,7 @@ class DraftsGreedily(SpeculativeDecoder):
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
     ) -> tuple[Drawn, list[int]]:
-        with patch.object(sessions, "sample", argmax):
+        with patch.object(halves, "sample", argmax):
             (tokens_BG, probs_BGV, _), counts = super()._propose(draft, texts, seen_BV)
         if self.one_hot:
             probs_BGV = torch.nn.functional.one_hot(tokens_BG, probs_BGV.shape[-1]).float()
@@ -133,7 +134,7 @@ class ReturnsUnshapedDraft(SpeculativeDecoder):
             unshaped.append(core_sampling.to_probs(logits, core_sampling.SamplingParams()))
             return core_sampling.to_probs(logits, params)
 
-        with patch.object(sessions, "to_probs", spy):
+        with patch.object(halves, "to_probs", spy):
             (tokens_BG, probs_BGV, _), counts = super()._propose(draft, texts, seen_BV)
         return Drawn(tokens_BG, torch.stack(unshaped, 1) if unshaped else probs_BGV), counts
 
@@ -164,7 +165,7 @@ def bonus_from_draft(pair: Pair) -> Callable[..., Verdict]:
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_a_bonus_token_drawn_from_the_draft_is_caught(gamma: int):
     pair = Pair(order=1)
-    with patch.object(sessions, "verify", bonus_from_draft(pair)):
+    with patch.object(halves, "verify", bonus_from_draft(pair)):
         assert p_value(Lossless(), gamma, pair) < ODDS
 
 
@@ -173,7 +174,7 @@ def test_a_bonus_token_drawn_from_the_draft_is_caught_under_a_lossy_rule(gamma: 
     pair = Pair(order=1)
     expected = pair.speculative(exact.lenient("linear", 0.3), gamma)
     decoder = SpeculativeDecoder(pair.target, pair.draft, Lenient("linear", 0.3), gamma=gamma)
-    with patch.object(sessions, "verify", bonus_from_draft(pair)):
+    with patch.object(halves, "verify", bonus_from_draft(pair)):
         assert smallest_p_value(draw(decoder, gamma, COUNT), expected) < ODDS
 
 
@@ -202,7 +203,7 @@ def test_a_penalty_that_does_not_see_the_drafted_tokens_is_caught():
         return seen_BV[:, None].expand(-1, tokens_BN.shape[1] + 1, -1)
 
     pair = Pair(1, exact.Shaping(repetition_penalty=2.0))
-    with patch.object(sessions, "mark_seen", nothing_new):
+    with patch.object(halves, "mark_seen", nothing_new):
         assert p_value(Lossless(), 4, pair) < ODDS
 
 
@@ -235,7 +236,7 @@ def noisy_argmax(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 @pytest.mark.parametrize("mutant", [first_uniform_for_all, noisy_argmax])
 def test_a_baseline_that_samples_wrongly_is_caught(mutant: Callable[[Tensor, Tensor], Tensor]):
     pair = Pair(order=2)
-    with patch("paceline.decode.decoder.sample", mutant), patch.object(sessions, "sample", mutant):
+    with patch("paceline.decode.decoder.sample", mutant), patch.object(halves, "sample", mutant):
         texts = draw(AutoregressiveDecoder(pair.target), 1, 1000)
     assert smallest_p_value(texts, pair.plain(1)) < ODDS
 

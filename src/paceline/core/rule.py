@@ -96,5 +96,7 @@ def normalised_excess(target: Tensor, draft: Tensor, *, fallback: Tensor) -> Ten
     mass = excess.sum(-1, keepdim=True)
     has_excess = mass > 0
     normalised = excess / torch.where(has_excess, mass, 1.0)
-    # rarely needed, and a pass over the whole vocabulary
-    return normalised if has_excess.all() else torch.where(has_excess, normalised, fallback)
+    # rarely needed, and a pass over the whole vocabulary; to ask another device would make it wait
+    if has_excess.device.type == "cpu" and has_excess.all():
+        return normalised
+    return torch.where(has_excess, normalised, fallback)

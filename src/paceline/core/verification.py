@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.core.lists import as_list
 from paceline.core.native_rules import native_rule
 from paceline.core.rules import Lossless
 from paceline.core.sampling import sample
@@ -20,8 +19,6 @@ from paceline.native.sampling import can_draw
 from paceline.native.verification import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from paceline.core.rules import Rule
     from paceline.native.verification import NativeRule
 
@@ -103,14 +100,12 @@ def _verify_in_torch(
     )
     is_bonus_B = num_accepted_B == num_drafted_B
     next_probs_BV = _rows_at(target_probs_BHV, num_accepted_B)
-    rejected_R = (~is_bonus_B).nonzero().squeeze(-1)
-    if len(rejected_R) == len(is_bonus_B):
-        next_probs_BV = rule.residual(next_probs_BV, _rows_at(draft_probs_BGV, num_accepted_B))
-    elif len(rejected_R):
-        draft_probs_RV = _rows_at(draft_probs_BGV, num_accepted_B, rejected_R)
-        target_probs_RV = next_probs_BV.index_select(0, rejected_R)
-        recovery_RV = rule.residual(target_probs_RV, draft_probs_RV)
-        next_probs_BV = next_probs_BV.index_copy(0, rejected_R, recovery_RV)
+    gamma = drafted_BG.shape[1]
+    if gamma:
+        # for all rows: to ask which need it would make a device wait for its host
+        draft_probs_BV = _rows_at(draft_probs_BGV, num_accepted_B.clamp(max=gamma - 1))
+        recovery_BV = rule.residual(next_probs_BV, draft_probs_BV)
+        next_probs_BV = torch.where(is_bonus_B[:, None], next_probs_BV, recovery_BV)
     return Verdict(num_accepted_B, sample(next_probs_BV, next_uniforms_B), is_bonus_B)
 
 
@@ -119,27 +114,24 @@ def verify_greedy(drafted_BG: Tensor, num_drafted_B: Tensor, best_BH: Tensor) ->
 
     Shapes: drafted [B, G], best [B, G + 1]: the target's likeliest token at each position.
     """
-    best: list[list[int]] = as_list(best_BH)
-    rows = zip(as_list(drafted_BG), as_list(num_drafted_B), best, strict=True)
-    num_accepted = [_num_agreed(row[:count], wanted) for row, count, wanted in rows]
-    next_tokens = [wanted[number] for wanted, number in zip(best, num_accepted, strict=True)]
-    num_accepted_B = torch.tensor(num_accepted)
-    return Verdict(num_accepted_B, torch.tensor(next_tokens), num_accepted_B == num_drafted_B)
+    gamma = drafted_BG.shape[1]
+    agrees_BG = (drafted_BG == best_BH[:, :gamma]) & _was_drafted(gamma, num_drafted_B)
+    num_accepted_B = agrees_BG.long().cumprod(-1).sum(-1)
+    next_tokens_B = best_BH.gather(1, num_accepted_B[:, None])[:, 0]
+    return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
 
 
-def _num_agreed(drafted: Sequence[int], best: Sequence[int]) -> int:
-    """How many tokens are the same before the first that is not."""
-    pairs = zip(drafted, best, strict=False)
-    return next((place for place, (new, old) in enumerate(pairs) if new != old), len(drafted))
-
-
-def _rows_at(probs_BNV: Tensor, positions_B: Tensor, rows_R: Tensor | None = None) -> Tensor:
-    """The distribution at each row's position, of these rows or of all. [B, N, V] -> [R, V]."""
+def _rows_at(probs_BNV: Tensor, positions_B: Tensor) -> Tensor:
+    """The distribution at each row's position. [B, N, V] -> [B, V]."""
     batch, num_positions, _ = probs_BNV.shape
     flat_B = torch.arange(batch, device=positions_B.device) * num_positions + positions_B
-    flat_R = flat_B if rows_R is None else flat_B.index_select(0, rows_R)
     # A row is one stretch of memory, copied whole; indexing would fetch it entry by entry.
-    return probs_BNV.flatten(0, 1).index_select(0, flat_R)
+    return probs_BNV.flatten(0, 1).index_select(0, flat_B)
+
+
+def _was_drafted(gamma: int, num_drafted_B: Tensor) -> Tensor:
+    """Which of the widest block's tokens each row drafted, [B, G]."""
+    return torch.arange(gamma, device=num_drafted_B.device) < num_drafted_B[:, None]
 
 
 def count_accepted(
@@ -165,7 +157,7 @@ def count_accepted(
             p_BGV, q_BGV, target_raw=raw_BGV, draft_raw=draft_raw_BGV
         )
         accept_probs_BG = accept_probs_BGV.gather(-1, drafted_BG[..., None]).squeeze(-1)
-    was_drafted_BG = torch.arange(gamma, device=drafted_BG.device) < num_drafted_B[:, None]
+    was_drafted_BG = _was_drafted(gamma, num_drafted_B)
     # In float64: a uniform just below 1 must not round up to it and reject a sure token.
     kept_BG = (accept_uniforms_BG.double() < accept_probs_BG.double()) & was_drafted_BG
     return kept_BG.long().cumprod(-1).sum(-1)

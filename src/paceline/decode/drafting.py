@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.lists import as_list
-from paceline.models.session import Drawn
+from paceline.models.halves import Drawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,8 @@ from paceline.decode.decoder import Decoder, live_rows
 from paceline.decode.drafting import Drafting
 from paceline.decode.policies import Adaptive, Confident, FixedLength
 from paceline.errors import UsageError
-from paceline.models.session import Drawn, JudgeUniforms
+from paceline.models.halves import Drawn
+from paceline.models.session import JudgeUniforms
 from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:

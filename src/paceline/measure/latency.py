@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
-    from paceline.models.session import Drawn, Model, ModelSession
+    from paceline.models.halves import Drawn
+    from paceline.models.session import Model, ModelSession
     from paceline.progress import Progress
 
 _EXACT = Lossless()

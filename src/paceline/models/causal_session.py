@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.core.native_rules import native_rule
 from paceline.core.rules import Lossless
 from paceline.models.cache import RoomyCache
-from paceline.models.session import Drawn, Judgement, ModelSession
+from paceline.models.session import Judgement, ModelSession
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.core.rules import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.causal import CausalModel
+    from paceline.models.halves import Drawn
     from paceline.models.native_llama import NativeLlama
     from paceline.models.session import JudgeUniforms
 

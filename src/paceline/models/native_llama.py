@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from paceline.models.halves import Drawn
 from paceline.models.native_weights import NativeWeights
-from paceline.models.session import Drawn, Judgement
+from paceline.models.session import Judgement
 from paceline.native import compiled
 from paceline.native.llama import Draft, Pass
 from paceline.native.sampling import NO_MASS

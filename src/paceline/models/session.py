@@ -17,35 +17,14 @@ import torch
 from torch import Tensor
 
 from paceline.core.lists import as_list
-from paceline.core.sampling import (
-    UNTEMPERED,
-    SamplingParams,
-    apply_repetition_penalty,
-    likeliest,
-    mark_seen,
-    sample,
-    to_probs,
-)
-from paceline.core.verification import verify, verify_greedy
 from paceline.errors import ContextLengthError, PromptError
+from paceline.models.halves import Drawn, Wanted, draw_ahead, judge_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.core.rules import Rule
-
-
-class Drawn(NamedTuple):
-    """Tokens, and what they were drawn from.
-
-    `probs_BGV`: the distributions, unless only the likeliest tokens counted. `raw_BGV`: untempered
-    ones, where asked for and not the same. Both have one position more where the distribution behind
-    the last token was asked for.
-    """
-
-    tokens_BG: Tensor
-    probs_BGV: Tensor | None
-    raw_BGV: Tensor | None = None
+    from paceline.core.sampling import SamplingParams
 
 
 class JudgeUniforms(NamedTuple):
@@ -53,6 +32,11 @@ class JudgeUniforms(NamedTuple):
 
     accept: Sequence[Sequence[float]]
     next: Sequence[float]
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """[B, G] and [B], float64."""
+        accept_BG = torch.tensor(self.accept, dtype=torch.float64)
+        return accept_BG, torch.tensor(self.next, dtype=torch.float64)
 
 
 class Judgement(NamedTuple):
@@ -141,36 +125,14 @@ class ModelSession(ABC):
         Raises:
             ContextLengthError: As `extend`.
         """
-        seen_BV = None if seen_BV is None else seen_BV.clone()
         uniforms_BG = None if uniforms is None else torch.tensor(uniforms, dtype=torch.float64)
-        drawn = [torch.zeros(len(tokens), 0, dtype=torch.int64)]
-        probs: list[Tensor] = []
-        raws: list[Tensor] = []
-        unread_BN = torch.tensor(tokens)
-        for place in range(count + behind_last):
-            logits_BV = self.extend(unread_BN)[:, -1]
-            if seen_BV is not None:
-                seen_BV = seen_BV.to(logits_BV.device)
-                penalty = sampling.repetition_penalty
-                logits_BV = apply_repetition_penalty(logits_BV, seen_BV, penalty)
-            if uniforms_BG is not None:
-                probs.append(to_probs(logits_BV, sampling))
-            if raw and not sampling.untempered:
-                raws.append(to_probs(logits_BV, UNTEMPERED))
-            if place == count:
-                break
-            if uniforms_BG is None:
-                newest_B = likeliest(logits_BV)
-            else:
-                newest_B = sample(probs[-1], uniforms_BG[:, place])
-            if seen_BV is not None:
-                seen_BV.scatter_(1, newest_B[:, None], value=True)
-            drawn.append(newest_B.cpu()[:, None])
-            unread_BN = drawn[-1]
-        return Drawn(
-            torch.cat(drawn, 1),
-            torch.stack(probs, 1) if probs else None,
-            torch.stack(raws, 1) if raws else None,
+        wanted = Wanted(count, sampling, behind_last, raw)
+        return draw_ahead(
+            lambda new_BN: self.extend(new_BN)[:, -1],
+            torch.tensor(tokens),
+            wanted,
+            uniforms_BG,
+            seen_BV,
         )
 
     def judge(
@@ -198,33 +160,16 @@ class ModelSession(ABC):
         Raises:
             ContextLengthError: As `extend`.
         """
-        newest_B1 = torch.tensor(newest)[:, None]
-        num_drafted_B = torch.tensor(num_drafted)
+        newest_B1 = torch.tensor(newest, device=drafted.tokens_BG.device)[:, None]
         logits_BHV = self.extend(torch.cat([newest_B1, drafted.tokens_BG], 1))
-        if seen_BV is not None:
-            seen_BHV = mark_seen(drafted.tokens_BG, seen_BV).to(logits_BHV.device)
-            logits_BHV = apply_repetition_penalty(logits_BHV, seen_BHV, sampling.repetition_penalty)
-        if uniforms is None:
-            verdict = verify_greedy(drafted.tokens_BG, num_drafted_B, likeliest(logits_BHV).cpu())
-            return Judgement(as_list(verdict.num_accepted_B), as_list(verdict.next_tokens_B))
-        assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
-        target_probs_BHV = to_probs(logits_BHV, sampling)
-        target_raw_BHV = None
-        if rule.uses_confidence and not sampling.untempered:
-            target_raw_BHV = to_probs(logits_BHV, UNTEMPERED)
-        device = target_probs_BHV.device
-        accept_BG = torch.tensor(uniforms.accept, dtype=torch.float64, device=device)
-        next_B = torch.tensor(uniforms.next, dtype=torch.float64, device=device)
-        verdict = verify(
-            drafted.tokens_BG.to(device),
-            num_drafted_B.to(device),
-            drafted.probs_BGV.to(device),
-            target_probs_BHV,
+        verdict = judge_block(
+            logits_BHV,
+            drafted,
+            torch.tensor(num_drafted),
             rule,
-            accept_uniforms_BG=accept_BG,
-            next_uniforms_B=next_B,
-            target_raw_BHV=target_raw_BHV,
-            draft_raw_BGV=None if drafted.raw_BGV is None else drafted.raw_BGV.to(device),
+            sampling,
+            None if uniforms is None else uniforms.tensors(),
+            seen_BV,
         )
         return Judgement(as_list(verdict.num_accepted_B), as_list(verdict.next_tokens_B))
 
