@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.models import CausalModel, wrap_model
 from paceline.models.architectures import PROVEN
 from paceline.models.fakes import TableModel
+from paceline.models.fixed_session import FixedSession
 from paceline.models.kernels import can_pack
 from paceline.models.llama import LlamaDecoder
 from paceline.native import compiled
@@ -157,6 +158,30 @@ def test_the_compiled_pass_changes_nothing(
     steps: list[tuple[str, int]],
 ):
     play(native_model_of(architecture, weights), prompts, steps)
+
+
+@cache
+def fixed_model_of(architecture: str) -> CausalModel:
+    """As a GPU reads it, but nothing is recorded here."""
+    prepared = tiny_model(architecture).in_fixed_shapes()
+    assert isinstance(prepared.start_session(), FixedSession)
+    return prepared
+
+
+@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@few
+@hard
+@runs
+def test_rooms_of_a_fixed_size_change_nothing(
+    architecture: str, in_groups: bool, prompts: list[list[int]], steps: list[tuple[str, int]]
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.models.fixed_shapes._FEWEST_COLUMNS", 4)  # so that they are left
+        patch.setattr("paceline.models.fixed_session._SPARE", 0)
+        if in_groups:
+            patch.setattr("paceline.models.llama._few_queries", lambda _, mask: mask is not None)
+        play(fixed_model_of(architecture), prompts, steps)
 
 
 @few

@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from paceline.errors import UnsupportedModelError
+from paceline.models.causal_session import CausalSession
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +130,7 @@ def _plain_logits(model: CausalModel) -> Tensor:
 def _rolled_back_logits(model: CausalModel) -> Tensor:
     """The same logits, each from a row of a ragged session that read a wrong token before."""
     first, second, third = _trial_tokens(model)
-    session = model.start_session()
+    session = CausalSession(model)
     session.prefill([[first], [first, second, first]])
     layers: list[Any] = session.cache.layers
     plain = [isinstance(layer, DynamicLayer) and layer.is_initialized for layer in layers]

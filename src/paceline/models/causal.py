@@ -17,6 +17,8 @@ from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.architectures import context_length, prove_rollback, refuse_by_name
 from paceline.models.causal_session import CausalSession, evaluating
 from paceline.models.draft_vocabulary import limited
+from paceline.models.fixed_session import FixedSession
+from paceline.models.fixed_shapes import FixedReaders, can_record
 from paceline.models.int8 import rounded_copy
 from paceline.models.kernels import (
     EXACT,
@@ -24,6 +26,7 @@ from paceline.models.kernels import (
     Packer,
     bfloat16_product,
     can_pack,
+    merged_product,
     native_bfloat16,
     packed_copy,
 )
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from paceline.models.cache import RoomyCache
     from paceline.models.native_llama import NativeLlama
+    from paceline.models.session import ModelSession
 
 
 class Decoder(Protocol):
@@ -88,6 +92,7 @@ class CausalModel:
         self.max_length = context_length(hf.config)
         self.eos_token_ids = _eos_token_ids(hf, tokenizer)
         self.weight_change = 0.0
+        self._readers: FixedReaders | None = None
         self.num_parameters = sum(weight.numel() for weight in hf.parameters())
 
     @property
@@ -135,8 +140,11 @@ class CausalModel:
             input_ids=tokens_BT, attention_mask=attention_mask_BT, use_cache=False
         ).last_hidden_state
 
-    def start_session(self) -> CausalSession:
-        return CausalSession(self)
+    def start_session(self) -> ModelSession:
+        decoder = self.decoder
+        if self._readers is None or (isinstance(decoder, LlamaDecoder) and decoder.listening):
+            return CausalSession(self)
+        return FixedSession(self._readers, self.device, self.vocab_size, self.max_length)
 
     def prepare_for_decoding(
         self, weights: Literal["auto", "plain", "packed_fp16", "int8"] = "auto"
@@ -145,7 +153,8 @@ class CausalModel:
 
         On an x86 CPU the matrices of a float32 model are copied into float16 (see kernels.py), and
         those that bfloat16 holds, of whatever model, once more for a compiled pass over few tokens
-        (see native_llama.py). Everything else is float32 then.
+        (see native_llama.py). Everything else is float32 then. On a CUDA device a Llama-like model is read
+        in passes of fixed shapes, recorded and replayed as graphs (see fixed_shapes.py).
         Later changes of the weights do not reach the copy; `hf`, `body` and the head stay as they are.
 
         Args:
@@ -164,7 +173,11 @@ class CausalModel:
                 "packed_fp16 weights need float32 on an x86 CPU, but the model is "
                 f"{str(self.dtype).removeprefix('torch.')} on {self.device}; use weights=auto"
             )
-        if weights == "plain" or not on_cpu:
+        if weights == "plain":
+            return self
+        if self.device.type == "cuda":
+            return self.in_fixed_shapes()
+        if not on_cpu:
             return self
         if self.dtype == torch.bfloat16:
             return self._in_bfloat16()
@@ -179,6 +192,18 @@ class CausalModel:
             return self
         prepared = CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
         prepared.weight_change = packer.largest_change
+        return prepared
+
+    def in_fixed_shapes(self) -> CausalModel:
+        """The same model, a Llama-like one in passes that a GPU replays: see fixed_shapes.py.
+
+        Weights that are multiplied together lie together then, in `hf`, too. Other models stay as they are.
+        """
+        if not LlamaDecoder.supports(self.hf) or not can_record(self.hf.config):
+            return self
+        decoder = LlamaDecoder(self.hf, merged_product, self.draft_vocabulary)
+        prepared = CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
+        prepared._readers = FixedReaders(decoder)
         return prepared
 
     def _in_bfloat16(self) -> CausalModel:

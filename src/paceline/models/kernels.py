@@ -92,6 +92,19 @@ def bfloat16_product(layers: Sequence[nn.Module]) -> Product:
     return product
 
 
+def merged_product(layers: Sequence[nn.Module]) -> Product:
+    """One product for layers side by side, in their own precision; they share the merged weight."""
+    weight = _weight(layers[0]).detach()
+    if len(layers) > 1:
+        weight = _stacked(layers)
+        sizes = [len(_weight(layer)) for layer in layers]
+        for layer, part in zip(layers, weight.split(sizes), strict=True):
+            layer.weight.data = part
+    bias = _stacked_bias(layers)
+    bias = None if bias is None else bias.to(weight.dtype)
+    return lambda x: F.linear(x.to(weight.dtype), weight, bias)
+
+
 class PackedLinear(nn.Module):
     """Stands where a linear layer stood, and still shows its weight to code that asks for it."""
 
@@ -125,7 +138,7 @@ def _stacked_bias(layers: Sequence[Any]) -> Tensor | None:
     """Float32; None if no layer has one."""
     if all(layer.bias is None for layer in layers):
         return None
-    biases = [torch.zeros(len(_weight(x))) if x.bias is None else x.bias for x in layers]
+    biases = [x.weight.new_zeros(len(_weight(x))) if x.bias is None else x.bias for x in layers]
     return torch.cat([bias.detach().float() for bias in biases])
 
 

@@ -11,7 +11,7 @@ Shape suffixes: B batch, N new tokens, W cache width, H heads, D head size.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,24 @@ if TYPE_CHECKING:
 
     MakeLinear = Callable[[Sequence[nn.Module]], Callable[[Tensor], Tensor]]
 
-# Rows from which plain products read a token twice as fast as the fused operator, which is made for
-# many queries a row.
+# Rows from which plain products read a token twice as fast as the fused operator.
 _MANY_ROWS = 8
 
 _ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
+class CacheLayer(Protocol):
+    """Where a layer leaves its keys and values."""
+
+    def append(self, keys_BHND: Tensor, values_BHND: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of new tokens; all that these may look at, [B, H, W, D]."""
+        ...
+
+
+class Cache(Protocol):
+    """What a pass asks of a cache."""
+
+    def layer(self, index: int) -> CacheLayer: ...
 
 
 class LlamaDecoder:
@@ -59,12 +72,13 @@ class LlamaDecoder:
         self.layers = [_Layer(layer, make_linear) for layer in body.layers]
         self.head = make_linear([_head(hf, draft_vocabulary)])
         self.draft_vocabulary = draft_vocabulary
-        self.vocab_size = len(_head(hf, None).weight)
+        self.head_weight = _head(hf, None).weight
+        self.vocab_size = len(self.head_weight)
         self._listeners: list[Callable[[Tensor], None]] = []
         self.native: NativeLlama | None = None
         self._change = change
         int8 = int8_of is not None
-        if can_copy(hf, int8=int8):
+        if self.device.type == "cpu" and can_copy(hf, int8=int8):
             native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8)
             self.native = native if self._agrees_with(native) else None
 
@@ -76,6 +90,19 @@ class LlamaDecoder:
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         self._listeners.append(listener)
         return functools.partial(self._listeners.remove, listener)
+
+    @property
+    def listening(self) -> bool:
+        """Does anybody hear of passes?"""
+        return bool(self._listeners)
+
+    @property
+    def device(self) -> torch.device:
+        return self.head_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head_weight.dtype
 
     def reader_of(self, num_tokens: int) -> NativeLlama | None:
         """What reads so few tokens in one call, if there is such a thing and nobody listens."""
@@ -103,11 +130,32 @@ class LlamaDecoder:
             ends_B: Length of each row after this pass; None if all rows fill the whole width.
             keep: How many columns to give logits for.
         """
-        count = tokens_BN.shape[1]
+        count, device = tokens_BN.shape[1], tokens_BN.device
         width = cache.get_seq_length() + count
-        positions_BN = torch.arange(width - count, width)[None]
+        positions_BN = torch.arange(width - count, width, device=device)[None]
         if ends_B is not None:
+            ends_B = ends_B.to(device)
             positions_BN = (positions_BN + (ends_B - width)[:, None]).clamp(min=0)
+
+        def mask_of(window: int | None) -> Tensor | None:
+            return _mask(count, width, ends_B, window, device)
+
+        kept = 0 if self.listening else keep
+        x = self.states(tokens_BN, positions_BN, cache, mask_of, kept)
+        return self.logits(x[:, -keep:] if keep else x)
+
+    def states(
+        self,
+        tokens_BN: Tensor,
+        positions_BN: Tensor,
+        cache: Cache,
+        mask_of: Callable[[int | None], Tensor | None],
+        keep: int = 0,
+    ) -> Tensor:
+        """Hidden states of the last `keep` columns (0: all) after the final norm, [B, N, D].
+
+        `mask_of` gives 0 where a new token sees a column, by the window of a layer; None: plain causality.
+        """
         x = self.embed(tokens_BN).float()
         cos, sin = self.rotary(x, position_ids=positions_BN)
         half = cos.shape[-1] // 2
@@ -117,14 +165,17 @@ class LlamaDecoder:
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             if layer.window not in masks:
-                masks[layer.window] = _mask(count, width, ends_B, layer.window)
+                masks[layer.window] = mask_of(layer.window)
             # Behind the last layer's keys and values, only columns that give logits matter.
-            kept = keep if index == last and not self._listeners else 0
-            x = layer(x, turn, masks[layer.window], cache, index, kept)
+            x = layer(x, turn, masks[layer.window], cache, index, keep if index == last else 0)
         x = self.norm(x)
         for listener in self._listeners:
             listener(x)
-        logits = self.head(x[:, -keep:] if keep else x)
+        return x
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., D] -> [..., V]; -inf outside of the draft vocabulary."""
+        logits = self.head(states)
         if self.draft_vocabulary is None:
             return logits
         return spread(logits, self.draft_vocabulary, self.vocab_size)
@@ -152,7 +203,7 @@ class _Layer:
         x: Tensor,
         turn: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        cache: RoomyCache,
+        cache: Cache,
         index: int,
         keep: int,
     ) -> Tensor:
@@ -169,7 +220,7 @@ class _Layer:
         x: Tensor,
         turn: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        cache: RoomyCache,
+        cache: Cache,
         index: int,
     ) -> Tensor:
         batch, count, _ = x.shape
@@ -186,11 +237,11 @@ class _Layer:
             mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2),
         )
         query_BHND = turned_BNHD[:, :, :heads].transpose(1, 2)
-        if count == 1 and batch >= _MANY_ROWS:
-            mixed_BHND = self._attend_many_rows(query_BHND, keys_BHWD, values_BHWD, mask)
+        if _few_queries(query_BHND, mask):
+            mixed_BHND = self._attend_in_groups(query_BHND, keys_BHWD, values_BHWD, mask)
         else:
             mixed_BHND = F.scaled_dot_product_attention(
-                query_BHND,
+                query_BHND.to(keys_BHWD.dtype),
                 keys_BHWD,
                 values_BHWD,
                 attn_mask=mask,
@@ -200,17 +251,29 @@ class _Layer:
             )
         return mixed_BHND.transpose(1, 2).reshape(batch, count, -1)
 
-    def _attend_many_rows(
-        self, query_BH1D: Tensor, keys_BHWD: Tensor, values_BHWD: Tensor, mask: Tensor | None
+    def _attend_in_groups(
+        self, query_BHND: Tensor, keys_BKWD: Tensor, values_BKWD: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """One new token in many rows: the queries that share a key are the rows of a small product."""
-        batch = len(query_BH1D)
-        query = query_BH1D.reshape(batch * self.key_heads, -1, self.head_size)
-        scores = torch.bmm(query, keys_BHWD.flatten(0, 1).transpose(1, 2)).mul_(self.scaling)
+        """Few new tokens a row: the queries that share a key are the rows of a small product."""
+        batch, _, count, _ = query_BHND.shape
+        query = query_BHND.reshape(batch * self.key_heads, -1, self.head_size).to(keys_BKWD.dtype)
+        scores = torch.bmm(query, keys_BKWD.flatten(0, 1).transpose(1, 2)).float()
+        scores = scores.mul_(self.scaling).view(batch, self.query_heads, count, -1)
         if mask is not None:
-            scores.view(batch, self.query_heads, 1, -1).add_(mask)
-        mixed = torch.bmm(scores.softmax(-1), values_BHWD.flatten(0, 1))
-        return mixed.view(query_BH1D.shape)
+            scores.add_(mask)
+        shares = scores.softmax(-1).to(values_BKWD.dtype).view(len(query), query.shape[1], -1)
+        return torch.bmm(shares, values_BKWD.flatten(0, 1)).view(query_BHND.shape)
+
+
+def _few_queries(query_BHND: Tensor, mask: Tensor | None) -> bool:
+    """Are plain products faster than the fused operator, which is made for many queries a row?
+
+    On a GPU that one is the fastest without a mask alone.
+    """
+    batch, _, count, _ = query_BHND.shape
+    if query_BHND.device.type == "cuda":
+        return mask is not None
+    return count == 1 and batch >= _MANY_ROWS
 
 
 def _head(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> nn.Linear:
@@ -225,12 +288,14 @@ def _head(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> nn.Linear:
     return rows
 
 
-def _mask(count: int, width: int, ends_B: Tensor | None, window: int | None) -> Tensor | None:
+def _mask(
+    count: int, width: int, ends_B: Tensor | None, window: int | None, device: torch.device
+) -> Tensor | None:
     """0 where a new token sees a column, [B or 1, 1, N, W]; None if plain causality says it all."""
     reach = width if window is None else min(window, width)
     if ends_B is None and reach == width and count in (1, width):
         return None
-    columns_W = torch.arange(width)
+    columns_W = torch.arange(width, device=device)
     rows_N1 = columns_W[width - count :, None]
     seen = (columns_W <= rows_N1) & (columns_W > rows_N1 - reach)
     if ends_B is None:
@@ -238,7 +303,8 @@ def _mask(count: int, width: int, ends_B: Tensor | None, window: int | None) -> 
     else:
         seen = (seen & (columns_W >= (width - ends_B)[:, None, None]))[:, None]
     # Not -inf: before a row's first token nothing is seen, and what stands there must stay finite.
-    return torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
+    zeros = torch.zeros(seen.shape, device=device)
+    return zeros.masked_fill_(~seen, torch.finfo(torch.float32).min)
 
 
 class _Norm:

@@ -1,0 +1,225 @@
+"""Texts in rooms of a fixed size, read by passes that a GPU replays: see fixed_shapes.py.
+
+A block is two replays, and the host waits once: for how many tokens stay, and for the next one.
+
+Shape suffixes: B batch, R rows of the room (B or more), N new tokens, G drawn ones, H judged ones, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.lists import as_list
+from paceline.core.native_rules import native_rule
+from paceline.core.rules import Lossless
+from paceline.models.fixed_shapes import rows_for
+from paceline.models.halves import Drawn, Wanted, draw_ahead, judge_block
+from paceline.models.session import Judgement, JudgeUniforms, ModelSession
+from paceline.native.verification import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.core.rules import Rule
+    from paceline.core.sampling import SamplingParams
+    from paceline.models.fixed_shapes import FixedReader, FixedReaders
+
+_SPARE = 64  # columns behind a prompt, so that a short answer needs no larger room
+_MOST_RECORDED = 16  # tokens of a pass; beyond, what a launch takes no longer matters
+_EXACT = Lossless()
+
+
+class FixedSession(ModelSession):
+    """Keys and values of a batch of texts, each token's at its position."""
+
+    def __init__(
+        self, readers: FixedReaders, device: torch.device, vocab_size: int, max_length: int | None
+    ) -> None:
+        super().__init__(vocab_size, max_length)
+        self._readers = readers
+        self._device = device
+        self._held: list[FixedReader] = []
+        weakref.finalize(self, _give_all_back, readers, self._held)
+
+    @torch.inference_mode()
+    def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        lengths = [len(row) for row in tokens]
+        width = max(lengths)
+        reader = self._hold(len(tokens), width + _SPARE)
+        tokens_BN = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens])
+        inputs = self._in_room(tokens_BN), self._in_room(torch.tensor(lengths))
+        return reader.logits_of_prompts(*inputs)[: len(tokens)].float()
+
+    @torch.inference_mode()
+    def _extend(self, tokens_BN: Tensor) -> Tensor:
+        batch, count = tokens_BN.shape
+        reader = self._with_room(count)
+        inputs = self._in_room(tokens_BN), self._lengths()
+        if count > _MOST_RECORDED:
+            return reader.logits(*inputs)[:batch].float()
+        (logits_RNV,) = reader.run(
+            ("extend", count), lambda new, ends: (reader.logits(new, ends),), inputs
+        )
+        return logits_RNV[:batch].float()
+
+    @torch.inference_mode()
+    def draw(
+        self,
+        tokens: Sequence[Sequence[int]],
+        count: int,
+        sampling: SamplingParams,
+        uniforms: Sequence[Sequence[float]] | None = None,
+        seen_BV: Tensor | None = None,
+        *,
+        behind_last: bool = False,
+        raw: bool = False,
+    ) -> Drawn:
+        new, passes = len(tokens[0]), count + behind_last
+        if seen_BV is not None or passes == 0 or new > _MOST_RECORDED:
+            return super().draw(
+                tokens, count, sampling, uniforms, seen_BV, behind_last=behind_last, raw=raw
+            )
+        lengths = self._longer(len(tokens), new + passes - 1)
+        reader = self._with_room(new + passes - 1)
+        wanted = Wanted(count, sampling, behind_last, raw)
+        inputs = [self._in_room(torch.tensor(tokens)), self._lengths()]
+        if uniforms is not None:
+            inputs.append(self._in_room(_float64(uniforms)))
+        key = ("draw", new, wanted, uniforms is None, self.vocab_size)
+        drawn = reader.run(key, functools.partial(_draw, reader, wanted, self.vocab_size), inputs)
+        self.lengths = lengths
+        tokens_RG, *rest = (part[: len(tokens)] for part in drawn)
+        probs_BGV = rest.pop(0) if uniforms is not None else None
+        return Drawn(tokens_RG, probs_BGV, rest.pop() if rest else None)
+
+    @torch.inference_mode()
+    def judge(
+        self,
+        newest: Sequence[int],
+        drafted: Drawn,
+        num_drafted: Sequence[int],
+        rule: Rule,
+        sampling: SamplingParams,
+        uniforms: JudgeUniforms | None = None,
+        seen_BV: Tensor | None = None,
+    ) -> Judgement:
+        batch, gamma = drafted.tokens_BG.shape
+        if uniforms is None:
+            rule = _EXACT  # nobody asks it
+        if seen_BV is not None or not _is_steady(rule) or gamma >= _MOST_RECORDED:
+            return super().judge(newest, drafted, num_drafted, rule, sampling, uniforms, seen_BV)
+        lengths = self._longer(batch, gamma + 1)
+        reader = self._with_room(gamma + 1)
+        given = [torch.tensor(newest), drafted.tokens_BG, torch.tensor(num_drafted)]
+        if uniforms is not None:
+            assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
+            given += [*uniforms.tensors(), drafted.probs_BGV]
+            given += [] if drafted.raw_BGV is None else [drafted.raw_BGV]
+        inputs = [self._lengths(), *map(self._in_room, given)]
+        key = ("judge", rule, sampling, [part.shape for part in given].__repr__(), self.vocab_size)
+        work = functools.partial(_judge, reader, rule, sampling, self.vocab_size)
+        (verdict_2R,) = reader.run(key, work, inputs)
+        self.lengths = lengths
+        num_accepted, next_tokens = as_list(verdict_2R[:, :batch])
+        return Judgement(num_accepted, next_tokens)
+
+    def _rollback(self, counts: Sequence[int]) -> None:
+        """What lies beyond `lengths` is masked, and overwritten by the next tokens."""
+
+    @torch.inference_mode()
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        reader = self._held[0]
+        if rows_for(len(rows)) < reader.num_rows:
+            self._move(rows, reader.num_columns)
+        else:
+            reader.take_over(reader, rows, max(self.lengths))
+
+    def _hold(self, num_rows: int, num_columns: int) -> FixedReader:
+        self._held[:] = [self._readers.take(num_rows, num_columns)]
+        return self._held[0]
+
+    def _with_room(self, count: int) -> FixedReader:
+        """The reader, with room for so many tokens more in every row."""
+        needed = max(self.lengths) + count
+        if not self._held:
+            return self._hold(len(self.lengths), needed + _SPARE)
+        if needed > self._held[0].num_columns:
+            self._move(range(len(self.lengths)), needed)
+        return self._held[0]
+
+    def _move(self, rows: Sequence[int], num_columns: int) -> None:
+        """Let another reader hold these rows."""
+        old = self._held[0]
+        self._hold(len(rows), num_columns).take_over(old, rows, max(self.lengths))
+        self._readers.give_back(old)
+
+    def _lengths(self) -> Tensor:
+        return self._in_room(torch.tensor(self.lengths))
+
+    def _in_room(self, values: Tensor) -> Tensor:
+        """On the device, a row for each of the room's: the first one's again where there is no text."""
+        values = values.to(self._device, non_blocking=True)
+        spare = self._held[0].num_rows - len(values)
+        return torch.cat([values, values[:1].expand(spare, *values.shape[1:])]) if spare else values
+
+
+def _draw(
+    reader: FixedReader,
+    wanted: Wanted,
+    vocab_size: int,
+    unread_RN: Tensor,
+    lengths_R: Tensor,
+    uniforms_RG: Tensor | None = None,
+) -> list[Tensor]:
+    num_read = 0
+
+    def read(new_RN: Tensor) -> Tensor:
+        nonlocal num_read
+        logits_RNV = reader.logits(new_RN, lengths_R + num_read)
+        num_read += new_RN.shape[1]
+        return logits_RNV[:, -1, :vocab_size].float()
+
+    drawn = draw_ahead(read, unread_RN, wanted, uniforms_RG)
+    return [part for part in drawn if part is not None]
+
+
+def _judge(
+    reader: FixedReader,
+    rule: Rule,
+    sampling: SamplingParams,
+    vocab_size: int,
+    lengths_R: Tensor,
+    newest_R: Tensor,
+    drafted_RG: Tensor,
+    num_drafted_R: Tensor,
+    accept_RG: Tensor | None = None,
+    next_R: Tensor | None = None,
+    probs_RGV: Tensor | None = None,
+    raw_RGV: Tensor | None = None,
+) -> list[Tensor]:
+    read_RH = torch.cat([newest_R[:, None], drafted_RG], 1)
+    logits_RHV = reader.logits(read_RH, lengths_R)[..., :vocab_size].float()
+    uniforms = None if accept_RG is None or next_R is None else (accept_RG, next_R)
+    drafted = Drawn(drafted_RG, probs_RGV, raw_RGV)
+    verdict = judge_block(logits_RHV, drafted, num_drafted_R, rule, sampling, uniforms)
+    return [torch.stack([verdict.num_accepted_B, verdict.next_tokens_B])]
+
+
+def _is_steady(rule: Rule) -> bool:
+    """Is its work known, and the same whatever it finds? That of others cannot be recorded."""
+    known = native_rule(rule)
+    return known is not None and known.kind != Kind.LOSSY_TUNED
+
+
+def _float64(rows: Sequence[Sequence[float]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _give_all_back(readers: FixedReaders, held: list[FixedReader]) -> None:
+    for reader in held:
+        readers.give_back(reader)
