@@ -201,7 +201,7 @@ class CausalModel:
         """
         if not LlamaDecoder.supports(self.hf) or not can_record(self.hf.config):
             return self
-        decoder = LlamaDecoder(self.hf, merged_product, self.draft_vocabulary)
+        decoder = LlamaDecoder(self.hf, merged_product, self.draft_vocabulary, compiled=False)
         prepared = CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
         prepared._readers = FixedReaders(decoder)
         return prepared

@@ -60,8 +60,11 @@ class LlamaDecoder:
         *,
         int8_of: PreTrainedModel | None = None,
         change: float = 1e-3,
+        compiled: bool = True,
     ) -> None:
         """`int8_of`: the model that `hf` is the rounded copy of; see int8.py.
+
+        `compiled`: read few tokens in a compiled pass where that can be done.
 
         `change`: how far `make_linear`'s products may move a logit, relative to the largest.
         """
@@ -78,7 +81,7 @@ class LlamaDecoder:
         self.native: NativeLlama | None = None
         self._change = change
         int8 = int8_of is not None
-        if self.device.type == "cpu" and can_copy(hf, int8=int8):
+        if compiled and self.device.type == "cpu" and can_copy(hf, int8=int8):
             native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8)
             self.native = native if self._agrees_with(native) else None
 
@@ -234,7 +237,7 @@ class _Layer:
         turned_BNHD = turned_BNHD * cos + turned_BNHD.roll(self.head_size // 2, -1) * sin
         keys_BHWD, values_BHWD = cache.layer(index).append(
             turned_BNHD[:, :, heads:].transpose(1, 2),
-            mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2),
+            mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2).to(turned_BNHD.dtype),
         )
         query_BHND = turned_BNHD[:, :, :heads].transpose(1, 2)
         if _few_queries(query_BHND, mask):
