@@ -24,7 +24,9 @@ VOCABULARY = 61
 
 # one step of a session, on rows that the test draws to fit
 prompt = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=9)
-step = st.tuples(st.sampled_from(["extend", "rollback", "keep_rows"]), st.integers(0, 2**32 - 1))
+step = st.tuples(
+    st.sampled_from(["extend", "rollback", "keep_rows", "refill"]), st.integers(0, 2**32 - 1)
+)
 
 
 @cache
@@ -88,6 +90,14 @@ def play(
                 counts = [draw(len(row) + 1, 1)[0] for row in rows]
                 session.rollback(counts)
                 rows = [row[: len(row) - gone] for row, gone in zip(rows, counts, strict=True)]
+            case "refill":
+                order = torch.randperm(len(rows), generator=rng).tolist()
+                chosen = order[: draw(len(rows), 1)[0] + 1]
+                new = [draw(VOCABULARY, draw(9, 1)[0] + 1) for _ in chosen]
+                logits_RV = session.refill(chosen, new)
+                for index, prompt, got in zip(chosen, new, logits_RV, strict=True):
+                    rows[index] = prompt
+                    assert_same(got, plain_logits(model, prompt)[-1])
             case "keep_rows":
                 order = torch.randperm(len(rows), generator=rng).tolist()
                 kept = order[: draw(len(rows), 1)[0] + 1]
@@ -106,7 +116,16 @@ few = settings(
 # holes, an empty row, rows that leave in another order, a text longer than every window
 hard = example(
     prompts=[[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 7]],
-    steps=[("extend", 3), ("rollback", 11), ("extend", 5), ("keep_rows", 2), ("rollback", 4)] * 2,
+    steps=[
+        ("extend", 3),
+        ("rollback", 11),
+        ("extend", 5),
+        ("refill", 7),
+        ("keep_rows", 2),
+        ("rollback", 4),
+        ("refill", 1),
+    ]
+    * 2,
 )
 runs = given(prompts=st.lists(prompt, min_size=1, max_size=4), steps=st.lists(step, max_size=8))
 

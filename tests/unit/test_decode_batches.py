@@ -1,12 +1,25 @@
 """A request gives one text and one set of counts, alone or in any company."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from paceline.core.cascade_rules import Diff
 from paceline.core.rules import Lenient, Lossless, Rule
 from paceline.core.sampling import SamplingParams
-from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode import (
+    AutoregressiveDecoder,
+    BigLittleDecoder,
+    OracleCascade,
+    SequenceCascade,
+    SpeculativeDecoder,
+    TokenCascade,
+)
+from paceline.decode.decoder import Decoder
+from paceline.errors import UsageError
 from paceline.models.fakes import TableModel
+from tiny import tiny_pair
 
 PROMPTS = [[1], [2, 0, 3, 3, 7, 1, 1], [4, 1], [6, 6, 6], [5, 5], [1]]
 SEEDS = [11, 3, 3, 40, 7, 12]
@@ -72,6 +85,63 @@ def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
     target, draft = pair()
     found = SpeculativeDecoder(target, draft, gamma=3).generate(PROMPTS, 25, eos_token_ids=[])
     assert target.num_passes == 1 + max(generation.stats.num_target_calls for generation in found)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 50])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda target, draft, sampling: SpeculativeDecoder(
+            target, draft, gamma=3, sampling=sampling
+        ),
+        lambda target, draft, sampling: AutoregressiveDecoder(target, sampling),
+        lambda target, draft, sampling: TokenCascade(target, draft, 0.7, sampling),
+        lambda target, draft, sampling: OracleCascade(target, draft, Diff(0.1), sampling),
+        lambda target, draft, sampling: BigLittleDecoder(target, draft, 0.4, 1.0, sampling),
+        lambda target, draft, sampling: SequenceCascade(target, draft, 0.999, sampling),
+    ],
+    ids=["speculative", "plain", "token", "oracle", "bild", "sequence"],
+)
+def test_a_text_that_waited_for_a_place_is_the_one_that_did_not(
+    kind: Callable[..., Decoder], sampling: SamplingParams, batch_size: int
+):
+    decoder = kind(*pair(), sampling)
+    at_once = decoder.generate(PROMPTS * 2, 12, seed=3)
+    assert decoder.generate(PROMPTS * 2, 12, seed=3, batch_size=batch_size) == at_once
+
+
+@pytest.mark.parametrize("kind", ["transformers", "prepared", "fixed"])
+def test_so_it_is_with_models_that_remember(kind: str):
+    target, draft = tiny_pair()
+    if kind == "prepared":
+        for model in (target, draft):
+            model.hf.bfloat16().float()  # so that few tokens are read in one compiled pass
+        target, draft = target.prepare_for_decoding(), draft.prepare_for_decoding()
+    if kind == "fixed":
+        target, draft = target.in_fixed_shapes(), draft.in_fixed_shapes()
+    decoder = SpeculativeDecoder(target, draft, gamma=3)
+    prompts = [[3 + row] * (1 + row % 4) for row in range(7)]
+    at_once = decoder.generate(prompts, 11, seed=3)
+    assert decoder.generate(prompts, 11, seed=3, batch_size=3) == at_once
+
+
+def test_a_place_is_taken_as_soon_as_it_is_free():
+    target, _ = pair()
+    decoder = AutoregressiveDecoder(target)
+    found = decoder.generate(PROMPTS * 4, 40, seed=1, batch_size=3)
+    lengths = [len(generation.tokens) for generation in found]
+    ends = sorted(lengths[:3])  # when each of three rows is free, in passes
+    for length in lengths[3:]:
+        ends = sorted([ends[0] + length, *ends[1:]])
+    assert target.num_passes <= max(ends) + len(found) - 3  # each newcomer's prompt is a pass
+    apart = sum(max(lengths[start : start + 3]) for start in range(0, len(lengths), 3))
+    assert target.num_passes < apart
+
+
+def test_a_batch_size_below_one_is_refused():
+    with pytest.raises(UsageError, match="batch_size must be 1 or more, got 0"):
+        AutoregressiveDecoder(pair()[0]).generate(PROMPTS, 4, batch_size=0)
 
 
 def test_equal_requests_give_equal_texts_and_other_seeds_other_ones():

@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.lists import as_list
 from paceline.core.sampling import SamplingParams
-from paceline.decode.decoder import Decoder, live_rows
+from paceline.decode.decoder import Decoder, Seats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,20 +25,20 @@ class AutoregressiveDecoder(Decoder):
         super().__init__(target, sampling or SamplingParams())
 
     @torch.inference_mode()
-    def blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
+    def blocks(
+        self, texts: Sequence[Text], batch_size: int | None = None
+    ) -> Iterator[tuple[Text, Block]]:
         session = self._start_session(self.target)
-        first_B = self._next_tokens(session.prefill([text.prompt for text in texts]), texts)
-        for text, token in zip(texts, as_list(first_B), strict=True):
-            yield text, text.add_first(token)
-        texts = list(texts)
-        while live := live_rows(texts):
-            if len(live) < len(texts):
-                session.keep_rows(live)
-                texts = [texts[row] for row in live]
-            newest = [text.newest(1) for text in texts]
+        seats = Seats(texts, batch_size)
+        yield from self._begin(seats, session)
+        while True:
+            yield from self._reseat(seats, session)
+            if not (live := seats.texts):
+                return
+            newest = [text.newest(1) for text in live]
             uniforms = None
             if not self.sampling.greedy:
-                uniforms = [[text.draw_choice()] for text in texts]
-            drawn = session.draw(newest, 1, self.sampling, uniforms, self._seen(texts))
-            for text, (token,) in zip(texts, as_list(drawn.tokens_BG), strict=True):
+                uniforms = [[text.draw_choice()] for text in live]
+            drawn = session.draw(newest, 1, self.sampling, uniforms, self._seen(live))
+            for text, (token,) in zip(live, as_list(drawn.tokens_BG), strict=True):
                 yield text, text.add_block([], token, num_drafted=0)

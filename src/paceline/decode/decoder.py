@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core.lists import as_list
 from paceline.core.sampling import (
     SamplingParams,
     apply_repetition_penalty,
@@ -16,6 +17,7 @@ from paceline.core.sampling import (
     to_probs,
 )
 from paceline.decode.text import start_texts
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,18 +41,22 @@ class Decoder(ABC):
         max_new_tokens: int = 128,
         seed: int | Sequence[int] = 0,
         eos_token_ids: Sequence[int] | None = None,
+        batch_size: int | None = None,
     ) -> list[Generation]:
         """Continue each prompt; one generation a prompt, in order.
 
         A row's text depends on its own prompt and seed alone (in float32). Row i of an integer
         seed s has the seed s + i; a list gives each row its own. `eos_token_ids` None: the
-        target's; an empty list: never stop early.
+        target's; an empty list: never stop early. `batch_size`: texts that are written at a time,
+        a waiting one taking the place of each that ends; None: all of them.
 
         Raises:
             UsageError: an empty prompt, a budget below 1, a prompt longer than the context.
         """
+        if batch_size is not None and batch_size < 1:
+            raise UsageError(f"batch_size must be 1 or more, got {batch_size}")
         texts = self._start(prompts, max_new_tokens, seed, eos_token_ids)
-        for _ in self.blocks(texts):
+        for _ in self.blocks(texts, batch_size):
             pass
         return [text.finish() for text in texts]
 
@@ -96,8 +102,47 @@ class Decoder(ABC):
         return self.target.max_length
 
     @abstractmethod
-    def blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
-        """Work on the texts until all have ended, yielding each block with its text."""
+    def blocks(
+        self, texts: Sequence[Text], batch_size: int | None = None
+    ) -> Iterator[tuple[Text, Block]]:
+        """Work on the texts until all have ended, yielding each block with its text.
+
+        `batch_size`: how many at a time, see `generate`.
+        """
+
+    def _begin(
+        self, seats: Seats, target: ModelSession, *others: ModelSession
+    ) -> Iterator[tuple[Text, Block]]:
+        """Read the first prompts; the target's pass gives each text its first token."""
+        prompts = [text.prompt for text in seats.texts]
+        logits_BV = target.prefill(prompts)
+        for session in others:
+            session.prefill(prompts)
+        yield from self._first_tokens(logits_BV, seats.texts)
+
+    def _reseat(
+        self, seats: Seats, target: ModelSession, *others: ModelSession
+    ) -> Iterator[tuple[Text, Block]]:
+        """Give the places of texts that have ended to waiting ones, and take away what is left over."""
+        while ended := seats.ended():
+            rows, texts = seats.admit(ended)
+            if not texts:
+                if live := seats.leave():
+                    for session in (target, *others):
+                        session.keep_rows(live)
+                return
+            prompts = [text.prompt for text in texts]
+            logits_RV = target.refill(rows, prompts)
+            for session in others:
+                session.refill(rows, prompts)
+            yield from self._first_tokens(logits_RV, texts)
+
+    def _first_tokens(
+        self, logits_BV: Tensor, texts: Sequence[Text]
+    ) -> Iterator[tuple[Text, Block]]:
+        tokens = as_list(self._next_tokens(logits_BV, texts))
+        for text, token in zip(texts, tokens, strict=True):
+            yield text, text.add_first(token)
 
     def _start_session(self, model: Model) -> ModelSession:
         """A session that knows the tokens which all models here share."""
@@ -127,6 +172,33 @@ class Decoder(ABC):
         return seen_BV
 
 
-def live_rows(texts: Sequence[Text]) -> list[int]:
-    """Rows whose text has not ended."""
-    return [row for row, text in enumerate(texts) if text.stop_reason is None]
+class Seats:
+    """The rows of a batch: texts that are being written, and others that wait for a place.
+
+    Attributes:
+        texts: Who sits where; nobody when all have ended.
+    """
+
+    def __init__(self, texts: Sequence[Text], count: int | None) -> None:
+        self._waiting = list(texts)[::-1]
+        self.texts = self._next(len(texts) if count is None else count)
+
+    def ended(self) -> list[int]:
+        """Places of texts that have ended."""
+        return [row for row, text in enumerate(self.texts) if text.stop_reason is not None]
+
+    def admit(self, rows: Sequence[int]) -> tuple[list[int], list[Text]]:
+        """Seat waiting texts in these places: which were taken, and by whom."""
+        texts = self._next(len(rows))
+        for row, text in zip(rows, texts, strict=False):
+            self.texts[row] = text
+        return list(rows[: len(texts)]), texts
+
+    def leave(self) -> list[int]:
+        """Let those go who have ended; the places of the others."""
+        live = [row for row, text in enumerate(self.texts) if text.stop_reason is None]
+        self.texts = [self.texts[row] for row in live]
+        return live
+
+    def _next(self, count: int) -> list[Text]:
+        return [self._waiting.pop() for _ in range(min(count, len(self._waiting)))]

@@ -64,16 +64,21 @@ class SequenceCascade(Decoder):
         return min((limit for limit in limits if limit is not None), default=None)
 
     @torch.inference_mode()
-    def blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
-        responses = self._draft_responses(texts)
+    def blocks(
+        self, texts: Sequence[Text], batch_size: int | None = None
+    ) -> Iterator[tuple[Text, Block]]:
         deferred: list[Text] = []
-        for text, response in zip(texts, responses, strict=True):
-            if response.is_kept(self.alpha, normalise=self.normalise):
-                yield text, text.add_unjudged(response.tokens, None)
-            else:
-                deferred.append(text)
+        size = batch_size or len(texts)
+        for start in range(0, len(texts), size):
+            responding = texts[start : start + size]
+            responses = self._draft_responses(responding)
+            for text, response in zip(responding, responses, strict=True):
+                if response.is_kept(self.alpha, normalise=self.normalise):
+                    yield text, text.add_unjudged(response.tokens, None)
+                else:
+                    deferred.append(text)
         if deferred:
-            yield from self._rewriter.blocks(deferred)
+            yield from self._rewriter.blocks(deferred, batch_size)
 
     def _draft_responses(self, texts: Sequence[Text]) -> list[_Response]:
         session = self._start_session(self.draft)

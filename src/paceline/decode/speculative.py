@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
-from paceline.decode.decoder import Decoder, live_rows
+from paceline.decode.decoder import Decoder, Seats
 from paceline.decode.drafting import Drafting
 from paceline.decode.policies import Adaptive, Confident, FixedLength
 from paceline.errors import UsageError
@@ -79,26 +79,17 @@ class SpeculativeDecoder(Decoder):
         return min(known) - self.gamma if known else None
 
     @torch.inference_mode()
-    def blocks(self, texts: Sequence[Text]) -> Iterator[tuple[Text, Block]]:
-        target, draft = self._start_session(self.target), self._start_session(self.draft)
-        texts = list(texts)
-        yield from self._prefill(target, draft, texts)
-        while live := live_rows(texts):
-            if len(live) < len(texts):
-                texts = [texts[row] for row in live]
-                target.keep_rows(live)
-                draft.keep_rows(live)
-            yield from self._block(target, draft, texts)
-
-    def _prefill(
-        self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]
+    def blocks(
+        self, texts: Sequence[Text], batch_size: int | None = None
     ) -> Iterator[tuple[Text, Block]]:
-        """Read the prompts; the target's pass gives each text its first token."""
-        prompts = [text.prompt for text in texts]
-        first_B = self._next_tokens(target.prefill(prompts), texts)
-        draft.prefill(prompts)
-        for text, token in zip(texts, as_list(first_B), strict=True):
-            yield text, text.add_first(token)
+        target, draft = self._start_session(self.target), self._start_session(self.draft)
+        seats = Seats(texts, batch_size)
+        yield from self._begin(seats, target, draft)
+        while True:
+            yield from self._reseat(seats, target, draft)
+            if not seats.texts:
+                return
+            yield from self._block(target, draft, seats.texts)
 
     def _block(
         self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]

@@ -59,6 +59,16 @@ class RoomyCache(Cache):
         self.end_at([ends[row] for row in rows])
 
     @torch.inference_mode()
+    def adopt(self, rows: Sequence[int], other: RoomyCache, batch: int) -> None:
+        """Put the rows of another cache in the places of these of the batch."""
+        ends = self.ends_of(batch)
+        for row, end in zip(rows, other.ends_of(len(rows)), strict=True):
+            ends[row] = end
+        for index in range(len(self.layers)):
+            self.layer(index).adopt(rows, other.layer(index))
+        self.end_at(ends)
+
+    @torch.inference_mode()
     def realign(self, rows: Sequence[int], ends: Sequence[int], width: int) -> None:
         """Keep the `width` columns before column ends[b] of each of these rows, as its last.
 
@@ -103,13 +113,16 @@ class RoomyLayer(DynamicLayer):
             self.lazy_initialization(keys_BHND, values_BHND)
             self.rooms = [_room(keys_BHND, 0), _room(values_BHND, 0)]
         end = self.width + keys_BHND.shape[2]
+        self._reach(end)
+        self.width = end
+        return end
+
+    def _reach(self, end: int) -> None:
         if end > self.rooms[0].shape[2]:
-            rooms = [_room(keys_BHND, end), _room(values_BHND, end)]
+            rooms = [_room(old, end) for old in self.rooms]
             for room, old in zip(rooms, self.rooms, strict=True):
                 room[:, :, : self.width] = old[:, :, : self.width]
             self.rooms = rooms
-        self.width = end
-        return end
 
     def keep(self, rows: Sequence[int]) -> None:
         """Move rows ahead, each to a place that is not needed any more; nothing is allocated."""
@@ -119,6 +132,13 @@ class RoomyLayer(DynamicLayer):
                 if new != old:
                     room[new] = room[old]
         self.rooms = [room[: len(rows)] for room in self.rooms]
+
+    def adopt(self, rows: Sequence[int], other: RoomyLayer) -> None:
+        """Write the rows of another layer over these, from the first column on."""
+        self._reach(other.width)
+        for room, theirs in zip(self.rooms, other.rooms, strict=True):
+            for row, new in zip(rows, theirs, strict=True):
+                room[row, :, : other.width] = new[:, : other.width]
 
     def select(self, rows_B: Tensor, columns_BW: Tensor) -> None:
         """Replace the contents by these columns of these rows."""

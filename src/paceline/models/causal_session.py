@@ -140,6 +140,12 @@ class CausalSession(ModelSession):
     def _rollback(self, counts: Sequence[int]) -> None:
         self.cache.forget(counts)
 
+    def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        fresh = CausalSession(self.model)
+        logits_RV = fresh._prefill(prompts)
+        self.cache.adopt(rows, fresh.cache, len(self.lengths))
+        return logits_RV
+
     def _keep_rows(self, rows: Sequence[int]) -> None:
         ends = self.cache.ends_of(len(self.lengths))
         # torch wants the first column in use: some row must begin there

@@ -130,6 +130,17 @@ class TableSession(ModelSession):
     def _rollback(self, counts: Sequence[int]) -> None:
         """What lies beyond `lengths` is never read and is overwritten by the next tokens."""
 
+    def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        fresh = TableSession(self.model)
+        logits_RV = fresh.prefill(prompts)
+        histories = [list(history) for history in self.rows]
+        for row, prompt in zip(rows, prompts, strict=True):
+            histories[row] = list(prompt)
+        width = max(map(len, histories))
+        padded = [history + [0] * (width - len(history)) for history in histories]
+        self._history_BW = torch.tensor(padded)
+        return logits_RV
+
     def _keep_rows(self, rows: Sequence[int]) -> None:
         self._history_BW = self._history_BW[list(rows)]
 

@@ -132,6 +132,15 @@ class FixedSession(ModelSession):
         """What lies beyond `lengths` is masked, and overwritten by the next tokens."""
 
     @torch.inference_mode()
+    def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        fresh = FixedSession(self._readers, self._device, self.vocab_size, self.max_length)
+        logits_RV = fresh._prefill(prompts)
+        width = max(map(len, prompts))
+        reader = self._with_room(max(0, width - max(self.lengths)))
+        reader.take_over(fresh._held[0], range(len(rows)), width, rows)
+        return logits_RV
+
+    @torch.inference_mode()
     def _keep_rows(self, rows: Sequence[int]) -> None:
         reader = self._held[0]
         if rows_for(len(rows)) < reader.num_rows:

@@ -95,12 +95,19 @@ class FixedReader:
         last_BD = states_BND.gather(1, last_B11.expand(-1, 1, states_BND.shape[2]))[:, 0]
         return self._decoder.logits(last_BD)
 
-    def take_over(self, other: FixedReader, rows: Sequence[int], width: int) -> None:
-        """Hold these rows of another reader, or of this one, from the first on."""
+    def take_over(
+        self,
+        other: FixedReader,
+        rows: Sequence[int],
+        width: int,
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Hold these rows of another reader, or of this one; in these places, or from the first on."""
         chosen = torch.tensor(rows, device=self._ahead.device)
+        goals = torch.tensor(places or range(len(rows)), device=self._ahead.device)
         for mine, theirs in zip(self._layers, other._layers, strict=True):
             for room, old in zip(mine.rooms, theirs.rooms, strict=True):
-                room[: len(rows), :, :width] = old[chosen, :, :width]
+                room[goals, :, :width] = old[chosen, :, :width]
 
     def layer(self, index: int) -> _Layer:
         """Where a layer leaves its keys and values."""

@@ -1,7 +1,7 @@
 """The seam between decoding and models: a batch of texts under construction, and what holds them.
 
 A session knows how to read tokens, to draw the next ones or judge drafted ones, to forget the last
-ones and to let rows leave. It does not know about stopping. Rows of a batch may keep different numbers of tokens.
+ones, to begin rows anew and to let them leave. It does not know about stopping. Rows of a batch may keep different numbers of tokens.
 
 Texts come and go as lists, as decoders keep them; tensors are what a device holds.
 
@@ -75,15 +75,9 @@ class ModelSession(ABC):
             ContextLengthError: A prompt is longer than the model's context.
         """
         assert not self.lengths, "prefill starts a session; extend continues one"
-        lengths = [len(row) for row in tokens]
-        if not lengths or min(lengths) == 0:
-            raise PromptError(
-                "got an empty prompt; every prompt needs at least one token, for example the "
-                "beginning-of-text token"
-            )
-        self._check_room(lengths)
+        self._check_prompts(tokens)
         logits_BV = self._prefill(tokens)
-        self.lengths = lengths
+        self.lengths = [len(row) for row in tokens]
         return self._named(logits_BV)
 
     def extend(self, tokens_BN: Tensor) -> Tensor:
@@ -183,6 +177,24 @@ class ModelSession(ABC):
             self._rollback(counts)
             self.lengths = [length - count for length, count in pairs]
 
+    def refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Let these rows forget their texts and read prompts instead, one each.
+
+        Returns:
+            Logits after each prompt's last token, [R, V].
+
+        Raises:
+            PromptError: An empty prompt.
+            ContextLengthError: A prompt is longer than the model's context.
+        """
+        assert len(rows) == len(set(rows)) == len(prompts), "a prompt a row"
+        self._check_prompts(prompts)
+        logits_RV = self._refill(rows, prompts)
+        self.lengths = list(self.lengths)
+        for row, prompt in zip(rows, prompts, strict=True):
+            self.lengths[row] = len(prompt)
+        return self._named(logits_RV)
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order; the others leave the session."""
         assert len(rows) > 0, "a session without rows is over: drop it instead"
@@ -202,6 +214,15 @@ class ModelSession(ABC):
         """Logits of the tokens that can be named."""
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 
+    def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
+        lengths = [len(prompt) for prompt in prompts]
+        if not lengths or min(lengths) == 0:
+            raise PromptError(
+                "got an empty prompt; every prompt needs at least one token, for example the "
+                "beginning-of-text token"
+            )
+        self._check_room(lengths)
+
     def _check_room(self, lengths: Sequence[int]) -> None:
         longest = max(lengths)
         if self.max_length is not None and longest > self.max_length:
@@ -218,6 +239,9 @@ class ModelSession(ABC):
 
     @abstractmethod
     def _rollback(self, counts: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor: ...
 
     @abstractmethod
     def _keep_rows(self, rows: Sequence[int]) -> None: ...
