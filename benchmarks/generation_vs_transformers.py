@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     plain = load_model(options.target)
-    target = plain.prepare_for_decoding()
+    target = plain.prepare_for_decoding(activations=options.activations)
     draft = load_model(options.draft).prepare_for_decoding(options.draft_weights)
     assert target.tokenizer is not None
     prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)

@@ -59,6 +59,7 @@ def pair_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--draft", required=True)
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--draft-weights", default="int8")
+    parser.add_argument("--activations", default="float32", help="of the target")
     parser.add_argument("--prompt-tokens", type=int, default=32)
     return parser
 
@@ -67,7 +68,7 @@ def served_pair(
     options: argparse.Namespace,
 ) -> tuple[CausalModel, CausalModel, list[list[int]]]:
     """Target, draft and prompts."""
-    target = load_model(options.target).prepare_for_decoding()
+    target = load_model(options.target).prepare_for_decoding(activations=options.activations)
     draft = load_model(options.draft).prepare_for_decoding(options.draft_weights)
     assert target.tokenizer is not None
     prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)

@@ -48,6 +48,17 @@ def test_a_model_in_bfloat16_reads_few_tokens_as_its_float32_copy_and_many_nearl
     assert hf.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_rounded_activations_move_logits_little(architecture: str):
+    hf = tiny_hf(architecture).bfloat16()
+    exact = wrap_model(hf).prepare_for_decoding()
+    rounded = wrap_model(hf).prepare_for_decoding(activations="bfloat16")
+    assert reader(rounded) is not None
+    wanted = read(exact, [TEXT[:5], TEXT[5:7]])
+    got = read(rounded, [TEXT[:5], TEXT[5:7]])
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0.05 * float(wanted.abs().max()))
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: str):
     hf = tiny_hf(architecture)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with O
 
 SHAPES = [(16, 16), (32, 48), (61, 64), (33, 80), (96, 576), (12, 1536)]
 ROUNDING = 2.0**-24  # of a number in float32
-COUNTS = [1, 2, 5, 6, 8, 10, 11, 16, 21, 64]
+COUNTS = [1, 2, 5, 6, 8, 10, 11, 16, 21, 33, 64]
 
 
 @pytest.fixture(params=["as it is", "without tiles"])
@@ -43,14 +43,16 @@ def library(request: pytest.FixtureRequest) -> Any:
 class Products:
     """A matrix packed by the library, and its products."""
 
-    def __init__(self, library: Any, weight: Tensor, scales: Tensor | None = None) -> None:
+    def __init__(
+        self, library: Any, weight: Tensor, scales: Tensor | None = None, *, rounds: bool = False
+    ) -> None:
         self.compiled = library
         self.rows, self.size = weight.shape
         sizes = (self.rows, self.size, weight.element_size())
         self.held = torch.empty(library.packed_size(*sizes), dtype=torch.uint8), scales
         library.pack(weight.data_ptr(), *sizes, self.held[0].data_ptr())
         pointer = None if scales is None else scales.data_ptr()
-        self.matrix = Matrix(self.held[0].data_ptr(), pointer)
+        self.matrix = Matrix(self.held[0].data_ptr(), pointer, rounds)
 
     def _call(self, name: str, x: Tensor, *arguments: Any, behind: tuple[Any, ...]) -> None:
         count = len(x)
@@ -131,6 +133,20 @@ def test_entries_of_16_bits_would_be_seen():
     x, weight = vectors(4, 64), weights(16, 64).double()
     cut = (x.view(torch.int32) & -(1 << 8)).view(torch.float32).double()
     assert largest_error(cut @ weight.T, x, weight, fixed_point=True) > 6
+
+
+@pytest.mark.parametrize(("rows", "size"), SHAPES)
+def test_vectors_are_rounded_where_that_is_faster_and_asked_for(library: Any, rows: int, size: int):
+    weight = weights(rows, size).bfloat16()
+    products = Products(library, weight, rounds=True)
+    has_tiles = library.most_tokens(1) > library.most_tokens(0)
+    for count in COUNTS:
+        x = vectors(count, size)
+        got = products.of(x)[:, :rows]
+        rounded = x.bfloat16().float() if has_tiles else x
+        assert largest_error(got, rounded, weight.double(), fixed_point=False) < 6
+        alone = torch.cat([products.of(row[None].contiguous())[:, :rows] for row in x[:3]])
+        assert torch.equal(got[:3], alone)
 
 
 @pytest.mark.parametrize(("rows", "size"), SHAPES)

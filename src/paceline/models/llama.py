@@ -61,10 +61,12 @@ class LlamaDecoder:
         int8_of: PreTrainedModel | None = None,
         change: float = 1e-3,
         compiled: bool = True,
+        rounds: bool = False,
     ) -> None:
         """`int8_of`: the model that `hf` is the rounded copy of; see int8.py.
 
-        `compiled`: read few tokens in a compiled pass where that can be done.
+        `compiled`: read few tokens in a compiled pass where that can be done; `rounds`: which may round
+        what comes into products to bfloat16, where they are faster for it.
 
         `change`: how far `make_linear`'s products may move a logit, relative to the largest.
         """
@@ -82,7 +84,7 @@ class LlamaDecoder:
         self._change = change
         int8 = int8_of is not None
         if compiled and self.device.type == "cpu" and can_copy(hf, int8=int8):
-            native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8)
+            native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8, rounds=rounds)
             self.native = native if self._agrees_with(native) else None
 
     @staticmethod

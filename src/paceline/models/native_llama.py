@@ -101,13 +101,19 @@ class NativeLlama:
     """
 
     def __init__(
-        self, hf: PreTrainedModel, draft_vocabulary: Tensor | None, *, int8: bool = False
+        self,
+        hf: PreTrainedModel,
+        draft_vocabulary: Tensor | None,
+        *,
+        int8: bool = False,
+        rounds: bool = False,
     ) -> None:
+        """`rounds`: products may round what comes to bfloat16, which is faster for many tokens."""
         library = compiled()
         assert library is not None, "NativeLlama needs a compiled library; ask `can_copy` first"
         self._library = library
-        self.most_tokens: int = library.most_tokens()
-        self._weights = NativeWeights(library, hf, draft_vocabulary, int8=int8)
+        self.most_tokens: int = library.most_tokens(rounds)
+        self._weights = NativeWeights(library, hf, draft_vocabulary, int8=int8, rounds=rounds)
         self._model = self._weights.model
         self.vocab_size: int = self._model.vocab
         body: Any = hf.base_model

@@ -34,9 +34,12 @@ class NativeWeights:
         draft_vocabulary: Tensor | None,
         *,
         int8: bool,
+        rounds: bool = False,
     ) -> None:
+        """`rounds`: products may round what comes to bfloat16."""
         self._library = library
         self._int8 = int8
+        self._rounds = rounds
         self._held: list[Tensor] = []
         self._copies: list[tuple[Sequence[Tensor], Callable[[], object]]] = []
         body: Any = hf.base_model
@@ -102,7 +105,7 @@ class NativeWeights:
         packed = self._packed(_stacked(weights, rows).bfloat16())
         again = weights, lambda: self._pack(_stacked(weights, rows).bfloat16(), packed)
         self._copies.append(again)
-        return Matrix(packed, None)
+        return Matrix(packed, None, self._rounds)
 
     def _packed(self, weight: Tensor) -> int:
         """Where it lies, in the order of the library's passes."""

@@ -30,7 +30,7 @@ _FUNCTIONS = {
     "draw_ahead": ("ppp", "i"),
     "judge_ahead": ("pppdp", "i"),
     "workspace_size": ("piii", "i"),
-    "most_tokens": ("", "i"),
+    "most_tokens": ("i", "i"),
     "may_multiply": ("", "i"),
     "packed_size": ("iii", "i"),
     "pack": ("piiip", ""),

@@ -8,6 +8,7 @@
 typedef struct {
     const char *weights; /* packed bfloat16, or int8 where there are scales */
     const float *scales; /* [rows], or null */
+    int64_t rounds;      /* of bfloat16: vectors may be rounded to it, where that is faster */
 } Matrix;
 
 typedef struct {
@@ -45,7 +46,7 @@ typedef struct {
 } Pass;
 
 /* Tokens in a pass up to which this is the fastest way to read them. */
-int64_t most_tokens(void);
+int64_t most_tokens(int64_t rounds);
 
 /* May this process use the instructions that the library was made with? Ask before anything else. */
 int64_t may_multiply(void);

@@ -9,7 +9,7 @@ _double = ctypes.c_double
 
 
 class Matrix(ctypes.Structure):
-    _fields_ = (("weights", _pointer), ("scales", _pointer))
+    _fields_ = (("weights", _pointer), ("scales", _pointer), ("rounds", _int))
 
 
 class Layer(ctypes.Structure):

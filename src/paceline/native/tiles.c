@@ -3,7 +3,8 @@
    A tile takes bfloat16 times bfloat16 into float32, or int8 times int8 into int32. Vectors are
    float32, so each comes as three columns: as three bfloat16 that it is the sum of, or as three
    digits of 8 bits, to 24 bits below its largest entry. Nothing of float32 is lost, and the third
-   column costs what the first does, as the weights come from memory only once.
+   column costs what the first does, as the weights come from memory only once. Of many vectors all
+   columns count: a matrix that rounds takes one column each, the nearest bfloat16.
 
    A matrix is packed in blocks of 16 rows; of a block, first the first 64 bytes of each row, as a
    tile wants them: 4 bytes of all rows, the next 4 bytes of all rows, and so on. */
@@ -20,9 +21,8 @@
 #define ROWS 16    /* rows of weights in a tile */
 #define LINE 64    /* bytes of a row in a tile */
 #define TILE 1024  /* bytes of a tile */
-#define PARTS 3    /* columns of a vector */
-#define COLUMNS 16 /* columns of a tile */
-#define TOKENS 10  /* whose columns two tiles hold */
+#define PARTS 3    /* columns of a vector, or one */
+#define COLUMNS 16 /* columns of a tile; two are taken at a time */
 #define BLOCKS 2   /* blocks of weights side by side */
 #define AHEAD 4096 /* bytes to fetch early */
 #define LARGEST 8323072.0f /* 127 * 2^16: the most that three digits hold */
@@ -37,7 +37,7 @@ typedef struct {
     uint8_t rows[16];
 } Shapes;
 
-int64_t most_tokens(void) { return 64; }
+int64_t most_tokens(int64_t rounds) { return rounds ? 192 : 64; }
 
 /* The kernel gives room for tiles to those who ask. */
 int64_t may_multiply(void) {
@@ -57,6 +57,9 @@ void end_products(const Tiles *others) {
 static int64_t steps_of(int64_t size, int64_t bytes) { return (size * bytes + LINE - 1) / LINE; }
 static int64_t blocks_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 static int64_t bytes_of(const Matrix *matrix) { return matrix->scales ? 1 : 2; }
+static int64_t parts_of(const Matrix *matrix) {
+    return matrix->rounds && !matrix->scales ? 1 : PARTS;
+}
 
 int64_t packed_size(int64_t rows, int64_t size, int64_t bytes) {
     return blocks_of(rows) * steps_of(size, bytes) * TILE;
@@ -82,9 +85,12 @@ void read_row(const Matrix *matrix, int64_t row, int64_t size, float *out) {
 }
 
 /* Tokens are taken in chunks of one size, the last one's lack being filled with zeros. */
-static int64_t chunks_of(int64_t num_tokens) { return (num_tokens + TOKENS - 1) / TOKENS; }
-static int64_t chunk_of(int64_t num_tokens) {
-    int64_t chunks = chunks_of(num_tokens);
+static int64_t chunks_of(int64_t num_tokens, int64_t parts) {
+    int64_t most = 2 * COLUMNS / parts;
+    return (num_tokens + most - 1) / most;
+}
+static int64_t chunk_of(int64_t num_tokens, int64_t parts) {
+    int64_t chunks = chunks_of(num_tokens, parts);
     return chunks ? (num_tokens + chunks - 1) / chunks : 0;
 }
 
@@ -92,7 +98,7 @@ static int64_t chunk_of(int64_t num_tokens) {
 static int64_t scales_size(int64_t num_tokens) { return (num_tokens + 15) / 16 * 16; }
 
 int64_t operand_size(int64_t size, int64_t num_tokens) {
-    int64_t columns = PARTS * chunks_of(num_tokens) * chunk_of(num_tokens);
+    int64_t columns = PARTS * chunks_of(num_tokens, PARTS) * chunk_of(num_tokens, PARTS);
     return scales_size(num_tokens) + columns * steps_of(size, 2) * LINE / 4;
 }
 
@@ -104,6 +110,11 @@ static void split_floats(__m512 x, char *first, int64_t part) {
         _mm256_storeu_si256((__m256i *)(first + k * part), high);
         x -= _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_srli_epi32(bits, 16), 16));
     }
+}
+
+/* 16 entries as the nearest bfloat16. */
+static void round_floats(__m512 x, char *first) {
+    _mm256_storeu_si256((__m256i *)first, (__m256i)_mm512_cvtneps_pbh(x));
 }
 
 /* 16 whole numbers as digits of 8 bits with a sign, the highest first. */
@@ -130,21 +141,23 @@ static float scale_of(const float *x, int64_t size) {
 
 void lay_out(const Matrix *matrix, const float *x, int64_t size, int64_t num_tokens,
              float *operand) {
-    int64_t bytes = bytes_of(matrix), steps = steps_of(size, bytes), chunk = chunk_of(num_tokens);
-    int64_t part = chunk * LINE, entries = LINE / bytes;
+    int64_t bytes = bytes_of(matrix), steps = steps_of(size, bytes), parts = parts_of(matrix);
+    int64_t chunk = chunk_of(num_tokens, parts), part = chunk * LINE, entries = LINE / bytes;
     char *columns = (char *)(operand + scales_size(num_tokens));
     if (size % entries || num_tokens % chunk)
-        memset(columns, 0, (size_t)(chunks_of(num_tokens) * steps * PARTS * part));
+        memset(columns, 0, (size_t)(chunks_of(num_tokens, parts) * steps * parts * part));
     for (int64_t t = 0; t < num_tokens; t++, x += size) {
-        char *column = columns + t / chunk * steps * PARTS * part + t % chunk * LINE;
+        char *column = columns + t / chunk * steps * parts * part + t % chunk * LINE;
         float scale = bytes == 1 ? scale_of(x, size) : 1.0f;
         __m512 inverse = _mm512_set1_ps(scale > 0.0f ? 1.0f / scale : 0.0f);
         if (bytes == 1) operand[t] = scale;
         for (int64_t i = 0; i < size; i += 16) {
             __mmask16 there = (__mmask16)(size - i < 16 ? (1 << (size - i)) - 1 : 0xffff);
             __m512 here = _mm512_maskz_loadu_ps(there, x + i);
-            char *first = column + i / entries * PARTS * part + i % entries * bytes;
-            if (bytes == 2)
+            char *first = column + i / entries * parts * part + i % entries * bytes;
+            if (parts == 1)
+                round_floats(here, first);
+            else if (bytes == 2)
                 split_floats(here, first, part);
             else
                 split_numbers(_mm512_cvtps_epi32(here * inverse), first, part);
@@ -204,7 +217,9 @@ INLINE void products(const char *const w[BLOCKS], int bytes, int64_t steps, cons
 }
 
 /* A token's products with 16 rows, from those of its parts. */
-INLINE f16 joined(const float sums[2 * COLUMNS][ROWS], int bytes, int64_t token, int64_t chunk) {
+INLINE f16 joined(const float sums[2 * COLUMNS][ROWS], int bytes, int64_t parts, int64_t token,
+                  int64_t chunk) {
+    if (parts == 1) return *(const f16 *)sums[token];
     if (bytes == 2) {
         f16 sum = *(const f16 *)sums[2 * chunk + token] + *(const f16 *)sums[chunk + token];
         return sum + *(const f16 *)sums[token];
@@ -263,7 +278,8 @@ INLINE f16 silu(f16 x) {
 /* A thread's part of `multiply`, and of `gated`, where the second block of weights is `up`'s. */
 INLINE void multiply_part(const Matrix *matrix, int bytes, int64_t rows, int64_t size,
                           const float *operand, int64_t num_tokens, const Goal *goal, int gates) {
-    int64_t steps = steps_of(size, bytes), chunk = chunk_of(num_tokens), count = PARTS * chunk;
+    int64_t steps = steps_of(size, bytes), parts = parts_of(matrix);
+    int64_t chunk = chunk_of(num_tokens, parts), count = parts * chunk;
     const char *columns = (const char *)(operand + scales_size(num_tokens));
     int64_t blocks = blocks_of(rows) / (gates ? 2 : 1), me = omp_get_thread_num();
     int64_t begin = my_part(blocks, me), end = my_part(blocks, me + 1);
@@ -276,12 +292,12 @@ INLINE void multiply_part(const Matrix *matrix, int bytes, int64_t rows, int64_t
         const char *w[BLOCKS] = {matrix->weights + block * steps * TILE,
                                  matrix->weights + other * steps * TILE};
         for (int64_t first = 0; first < num_tokens; first += chunk) {
-            const char *these = columns + first * PARTS * steps * LINE;
+            const char *these = columns + first * parts * steps * LINE;
             products(w, bytes, steps, these, count, first == 0, sums);
             for (int64_t t = 0; t < chunk && first + t < num_tokens; t++) {
                 f16 both[BLOCKS];
                 for (int k = 0; k < BLOCKS; k++) {
-                    both[k] = joined(sums[k], bytes, t, chunk);
+                    both[k] = joined(sums[k], bytes, parts, t, chunk);
                     int64_t row = (k ? other : block) * ROWS;
                     if (bytes == 1)
                         both[k] = scaled(matrix, operand, both[k], row, rows, first + t);
