@@ -29,6 +29,7 @@ from paceline.core.rules import (
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, Confident, Generation, SpeculativeDecoder
 from paceline.models import CausalModel, wrap_model
+from paceline.models.causal import recorded_hidden_states
 from paceline.models.causal_session import CausalSession
 from paceline.models.kernels import can_pack
 from paceline.models.native_llama import NativeLlama
@@ -42,6 +43,27 @@ pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
 )
 VOCABULARY = 61
+
+
+def test_who_listens_hears_of_every_pass():
+    model = prepared("llama")
+    greedy = SamplingParams(temperature=0)
+    session = model.start_session()
+    with recorded_hidden_states(model) as recorded:
+        session.prefill([TEXT[:3], TEXT[:1]])
+        first = session.draw([[TEXT[3]], [TEXT[1]]], 1, greedy)
+        two = session.draw([[TEXT[4]], [TEXT[2]]], 2, greedy)
+        session.judge([5, 6], two, [2, 2], Lossless(), greedy)
+    session.draw([[7], [8]], 1, greedy)
+    assert [states.shape[1] for states in recorded] == [3, 1, 1, 1, 3]
+    wanted = model.body(torch.tensor([TEXT[:5]]))[0]
+    for got, there in zip(
+        (recorded[0][0], recorded[1][0], recorded[2][0]),
+        (wanted[:3], wanted[3:4], wanted[4:5]),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, there, rtol=1e-4, atol=1e-4)
+    assert int(first.tokens_BG[0, 0]) == int((model.head_weight @ recorded[1][0, 0]).argmax())
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])

@@ -26,7 +26,7 @@ from paceline.progress import silent
 from paceline.rng import named_generator
 
 _KEPT = 8  # rounds that are kept for the end of a run
-_ROWS = 128  # written at a time: more are no faster, and their logits take memory
+_ROWS = 64  # written at a time: more are slower, and their logits take memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -57,7 +57,7 @@ class Decoder(Protocol):
         ...
 
     def reader_of(self, num_tokens: int) -> NativeLlama | None:
-        """What reads so few tokens in one call, if there is such a thing and nobody listens."""
+        """What reads so few tokens in one call, if there is such a thing."""
         ...
 
 

@@ -72,7 +72,7 @@ class CausalSession(ModelSession):
         native = self._native(len(tokens) * new)
         passes = count + behind_last
         plain = seen_BV is None and (uniforms is None or _is_plain(sampling))
-        if native is None or not plain or passes == 0:
+        if native is None or not plain or passes == 0 or (native.listeners and passes > 1):
             return super().draw(
                 tokens, count, sampling, uniforms, seen_BV, behind_last=behind_last, raw=raw
             )
@@ -128,7 +128,9 @@ class CausalSession(ModelSession):
         """Logits of the last `keep` columns (0: all); row b is ends[b] tokens long afterwards."""
         native = self._native(tokens_BN.numel())
         if native is not None:
-            return native(tokens_BN, self.cache, ends, keep)
+            # who listens hears of all columns
+            logits = native(tokens_BN, self.cache, ends, 0 if native.listeners else keep)
+            return logits[:, -keep:]
         self._align()
         tokens_BN = tokens_BN.to(self._device)
         with torch.inference_mode(), evaluating(self.model.hf):

@@ -81,9 +81,11 @@ class Packer:
 
 
 def bfloat16_product(layers: Sequence[nn.Module]) -> Product:
-    """Products that round what comes to bfloat16, as this processor multiplies it; float32 comes out."""
-    weight = _stacked(layers).bfloat16()
-    bias = _stacked_bias(layers)
+    """Products that round what comes to bfloat16, as this processor multiplies it; float32 comes out.
+
+    Layers in bfloat16 share the weight.
+    """
+    weight, bias = _merged(layers).bfloat16(), _stacked_bias(layers)
 
     def product(x: Tensor) -> Tensor:
         y = F.linear(x.bfloat16(), weight).float()
@@ -93,16 +95,21 @@ def bfloat16_product(layers: Sequence[nn.Module]) -> Product:
 
 
 def merged_product(layers: Sequence[nn.Module]) -> Product:
-    """One product for layers side by side, in their own precision; they share the merged weight."""
-    weight = _weight(layers[0]).detach()
-    if len(layers) > 1:
-        weight = _stacked(layers)
-        sizes = [len(_weight(layer)) for layer in layers]
-        for layer, part in zip(layers, weight.split(sizes), strict=True):
-            layer.weight.data = part
-    bias = _stacked_bias(layers)
+    """One product for layers side by side, in their own precision; they share the weight."""
+    weight, bias = _merged(layers), _stacked_bias(layers)
     bias = None if bias is None else bias.to(weight.dtype)
     return lambda x: F.linear(x.to(weight.dtype), weight, bias)
+
+
+def _merged(layers: Sequence[Any]) -> Tensor:
+    """The weights of layers one behind the other; the layers' own are parts of it from then on."""
+    if len(layers) == 1:
+        return layers[0].weight.detach()
+    weight = _stacked(layers)
+    parts = weight.split([len(layer.weight) for layer in layers])
+    for layer, part in zip(layers, parts, strict=True):
+        layer.weight.data = part
+    return weight
 
 
 class PackedLinear(nn.Module):

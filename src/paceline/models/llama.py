@@ -86,6 +86,7 @@ class LlamaDecoder:
         if compiled and self.device.type == "cpu" and can_copy(hf, int8=int8):
             native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8, rounds=rounds)
             self.native = native if self._agrees_with(native) else None
+            native.listeners = self._listeners
 
     @staticmethod
     def supports(hf: PreTrainedModel) -> bool:
@@ -110,10 +111,9 @@ class LlamaDecoder:
         return self.head_weight.dtype
 
     def reader_of(self, num_tokens: int) -> NativeLlama | None:
-        """What reads so few tokens in one call, if there is such a thing and nobody listens."""
-        if self.native is None or self._listeners or num_tokens > self.native.most_tokens:
-            return None
-        return self.native
+        """What reads so few tokens in one call, if there is such a thing."""
+        few = self.native is not None and num_tokens <= self.native.most_tokens
+        return self.native if few else None
 
     @torch.inference_mode()
     def _agrees_with(self, native: NativeLlama) -> bool:

@@ -24,7 +24,7 @@ from paceline.native.sampling import NO_MASS
 from paceline.native.verification import Block, NativeRule, check_shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
@@ -61,10 +61,17 @@ class _Plan:
         return stayed and first.width + count <= self.this_pass.room
 
     def prepare(
-        self, count: int, lengths: Sequence[int], keep: int, tokens: int | None, logits: Tensor
+        self,
+        count: int,
+        lengths: Sequence[int],
+        keep: int,
+        tokens: int | None,
+        logits: Tensor,
+        states: Tensor | None = None,
     ) -> Pass:
         """The pass that reads so many tokens a row; row b is lengths[b] tokens long afterwards."""
         this = self.this_pass
+        this.states = _data(states)
         this.count, this.width, this.keep = count, self._layers[0].width + count, keep
         this.tokens, this.logits = tokens, logits.data_ptr()
         self.lengths[:] = lengths
@@ -98,6 +105,7 @@ class NativeLlama:
     Attributes:
         vocab_size: Width of its logits.
         most_tokens: Of a pass; beyond, torch is as fast or faster.
+        listeners: Hear of the hidden states behind the logits of every pass, [B, N, D].
     """
 
     def __init__(
@@ -119,6 +127,7 @@ class NativeLlama:
         body: Any = hf.base_model
         self._rotary: nn.Module = body.rotary_emb
         self._turns = (torch.zeros(0), torch.zeros(0))
+        self.listeners: list[Callable[[Tensor], None]] = []
 
     def refresh(self) -> None:
         """Copy the weights that are being trained once more."""
@@ -135,9 +144,11 @@ class NativeLlama:
         tokens_BN = tokens_BN.contiguous()
         assert tokens_BN.dtype == torch.int64, "tokens are int64"
         assert tokens_BN.device.type == "cpu", "the compiled pass reads on the CPU"
-        this_pass = plan.prepare(count, lengths, keep, tokens_BN.data_ptr(), logits)
+        states = self._states(batch, keep)
+        this_pass = plan.prepare(count, lengths, keep, tokens_BN.data_ptr(), logits, states)
         plan.widen(count)
         self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
+        self._tell(states)
         return logits
 
     def draw(
@@ -156,8 +167,9 @@ class NativeLlama:
         """See `ModelSession.draw`; row b is lengths[b] tokens long when it begins to draw."""
         batch, count, places = len(tokens), len(tokens[0]), num_drawn + behind_last
         plan = self._plan(cache, batch, count + places - 1)
-        read = _array("q", tokens, batch * count)
-        this_pass = plan.prepare(count, lengths, 1, _address(read), plan.logits)
+        assert places == 1 or not self.listeners, "only of the last pass would be heard"
+        read, states = _array("q", tokens, batch * count), self._states(batch, 1)
+        this_pass = plan.prepare(count, lengths, 1, _address(read), plan.logits, states)
         shape = (batch, places, vocab_size)
         drawn = Drawn(
             torch.empty(batch, num_drawn, dtype=torch.int64),
@@ -178,6 +190,7 @@ class NativeLlama:
             ctypes.byref(self._model), ctypes.byref(this_pass), ctypes.byref(draft)
         )
         assert has_mass, NO_MASS
+        self._tell(states)
         return drawn
 
     def judge(
@@ -200,7 +213,8 @@ class NativeLlama:
         """
         batch, gamma = drafted.tokens_BG.shape
         plan = self._plan(cache, batch, gamma + 1)
-        this_pass = plan.prepare(gamma + 1, lengths, gamma + 1, None, plan.logits)
+        states = self._states(batch, gamma + 1)
+        this_pass = plan.prepare(gamma + 1, lengths, gamma + 1, None, plan.logits, states)
         tokens_BG = _for_c(drafted.tokens_BG, torch.int64)
         last, counts = _array("q", [newest], batch), _array("q", [num_drafted], batch)
         num_accepted, next_tokens = (array("q", bytes(8 * batch)) for _ in range(2))
@@ -219,7 +233,17 @@ class NativeLlama:
         )
         del held  # the block pointed to it
         assert has_mass, NO_MASS
+        self._tell(states)
         return Judgement(num_accepted.tolist(), next_tokens.tolist())
+
+    def _states(self, batch: int, keep: int) -> Tensor | None:
+        """Room for hidden states, if anybody listens."""
+        return torch.empty(batch, keep, self._model.hidden) if self.listeners else None
+
+    def _tell(self, states: Tensor | None) -> None:
+        for listener in self.listeners:
+            assert states is not None, "whoever listens began before the pass"
+            listener(states)
 
     def _plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
         """The cache's plan, with room for so many more tokens a row."""

@@ -11,8 +11,9 @@
 
 #include "products.h"
 
-#define PARTS 4    /* vectors of a head's value side by side */
+#define PARTS 8    /* vectors of a head's value side by side */
 #define TOGETHER 2 /* tokens of a row that look at its keys together */
+#define KEYS 4     /* keys side by side */
 
 /* Root-mean-square norm of each token. */
 static void normed(const float *x, const float *weight, float eps, int64_t size, int64_t num_tokens,
@@ -47,24 +48,42 @@ static void turn(float *head, const float *norm, float eps, int64_t size, const 
     }
 }
 
-/* Scores of some keys for `m` neighbouring tokens' queries, `step` floats apart; -> the largest.
-   Token t looks at the first `count - m + 1 + t` columns. */
+/* Scores of `KEYS` keys, or of one, for `m` neighbouring tokens' queries, `step` floats apart. */
+INLINE void score(const float *queries, int64_t step, const float *keys, int64_t size,
+                  float scaling, int m, int num_keys, float *scores, int64_t room) {
+    f8 sums[TOGETHER][KEYS] = {};
+    for (int64_t i = 0; i < size; i += LANES)
+        for (int k = 0; k < num_keys; k++) {
+            f8 key = *(const f8 *)(keys + k * size + i);
+            for (int t = 0; t < m; t++) sums[t][k] += *(const f8 *)(queries + t * step + i) * key;
+        }
+    for (int t = 0; t < m; t++)
+        if (num_keys == KEYS)
+            *(f4 *)(scores + t * room) =
+                sum_lanes_of(sums[t][0], sums[t][1], sums[t][2], sums[t][3]) * scaling;
+        else
+            scores[t * room] = sum_lanes(sums[t][0]) * scaling;
+}
+
 INLINE void scored(const float *queries, int64_t step, const float *keys, int64_t size,
-                   int64_t count, float scaling, int m, float *scores, int64_t room,
-                   float largest[TOGETHER]) {
-    for (int t = 0; t < m; t++) largest[t] = -INFINITY;
-    for (int64_t c = 0; c < count; c++) {
-        f8 sums[TOGETHER] = {};
-        for (int64_t i = 0; i < size; i += LANES) {
-            f8 key = *(const f8 *)(keys + c * size + i);
-            for (int t = 0; t < m; t++) sums[t] += *(const f8 *)(queries + t * step + i) * key;
-        }
-        for (int t = 0; t < m; t++) {
-            float score = c < count - m + 1 + t ? sum_lanes(sums[t]) * scaling : -INFINITY;
-            scores[t * room + c] = score;
-            largest[t] = score > largest[t] ? score : largest[t];
-        }
+                   int64_t count, float scaling, int m, float *scores, int64_t room) {
+    int64_t c = 0;
+    for (; c + KEYS <= count; c += KEYS)
+        score(queries, step, keys + c * size, size, scaling, m, KEYS, scores + c, room);
+    for (; c < count; c++)
+        score(queries, step, keys + c * size, size, scaling, m, 1, scores + c, room);
+}
+
+INLINE float largest_of(const float *scores, int64_t count) {
+    f8 largest = {}, here;
+    largest -= INFINITY;
+    for (int64_t c = 0; c < count; c += LANES) {
+        here = *(const f8 *)(scores + c);
+        largest = select8(here > largest, here, largest);
     }
+    float most = -INFINITY;
+    for (int lane = 0; lane < LANES; lane++) most = largest[lane] > most ? largest[lane] : most;
+    return most;
 }
 
 /* Sums over columns of score x value, for `parts` vectors of a value side by side. */
@@ -82,16 +101,16 @@ INLINE void weighted(const float *scores, int64_t room, const float *values, int
 INLINE void attend(const float *queries, int64_t query_step, const float *keys, const float *values,
                    int64_t size, int64_t count, float scaling, int m, float *scores, int64_t room,
                    float *mixed, int64_t step, int64_t first) {
-    float largest[TOGETHER];
-    scored(queries, query_step, keys, size, count, scaling, m, scores, room, largest);
+    scored(queries, query_step, keys, size, count, scaling, m, scores, room);
     float share[TOGETHER];
     for (int t = 0; t < m; t++) {
         float *mine = scores + t * room;
-        int64_t own = count - m + 1 + t;
-        for (int64_t c = count; c < count + LANES; c++) mine[c] = -INFINITY; /* there is room */
+        int64_t own = count - m + 1 + t; /* columns that token t looks at */
+        for (int64_t c = own; c < count + LANES; c++) mine[c] = -INFINITY; /* there is room */
+        float largest = largest_of(mine, own);
         f8 totals = {};
         for (int64_t c = 0; c < own; c += LANES) {
-            f8 weights = exp8(*(const f8 *)(mine + c) - largest[t]);
+            f8 weights = exp8(*(const f8 *)(mine + c) - largest);
             *(f8 *)(mine + c) = weights;
             totals += weights;
         }
@@ -206,9 +225,11 @@ void read_tokens(const Model *model, const Pass *pass) {
                 }
             }
 #pragma omp barrier
-            /* neighbouring heads share keys and values: let one thread have them */
+            /* a row's heads that share keys and values, one behind the other: they are in the cache then */
             for (int64_t unit = my_part(M * H, me); unit < my_part(M * H, me + 1);) {
-                int64_t h = unit / M, t = unit % M, b = t / N, j = t % N;
+                int64_t j = unit % N, group = H / K, g = unit / N % group;
+                int64_t b = unit / N / group % pass->batch, k = unit / N / group / pass->batch;
+                int64_t h = k * group + g;
                 int64_t to = N, last = my_part(M * H, me + 1) - unit + j;
                 if (last < to) to = last;
                 attend_head(model, pass, l, b, h, j, to, qkv, scores, mixed);
@@ -230,6 +251,7 @@ void read_tokens(const Model *model, const Pass *pass) {
         for (int64_t t = 0; t < M; t++)
             if (t % N >= N - pass->keep)
                 normed(x + t * D, model->final_norm, model->norm_eps, D, 1, mine + kept++ * D);
+        if (pass->states && !me) memcpy(pass->states, mine, kept * D * sizeof *mine);
         lay_out(&model->head, mine, D, kept, operand);
         multiply(&model->head, model->head_bias, pass->compact ? 0 : model->head_tokens,
                  model->head_rows, D, operand, kept, pass->logits,

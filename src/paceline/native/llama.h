@@ -42,6 +42,7 @@ typedef struct {
     float *const *keys, *const *values;   /* a layer: [batch, key_heads, room, head_size] */
     int64_t room;
     float *logits;    /* [batch, keep, vocab]; -inf for tokens without a row in the head */
+    float *states;    /* [batch, keep, hidden] that they follow from, or null */
     float *workspace; /* `workspace_size` floats */
 } Pass;
 

@@ -41,7 +41,7 @@ class Pass(ctypes.Structure):
             for name in ("tokens", "lengths", "ends", "cos", "sin", "keys", "values")
         ),
         ("room", _int),
-        *((name, _pointer) for name in ("logits", "workspace")),
+        *((name, _pointer) for name in ("logits", "states", "workspace")),
     )
 
 

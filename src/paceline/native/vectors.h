@@ -41,6 +41,18 @@ INLINE float sum_lanes(f8 v) {
     return two[0] + two[1];
 }
 
+/* Sums of the lanes of four vectors, each in that order. */
+INLINE f4 sum_lanes_of(f8 a, f8 b, f8 c, f8 d) {
+    f8 ab = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
+            __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+    f8 cd = __builtin_shufflevector(c, d, 0, 1, 2, 3, 8, 9, 10, 11) +
+            __builtin_shufflevector(c, d, 4, 5, 6, 7, 12, 13, 14, 15);
+    f8 two = __builtin_shufflevector(ab, cd, 0, 1, 4, 5, 8, 9, 12, 13) +
+             __builtin_shufflevector(ab, cd, 2, 3, 6, 7, 10, 11, 14, 15);
+    return __builtin_shufflevector(two, two, 0, 2, 4, 6) +
+           __builtin_shufflevector(two, two, 1, 3, 5, 7);
+}
+
 /* exp to 1e-7 of itself; about 1e-38 for all that is smaller. */
 INLINE f8 exp8(f8 x) {
     x = select8(x < -87.0f, (f8){} - 87.0f, x);
