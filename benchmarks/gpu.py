@@ -3,13 +3,14 @@
 Of each shape, a target of random weights whose layers add little to their input, and a draft of its first layers: they
 agree about as well as an aligned pair does, so that blocks are as long as served ones. Figures on these are of speed only.
 Acceptance comes from a pair that is trained here on Python's own documentation. Prints, for each shape
-  - what the device reads a second, and how long a pass would take at that speed
+  - what the device copies a second, and how long reading the weights would take at that speed
   - tokens a second: ours alone and with the draft, transformers' generate and assisted generation; paired ratios
   - the part of a drafted block that the device spends waiting for its host
   - tokens a second by batch, and a step of alignment: its tokens a second and memory, against the whole loss at once
 and for the trained pair what `paceline measure` says.
 
-    python benchmarks/gpu.py
+    python -u benchmarks/gpu.py
+    python -u benchmarks/gpu.py --shapes 7b --no-training
     python benchmarks/gpu.py --device cpu --shapes tiny --train-seconds 5 5 5      # that it runs
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import gc
 import tempfile
 import time
 from pathlib import Path
@@ -119,7 +121,7 @@ def cut(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
 
 
 def report_bandwidth(target: CausalModel, size: int) -> None:
-    """What a pass would take if it did nothing but read its weights."""
+    """How long reading the weights takes at the speed of a copy."""
     source = torch.zeros(size, dtype=torch.uint8, device=target.device)
     goal = torch.empty_like(source)
     goal.copy_(source)
@@ -129,7 +131,7 @@ def report_bandwidth(target: CausalModel, size: int) -> None:
     weights = sum(weight.nbytes for weight in target.hf.parameters())
     weights -= target.hf.get_input_embeddings().weight.nbytes  # of which a token reads one row
     print(
-        f"reads {rate / 1e9:.0f} GB/s; {weights / 1e9:.2f} GB of weights: {1e3 * weights / rate:.2f} ms a pass"
+        f"copies {rate / 1e9:.0f} GB/s; {weights / 1e9:.2f} GB of weights: {1e3 * weights / rate:.2f} ms a pass"
     )
 
 
@@ -161,8 +163,9 @@ def compare_decoding(
         functools.partial(ours, decoder=alone),
         functools.partial(ours, decoder=blocks),
     )
-    for way in ways:  # warms up, and records
-        way(0)
+    for number in range(len(prompts)):  # warms up, and records whatever these requests need
+        for way in ways:
+            way(number)
     counted.clear()
     spent = paired_seconds(ways, len(prompts))
     tau = sum(counted, DecodeStats()).block_efficiency
@@ -225,7 +228,9 @@ def busy_seconds(work: Callable[[], object]) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         work()
         torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in seen.key_averages()) / 1e6
+    busy = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6
+    assert busy > 0, "the profiler saw no kernel"
+    return busy
 
 
 def report_batches(ready: tuple[CausalModel, CausalModel], options: argparse.Namespace) -> None:
@@ -239,10 +244,12 @@ def report_batches(ready: tuple[CausalModel, CausalModel], options: argparse.Nam
         rates: list[str] = []
         for batch in options.batches:
             prompts = made_prompts(batch, ready[0].vocab_size)
-            decoder.generate(prompts, 16, 0, [])
-            spent = seconds(
-                lambda run=decoder, given=prompts: run.generate(given, options.new_tokens, 0, [])
-            )
+
+            def run(decoder: Decoder = decoder, prompts: list[list[int]] = prompts) -> None:
+                decoder.generate(prompts, options.new_tokens, 0, [])
+
+            run()  # records
+            spent = seconds(run)
             rates.append(f"{batch}: {batch * options.new_tokens / spent:.0f}")
         print(f"{name}, tokens/s by batch: {', '.join(rates)}")
 
@@ -253,7 +260,7 @@ def report_alignment(
     """A step of forward KL over the whole vocabulary, with logits of so many tokens at a time."""
     target, draft = pair
     # embeddings and head are the target's otherwise
-    student = wrap_model(copy.deepcopy(draft.hf).float())
+    student = wrap_model(copy.deepcopy(draft.hf).float().requires_grad_(True))
     settings = {
         "target": "made here",
         "draft": "made here",
@@ -271,12 +278,14 @@ def report_alignment(
     plan = StepPlan(config.objective)
     stepper.step(rows, 1e-5, plan)
     on_gpu = torch.cuda.is_available()
+    before = torch.cuda.memory_allocated() if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     rounds = 5
     spent = seconds(repeated(lambda: stepper.step(rows, 1e-5, plan), rounds))
     tokens = rounds * options.rows * (options.length - 1)
-    peak = f", peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if on_gpu else ""
+    most = torch.cuda.max_memory_allocated() - before if on_gpu else 0
+    peak = f", a step takes {most / 2**30:.1f} GiB at most" if on_gpu else ""
     print(f"alignment, {chunk_tokens} tokens a chunk: {tokens / spent:.0f} tokens/s{peak}")
 
 
@@ -335,7 +344,7 @@ def report_trained_pair(options: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["1b", "7b"])
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["1b", "7b"])
     parser.add_argument("--share", type=float, default=0.1, help="how much layers add")
     parser.add_argument("--gamma", type=int, default=4)
     parser.add_argument("--num-prompts", type=int, default=6)
@@ -344,6 +353,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="of an alignment step")
     parser.add_argument("--length", type=int, default=512, help="tokens of such a row")
     parser.add_argument("--train-seconds", type=float, nargs=3, default=[180, 45, 90])
+    parser.add_argument("--no-training", action="store_true", help="leave the trained pair out")
     options = parser.parse_args()
     on_gpu = options.device != "cpu"
     name = torch.cuda.get_device_name() if on_gpu else "CPU"
@@ -364,6 +374,9 @@ def main() -> None:
             report_alignment(plain, chunk_tokens, options)
         print(f"({time.perf_counter() - started:.0f} s)", flush=True)
         del plain, ready
+        gc.collect()  # graphs before others are recorded
+    if options.no_training:
+        return
     print()
     with tempfile.TemporaryDirectory() as folder:
         report_trained_pair(options, Path(folder))

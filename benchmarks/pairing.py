@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 
 def seconds(run: Callable[[], object]) -> float:
     """Wall-clock time of one call."""
+    _wait()
     start = time.perf_counter()
     run()
+    _wait()
+    return time.perf_counter() - start
+
+
+def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def paired_seconds(runs: Sequence[Run], count: int) -> list[list[float]]:

@@ -19,7 +19,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.policies import Confident
 from paceline.models import wrap_model
 from paceline.models.fixed_session import FixedSession, _draw, _judge
-from paceline.models.fixed_shapes import FixedReader, can_record
+from paceline.models.fixed_shapes import FixedReader, Recorder, can_record
 from paceline.models.halves import Wanted
 from paceline.models.kernels import merged_product
 from paceline.models.llama import LlamaDecoder
@@ -111,7 +111,7 @@ def test_neither_half_of_a_block_asks_the_device(
     tokens = None if kept is None else torch.arange(kept, device="meta")
     with torch.inference_mode(), torch.device("meta"):
         decoder = LlamaDecoder(tiny_hf("llama").to("meta"), merged_product, tokens)
-        reader = FixedReader(decoder, 2, 256)
+        reader = FixedReader(decoder, Recorder(decoder.device), 2, 256)
         lengths, numbers = torch.zeros(2, dtype=torch.int64), torch.rand(2, 3, dtype=torch.float64)
         wanted = Wanted(3, sampling, behind_last=True, raw=True)
         unread = torch.zeros(2, 1, dtype=torch.int64)

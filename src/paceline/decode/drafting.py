@@ -81,7 +81,7 @@ class Drafting:
                 if place < ends[row] and sure < threshold:
                     ends[row] = place
             if seen_BV is not None:
-                seen_BV.scatter_(1, one.tokens_BG, value=True)
+                seen_BV.scatter_(1, one.tokens_BG.to(seen_BV.device), value=True)
             unread = as_list(one.tokens_BG)
         length = max(ends)
         if self._behind_last and len(passes) == length:

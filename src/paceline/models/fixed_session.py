@@ -121,7 +121,7 @@ class FixedSession(ModelSession):
             given += [*uniforms.tensors(), drafted.probs_BGV]
             given += [] if drafted.raw_BGV is None else [drafted.raw_BGV]
         inputs = [self._lengths(), *map(self._in_room, given)]
-        key = ("judge", rule, sampling, [part.shape for part in given].__repr__(), self.vocab_size)
+        key = ("judge", rule, sampling, *(part.shape[1:] for part in given), self.vocab_size)
         work = functools.partial(_judge, reader, rule, sampling, self.vocab_size)
         (verdict_2R,) = reader.run(key, work, inputs)
         self.lengths = lengths

@@ -10,6 +10,7 @@ Shape suffixes: B rows of the room, N new tokens, W columns, H key heads, D head
 from __future__ import annotations
 
 import functools
+import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,37 +25,58 @@ if TYPE_CHECKING:
     Work = Callable[..., Sequence[Tensor]]
 
 _FEWEST_COLUMNS = 256
+_MOST_IDLE = 8  # readers that are kept for other sessions: their rooms take memory
+
+
+class Recorder:
+    """Where recordings of one model are made: one stream and one pool of memory for all.
+
+    They may share it: what a replay gives is copied before the next one begins.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.records = device.type == "cuda"
+        if self.records:
+            with torch.cuda.device(device):
+                self._stream = torch.cuda.Stream()
+                self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Work, inputs: Inputs) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
+        """The work as a graph, and where its results are after every replay."""
+        collects = gc.isenabled()
+        gc.disable()  # an old graph that goes while a new one is recorded would spoil that
+        try:
+            with torch.cuda.device(self._device):
+                self._stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self._stream):
+                    work(*inputs)  # libraries set themselves up on their first call
+                torch.cuda.current_stream().wait_stream(self._stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                    return graph, work(*inputs)
+        finally:
+            if collects:
+                gc.enable()
 
 
 class Recording:
-    """Work on tensors of fixed shapes: recorded on a CUDA device, done anew each time elsewhere."""
+    """Work on tensors of fixed shapes: replayed where it can be recorded, done anew each time elsewhere."""
 
-    def __init__(self, work: Work, inputs: Inputs) -> None:
+    def __init__(self, recorder: Recorder, work: Work, inputs: Inputs) -> None:
         self._work = work
         self._inputs = [given.clone() for given in inputs]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: Sequence[Tensor] = ()
-        if inputs[0].device.type == "cuda":
-            self._record()
-
-    def _record(self) -> None:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            self._work(*self._inputs)  # libraries set themselves up on their first call
-        torch.cuda.current_stream().wait_stream(aside)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outputs = self._work(*self._inputs)
+        self._recorded = recorder.record(work, self._inputs) if recorder.records else None
 
     def __call__(self, inputs: Inputs) -> list[Tensor]:
         """The results, the caller's to keep."""
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given, non_blocking=True)
-        if self._graph is None:
+        if self._recorded is None:
             return list(self._work(*self._inputs))
-        self._graph.replay()
-        return [output.clone() for output in self._outputs]
+        graph, outputs = self._recorded
+        graph.replay()
+        return [output.clone() for output in outputs]
 
 
 class FixedReader:
@@ -65,9 +87,12 @@ class FixedReader:
         num_columns: Tokens that a row can hold.
     """
 
-    def __init__(self, decoder: LlamaDecoder, num_rows: int, num_columns: int) -> None:
+    def __init__(
+        self, decoder: LlamaDecoder, recorder: Recorder, num_rows: int, num_columns: int
+    ) -> None:
         self.num_rows, self.num_columns = num_rows, num_columns
         self._decoder = decoder
+        self._recorder = recorder
         device = decoder.device
         self._ahead = torch.arange(num_columns, device=device)
         self.columns_BN = self._ahead[None, :0]
@@ -81,7 +106,7 @@ class FixedReader:
         """What the work gives for these inputs, which have the shapes of the first call with this key."""
         recording = self._recordings.get(key)
         if recording is None:
-            recording = self._recordings[key] = Recording(work, inputs)
+            recording = self._recordings[key] = Recording(self._recorder, work, inputs)
         return recording(inputs)
 
     def logits(self, tokens_BN: Tensor, lengths_B: Tensor) -> Tensor:
@@ -158,6 +183,7 @@ class FixedReaders:
 
     def __init__(self, decoder: LlamaDecoder) -> None:
         self._decoder = decoder
+        self._recorder = Recorder(decoder.device)
         self._idle: list[FixedReader] = []
 
     @torch.inference_mode()
@@ -168,11 +194,12 @@ class FixedReaders:
             if (reader.num_rows, reader.num_columns) == shape:
                 self._idle.remove(reader)
                 return reader
-        return FixedReader(self._decoder, *shape)
+        return FixedReader(self._decoder, self._recorder, *shape)
 
     def give_back(self, reader: FixedReader) -> None:
         """Let another session have it."""
         self._idle.append(reader)
+        del self._idle[:-_MOST_IDLE]
 
 
 def rows_for(count: int) -> int:

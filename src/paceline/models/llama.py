@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Rows from which plain products read a token twice as fast as the fused operator.
 _MANY_ROWS = 8
+_FEW_TOKENS = 16  # of a row, on a GPU: the scores of more would take too much memory
 
 _ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -249,7 +250,7 @@ class _Layer:
                 query_BHND.to(keys_BHWD.dtype),
                 keys_BHWD,
                 values_BHWD,
-                attn_mask=mask,
+                attn_mask=_as_precise(mask, keys_BHWD.dtype),
                 is_causal=mask is None and count > 1,
                 scale=self.scaling,
                 enable_gqa=heads > self.key_heads,
@@ -261,9 +262,11 @@ class _Layer:
     ) -> Tensor:
         """Few new tokens a row: the queries that share a key are the rows of a small product."""
         batch, _, count, _ = query_BHND.shape
-        query = query_BHND.reshape(batch * self.key_heads, -1, self.head_size).to(keys_BKWD.dtype)
+        # scaled first: in 16 bits what comes out could be too large
+        query = (query_BHND * self.scaling).reshape(batch * self.key_heads, -1, self.head_size)
+        query = query.to(keys_BKWD.dtype)
         scores = torch.bmm(query, keys_BKWD.flatten(0, 1).transpose(1, 2)).float()
-        scores = scores.mul_(self.scaling).view(batch, self.query_heads, count, -1)
+        scores = scores.view(batch, self.query_heads, count, -1)
         if mask is not None:
             scores.add_(mask)
         shares = scores.softmax(-1).to(values_BKWD.dtype).view(len(query), query.shape[1], -1)
@@ -277,8 +280,15 @@ def _few_queries(query_BHND: Tensor, mask: Tensor | None) -> bool:
     """
     batch, _, count, _ = query_BHND.shape
     if query_BHND.device.type == "cuda":
-        return mask is not None
+        return mask is not None and count <= _FEW_TOKENS
     return count == 1 and batch >= _MANY_ROWS
+
+
+def _as_precise(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The mask in that precision, still finite."""
+    if mask is None or mask.dtype == dtype:
+        return mask
+    return mask.clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
 def _head(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> nn.Linear:
@@ -320,4 +330,4 @@ class _Norm:
         self._eps = norm.variance_epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        return F.rms_norm(x.float(), self._weight.shape, self._weight, self._eps)
