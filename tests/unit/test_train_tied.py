@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.models import wrap_model
 from paceline.train.tied import rows_added_in_place
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def test_gradients_are_those_of_autograd(tied: bool, padding: int | None):
     ours = model(tied=tied, padding=padding)
     plain = copy.deepcopy(ours)
     for tokens_BT in (TOKENS_BT, TOKENS_BT.flip(1)):  # the second adds to the first
-        with rows_added_in_place(ours):
+        with rows_added_in_place(wrap_model(ours)):
             learn(ours, tokens_BT)
         learn(plain, tokens_BT)
     torch.testing.assert_close(gradients(ours), gradients(plain), rtol=1e-12, atol=1e-12)
@@ -56,7 +57,7 @@ def test_gradients_are_those_of_autograd(tied: bool, padding: int | None):
 def test_rows_are_added_without_a_matrix_of_their_own():
     hf = model()
     assert "EmbeddingBackward0" in nodes(hf(input_ids=TOKENS_BT, use_cache=False).logits)
-    with rows_added_in_place(hf):
+    with rows_added_in_place(wrap_model(hf)):
         logits = hf(input_ids=TOKENS_BT, use_cache=False).logits
     assert "EmbeddingBackward0" not in nodes(logits)
 
@@ -74,7 +75,7 @@ def nodes(result: Tensor) -> set[str]:
 
 def test_only_passes_in_here_are_changed():
     hf, plain = model(), model()
-    with rows_added_in_place(hf):
+    with rows_added_in_place(wrap_model(hf)):
         pass
     learn(hf, TOKENS_BT)
     learn(plain, TOKENS_BT)
@@ -84,6 +85,6 @@ def test_only_passes_in_here_are_changed():
 def test_frozen_embeddings_get_no_gradient():
     hf = model()
     hf.get_input_embeddings().requires_grad_(False)
-    with rows_added_in_place(hf):
+    with rows_added_in_place(wrap_model(hf)):
         learn(hf, TOKENS_BT)
     assert hf.get_input_embeddings().weight.grad is None

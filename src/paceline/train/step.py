@@ -205,7 +205,7 @@ class Stepper:
 
     def _embedded(self) -> contextlib.AbstractContextManager[None]:
         alone = self.accelerator.distributed_type == DistributedType.NO
-        return rows_added_in_place(self.draft.hf) if alone else contextlib.nullcontext()
+        return rows_added_in_place(self.draft) if alone else contextlib.nullcontext()
 
     def _add_up(self, *values: Tensor | int) -> list[float]:
         """Sums over all processes."""

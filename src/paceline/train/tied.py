@@ -15,18 +15,18 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from transformers import PreTrainedModel
+    from paceline.models.causal import CausalModel
 
 
 @contextlib.contextmanager
-def rows_added_in_place(hf: PreTrainedModel) -> Iterator[None]:
-    """Passes in here leave their part of a tied embedding's gradient straight in `weight.grad`.
+def rows_added_in_place(model: CausalModel) -> Iterator[None]:
+    """The model's passes in here leave their part of a tied embedding's gradient straight in `weight.grad`.
 
     Only for one process: data parallelism hears of a gradient from autograd alone. Embeddings that do
     more than look up rows are left as they are.
     """
-    embedding: Any = hf.get_input_embeddings()
-    head: Any = hf.get_output_embeddings()
+    embedding: Any = model.hf.get_input_embeddings()
+    head: Any = model.hf.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight and embedding.weight.requires_grad
     if not tied or type(embedding) is not nn.Embedding or embedding.scale_grad_by_freq:
         yield
