@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+_PART = 4096  # rows that are rounded at a time: a multiple of what any library packs together
 _STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by position alone
 
 
@@ -102,17 +103,33 @@ class NativeWeights:
         return Matrix(self._packed(numbers), self._hold(scales_R))
 
     def _bfloat16(self, weights: Sequence[Tensor], rows: Tensor | None = None) -> Matrix:
-        packed = self._packed(_stacked(weights, rows).bfloat16())
-        again = weights, lambda: self._pack(_stacked(weights, rows).bfloat16(), packed)
-        self._copies.append(again)
+        count = sum(map(len, weights)) if rows is None else len(rows)
+        packed = self._room(count, weights[0].shape[1], 2)
+        self._pack_rounded(weights, rows, packed)
+        self._copies.append((weights, lambda: self._pack_rounded(weights, rows, packed)))
         return Matrix(packed, None, self._rounds)
+
+    def _pack_rounded(self, weights: Sequence[Tensor], rows: Tensor | None, packed: int) -> None:
+        if len(weights) > 1:
+            self._pack(_stacked(weights, rows).bfloat16(), packed)
+            return
+        (weight,) = weights  # embeddings may be large: part by part, each with whole blocks of rows
+        for start in range(0, len(weight if rows is None else rows), _PART):
+            part = slice(start, start + _PART)
+            chosen = weight.detach()[part] if rows is None else weight.detach()[rows[part]]
+            behind = self._library.packed_size(start, weight.shape[1], 2)
+            self._pack(chosen.bfloat16(), packed + behind)
 
     def _packed(self, weight: Tensor) -> int:
         """Where it lies, in the order of the library's passes."""
-        size = self._library.packed_size(*weight.shape, weight.element_size())
-        packed = self._hold(torch.empty(size, dtype=torch.uint8))
+        rows, size = weight.shape
+        packed = self._room(rows, size, weight.element_size())
         self._pack(weight, packed)
         return packed
+
+    def _room(self, rows: int, size: int, num_bytes: int) -> int:
+        room = self._library.packed_size(rows, size, num_bytes)
+        return self._hold(torch.empty(room, dtype=torch.uint8))
 
     def _pack(self, weight: Tensor, packed: int) -> None:
         weight = weight.contiguous()
