@@ -1,4 +1,4 @@
-"""All questions at once on one CUDA device, with models made here: nothing is downloaded, 20 minutes at most.
+"""All questions at once on one CUDA device, with models made here: nothing is downloaded. Not run on one yet.
 
 Of each shape, a target of random weights whose layers add little to their input, and a draft of its first layers: they
 agree about as well as an aligned pair does, so that blocks are as long as served ones. Figures on these are of speed only.

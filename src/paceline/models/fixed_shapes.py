@@ -158,7 +158,7 @@ class FixedReader:
 
 
 class _Layer:
-    """A layer's keys and values, [B, H, W, S]."""
+    """A layer's keys and values, [B, H, W, D]."""
 
     def __init__(
         self, reader: FixedReader, shape: tuple[int, int, int, int], dtype: torch.dtype
@@ -189,7 +189,7 @@ class FixedReaders:
     @torch.inference_mode()
     def take(self, num_rows: int, num_columns: int) -> FixedReader:
         """One with rooms for at least so many rows and columns."""
-        shape = _power_of_two(num_rows, 1), _power_of_two(num_columns, _FEWEST_COLUMNS)
+        shape = rows_for(num_rows), _power_of_two(num_columns, _FEWEST_COLUMNS)
         for reader in self._idle:
             if (reader.num_rows, reader.num_columns) == shape:
                 self._idle.remove(reader)
