@@ -9,6 +9,7 @@ Shape suffixes: B batch, N new tokens, D hidden, S head size.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class _Plan:
         self.this_pass = this_pass
         self.lengths, self.ends = lengths, ends
         self.logits, self.probs, self.raw, self.room = torch.empty(4, most_logits)
-        self._cache = cache
+        self._cache = weakref.proxy(cache)  # it holds the plan: both go as soon as nobody reads
         self._layers = layers
         self._rooms = (layers[0].rooms, layers[-1].rooms)
         self._held = held  # what the pass points to
@@ -128,10 +129,6 @@ class NativeLlama:
         self._rotary: nn.Module = body.rotary_emb
         self._turns = (torch.zeros(0), torch.zeros(0))
         self.listeners: list[Callable[[Tensor], None]] = []
-
-    def refresh(self) -> None:
-        """Copy the weights that are being trained once more."""
-        self._weights.refresh()
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, lengths: Sequence[int], keep: int

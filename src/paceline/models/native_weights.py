@@ -1,4 +1,4 @@
-"""A Llama-like model's weights as llama.c reads them: copied, packed, and copied again in training."""
+"""A Llama-like model's weights as llama.c reads them: copied and packed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.native import compiled
 from paceline.native.llama import Layer, Matrix, Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
@@ -42,7 +42,6 @@ class NativeWeights:
         self._int8 = int8
         self._rounds = rounds
         self._held: list[Tensor] = []
-        self._copies: list[tuple[Sequence[Tensor], Callable[[], object]]] = []
         body: Any = hf.base_model
         head: Any = hf.get_output_embeddings()
         first = body.layers[0].self_attn
@@ -70,12 +69,6 @@ class NativeWeights:
             final_norm=self._float(body.norm.weight),
             layers=ctypes.addressof(self._layers),
         )
-
-    def refresh(self) -> None:
-        """Copy what is being trained once more, to where it was."""
-        for weights, copy in self._copies:
-            if any(weight.requires_grad for weight in weights):
-                copy()
 
     def _layer(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -106,7 +99,6 @@ class NativeWeights:
         count = sum(map(len, weights)) if rows is None else len(rows)
         packed = self._room(count, weights[0].shape[1], 2)
         self._pack_rounded(weights, rows, packed)
-        self._copies.append((weights, lambda: self._pack_rounded(weights, rows, packed)))
         return Matrix(packed, None, self._rounds)
 
     def _pack_rounded(self, weights: Sequence[Tensor], rows: Tensor | None, packed: int) -> None:
@@ -140,9 +132,7 @@ class NativeWeights:
         known = [weight for weight in weights if weight is not None]
         if not known:
             return None
-        copy = _stacked(known).float().clone()
-        self._copies.append((known, lambda: copy.copy_(_stacked(known))))
-        return self._hold(copy)
+        return self._hold(_stacked(known).float())
 
     def _hold(self, tensor: Tensor) -> int:
         """Its address, for as long as this object lives."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class WritingModel:
     """The same model; its sessions read with the weights as they are when the session starts.
 
-    A few rows' tokens are read in compiled passes over a copy, made by the first session and filled
-    again by every other; one session at a time. Prompts, and models of which there is no such
-    copy, are read as the model itself reads.
+    A few rows' tokens are read in compiled passes over a copy, which lives as long as the session:
+    a step's loss needs the memory again. Prompts, and models of which there is no such copy, are
+    read as the model itself reads.
     """
 
     def __init__(self, model: CausalModel) -> None:
@@ -30,22 +30,14 @@ class WritingModel:
         self._model = model
         possible = model.device.type == "cpu" and LlamaDecoder.supports(model.hf)
         self._copies = possible and can_copy(model.hf, in_training=True)
-        self._copy: NativeLlama | None = None
 
     def start_session(self) -> ModelSession:
-        if not self._copies:
-            return CausalSession(self._model)
-        if self._copy is None:
-            self._copy_weights()
-        else:
-            self._copy.refresh()
-        return CausalSession(self._model)
-
-    def _copy_weights(self) -> None:
         model = self._model
+        if not self._copies:
+            return CausalSession(model)
         hf, limit = model.hf, model.draft_vocabulary
-        self._copy = NativeLlama(hf, limit)
-        self._model = CausalModel(hf, model.tokenizer, _Decoder(model, self._copy), limit)
+        decoder = _Decoder(model, NativeLlama(hf, limit))
+        return CausalSession(CausalModel(hf, model.tokenizer, decoder, limit))
 
 
 class _Decoder(HfDecoder):
