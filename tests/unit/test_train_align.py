@@ -30,6 +30,7 @@ from paceline.train import align, loop
 from paceline.train.checkpoint import TrainingState
 from paceline.train.loop import TrainingLoop
 from paceline.train.objectives import token_losses
+from paceline.train.step import Stepper
 from paceline.train.vocabulary import VocabularySample
 
 
@@ -303,3 +304,66 @@ def test_processes_agree_on_clock_schedule_and_stop():
     loop.state = TrainingState(elapsed_s=9.0, time_position=0.125)
     assert loop._agree(stopped=False)
     assert (loop.state.elapsed_s, loop.state.time_position) == (9.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        *({"kind": "tvd_plus_plus", "estimator": name} for name in ("exact", "sampled", "uniform")),
+        *({"rule": rule} for rule in ({"rule": "token_v3", "alpha": 0.2}, {"rule": "lossless"})),
+    ],
+    ids=lambda objective: objective.get("estimator") or objective["rule"]["rule"],
+)
+def test_policy_gradients_and_rules_teach_and_are_resumed(
+    objective: dict[str, Any], folder: Path, tmp_path: Path
+):
+    steady = {"learning_rate": 3e-3, "warmup_fraction": 0, "schedule": {"kind": "constant"}}
+    changes = {"objective": objective, "num_steps": 40, "mean": "token"}
+    changes["optimizer"] = {"kind": "adamw"} | steady
+    whole = losses(align(align_config(folder, tmp_path / "whole", **changes)))
+    assert sum(whole[-8:]) < sum(whole[:8])
+    align(align_config(folder, tmp_path / "run", **changes | {"num_steps": 20}))
+    assert losses(align(align_config(folder, tmp_path / "run", **changes), resume=True)) == whole
+
+
+def test_a_straight_finish_blends_both_objectives(folder: Path, tmp_path: Path):
+    finish = {"objective": "tvd", "begin": 0.0, "end": 1.0}
+    seen: list[dict[str, float]] = []
+
+    def spy(plan: Any) -> None:
+        seen.append({term.kind: term.weight for term in plan.terms})
+
+    step = Stepper.step
+    with patch.object(
+        Stepper, "step", lambda self, rows, rate, plan: spy(plan) or step(self, rows, rate, plan)
+    ):
+        align(align_config(folder, tmp_path / "run", finish=finish, num_steps=4))
+    assert seen == [
+        {"forward_kl": 0.75, "tvd": 0.25},
+        {"forward_kl": 0.5, "tvd": 0.5},
+        {"forward_kl": 0.25, "tvd": 0.75},
+        {"tvd": 1.0},
+    ]
+
+
+def test_pretraining_text_makes_up_its_part_of_every_step(folder: Path, tmp_path: Path):
+    known = write_corpus(tmp_path / "known.jsonl", [{"text": "a b c d e f g h " * 20}])
+    corpus = str(folder / "corpus.jsonl")
+    data = {"train": corpus, "pretraining": str(known), "pretraining_fraction": 0.25}
+    changes = {"data": data, "num_steps": 3, "draft_fraction": 0.0, "fixed_fraction": 0.0}
+    rounds = {"rows": 6, "uses": 2}
+    seen: list[list[bool]] = []
+    score = Stepper.score
+
+    def spy(stepper: Any, rows: Any, batch: Any, terms: Any) -> Any:
+        seen.append([row.target_hidden_TD is not None for row in rows])
+        found = score(stepper, rows, batch, terms)
+        # the same as if the target had read all of it now
+        torch.testing.assert_close(found, stepper._read(batch), rtol=1e-4, atol=1e-5)
+        return found
+
+    with patch.object(Stepper, "score", spy):
+        align(align_config(folder, tmp_path / "run", target_rounds=rounds, **changes))
+    assert seen == [[True] * 3 + [False]] * 3
+    with pytest.raises(ConfigError, match=r"0\.1 of batch_size 4 is 0 rows; wanted some"):
+        align_config(folder, tmp_path / "x", data=data | {"pretraining_fraction": 0.1})

@@ -4,9 +4,17 @@ from typing import Any
 import pytest
 
 from paceline.config import load_config, to_yaml, validate
+from paceline.core.rules import Opt
 from paceline.errors import ConfigError
 from paceline.train import AlignConfig
-from paceline.train.objectives import JSD, TVD, CrossEntropy, ForwardKL, ReverseKL
+from paceline.train.objectives import (
+    JSD,
+    TVD,
+    CrossEntropy,
+    ForwardKL,
+    ReverseKL,
+    UnderRule,
+)
 
 BASE: dict[str, Any] = {
     "target": "t",
@@ -87,3 +95,29 @@ def test_a_wrong_setting_is_one_line_that_says_what_to_do(changes: dict[str, Any
     with pytest.raises(ConfigError, match=complaint) as caught:
         config(**changes)
     assert "\n" not in str(caught.value)
+
+
+def test_a_finish_may_come_at_once_or_in_a_straight_line():
+    objective = {"finish": {"objective": "tvd", "begin": 0.25}}
+    at_once = config(**objective).finish
+    assert at_once is not None
+    assert [at_once.share(x) for x in (0.0, 0.25, 0.26, 1.0)] == [0, 0, 1, 1]
+    objective["finish"]["end"] = 0.75
+    line = config(**objective).finish
+    assert line is not None
+    assert [line.share(x) for x in (0.0, 0.25, 0.5, 0.75, 1.0)] == [0, 0, 0.5, 1, 1]
+    with pytest.raises(ConfigError, match=r"end 0\.2 must lie behind finish\.begin 0\.25"):
+        config(finish={"objective": "tvd", "begin": 0.25, "end": 0.2})
+
+
+def test_a_rule_can_be_an_objective():
+    made = config(objective={"rule": {"rule": "opt", "alpha": 0.2}, "loss": "forward_kl"})
+    assert made.objective == (UnderRule(rule=Opt(0.2), loss="forward_kl"),)
+    with pytest.raises(ConfigError, match="lenient states no distribution to aim at"):
+        config(objective={"rule": {"rule": "lenient", "epsilon": 0.5}, "loss": "forward_kl"})
+
+
+def test_uniform_rewards_need_the_whole_vocabulary():
+    objective = {"kind": "tvd_plus_plus", "estimator": "uniform"}
+    with pytest.raises(ConfigError, match="uniform weighs all tokens alike"):
+        config(objective=objective, loss_vocabulary={"frequent": 8})

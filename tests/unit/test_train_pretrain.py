@@ -138,3 +138,38 @@ def test_bad_shapes_lengths_and_texts_are_one_line(tmp_path: Path):
     data = {"train": corpus(tmp_path, [{"text": "a b c"}]), "held_out": only}
     with pytest.raises(PromptError, match="prompts without completions"):
         pretrain(settings(tmp_path, tmp_path / "z", data=data))
+
+
+def test_text_that_is_read_as_it_is_needed_teaches_and_is_gone_on_with(tmp_path: Path):
+    text = corpus(tmp_path, [{"text": text} for text in TEXTS])
+    data = {"train": text, "held_out": text, "streaming": True}
+    steady = {"kind": "adamw", "learning_rate": 1e-2, "schedule": {"kind": "constant"}}
+    changes = {"data": data, "optimizer": steady | {"warmup_fraction": 0}}
+    whole = pretrain(settings(tmp_path, tmp_path / "whole", num_steps=60, **changes))
+    assert result(whole)["after"]["loss"] < 0.9 * result(whole)["before"]["loss"]
+    run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=35, **changes))
+    assert read_jsonl(run / "packing.jsonl"), "an epoch is shorter than that"
+    pretrain(settings(tmp_path, tmp_path / "run", num_steps=60, **changes), resume=True)
+    for got, wanted in zip(weights(run), weights(whole), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_streams_are_packed(tmp_path: Path):
+    text = corpus(tmp_path, [{"text": text} for text in TEXTS])
+    data = {"train": text, "streaming": True, "pack_documents": False}
+    with pytest.raises(ConfigError, match="streaming packs documents"):
+        settings(tmp_path, tmp_path / "run", data=data)
+
+
+def test_parquet_files_are_read_like_any_other_text(tmp_path: Path):
+    import datasets
+
+    path = tmp_path / "corpus.parquet"
+    datasets.Dataset.from_list([{"text": text} for text in TEXTS]).to_parquet(path)
+    lines = corpus(tmp_path, [{"text": text} for text in TEXTS])
+    runs = [
+        pretrain(settings(tmp_path, tmp_path / name, num_steps=3, data={"train": place}))
+        for name, place in (("parquet", str(path)), ("lines", lines))
+    ]
+    for got, wanted in zip(*map(weights, runs), strict=True):
+        assert torch.equal(got, wanted)

@@ -95,7 +95,7 @@ def chunked_loss(
         grad_ND = torch.zeros_like(hidden_ND) if needs.hidden else None
         total = hidden_ND.new_zeros((), dtype=torch.float32)
         with torch.enable_grad():
-            for rows in _chunks(len(hidden_ND), chunk_size):
+            for rows in chunks(len(hidden_ND), chunk_size):
                 hidden = hidden_ND[rows].requires_grad_(needs.hidden)
                 log_probs = Head(weight, bias).log_probs(hidden, vocab_size)
                 loss = (loss_of_chunk(log_probs, rows) * weights_N[rows]).sum()
@@ -139,13 +139,13 @@ def chunked_loss_of_logits(
         with torch.autocast(kind, enabled=False):
             # one room for all chunks: made and given back each time, it leaves holes in the heap
             room_CV = hidden_ND.new_empty(min(chunk_size, len(hidden_ND)), width, dtype=exact)
-            for rows in _chunks(len(hidden_ND), chunk_size):
+            for rows in chunks(len(hidden_ND), chunk_size):
                 hidden_CD = hidden_ND[rows].to(exact)
                 logits_CV = room_CV[: len(hidden_CD)]
-                for part in _chunks(width, _PART):
+                for part in chunks(width, _PART):
                     logits_CV[:, part] = head.part(part, exact).logits(hidden_CD)
                 total += (slopes_of_chunk(logits_CV, rows) * weights_N[rows]).sum()
-                for part in _chunks(width, _PART):
+                for part in chunks(width, _PART):
                     slopes_CP = logits_CV[:, part]
                     if grad_ND is not None:
                         grad_ND[rows] += slopes_CP @ head.weight_VD[part].to(exact)
@@ -159,7 +159,8 @@ def chunked_loss_of_logits(
     return _ChunkedLoss.apply(hidden_ND, *head, slopes)  # pyright: ignore
 
 
-def _chunks(count: int, size: int) -> list[slice]:
+def chunks(count: int, size: int) -> list[slice]:
+    """Consecutive slices of `size`, the last one perhaps shorter."""
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 

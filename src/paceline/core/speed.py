@@ -41,9 +41,24 @@ def block_efficiency_from_text(
         ValueError: no text is longer than gamma.
     Paper: ours. Differs: Zhou et al. 2023 use the i.i.d. estimate.
     """
+    tokens_B, blocks_B = tokens_and_blocks(acceptance_BT, survival_BT, mask_BT, gamma)
+    return float(tokens_B.sum() / blocks_B.sum())
+
+
+def tokens_and_blocks(
+    acceptance_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, gamma: int
+) -> tuple[Tensor, Tensor]:
+    """Expected tokens and blocks of each text, whose ratio of sums is `block_efficiency_from_text`.
+
+    Shapes: [B, T] -> [B] each, float64.
+
+    Raises:
+        ValueError: no text is longer than gamma.
+    """
     _check(gamma)
     if gamma == 0:
-        return 1.0
+        ones_B = torch.ones(mask_BT.shape[0], dtype=torch.float64)
+        return ones_B, ones_B
     length = mask_BT.shape[1]
     if length < gamma:
         raise ValueError(f"no text has {gamma} tokens; use a smaller gamma or longer texts")
@@ -59,7 +74,7 @@ def block_efficiency_from_text(
     if not whole.any():
         raise ValueError(f"no text has {gamma} tokens; use a smaller gamma or longer texts")
     weight = _block_starts(survival_BT, gamma)[:, :starts] * whole
-    return float((weight * total).sum() / weight.sum())
+    return (weight * total).sum(-1), weight.sum(-1)
 
 
 def _block_starts(survival_BT: Tensor, gamma: int) -> Tensor:

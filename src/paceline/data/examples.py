@@ -82,7 +82,8 @@ def build_examples(
         prompt = prompt[-lengths.prompt :]
         tokens, trained_from = prompt, None
         if completion is not None:
-            tokens = prompt + _ended(completion, eos_token_id)[: lengths.completion]
+            whole = _ended(completion, eos_token_id) if record.ended else completion
+            tokens = prompt + whole[: lengths.completion]
             trained_from = len(prompt)
         examples.append(Example(array("i", tokens), len(prompt), trained_from, record.where))
     examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)

@@ -1,12 +1,14 @@
 """Text that comes from outside: prompts, prompt-completion pairs, documents and chats.
 
-Reads `.txt` (a text a line), `.jsonl`, a directory of data files or a data set of the hub, and says
+Reads `.txt` (a text a line), `.jsonl`, `.parquet`, a directory of data files or a data set of the hub, and says
 which line is wrong. What becomes of a text in training is decided in `sources`; how it becomes
 tokens, in `tokens`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,7 @@ class CorpusConfig(StrictModel):
     """Where text is; a plain string stands for `path` alone.
 
     Attributes:
-        path: A `.txt` or `.jsonl` file, a directory of data files, or a hub name such as `gsm8k`.
+        path: A `.txt`, `.jsonl` or `.parquet` file, a directory of data files, or a hub name such as `gsm8k`.
         split: Of a data set; a file has none.
         subset: Of a data set, such as `main` of `gsm8k`.
         prompt_field: Column of the prompt where it is not called so; `a.b` for a nested one.
@@ -62,6 +64,10 @@ class Record:
     """One text as it was found; `where` is what an error message calls it.
 
     A document has `text`, a prompt has `text` and perhaps `completion`, a chat has `messages`.
+
+    Attributes:
+        id: As its own row says; None: it says none.
+        ended: Whether the completion came to its end; one that was cut off teaches no end of text.
     """
 
     where: str
@@ -69,6 +75,8 @@ class Record:
     text: Text = ""
     completion: Text | None = None
     messages: tuple[Message, ...] = ()
+    id: str | None = None
+    ended: bool = True
 
 
 def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
@@ -76,6 +84,15 @@ def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
 
     Raises:
         PromptError: nothing there, nothing in it, or a malformed line (which is named).
+    """
+    return list(stream_records(corpus))
+
+
+def stream_records(corpus: CorpusConfig | str | Path) -> Iterator[Record]:
+    """Every text of a corpus, one at a time: of a data set too large for memory, say.
+
+    Raises:
+        PromptError: as `read_records`, as far as it is read.
     """
     corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=str(corpus))
     path = Path(corpus.path)
@@ -86,14 +103,12 @@ def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
             found = (_record(row, where, corpus) for row, where in _read_json_lines(path))
         case _:
             found = (_record(row, where, corpus) for row, where in _read_dataset(corpus))
-    records: list[Record] = []
-    for record in found:
-        records.append(record)
-        if len(records) == corpus.limit:
-            break
-    if not records:
+    empty = True
+    for record in itertools.islice(found, corpus.limit):
+        empty = False
+        yield record
+    if empty:
         raise PromptError(f"{corpus.path} holds no text; it needs at least one line of it")
-    return records
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -138,15 +153,21 @@ def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
 def _read_dataset(corpus: CorpusConfig) -> Iterator[tuple[Mapping[str, Any], str]]:
     """A directory of data files or a data set of the hub, through the datasets library."""
     path = Path(corpus.path)
-    if path.is_file():
-        raise PromptError(f"cannot read {path}: unknown kind of file; wanted .txt or .jsonl")
+    parquet = path.suffix.lower() == ".parquet"
+    if path.is_file() and not parquet:
+        raise PromptError(
+            f"cannot read {path}: unknown kind of file; wanted .txt, .jsonl or .parquet"
+        )
     if not path.exists() and (path.is_absolute() or corpus.path.startswith((".", "~"))):
         raise PromptError(f"nothing at {path}; check the path")
     # Slow to import, and most runs read a plain file.
     import datasets
 
+    reading: dict[str, Any] = {"path": corpus.path, "name": corpus.subset}
+    if parquet:
+        reading = {"path": "parquet", "data_files": corpus.path}
     try:
-        rows = datasets.load_dataset(corpus.path, corpus.subset, split=corpus.split)
+        rows = datasets.load_dataset(**reading, split=corpus.split, streaming=True)
     except Exception as error:
         # The library raises a dozen kinds of error, by version, for one missing data set.
         reason = _shorten(" ".join(str(error).split()), 160)
@@ -160,6 +181,16 @@ def _read_dataset(corpus: CorpusConfig) -> Iterator[tuple[Mapping[str, Any], str
 
 
 def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
+    record = _content(row, where, corpus)
+    name = row.get("id")
+    return dataclasses.replace(
+        record,
+        id=str(name) if isinstance(name, str | int) else None,
+        ended=row.get("stop_reason", "eos") == "eos",
+    )
+
+
+def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     """Make sense of one object, by the columns that were named or by its keys."""
     if corpus.prompt_field is not None:
         completion = None
@@ -170,6 +201,14 @@ def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     match row:
         case {"messages": messages}:
             return Record(where, "chat", messages=_messages(messages, where))
+        case {"prompt_tokens": prompt, "completion_tokens": completion}:
+            # as `generate-data` leaves them: to the token, whatever the texts would become
+            return Record(
+                where,
+                "prompt",
+                text=_text(prompt, "prompt_tokens", where),
+                completion=_text(completion, "completion_tokens", where),
+            )
         case {"prompt": prompt}:
             completion = row.get("completion")
             if completion is not None:

@@ -44,6 +44,16 @@ class BatchSource(Protocol):
         ...
 
 
+class TextStream(Protocol):
+    """What a source draws from: one integer is all of its state.
+
+    Attributes:
+        num_drawn: Rows handed out so far, over all processes. Setting it moves the stream.
+    """
+
+    num_drawn: int
+
+
 class Shard(NamedTuple):
     """Which process this is, of how many; rows of a step are dealt out in turn."""
 
@@ -189,3 +199,24 @@ class MixedText:
         else:
             origin = "target"
         return self.sources[origin].next_batch(seconds_left)
+
+
+class BlendedText:
+    """Some rows of every batch from a second corpus, as it is: the pretraining text, say.
+
+    Paper: Goel et al. 2024, section 3: distillation and pretraining text 9:1 in each batch.
+    """
+
+    def __init__(self, main: BatchSource, stream: ExampleStream, other: ExampleStream) -> None:
+        """`stream` is what `main` draws from: its count says which batch it is for both."""
+        self.main = main
+        self.stream = stream
+        self.other = other
+        self._fixed = FixedText(other)
+
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+        """Rows of the main source, then those of the second corpus."""
+        number = self.stream.num_drawn // self.stream.batch_size
+        batch = self.main.next_batch(seconds_left)
+        self.other.num_drawn = number * self.other.batch_size
+        return TextBatch([*batch.rows, *self._fixed.next_batch().rows], batch.origin)

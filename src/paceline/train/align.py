@@ -15,6 +15,7 @@ from paceline.data.prompts import read_records
 from paceline.data.rounds import TargetRounds
 from paceline.data.sources import (
     BatchSource,
+    BlendedText,
     ExampleStream,
     FixedText,
     MixedText,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import TrainingState
     from paceline.train.config import AlignConfig
+    from paceline.train.objectives import Objective
 
 
 def align(config: AlignConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
@@ -96,7 +98,7 @@ def _set_up(
     _check_lengths(config, target, draft)
     _choose_trained(config, draft)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
-    stream = _stream(config, target, shard)
+    stream, known = _streams(config, target, shard)
     stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
     restore_optimizer(stepper.optimizer, checkpoint)
     evaluator = None
@@ -107,7 +109,11 @@ def _set_up(
         config=config,
         accelerator=accelerator,
         stepper=stepper,
-        source=_source(config, stream, draft, target, shard, progress, bfloat16=bfloat16),
+        source=_blended(
+            _source(config, stream, draft, target, shard, progress, bfloat16=bfloat16),
+            stream,
+            known,
+        ),
         stream=stream,
         plan=Planner(config, _vocabulary(config, stream, draft, vocab_size)),
         run=run,
@@ -128,13 +134,25 @@ class Planner:
         self.vocabulary = vocabulary
 
     def __call__(self, position: float, num_drawn: int) -> StepPlan:
+        seed = self.config.seed
+        tokens = None
+        if self.vocabulary is not None:
+            tokens = self.vocabulary.draw(named_generator(seed, "loss vocabulary", num_drawn))
+        rng = named_generator(seed, "tokens of the draft", num_drawn)
+        return StepPlan(self._terms(position), tokens, rng)
+
+    def _terms(self, position: float) -> list[Objective]:
+        """Both objectives by their shares; what has none is left out."""
         finish = self.config.finish
-        late = finish is not None and position > finish.begin
-        terms = finish.objective if finish is not None and late else self.config.objective
-        if self.vocabulary is None:
-            return StepPlan(terms)
-        rng = named_generator(self.config.seed, "loss vocabulary", num_drawn)
-        return StepPlan(terms, self.vocabulary.draw(rng))
+        late = 0.0 if finish is None else finish.share(position)
+        after = () if finish is None else finish.objective
+        shares = ((self.config.objective, 1 - late), (after, late))
+        return [
+            term.model_copy(update={"weight": term.weight * share})
+            for terms, share in shares
+            for term in terms
+            if share > 0
+        ]
 
 
 def _choose_trained(config: AlignConfig, draft: CausalModel) -> None:
@@ -164,20 +182,31 @@ def _lengths(config: AlignConfig) -> Lengths:
     return Lengths(config.max_prompt_tokens, config.max_completion_tokens)
 
 
-def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleStream:
-    """The training corpus, tokenised and cut to size."""
+def _streams(
+    config: AlignConfig, target: CausalModel, shard: Shard
+) -> tuple[ExampleStream, ExampleStream | None]:
+    """The training corpus, tokenised and cut to size; the same of the pretraining text, if any."""
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
-    check_batches(config, shard)
-    examples = build_examples(
-        read_records(config.data.train),
-        target.tokenizer,
-        _lengths(config),
+    check_batches(config, config.batch_size, shard)
+    build = partial(
+        build_examples,
+        tokenizer=target.tokenizer,
+        lengths=_lengths(config),
         eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
-        train_document_prompts=config.data.train_document_prompts,
-        pack_documents=config.data.pack_documents,
     )
-    return ExampleStream(examples, config.batch_size, seed=config.seed, shard=shard)
+    data, known_rows = config.data, config.pretraining_rows
+    examples = build(
+        read_records(data.train),
+        train_document_prompts=data.train_document_prompts,
+        pack_documents=data.pack_documents,
+    )
+    stream = ExampleStream(examples, config.batch_size - known_rows, seed=config.seed, shard=shard)
+    if data.pretraining is None:
+        return stream, None
+    check_batches(config, known_rows, shard, "rows of pretraining text")
+    known = build(read_records(data.pretraining), pack_documents=True)
+    return stream, ExampleStream(known, known_rows, seed=config.seed, shard=shard)
 
 
 def _vocabulary(
@@ -247,6 +276,10 @@ def _source(
         fixed_fraction=config.fixed_fraction,
         draft_fraction=config.draft_fraction,
     )
+
+
+def _blended(source: MixedText, stream: ExampleStream, known: ExampleStream | None) -> BatchSource:
+    return source if known is None else BlendedText(source, stream, known)
 
 
 def _evaluator(

@@ -10,7 +10,7 @@ from paceline.config import StrictModel
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.rounds import Rounds
-from paceline.train.objectives import CrossEntropy, ForwardKL, Objective, as_terms
+from paceline.train.objectives import CrossEntropy, ForwardKL, Objective, TVDPlusPlus, as_terms
 from paceline.train.recipes import RECIPES, RecipeName
 from paceline.train.settings import TrainSettings
 from paceline.train.vocabulary import LossVocabulary
@@ -24,12 +24,16 @@ class AlignData(StrictModel):
         held_out: Prompts that the target answers once, for evaluation; None: no evaluation.
         train_document_prompts: Whether a document used as it is trains its first tokens too.
         pack_documents: Join documents before cutting them to size, so that no row is padded.
+        pretraining: Text that the draft knows, so that it does not forget: always as it is, packed.
+        pretraining_fraction: The part of every batch's rows that it makes up.
     """
 
     train: CorpusConfig
     held_out: CorpusConfig | None = None
     train_document_prompts: bool = True
     pack_documents: bool = False
+    pretraining: CorpusConfig | None = None
+    pretraining_fraction: float = Field(default=0.1, gt=0, lt=1)
 
 
 class Evaluation(StrictModel):
@@ -64,15 +68,30 @@ class Finish(StrictModel):
     Attributes:
         objective: One divergence or a weighted sum.
         begin: The part of the run after which it takes over.
+        end: The part after which nothing is left of the first objective: from `begin` on its
+            weights fall in a straight line, and those of this one rise. None: at once.
     """
 
     objective: tuple[Objective, ...]
-    begin: float = Field(default=0.7, gt=0, lt=1)
+    begin: float = Field(default=0.7, ge=0, lt=1)
+    end: float | None = Field(default=None, gt=0, le=1)
 
     @field_validator("objective", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return as_terms(value)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Finish:
+        if self.end is not None and self.end <= self.begin:
+            raise ValueError(f"finish.end {self.end} must lie behind finish.begin {self.begin}")
+        return self
+
+    def share(self, position: float) -> float:
+        """Of this objective, when so much of the run is done."""
+        if self.end is None:
+            return float(position > self.begin)
+        return min(1.0, max(0.0, (position - self.begin) / (self.end - self.begin)))
 
 
 class AlignConfig(TrainSettings):
@@ -115,6 +134,13 @@ class AlignConfig(TrainSettings):
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()
 
+    @property
+    def pretraining_rows(self) -> int:
+        """Rows of a step that are pretraining text."""
+        if self.data.pretraining is None:
+            return 0
+        return round(self.data.pretraining_fraction * self.batch_size)
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in_recipe(cls, values: Any) -> Any:
@@ -131,10 +157,17 @@ class AlignConfig(TrainSettings):
     def _fits_together(self) -> AlignConfig:
         if not self.objective:
             raise ValueError("objective names no divergence; give at least one, such as forward_kl")
-        if self.target_rounds is not None and self.target_rounds.rows % self.batch_size:
+        own_rows = self.batch_size - self.pretraining_rows
+        if self.data.pretraining is not None and not 0 < own_rows < self.batch_size:
+            raise ValueError(
+                f"data.pretraining_fraction {self.data.pretraining_fraction} of batch_size "
+                f"{self.batch_size} is {self.pretraining_rows} rows; wanted some and not all"
+            )
+        if self.target_rounds is not None and self.target_rounds.rows % own_rows:
             raise ValueError(
                 f"target_rounds.rows {self.target_rounds.rows} cannot be cut into batches of "
-                f"batch_size {self.batch_size}; make it a multiple"
+                f"{own_rows} rows, which batch_size {self.batch_size} leaves to them; make it a "
+                "multiple"
             )
         finish = () if self.finish is None else self.finish.objective
         if self.loss_vocabulary and any(
@@ -142,6 +175,14 @@ class AlignConfig(TrainSettings):
         ):
             raise ValueError(
                 "cross_entropy needs every label, and loss_vocabulary leaves tokens out; drop one"
+            )
+        if self.loss_vocabulary and any(
+            isinstance(term, TVDPlusPlus) and term.estimator == "uniform"
+            for term in (*self.objective, *finish)
+        ):
+            raise ValueError(
+                "tvd_plus_plus uniform weighs all tokens alike, and loss_vocabulary leaves tokens "
+                "out; drop one, or take another estimator"
             )
         labels_only = all(isinstance(term, CrossEntropy) for term in self.objective)
         if labels_only and self.fixed_fraction < 1 and self.draft_fraction > 0:

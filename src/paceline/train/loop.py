@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from accelerate import Accelerator
 
-    from paceline.data.sources import BatchSource, ExampleStream
+    from paceline.data.sources import BatchSource, TextStream
     from paceline.models.causal import CausalModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
@@ -55,7 +55,7 @@ class Parts:
     accelerator: Accelerator
     stepper: Stepper
     source: BatchSource
-    stream: ExampleStream
+    stream: TextStream
     run: RunDirectory
     store: CheckpointStore
     stored_dtype: torch.dtype | None

@@ -1,17 +1,21 @@
 """What the draft is trained to make small: one divergence, or a weighted sum.
 
-Each choice is a tagged model; the mathematics is in `core.divergences`.
+Each choice is a tagged model; the mathematics is in `core.divergences`, `core.tvd_plus_plus` and
+`core.rule_losses`.
 """
 
-# C tokens of a chunk, V vocabulary
+# C tokens of a chunk, K drawn tokens of each, V vocabulary
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core import divergences
+from paceline.core.rule_losses import RuleLoss, rule_loss
+from paceline.core.rules import AnyRule, Lenient, Lossy
+from paceline.core.tvd_plus_plus import Estimator, RewardMoments, tvd_plus_plus
 from paceline.native.divergences import DivergenceKind, Term
 
 if TYPE_CHECKING:
@@ -63,6 +67,42 @@ class NegativeLogAcceptance(Weighted):
     kind: Literal["negative_log_acceptance"] = "negative_log_acceptance"
 
 
+class TVDPlusPlus(Weighted):
+    """The slope of TVD with normalised rewards, estimated one way or another.
+
+    Attributes:
+        estimator: Which tokens the rewards are of, see `core.tvd_plus_plus`.
+        num_samples: Tokens drawn at each position, where they are drawn.
+    """
+
+    kind: Literal["tvd_plus_plus"] = "tvd_plus_plus"
+    estimator: Estimator = "sampled"
+    num_samples: int = Field(default=1, ge=1)
+
+
+class UnderRule(Weighted):
+    """What the rule that will be served makes of the draft.
+
+    Attributes:
+        rule: By its tag and parameters, such as `{rule: opt, alpha: 0.2}`.
+        loss: What it rejects, the same in the logarithm, or KL(pi || draft).
+    """
+
+    kind: Literal["rule"] = "rule"
+    rule: Annotated[AnyRule, Field(discriminator="rule")]
+    loss: RuleLoss = "rejection"
+
+    @model_validator(mode="after")
+    def _has_an_aim(self) -> UnderRule:
+        untuned = isinstance(self.rule, Lossy) and self.rule.beta != "tuned"
+        if self.loss == "forward_kl" and (untuned or isinstance(self.rule, Lenient)):
+            raise ValueError(
+                f"{self.rule.rule} states no distribution to aim at; use rejection or "
+                "negative_log_acceptance as loss"
+            )
+        return self
+
+
 class CrossEntropy(Weighted):
     """-log draft(label): the labels alone, as when only the target's text can be had."""
 
@@ -70,15 +110,37 @@ class CrossEntropy(Weighted):
 
 
 Objective = Annotated[
-    ForwardKL | ReverseKL | JSD | TVD | NegativeLogAcceptance | CrossEntropy,
+    ForwardKL
+    | ReverseKL
+    | JSD
+    | TVD
+    | NegativeLogAcceptance
+    | TVDPlusPlus
+    | UnderRule
+    | CrossEntropy,
     Field(discriminator="kind"),
 ]
 
 
 def as_terms(value: Any) -> Any:
-    """Accept `tvd`, `{kind: tvd}` and `[{kind: tvd}, forward_kl]` alike."""
+    """Accept `tvd`, `{kind: tvd}`, `{rule: {...}}` and `[{kind: tvd}, forward_kl]` alike."""
     terms = value if isinstance(value, list | tuple) else [value]
-    return [{"kind": term} if isinstance(term, str) else term for term in terms]
+    return [_as_term(term) for term in terms]
+
+
+def _as_term(term: Any) -> Any:
+    if isinstance(term, str):
+        return {"kind": term}
+    if isinstance(term, dict) and "rule" in term:
+        return {"kind": "rule"} | term
+    return term
+
+
+class Policy(NamedTuple):
+    """What TVD++ knows of a batch: the moments of its rewards, and the tokens drawn here."""
+
+    moments: RewardMoments
+    drawn_CK: Tensor | None
 
 
 def reads_target(terms: Sequence[Objective]) -> bool:
@@ -91,17 +153,26 @@ def token_losses(
     target_log_probs_CV: Tensor | None,
     draft_log_probs_CV: Tensor,
     labels_C: Tensor,
+    policies: Sequence[Policy | None] = (),
 ) -> Tensor:
-    """The weighted sum of all terms for each token, in nats (TVD: a plain number). -> [C]."""
+    """The weighted sum of all terms for each token, in nats (TVD: a plain number). -> [C].
+
+    `policies`: a term's own, for TVD++.
+    """
+    given = target_log_probs_CV, draft_log_probs_CV, labels_C
     losses = [
-        term.weight * _token_loss(term, target_log_probs_CV, draft_log_probs_CV, labels_C)
-        for term in terms
+        term.weight * _token_loss(term, *given, policies[index] if policies else None)
+        for index, term in enumerate(terms)
     ]
     return sum(losses[1:], start=losses[0])
 
 
 def _token_loss(
-    term: Objective, target_log_probs: Tensor | None, draft_log_probs: Tensor, labels_C: Tensor
+    term: Objective,
+    target_log_probs: Tensor | None,
+    draft_log_probs: Tensor,
+    labels_C: Tensor,
+    policy: Policy | None,
 ) -> Tensor:
     if isinstance(term, CrossEntropy):
         return -draft_log_probs.gather(-1, labels_C[:, None]).squeeze(-1)
@@ -117,6 +188,16 @@ def _token_loss(
             return divergences.tvd(target_log_probs, draft_log_probs)
         case NegativeLogAcceptance():
             return divergences.negative_log_acceptance(target_log_probs, draft_log_probs)
+        case TVDPlusPlus(estimator=estimator):
+            assert policy is not None, "TVD++ looks at the whole batch first"
+            return tvd_plus_plus(target_log_probs, draft_log_probs, estimator, *policy)
+        case UnderRule(rule=rule, loss=loss):
+            return rule_loss(rule, target_log_probs, draft_log_probs, loss)
+
+
+def has_native_terms(terms: Sequence[Objective]) -> bool:
+    """Does the C library know all of these?"""
+    return not any(isinstance(term, TVDPlusPlus | UnderRule) for term in terms)
 
 
 def native_terms(terms: Sequence[Objective]) -> list[Term]:

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.core.fused import Head
 from paceline.core.reduction import Mean
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Example, Lengths, build_examples
-from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.data.sources import ExampleStream, FixedText, Shard
+from paceline.data.packing import PackedText
+from paceline.data.prompts import CorpusConfig, Record, read_records, stream_records
+from paceline.data.sources import BatchSource, ExampleStream, FixedText, Shard, TextStream
 from paceline.errors import ContextLengthError, PromptError, UsageError
 from paceline.models.from_scratch import NewModel, NewTokenizer, write_new_model
 from paceline.models.loading import load_model, model_directory, stored_dtype
@@ -34,7 +35,7 @@ from paceline.train.settings import TrainSettings
 from paceline.train.step import Stepper, StepPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from accelerate import Accelerator
@@ -56,11 +57,20 @@ class PretrainData(StrictModel):
         train: Documents, or prompts with completions, of which only completions carry loss.
         held_out: The same, for evaluation; None: no evaluation.
         pack_documents: Join documents before cutting them to size, so that no row is padded.
+        streaming: Read the texts as they are needed, for more than memory holds: every text is a
+            document then, packed, shuffled within blocks of a few thousand.
     """
 
     train: CorpusConfig
     held_out: CorpusConfig | None = None
     pack_documents: bool = True
+    streaming: bool = False
+
+    @model_validator(mode="after")
+    def _streams_packed(self) -> PretrainData:
+        if self.streaming and not self.pack_documents:
+            raise ValueError("streaming packs documents; set pack_documents, or drop streaming")
+        return self
 
 
 class PretrainConfig(TrainSettings):
@@ -142,9 +152,9 @@ def _set_up(
     config: PretrainConfig, accelerator: Accelerator, run: RunDirectory, progress: Progress
 ) -> tuple[Parts, TrainingState]:
     shard = Shard(accelerator.process_index, accelerator.num_processes)
-    check_batches(config, shard)
-    records = read_records(config.data.train)
-    start = _start(config, records, accelerator, run)
+    check_batches(config, config.batch_size, shard)
+    records = () if config.data.streaming else read_records(config.data.train)
+    start = _start(config, records or stream_records(config.data.train), accelerator, run)
     store = CheckpointStore(run.checkpoints, model_directory(start), config.checkpoints.keep)
     checkpoint = store.latest()
     if accelerator.is_main_process:
@@ -153,9 +163,7 @@ def _set_up(
     newest = start if checkpoint is None else checkpoint / "draft"
     model = load_model(newest, dtype="float32", device=str(accelerator.device))
     _check_length(config, model)
-    stream = ExampleStream(
-        _examples(config, records, model), config.batch_size, seed=config.seed, shard=shard
-    )
+    source, stream = _source(config, records, model, shard, run)
     model.hf.requires_grad_(True)
     bfloat16 = takes_bfloat16(config, accelerator.device)
     width = len(model.head_weight)
@@ -170,7 +178,7 @@ def _set_up(
         config=config,
         accelerator=accelerator,
         stepper=stepper,
-        source=FixedText(stream),
+        source=source,
         stream=stream,
         plan=lambda _position, _num_drawn: plan,
         run=run,
@@ -183,8 +191,34 @@ def _set_up(
     return parts, state
 
 
+def _source(
+    config: PretrainConfig,
+    records: Sequence[Record],
+    model: CausalModel,
+    shard: Shard,
+    run: RunDirectory,
+) -> tuple[BatchSource, TextStream]:
+    """The text that is read as it is needed, or all of it, shuffled."""
+    if not config.data.streaming:
+        examples = _examples(config, records, model)
+        stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=shard)
+        return FixedText(stream), stream
+    tokenizer = _tokenizer(config, model)
+    packed = PackedText(
+        config.data.train,
+        tokenizer,
+        config.max_prompt_tokens + config.max_completion_tokens,
+        config.batch_size,
+        eos_token_id=cast("int | None", tokenizer.eos_token_id),
+        seed=config.seed,
+        shard=shard,
+        marks=run.path / "packing.jsonl",
+    )
+    return packed, packed
+
+
 def _start(
-    config: PretrainConfig, records: Sequence[Record], accelerator: Accelerator, run: RunDirectory
+    config: PretrainConfig, records: Iterable[Record], accelerator: Accelerator, run: RunDirectory
 ) -> str | Path:
     """The model to begin with; a new one is made once a run, as `start` in its directory."""
     if isinstance(config.model, str):
@@ -196,7 +230,7 @@ def _start(
     return out
 
 
-def _texts(records: Sequence[Record]) -> Iterator[str]:
+def _texts(records: Iterable[Record]) -> Iterator[str]:
     for record in records:
         parts = (record.text, record.completion, *(m["content"] for m in record.messages))
         for part in parts:
@@ -227,15 +261,20 @@ def _check_length(config: PretrainConfig, model: CausalModel) -> None:
 def _examples(
     config: PretrainConfig, records: Sequence[Record], model: CausalModel
 ) -> list[Example]:
-    if model.tokenizer is None:
-        raise UsageError(f"{config.model} has no tokenizer; put its tokenizer files beside it")
+    tokenizer = _tokenizer(config, model)
     return build_examples(
         records,
-        model.tokenizer,
+        tokenizer,
         Lengths(config.max_prompt_tokens, config.max_completion_tokens),
-        eos_token_id=cast("int | None", model.tokenizer.eos_token_id),
+        eos_token_id=cast("int | None", tokenizer.eos_token_id),
         pack_documents=config.data.pack_documents,
     )
+
+
+def _tokenizer(config: PretrainConfig, model: CausalModel) -> Any:
+    if model.tokenizer is None:
+        raise UsageError(f"{config.model} has no tokenizer; put its tokenizer files beside it")
+    return model.tokenizer
 
 
 def _evaluator(config: PretrainConfig, model: CausalModel) -> HeldOutLoss | None:

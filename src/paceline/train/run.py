@@ -84,16 +84,18 @@ def takes_bfloat16(config: TrainSettings, device: torch.device) -> bool:
     return config.precision == "bfloat16"
 
 
-def check_batches(config: TrainSettings, shard: Shard) -> None:
-    """Can a step's rows be dealt out to all processes and parts?
+def check_batches(
+    config: TrainSettings, num_rows: int, shard: Shard, name: str = "batch_size"
+) -> None:
+    """Can so many rows of a step be dealt out to all processes and parts?
 
     Raises:
         ConfigError: they cannot.
     """
     parts = shard.world_size * config.gradient_accumulation_steps
-    if config.batch_size % parts:
+    if num_rows % parts:
         raise ConfigError(
-            f"batch_size {config.batch_size} cannot be dealt out to {shard.world_size} processes "
+            f"{name} {num_rows} cannot be dealt out to {shard.world_size} processes "
             f"with gradient_accumulation_steps {config.gradient_accumulation_steps}; make it a "
             f"multiple of {parts}"
         )

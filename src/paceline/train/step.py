@@ -14,12 +14,18 @@ import torch
 from accelerate import DistributedType
 from torch import Tensor, nn
 
-from paceline.core.fused import Head, chunked_loss, chunked_loss_of_logits
+from paceline.core.fused import Head, chunked_loss, chunked_loss_of_logits, chunks
 from paceline.core.reduction import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.native.divergences import can_differentiate, losses_and_slopes
-from paceline.train.objectives import native_terms, reads_target, token_losses
+from paceline.train.objectives import (
+    has_native_terms,
+    native_terms,
+    reads_target,
+    token_losses,
+)
 from paceline.train.optim import build_optimizer
+from paceline.train.policies import Policies
 from paceline.train.tied import rows_added_in_place
 
 if TYPE_CHECKING:
@@ -43,10 +49,17 @@ class StepFigures:
 
 
 class StepPlan(NamedTuple):
-    """What is particular to one step: its objective, and the tokens it is taken over (None: all)."""
+    """What is particular to one step.
+
+    Attributes:
+        terms: Its objective.
+        vocabulary: The tokens it is taken over, see `VocabularySample.draw`; None: all.
+        rng: For an objective that draws tokens.
+    """
 
     terms: Sequence[Objective]
     vocabulary: tuple[Tensor, Tensor] | None = None
+    rng: torch.Generator | None = None
 
 
 class DraftLoss(nn.Module):
@@ -78,6 +91,7 @@ class DraftLoss(nn.Module):
     ) -> Tensor:
         """Sum over trained positions of weight times loss."""
         labels_N = batch.labels_BT[batch.mask_BT]
+        weights_N = weights_BT[batch.mask_BT]
         vocab_size: int | None = self.vocab_size
         draft_head = _head(self.draft)
         target_head = None if self.target is None else _head(self.target)
@@ -85,6 +99,7 @@ class DraftLoss(nn.Module):
             target_head = None if target_head is None else target_head.rows(*plan.vocabulary)
             draft_head = draft_head.rows(*plan.vocabulary)
             vocab_size = None
+        policies = Policies(plan.terms, plan.rng)
 
         def target_logits(rows: slice) -> Tensor | None:
             if target_hidden_ND is None:
@@ -93,12 +108,13 @@ class DraftLoss(nn.Module):
             with torch.no_grad():
                 return target_head.logits(target_hidden_ND[rows], vocab_size)
 
-        def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
+        def target_log_probs(rows: slice) -> Tensor | None:
             logits_CV = target_logits(rows)
-            target_log_probs_CV = None if logits_CV is None else logits_CV.float().log_softmax(-1)
-            return token_losses(plan.terms, target_log_probs_CV, draft_log_probs_CV, labels_N[rows])
+            return None if logits_CV is None else logits_CV.float().log_softmax(-1)
 
-        weights_N = weights_BT[batch.mask_BT]
+        def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
+            given = target_log_probs(rows), draft_log_probs_CV, labels_N[rows]
+            return token_losses(plan.terms, *given, policies.of(rows))
 
         def slopes_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
             terms = native_terms(plan.terms)
@@ -108,10 +124,14 @@ class DraftLoss(nn.Module):
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
             hidden_ND = self.draft.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
             size = {"chunk_size": self.chunk_tokens, "vocab_size": vocab_size}
-            if can_differentiate(hidden_ND):
+            if has_native_terms(plan.terms) and can_differentiate(hidden_ND):
                 return chunked_loss_of_logits(
                     hidden_ND, draft_head, slopes_of_chunk, weights_N, **size
                 )
+            policies.look_at(
+                (target_log_probs(rows), draft_head.log_probs(hidden_ND[rows], vocab_size))
+                for rows in chunks(len(hidden_ND), self.chunk_tokens)
+            )
             return chunked_loss(hidden_ND, draft_head, loss_of_chunk, weights_N, **size)
 
 
@@ -178,9 +198,21 @@ class Stepper:
         """The target's hidden states at the trained positions; None where labels are all it takes."""
         if not reads_target(terms):
             return None
-        known = [row.target_hidden_TD for row in rows if row.target_hidden_TD is not None]
-        if len(known) == len(rows):
-            return torch.cat(known).to(batch.tokens_BT.device)
+        missing = [row for row in rows if row.target_hidden_TD is None]
+        if len(missing) == len(rows):
+            return self._read(batch)
+        read = iter(self._states(missing)) if missing else iter(())
+        states = [
+            next(read) if row.target_hidden_TD is None else row.target_hidden_TD for row in rows
+        ]
+        return torch.cat(states).to(batch.tokens_BT.device)
+
+    def _states(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+        """Row by row, [T, D] each."""
+        batch = collate(rows).to(self.accelerator.device)
+        return self._read(batch).split(batch.mask_BT.sum(-1).tolist())
+
+    def _read(self, batch: TokenBatch) -> Tensor:
         assert self.target is not None, "a divergence needs a target"
         return self.target.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
 

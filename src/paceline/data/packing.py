@@ -1,0 +1,136 @@
+"""Documents end to end, cut into rows of one length: no padding, and nothing lost or said twice.
+
+Read a block of documents at a time, so that a corpus may be larger than memory. What a row does not
+take, the next one begins with, over the end of the corpus too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from paceline.data.collate import Row
+from paceline.data.prompts import stream_records
+from paceline.data.sources import Shard, TextBatch
+from paceline.data.tokens import encode
+from paceline.records import append_jsonl, read_jsonl
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.data.prompts import CorpusConfig, Record
+
+_BLOCK = 4096  # documents that are shuffled among each other
+
+
+class _Mark(NamedTuple):
+    """The beginning of a block: how many rows came before it, and the tokens that wait for more."""
+
+    num_rows: int
+    epoch: int
+    block: int
+    waiting: list[int]
+
+
+class PackedText:
+    """Rows of documents, each document ended by the end-of-text token; a source of training text.
+
+    Documents are shuffled within blocks, anew every epoch. Where each block begins is kept in `marks`,
+    so that a run that is resumed reads a block again and not all of them; without it, or if it is
+    lost, the rows are the same.
+
+    Attributes:
+        num_drawn: Rows handed out so far, over all processes. Setting it moves the stream.
+    """
+
+    def __init__(
+        self,
+        corpus: CorpusConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        row_length: int,
+        batch_size: int,
+        *,
+        eos_token_id: int | None,
+        seed: int,
+        shard: Shard | None = None,
+        marks: Path | None = None,
+        block_size: int = _BLOCK,
+    ) -> None:
+        self.corpus = corpus
+        self.tokenizer = tokenizer
+        self.row_length = row_length
+        self.batch_size = batch_size
+        self.eos_token_id = eos_token_id
+        self.seed = seed
+        self.shard = shard or Shard()
+        self.marks = marks
+        self.block_size = block_size
+        self.num_drawn = 0
+        self._known = [_Mark(0, 0, 0, [])]
+        self._rows: Iterator[list[int]] = iter(())
+        self._next = -1  # the row that `_rows` gives next
+
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+        """This process's share of the next rows."""
+        if self._next != self.num_drawn:
+            self._rows = self._rows_from(self.num_drawn)
+        some = list(itertools.islice(self._rows, self.batch_size))
+        self.num_drawn += self.batch_size
+        self._next = self.num_drawn
+        mine = some[self.shard.rank :: self.shard.world_size]
+        return TextBatch([Row(tokens, 1) for tokens in mine], "fixed")
+
+    def _rows_from(self, first: int) -> Iterator[list[int]]:
+        """Every row from that one on, without end."""
+        if self.marks is not None and len(self._known) == 1:
+            self._known += [_Mark(**row) for row in read_jsonl(self.marks)]
+        start = max((mark for mark in self._known if mark.num_rows <= first), key=_place)
+        rows = self._pack(start)
+        return itertools.islice(rows, first - start.num_rows, None)
+
+    def _pack(self, start: _Mark) -> Iterator[list[int]]:
+        num_rows, waiting = start.num_rows, list(start.waiting)
+        for epoch in itertools.count(start.epoch):
+            skipped = start.block if epoch == start.epoch else 0
+            for block, records in enumerate(self._blocks(skipped), start=skipped):
+                self._remember(_Mark(num_rows, epoch, block, list(waiting)))
+                for record in self._shuffled(records, epoch, block):
+                    waiting += self._tokens(record)
+                    whole = len(waiting) // self.row_length * self.row_length
+                    for begin in range(0, whole, self.row_length):
+                        yield waiting[begin : begin + self.row_length]
+                    num_rows += whole // self.row_length
+                    del waiting[:whole]
+
+    def _blocks(self, skipped: int) -> Iterator[Sequence[Record]]:
+        records = itertools.islice(stream_records(self.corpus), skipped * self.block_size, None)
+        while block := list(itertools.islice(records, self.block_size)):
+            yield block
+
+    def _shuffled(self, records: Sequence[Record], epoch: int, block: int) -> Iterator[Record]:
+        rng = named_generator(self.seed, "packing", epoch, block)
+        return (records[index] for index in torch.randperm(len(records), generator=rng).tolist())
+
+    def _tokens(self, record: Record) -> list[int]:
+        tokens, completion = encode(record, self.tokenizer)
+        text = tokens + (completion or [])
+        if self.eos_token_id is None or text[-1] == self.eos_token_id:
+            return text
+        return [*text, self.eos_token_id]
+
+    def _remember(self, mark: _Mark) -> None:
+        if _place(mark) > _place(self._known[-1]):
+            self._known.append(mark)
+            if self.marks is not None and self.shard.rank == 0:
+                append_jsonl(self.marks, mark._asdict())
+
+
+def _place(mark: _Mark) -> tuple[int, int]:
+    return mark.epoch, mark.block
