@@ -148,7 +148,8 @@ def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
     out = tmp_path / "small"
     code, text, _ = run("draft", "--target", folder / "target", "--layers", "0,3", "--out", out)
     assert code == 0
-    assert "2 layers" in text
+    assert "layers 0,3" in text
+    assert "a pass costs" in text
     arguments = (
         "--target",
         folder / "target",
@@ -175,9 +176,9 @@ def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--vocabulary", "20"), "--vocabulary needs --text"),
-        (("--text", "corpus.jsonl"), "--text needs --vocabulary"),
-        (("--vocabulary", "0", "--text", "corpus.jsonl"), "draft vocabulary of 0 tokens"),
+        (("--vocabulary", "20"), "vocabulary needs text beside it"),
+        (("--text", "corpus.jsonl"), "text ranks tokens, layers or channels"),
+        (("--vocabulary", "9999", "--text", "corpus.jsonl"), "draft vocabulary of 9999 tokens"),
     ],
 )
 def test_a_vocabulary_that_cannot_be_is_one_line(

@@ -1,46 +1,88 @@
-"""`paceline draft`: make a draft from some of the target's layers."""
+"""`paceline draft`: make a draft out of the target."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.console import stdout
+from paceline.cli import options
+from paceline.cli.console import progress_bars, stdout
 from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.models import CausalModel
+
+Size = Annotated[int | None, typer.Option(help="Of a narrower draft; needs --text.")]
 
 
 def draft(
-    target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
-    layers: Annotated[str, typer.Option(help="Layers to keep, in order, such as 0,1,2,29.")],
-    out: Annotated[Path, typer.Option(help="Directory to write the draft to.")],
+    target: options.Target = None,
+    out: Annotated[Path | None, typer.Option(help="Directory to write the draft to.")] = None,
+    config: options.ConfigFile = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to keep, in order, such as 0,1,2,29.")
+    ] = None,
+    search_layers: Annotated[
+        int | None, typer.Option(help="Keep the best so many by measured acceptance; needs --text.")
+    ] = None,
+    hidden_size: Size = None,
+    intermediate_size: Size = None,
+    num_heads: Size = None,
+    num_key_value_heads: Size = None,
+    params: Annotated[
+        float | None, typer.Option(help="A new draft, this part of the target's parameters.")
+    ] = None,
+    num_layers: Annotated[int | None, typer.Option(help="Depth of a new draft.")] = None,
     vocabulary: Annotated[
-        int | None, typer.Option(help="Propose only this many tokens, the likeliest.")
+        int | None, typer.Option(help="Propose only this many tokens; needs --text.")
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Text to find them by: .txt, .jsonl or a data set.")
+        str | None, typer.Option(help="Text to rank by: .txt, .jsonl or a data set.")
     ] = None,
+    time_passes: Annotated[
+        bool, typer.Option("--time/--no-time", help="Time its passes beside the target's.")
+    ] = True,
+    overrides: options.Overrides = None,
 ) -> None:
-    """Make a draft from a subset of the target's layers, with the target's tokenizer."""
-    chosen = parse_layers(layers)
-    if (vocabulary is None) != (text is None):
-        given, lacking = ("vocabulary", "text") if text is None else ("text", "vocabulary")
-        raise UsageError(f"--{given} needs --{lacking} beside it, or leave out both")
-    from paceline.data.tokens import read_texts
+    """Make a draft with the target's tokenizer: some of its layers, a narrower one, or a new one."""
+    from paceline.measure.price import price_draft
     from paceline.models import load_model
-    from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
-    from paceline.models.loading import load_tokenizer, stored_dtype
+    from paceline.models.draft import save_draft
+    from paceline.models.loading import stored_dtype
+    from paceline.train.drafts import DraftConfig, make_draft
 
-    texts = [] if text is None else list(read_texts(text, load_tokenizer(target)))
-    model = load_model(target)
-    small = subset_layers(model, chosen)
-    if vocabulary is not None:
-        small = limit_vocabulary(small, model, texts, vocabulary)
-    save_draft(small, target, out, stored_dtype(target))
-    share = small.num_parameters / model.num_parameters
-    proposes = "" if vocabulary is None else f", proposes {vocabulary:,} tokens"
-    stdout.print(
-        f"{out}: {len(chosen)} layers, {small.num_parameters:,} parameters ({share:.1%}){proposes}"
+    wanted = options.build(
+        DraftConfig,
+        config,
+        overrides,
+        target=target,
+        out=out,
+        layers=None if layers is None else parse_layers(layers),
+        search_layers=search_layers,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_heads=num_heads,
+        num_key_value_heads=num_key_value_heads,
+        params=params,
+        num_layers=num_layers,
+        vocabulary=vocabulary,
+        text=text,
     )
+    model = load_model(wanted.target)
+    with progress_bars() as progress:
+        small, kept = make_draft(wanted, model, progress=progress)
+    save_draft(small, wanted.target, wanted.out, stored_dtype(wanted.target))
+    stdout.print(f"{wanted.out}: {_description(small, kept, model)}")
+    if time_passes:
+        stdout.print(str(price_draft(model, small)))
+
+
+def _description(draft: "CausalModel", kept: list[int] | None, target: "CausalModel") -> str:
+    made = "new" if kept is None else f"layers {','.join(map(str, kept))}"
+    share = draft.num_parameters / target.num_parameters
+    limit = draft.draft_vocabulary
+    proposes = "" if limit is None else f", proposes {len(limit):,} tokens"
+    return f"{made}, {draft.num_parameters:,} parameters ({share:.1%}){proposes}"
 
 
 def parse_layers(text: str) -> list[int]:

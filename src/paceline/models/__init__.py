@@ -9,6 +9,8 @@ loading.py        hub id, local directory or GGUF file -> CausalModel
 gguf.py           a GGUF file becomes a model directory in the cache, once
 vocabulary.py     may these two models speculate together?
 draft.py          a draft from some of the target's layers; save it as an ordinary directory
+subcloning.py     a narrower one, of the parts that matter most
+derived.py        a new one in the target's architecture
 kernels.py        16-bit weights for CPUs that have no 16-bit arithmetic
 llama.py          Llama-like models on them, in as few calls as possible
 native_llama.py   and few tokens of them in one call, by native/llama.c

@@ -33,12 +33,15 @@ _TOKENIZER_FILES = (
 )
 
 
-def subset_layers(target: CausalModel, layers: Sequence[int]) -> CausalModel:
-    """A model of only these layers of the target; its weights are copies.
+def subset_layers(
+    target: CausalModel, layers: Sequence[int], *, share: bool = False
+) -> CausalModel:
+    """A model of only these layers of the target.
 
     Args:
         target: Left as it is.
         layers: Increasing indices, for example [0, 1, 2, 29].
+        share: Its weights are the target's own, to look at and not to train; else they are copies.
 
     Raises:
         UsageError: No index, or indices that repeat, decrease or name no layer.
@@ -49,6 +52,8 @@ def subset_layers(target: CausalModel, layers: Sequence[int]) -> CausalModel:
     kept = nn.ModuleList()
     # one memo for both copies: layers and model go on to share one config, and ties stay ties
     memo: dict[int, Any] = {id(old): kept}
+    if share:
+        memo |= {id(weight): weight for weight in target.hf.parameters()}
     hf = copy.deepcopy(target.hf, memo)
     kept.extend(copy.deepcopy(old[index], memo) for index in layers)
     for index, layer in enumerate(kept):
@@ -56,7 +61,7 @@ def subset_layers(target: CausalModel, layers: Sequence[int]) -> CausalModel:
             if isinstance(getattr(module, "layer_idx", None), int):
                 module.layer_idx = index  # pyright: ignore[reportArgumentType]
     assert hf.get_submodule(name) is kept, "the copy holds the layers it was cut to"
-    _shorten_config(hf.config.get_text_config(decoder=True), layers)
+    shorten_config(hf.config.get_text_config(decoder=True), layers)
     return CausalModel(hf, target.tokenizer)
 
 
@@ -156,7 +161,7 @@ def _check_indices(layers: Sequence[int], count: int) -> None:
         )
 
 
-def _shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
+def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
     """Fewer layers, and every list with one entry a layer (layer_types and its like) cut alike."""
     count = config.num_hidden_layers
     for key, value in list(vars(config).items()):

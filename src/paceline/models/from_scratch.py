@@ -111,10 +111,6 @@ def write_new_model(
 
 
 def _new_llama(shape: NewModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """Random weights: normal of deviation 0.02, less for what adds to the residual stream.
-
-    Paper: Radford et al. 2019, section 2.3 (1 / sqrt(residual layers)).
-    """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,
@@ -129,15 +125,24 @@ def _new_llama(shape: NewModel, tokenizer: PreTrainedTokenizerBase, seed: int) -
         pad_token_id=None,
     )
     hf = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draw_weights(hf, seed)
+    return hf
+
+
+def draw_weights(hf: PreTrainedModel, seed: int) -> None:
+    """Fresh matrices: normal of deviation 0.02, less for what adds to the residual stream.
+
+    Paper: Radford et al. 2019, section 2.3 (1 / sqrt(residual layers)).
+    """
     rng = named_generator(seed, "new model", 0)
+    num_layers = hf.config.get_text_config(decoder=True).num_hidden_layers
     with torch.no_grad():
         for name, weight in hf.named_parameters():
             if weight.ndim < 2:
                 continue  # norms start at 1
-            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
-            std = _STD / math.sqrt(2 * shape.num_layers) if adds else _STD
+            adds = name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight"))
+            std = _STD / math.sqrt(2 * num_layers) if adds else _STD
             weight.copy_(torch.randn(weight.shape, generator=rng) * std)
-    return hf
 
 
 def _train_bpe(spec: NewTokenizer, texts: Iterable[str]) -> Tokenizer:

@@ -7,6 +7,7 @@ over are an error, never a silent random initialisation.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import re
@@ -42,6 +43,7 @@ _TOKENIZERS = (
     "vocab.json",
     "vocab.txt",
 )
+_ENDS = 1 << 20  # bytes of either end of a file that its fingerprint reads
 _STORED = frozenset({"float32", "bfloat16", "float16"})
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -113,6 +115,20 @@ def model_directory(path: str | Path) -> Path:
                 place.source, allow_patterns=["*.json", "*.txt", "*.model", "*.jinja"]
             )
         )
+
+
+def fingerprint(path: str | Path) -> str:
+    """Tells one model from another by its files: their names, sizes, beginnings and ends."""
+    digest = hashlib.sha256()
+    for file in sorted(model_directory(path).iterdir()):
+        if file.suffix in (".json", ".safetensors", ".bin") and not file.name.startswith("."):
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size}\n".encode())
+            with file.open("rb") as stream:
+                digest.update(stream.read(_ENDS))
+                stream.seek(max(0, size - _ENDS))
+                digest.update(stream.read())
+    return digest.hexdigest()[:16]
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:

@@ -1,0 +1,252 @@
+"""Weight subcloning: a narrower draft made of the parts of its target that matter most.
+
+Whatever is left out of a sum is made up for by scale. Behind an RMS norm all D channels together have
+the energy D; the D' that stay have D', so the norms' weights grow by sqrt(D / D'), and what heads and
+the MLP's inner channels add to the residual stream by the root of their own ratio.
+
+Paper: Samragh et al. 2023, sections 3.1 and 3.2. Differs: heads and inner channels are ranked by what they add to the residual stream
+and chosen layer by layer; key heads stay with the query heads they serve.
+"""
+
+# N tokens, D hidden, I inner, H heads, K key heads, S head size
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UnsupportedModelError, UsageError
+from paceline.models.causal import CausalModel
+from paceline.models.causal_session import evaluating
+from paceline.models.llama import LlamaDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+
+_TOKENS = 4096  # to rank by
+_LONGEST = 256  # tokens of a text that are read
+
+
+class Width(NamedTuple):
+    """Sizes of the draft's layers; the size of a head stays."""
+
+    hidden: int
+    inner: int
+    num_heads: int
+    num_key_heads: int
+
+
+class Importance(NamedTuple):
+    """How much each part does on some text: of the whole model, of each layer, of each layer."""
+
+    hidden_D: Tensor
+    inner_LI: Tensor
+    heads_LH: Tensor
+
+
+def width_of(model: CausalModel) -> Width:
+    """Sizes of a Llama-like model."""
+    config: Any = _checked(model).hf.config
+    return Width(
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+    )
+
+
+def measure_importance(target: CausalModel, texts: Iterable[Sequence[int]]) -> Importance:
+    """Rank the parts of a Llama-like model by its passes over these texts.
+
+    A channel of the residual stream by its mean size behind the norms; an inner channel or a head by
+    the mean length of what it adds to the stream.
+
+    Raises:
+        UsageError: There is no text.
+        UnsupportedModelError: The model is not like a Llama.
+    """
+    layers = _layers(_checked(target))
+    gatherers = [_Gatherer(layer) for layer in layers]
+    longest = min(_LONGEST, target.max_length or _LONGEST)
+    num_read = 0
+    with torch.inference_mode(), evaluating(target.hf), contextlib.ExitStack() as stack:
+        for gatherer in gatherers:
+            stack.enter_context(gatherer.listening())
+        for text in texts:
+            if len(text):
+                tokens = torch.tensor(list(text[:longest]), device=target.device)
+                target.hf.base_model(input_ids=tokens[None], use_cache=False)
+                num_read += len(tokens)
+            if num_read >= _TOKENS:
+                break
+    if not num_read:
+        raise UsageError("got no text to rank the target's channels by; give some documents")
+    hidden = torch.stack([gatherer.hidden_D for gatherer in gatherers]).sum(0)
+    inner = torch.stack([gatherer.inner_I for gatherer in gatherers])
+    heads = torch.stack([gatherer.heads_H for gatherer in gatherers])
+    return Importance(hidden / num_read, inner / num_read, heads / num_read)
+
+
+def subclone(target: CausalModel, width: Width, importance: Importance) -> CausalModel:
+    """A model of the same layers, each cut down to the parts that matter most.
+
+    Cut layers away first: `importance` is that of the model given here.
+
+    Raises:
+        UsageError: A size is larger than the target's, or heads cannot be shared out.
+        UnsupportedModelError: The model is not like a Llama.
+    """
+    old = width_of(target)
+    _check(width, old)
+    hidden_D = _best(importance.hidden_D, width.hidden)
+    config: Any = copy.deepcopy(target.hf.config)
+    config.head_dim = _layers(target)[0].self_attn.head_dim
+    config.hidden_size, config.intermediate_size = width.hidden, width.inner
+    config.num_attention_heads, config.num_key_value_heads = width.num_heads, width.num_key_heads
+    hf = type(target.hf)(config).to(target.dtype).to(target.device)  # pyright: ignore
+    body: Any = hf.base_model
+    source: Any = target.hf.base_model
+    scale = math.sqrt(old.hidden / width.hidden)
+    with torch.no_grad():
+        for index, (new, layer) in enumerate(zip(_layers_of(body), _layers(target), strict=True)):
+            heads_H, keys_K = _best_heads(importance.heads_LH[index], old, width)
+            inner_I = _best(importance.inner_LI[index], width.inner)
+            _fill_attention(new.self_attn, layer.self_attn, hidden_D, heads_H, keys_K)
+            _fill_mlp(new.mlp, layer.mlp, hidden_D, inner_I)
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                getattr(new, name).weight.copy_(getattr(layer, name).weight[hidden_D] * scale)
+        body.norm.weight.copy_(source.norm.weight[hidden_D] * scale)
+        body.embed_tokens.weight.copy_(source.embed_tokens.weight[:, hidden_D])
+        new_head: Any = hf.get_output_embeddings()
+        head: Any = target.hf.get_output_embeddings()
+        if new_head.weight is not body.embed_tokens.weight:
+            new_head.weight.copy_(head.weight[:, hidden_D])
+    hf.generation_config = target.hf.generation_config
+    return CausalModel(hf.eval(), target.tokenizer)
+
+
+class _Gatherer:
+    """Hears of the passes of one layer."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        attention, mlp = layer.self_attn, layer.mlp
+        self._size = attention.head_dim
+        num_heads = attention.o_proj.in_features // self._size
+        self.hidden_D = torch.zeros(attention.o_proj.out_features)
+        self.inner_I = torch.zeros(mlp.down_proj.in_features)
+        self.heads_H = torch.zeros(num_heads)
+        weight = attention.o_proj.weight.detach().float()
+        self._out_HSD = weight.T.reshape(num_heads, self._size, -1)
+        self._norms_I = mlp.down_proj.weight.detach().float().norm(dim=0)
+
+    @contextlib.contextmanager
+    def listening(self) -> Generator[None]:
+        layer = self._layer
+        handles = [
+            layer.input_layernorm.register_forward_hook(self._hear_norm),
+            layer.post_attention_layernorm.register_forward_hook(self._hear_norm),
+            layer.self_attn.o_proj.register_forward_pre_hook(self._hear_heads),
+            layer.mlp.down_proj.register_forward_pre_hook(self._hear_inner),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hear_norm(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        self.hidden_D += output.float().abs().flatten(0, -2).sum(0).cpu()
+
+    def _hear_heads(self, _module: nn.Module, inputs: tuple[Tensor]) -> None:
+        heads_NHS = inputs[0].float().reshape(-1, len(self.heads_H), self._size)
+        added_NHD = torch.einsum("nhs,hsd->nhd", heads_NHS, self._out_HSD)
+        self.heads_H += added_NHD.norm(dim=-1).sum(0).cpu()
+
+    def _hear_inner(self, _module: nn.Module, inputs: tuple[Tensor]) -> None:
+        inner_NI = inputs[0].float().flatten(0, -2).abs()
+        self.inner_I += (inner_NI.sum(0) * self._norms_I).cpu()
+
+
+def _fill_attention(new: Any, old: Any, hidden_D: Tensor, heads_H: Tensor, keys_K: Tensor) -> None:
+    size = old.head_dim
+    queries, keys = _channels(heads_H, size), _channels(keys_K, size)
+    for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+        _fill(getattr(new, name), getattr(old, name), rows, hidden_D)
+    scale = math.sqrt(old.o_proj.in_features / len(queries))
+    _fill(new.o_proj, old.o_proj, hidden_D, queries, scale)
+    for name in ("q_norm", "k_norm"):
+        if getattr(old, name, None) is not None:
+            getattr(new, name).weight.copy_(getattr(old, name).weight)
+
+
+def _fill_mlp(new: Any, old: Any, hidden_D: Tensor, inner_I: Tensor) -> None:
+    for name in ("gate_proj", "up_proj"):
+        _fill(getattr(new, name), getattr(old, name), inner_I, hidden_D)
+    scale = math.sqrt(old.down_proj.in_features / len(inner_I))
+    _fill(new.down_proj, old.down_proj, hidden_D, inner_I, scale)
+
+
+def _fill(new: nn.Linear, old: nn.Linear, rows: Tensor, columns: Tensor, scale: float = 1) -> None:
+    new.weight.copy_(old.weight[rows][:, columns] * scale)
+    if old.bias is not None:
+        new.bias.copy_(old.bias[rows])
+
+
+def _best(importance: Tensor, count: int) -> Tensor:
+    """The most important ones, in their order."""
+    return importance.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def _best_heads(importance_H: Tensor, old: Width, new: Width) -> tuple[Tensor, Tensor]:
+    """Query heads and key heads that stay: the best groups, and in each its best query heads."""
+    groups_KG = importance_H.reshape(old.num_key_heads, -1)
+    per_group = new.num_heads // new.num_key_heads
+    best_KG = groups_KG.argsort(dim=-1, descending=True, stable=True)[:, :per_group].sort(-1).values
+    worth_K = groups_KG.gather(-1, best_KG).sum(-1)
+    keys_K = _best(worth_K, new.num_key_heads)
+    heads_KG = best_KG[keys_K] + keys_K[:, None] * groups_KG.shape[1]
+    return heads_KG.flatten(), keys_K
+
+
+def _channels(heads: Tensor, size: int) -> Tensor:
+    return (heads[:, None] * size + torch.arange(size)).flatten()
+
+
+def _check(width: Width, old: Width) -> None:
+    for name, new_size, old_size in zip(Width._fields, width, old, strict=True):
+        if not 1 <= new_size <= old_size:
+            raise UsageError(
+                f"{name} of the draft is {new_size}; wanted 1 to the target's {old_size}"
+            )
+    if width.num_heads % width.num_key_heads:
+        raise UsageError(
+            f"{width.num_heads} heads cannot be shared out among {width.num_key_heads} key heads; "
+            "make the one a multiple of the other"
+        )
+    if width.num_heads // width.num_key_heads > old.num_heads // old.num_key_heads:
+        raise UsageError(
+            f"{width.num_heads} heads for {width.num_key_heads} key heads is more for each than the "
+            f"target's {old.num_heads} for {old.num_key_heads}; keep more key heads"
+        )
+
+
+def _checked(model: CausalModel) -> CausalModel:
+    if not LlamaDecoder.supports(model.hf):
+        raise UnsupportedModelError(
+            f"{model.hf.config.model_type} is not laid out like a Llama, so it cannot be made narrower; "
+            "choose layers of it, or a new draft by --params"
+        )
+    return model
+
+
+def _layers(model: CausalModel) -> list[Any]:
+    return _layers_of(model.hf.base_model)
+
+
+def _layers_of(body: Any) -> list[Any]:
+    return list(body.layers)

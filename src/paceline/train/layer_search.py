@@ -1,0 +1,113 @@
+"""Which layers of a target make the best draft, by the acceptance that is measured without them.
+
+A few layers taken at once accept next to nothing before they are trained, whichever they are, so that
+they cannot be told apart. Taken away one by one they can: each time the layer goes without which the
+rest agrees best with the whole model. At the end every layer that stayed is tried at the places beside
+it, until no such move helps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.data.collate import Row
+from paceline.data.generation import sample_completions
+from paceline.errors import UsageError
+from paceline.models.draft import layer_list, subset_layers
+from paceline.progress import silent
+from paceline.rng import named_generator
+from paceline.train.evaluation import AgreementEvaluator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.models.causal import CausalModel
+    from paceline.progress import Progress
+
+_ROWS = 16  # texts that the target writes to be judged by
+_PROMPT = 32  # tokens of each that are given
+_NEW = 32
+
+
+def search_layers(
+    target: CausalModel,
+    texts: Sequence[Sequence[int]],
+    count: int,
+    *,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> list[int]:
+    """The `count` layers that agree best with all of them on what the target writes, in order.
+
+    Args:
+        target: Whose layers.
+        texts: Their beginnings are the prompts.
+        count: How many layers stay.
+        seed: Of what the target writes.
+        progress: Called as layers go.
+
+    Raises:
+        UsageError: The target has fewer layers, or there is no text.
+    """
+    _, layers = layer_list(target.hf)
+    if not 1 <= count <= len(layers):
+        raise UsageError(
+            f"got {count} layers to search for; wanted 1 to the target's {len(layers)}"
+        )
+    evaluator = _evaluator(target, texts, seed)
+    known: dict[tuple[int, ...], float] = {}
+
+    def acceptance(chosen: tuple[int, ...]) -> float:
+        if chosen not in known:
+            draft = subset_layers(target, chosen, share=True)
+            known[chosen] = evaluator.evaluate(draft)["expected_acceptance"]
+        return known[chosen]
+
+    chosen = tuple(range(len(layers)))
+    while len(chosen) > count:
+        chosen = max((_without(chosen, layer) for layer in chosen), key=acceptance)
+        progress("searching layers", len(layers) - len(chosen), len(layers) - count)
+    return list(climb(chosen, len(layers), acceptance))
+
+
+def climb(
+    chosen: tuple[int, ...], num_layers: int, acceptance: Callable[[tuple[int, ...]], float]
+) -> tuple[int, ...]:
+    """Move one layer to a place beside it for as long as acceptance rises."""
+    while True:
+        best = max([chosen, *_neighbours(chosen, num_layers)], key=acceptance)
+        if best == chosen:
+            return chosen
+        chosen = best
+
+
+def _neighbours(chosen: tuple[int, ...], num_layers: int) -> list[tuple[int, ...]]:
+    moved = [
+        (*_without(chosen, layer), layer + step)
+        for layer in chosen
+        for step in (-1, 1)
+        if 0 <= layer + step < num_layers and layer + step not in chosen
+    ]
+    return [tuple(sorted(layers)) for layers in moved]
+
+
+def _without(layers: tuple[int, ...], gone: int) -> tuple[int, ...]:
+    return tuple(layer for layer in layers if layer != gone)
+
+
+def _evaluator(
+    target: CausalModel, texts: Sequence[Sequence[int]], seed: int
+) -> AgreementEvaluator:
+    prompts = [list(text[:_PROMPT]) for text in texts if len(text)][:_ROWS]
+    if not prompts:
+        raise UsageError("got no text to judge layers by; give some documents")
+    rng = named_generator(seed, "layer search")
+    uniforms = torch.rand(len(prompts), _NEW, generator=rng, dtype=torch.float64)
+    written = sample_completions(target, prompts, uniforms)
+    rows = [
+        Row([*prompt, *text], len(prompt)) for prompt, text in zip(prompts, written, strict=True)
+    ]
+    return AgreementEvaluator(target, rows, SamplingParams(), gamma=1, vocab_size=target.vocab_size)

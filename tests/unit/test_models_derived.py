@@ -1,0 +1,77 @@
+import pytest
+import torch
+
+from paceline.errors import UsageError
+from paceline.models.derived import derive_draft
+from tiny import tiny_model
+
+LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"]
+
+
+@pytest.mark.parametrize("architecture", LLAMA_LIKE)
+def test_the_widest_draft_that_the_share_allows(architecture: str):
+    target = tiny_model(architecture)
+    draft = derive_draft(target, 0.5, num_layers=2)
+    assert draft.num_parameters <= 0.5 * target.num_parameters
+    width = draft.hf.config.hidden_size
+    more = derive_draft(target, 0.99, num_layers=2)
+    assert more.hf.config.hidden_size > width
+    assert type(draft.hf) is type(target.hf)
+    with torch.inference_mode():
+        logits = draft.hf(input_ids=torch.tensor([[1, 2, 3]])).logits
+    assert logits.isfinite().all()
+
+
+def test_proportions_are_the_target_s():
+    # 32 wide with 4 heads of 8, 2 key heads, 48 inside: at 16 it is 2, 1 and 24, to 16s: 16 or 32
+    draft = derive_draft(tiny_model("llama"), 0.5, num_layers=2)
+    config = draft.hf.config
+    assert (config.hidden_size, config.num_attention_heads, config.head_dim) == (16, 2, 8)
+    assert config.num_key_value_heads == 1
+    assert config.intermediate_size in (16, 32)
+    assert config.num_hidden_layers == 2
+
+
+def test_an_eighth_of_the_layers_unless_something_else_is_said():
+    # round(4 / 8) is 0, and a draft has a layer
+    assert derive_draft(tiny_model("llama"), 0.5).hf.config.num_hidden_layers == 1
+
+
+def test_as_wide_as_the_target_it_begins_with_the_target_s_embeddings():
+    target = tiny_model("llama")
+    draft = derive_draft(target, 0.9, num_layers=1)
+    assert draft.hf.config.hidden_size == 32
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        new, old = (getattr(model.hf, name)().weight for model in (draft, target))
+        torch.testing.assert_close(new, old)
+
+
+def test_narrower_embeddings_keep_what_principal_directions_can():
+    """Gram matrices tell how tokens lie to each other; no other 16 directions keep them better."""
+    target = tiny_model("qwen2")
+    draft = derive_draft(target, 0.2, num_layers=1)
+    old = target.hf.get_input_embeddings().weight.detach()
+    new = draft.hf.get_input_embeddings().weight.detach()
+    assert new.shape[1] == 16
+    lost = float((old @ old.T - new @ new.T).norm() ** 2)
+    smallest = torch.linalg.svdvals(old.double())[16:]
+    assert lost == pytest.approx(float((smallest**4).sum()), rel=1e-3)
+
+
+def test_random_weights_are_those_of_the_seed():
+    target = tiny_model("llama")
+    first, again, other = (
+        derive_draft(target, 0.5, embeddings="random", seed=seed).hf.state_dict()
+        for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+    assert float(first["lm_head.weight"].std()) == pytest.approx(0.02, rel=0.2)
+
+
+def test_what_cannot_be_is_refused():
+    target = tiny_model("llama")
+    with pytest.raises(UsageError, match=r"smallest draft of 1 layers .* has \d+\.\d% of"):
+        derive_draft(target, 0.001)
+    with pytest.raises(UsageError, match="got 5 layers; wanted 1 to the target's 4"):
+        derive_draft(target, 0.5, num_layers=5)
