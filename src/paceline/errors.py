@@ -45,6 +45,10 @@ class TrainingError(PacelineError, RuntimeError):
     """Training cannot go on: a loss that is not finite or that exploded."""
 
 
+class GenerationError(PacelineError, RuntimeError):
+    """Writing distillation data cannot go on."""
+
+
 class NotReachedError(PacelineError, RuntimeError):
     """Nothing that was measured meets what was asked for."""
 

@@ -10,14 +10,17 @@ from paceline.cli import (
     align,
     analyze,
     bench,
+    corpus,
     decode,
     demo,
     draft,
     env,
+    generate_data,
     measure,
     pretrain,
     report,
     task,
+    trajectory,
     tune,
     validate,
     verify,
@@ -35,8 +38,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    *(draft, pretrain, align, measure, analyze, verify, decode),
-    *(task, bench, tune, report, demo, validate, env),
+    *(draft, pretrain, generate_data, align, measure, analyze, verify, decode),
+    *(trajectory, corpus, task, bench, tune, report, demo, validate, env),
 ):
     app.command()(getattr(command, command.__name__.rpartition(".")[2]))
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from paceline.bench.schema import family, setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from paceline.bench.tune import Tried, Tuned
     from paceline.core.rules import AnyRule
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
     from paceline.measure.results import IntervalRow
+    from paceline.measure.trajectory import TrajectoryRow
 
 
 def measurement_table(found: Measurement) -> Group:
@@ -188,3 +189,27 @@ def _met(one: Tried, quality_floor: float | None) -> str:
 
 def _short(figure: IntervalRow) -> str:
     return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"
+
+
+def trajectory_table(rows: Sequence[TrajectoryRow]) -> Table:
+    """A row a draft and task: where it stands in its run, and what it is worth."""
+    gammas = sorted({gamma for row in rows for gamma in row.block_efficiency})
+    table = Table("run", "at", "task", "acceptance", box=None, pad_edge=False)
+    for gamma in gammas:
+        table.add_column(f"tau, gamma {gamma}", justify="right")
+        table.add_column("MBSU", justify="right")
+    for row in rows:
+        sampling = row.sampling
+        task = f"{row.task} T={sampling.temperature:g} p={sampling.top_p:g}"
+        taus = [
+            text
+            for gamma in gammas
+            for text in (str(row.block_efficiency.get(gamma, "")), _number(row.mbsu.get(gamma)))
+        ]
+        accepted = f"{row.expected_acceptance.value:.3f}"
+        table.add_row(row.stop.run, row.stop.label, task, accepted, *taus)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

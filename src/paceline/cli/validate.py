@@ -13,8 +13,11 @@ from paceline.config import StrictModel
 class Kind(StrEnum):
     """Commands that read a configuration."""
 
-    align = "align"
+    draft = "draft"
     pretrain = "pretrain"
+    generate_data = "generate-data"
+    align = "align"
+    trajectory = "trajectory"
     analyze = "analyze"
     measure = "measure"
     verify = "verify"
@@ -37,13 +40,19 @@ def schema_of(kind: Kind) -> type[StrictModel]:
     """What a configuration of this kind may hold."""
     from paceline.bench import BenchConfig
     from paceline.bench.tune import TuneConfig
+    from paceline.data.requests import GenerateDataConfig
     from paceline.measure import MeasureConfig, VerifyConfig
     from paceline.measure.frontier import AnalyzeConfig
+    from paceline.measure.trajectory import TrajectoryConfig
     from paceline.train import AlignConfig, PretrainConfig
+    from paceline.train.drafts import DraftConfig
 
     return {
-        Kind.align: AlignConfig,
+        Kind.draft: DraftConfig,
         Kind.pretrain: PretrainConfig,
+        Kind.generate_data: GenerateDataConfig,
+        Kind.align: AlignConfig,
+        Kind.trajectory: TrajectoryConfig,
         Kind.measure: MeasureConfig,
         Kind.analyze: AnalyzeConfig,
         Kind.verify: VerifyConfig,

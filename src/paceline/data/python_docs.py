@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import json
 import re
 import sysconfig
@@ -16,10 +17,11 @@ from pathlib import Path
 from pydoc_data import topics  # the text behind help("topic")
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.errors import UsageError
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 _SHORTEST_DOCUMENT = 40
@@ -60,12 +62,38 @@ def write_python_docs(folder: Path) -> PythonDocs:
     return files
 
 
+def write_package_docs(path: Path, packages: Iterable[str]) -> None:
+    """Python's training documents, and the docstrings of installed packages: more text of that kind.
+
+    What Python holds out is held out here, too.
+
+    Raises:
+        UsageError: a package is not installed.
+    """
+    texts = python_documents()
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not (spec.submodule_search_locations or spec.origin):
+            raise UsageError(f"no package {name} is installed; name one that can be imported")
+        places = spec.submodule_search_locations or [spec.origin]
+        texts += _long_enough(
+            text for place in places for text in read_docstrings(Path(str(place)))
+        )
+    known = [text for text in dict.fromkeys(texts) if not is_held_out(text)]
+    rows = sorted(known, key=_digest)
+    atomic_write_text(path, "".join(json.dumps({"text": row}) + "\n" for row in rows))
+
+
 def python_documents() -> list[str]:
     """Every topic and docstring of some length, once each."""
     found = dict.fromkeys(topics.topics.values())
     found.update(dict.fromkeys(read_docstrings(standard_library())))
-    documents = (text.strip() for text in found)
-    return list(dict.fromkeys(text for text in documents if len(text) >= _SHORTEST_DOCUMENT))
+    return list(dict.fromkeys(_long_enough(found)))
+
+
+def _long_enough(texts: Iterable[str]) -> Iterator[str]:
+    documents = (text.strip() for text in texts)
+    return (text for text in documents if len(text) >= _SHORTEST_DOCUMENT)
 
 
 def standard_library() -> Path:

@@ -1,0 +1,26 @@
+"""`paceline corpus`: text that is on every machine, to try things on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.console import stdout
+
+
+def corpus(
+    out: Annotated[Path, typer.Option(help="Directory to write the files to.")],
+    package: Annotated[
+        list[str] | None,
+        typer.Option(help="Docstrings of this installed package, too; may be repeated."),
+    ] = None,
+) -> None:
+    """Write Python's documentation, split once for all into text to train on and text that is held out."""
+    from paceline.data.python_docs import write_package_docs, write_python_docs
+
+    files = write_python_docs(out)
+    pretraining = out / "pretraining.jsonl"
+    write_package_docs(pretraining, package or ())
+    for name, path in (*files._asdict().items(), ("pretraining", pretraining)):
+        with path.open(encoding="utf-8") as stream:
+            stdout.print(f"{path}: {sum(1 for _ in stream):,} documents, {name}")

@@ -1,0 +1,37 @@
+"""`paceline trajectory`: how a draft got better, checkpoint by checkpoint."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import progress_bars, stdout
+
+
+def trajectory(
+    config: options.ConfigFile = None,
+    target: options.Target = None,
+    runs: Annotated[
+        list[Path] | None, typer.Option("--run", help="Run of pretrain or align; may be repeated.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="Directory of rows and plots.")] = None,
+    plot: Annotated[bool, typer.Option(help="Draw tau over steps and seconds, too.")] = False,
+    overrides: options.Overrides = None,
+) -> None:
+    """Tokens per target call of every checkpoint, on several tasks, against the draft at the start."""
+    from paceline.cli.tables import trajectory_table
+    from paceline.measure.trajectory import TrajectoryConfig
+    from paceline.measure.trajectory import trajectory as run
+
+    given = {"target": target, "output": output}
+    named = [str(path) for path in runs] if runs else None
+    wanted = options.build(TrajectoryConfig, config, overrides, **given, runs=named)
+    with progress_bars() as progress:
+        rows = run(wanted, progress)
+    stdout.print(trajectory_table(rows))
+    if plot:
+        from paceline.report.trajectories import draw_trajectories
+
+        draw_trajectories(rows, wanted.output / "trajectory.png")
+    stdout.print(f"rows in {wanted.output}/rows.jsonl")

@@ -1,0 +1,97 @@
+"""Models that answer the requests of a file, one after another, a batch at a time."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+from paceline.core.sampling import SamplingParams
+from paceline.data.shards import Answer
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.errors import ContextLengthError, UsageError
+from paceline.models import load_model
+from paceline.models.loading import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.data.requests import GenerateDataConfig, Request, Shard
+    from paceline.decode import Generation
+    from paceline.decode.decoder import Decoder
+    from paceline.models.causal import CausalModel
+
+
+class Answerer:
+    """The target, and perhaps a draft, loaded once."""
+
+    def __init__(self, config: GenerateDataConfig) -> None:
+        self.config = config
+        self.target = self._load(config.target)
+        self.draft = None if config.draft is None else self._load(config.draft)
+        if self.target.tokenizer is None:
+            raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+        self.tokenizer = self.target.tokenizer
+        limit = self.target.max_length
+        if limit is not None and config.max_prompt_tokens + config.max_new_tokens > limit:
+            raise ContextLengthError(
+                f"max_prompt_tokens + max_new_tokens is "
+                f"{config.max_prompt_tokens + config.max_new_tokens}, but the target's context holds "
+                f"{limit}; lower one of the two"
+            )
+        self.fingerprint = fingerprint(config.target)
+
+    def answer(self, shard: Shard) -> list[Answer]:
+        """A record for each request, in order."""
+        requests = shard.requests
+        decoder = self._decoder(requests[0].temperature)
+        generations = decoder.generate(
+            [request.tokens for request in requests],
+            self.config.max_new_tokens,
+            [request.seed for request in requests],
+            batch_size=self.config.batch_size,
+        )
+        pairs = zip(requests, generations, strict=True)
+        return [self._record(request, generation) for request, generation in pairs]
+
+    def _load(self, source: str) -> CausalModel:
+        model = load_model(source, dtype=self.config.dtype)
+        return model.prepare_for_decoding(activations=self.config.activations)
+
+    def _decoder(self, temperature: float) -> Decoder:
+        config = self.config
+        sampling = SamplingParams(temperature=temperature, top_p=config.top_p, top_k=config.top_k)
+        if self.draft is None:
+            return AutoregressiveDecoder(self.target, sampling)
+        gamma = config.num_speculative_tokens
+        return SpeculativeDecoder(self.target, self.draft, gamma=gamma, sampling=sampling)
+
+    def _record(self, request: Request, generation: Generation) -> Answer:
+        config = self.config
+        ended = generation.stop_reason == "eos"
+        text = generation.tokens[:-1] if ended else generation.tokens
+        return Answer(
+            id=request.id,
+            prompt=self._text(request.tokens),
+            completion=self._text(text),
+            prompt_tokens=list(request.tokens),
+            completion_tokens=generation.tokens,
+            stop_reason=generation.stop_reason,
+            temperature=request.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            seed=request.seed,
+            system_prompt=request.system_prompt,
+            source=request.source,
+            prompt_was_cut=request.cut,
+            target=config.target,
+            target_fingerprint=self.fingerprint,
+            draft=config.draft or "",
+            num_speculative_tokens=0 if config.draft is None else config.num_speculative_tokens,
+            activations=config.activations,
+            paceline=importlib.metadata.version("paceline"),
+        )
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        text = self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
+        assert isinstance(text, str), "one sequence is one text"
+        return text

@@ -1,0 +1,125 @@
+"""Distillation data from a configuration to a run directory; stopped at any moment, it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from paceline.data.answers import Answerer
+from paceline.data.ray_engine import write_with_ray
+from paceline.data.requests import plan_shards
+from paceline.data.shards import ShardStore
+from paceline.data.worker_pool import write_with_processes
+from paceline.errors import ConfigError
+from paceline.models.loading import load_tokenizer
+from paceline.progress import silent
+from paceline.records import RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from paceline.data.requests import GenerateDataConfig, Shard
+    from paceline.progress import Progress
+
+# How the work is dealt out says nothing of what comes out.
+_MAY_CHANGE = {"output", "workers", "engine"}
+
+
+def generate_data(
+    config: GenerateDataConfig, *, resume: bool = False, progress: Progress = silent
+) -> Path:
+    """Let the target answer every request; the records end up as Parquet files in `output/data`.
+
+    A file is written whole or not at all, from its own requests alone: what a killed run leaves is a
+    part of what an undisturbed one makes, and resuming makes the rest.
+
+    Args:
+        config: What to do.
+        resume: Go on with the run in `config.output` if there is one.
+        progress: Called as files come in.
+
+    Returns:
+        The run directory: `data/` holds the records, `result.json` counts them.
+
+    Raises:
+        UsageError: a model, a prompt or a setting cannot be used.
+        GenerationError: workers died again and again; what was written stays.
+        StorageError: something could not be written; what was written stays.
+    """
+    run = RunDirectory(config.output)
+    store = ShardStore(run.path / "data")
+    _check_directory(run, config, resume=resume)
+    shards = plan_shards(config, load_tokenizer(config.target))
+    run.write_manifest(config)
+    store.sweep()
+    missing = [shard for shard in shards if shard.name not in store.written()]
+    total = sum(len(shard.requests) for shard in shards)
+    done = total - sum(len(shard.requests) for shard in missing)
+    started = time.monotonic()
+    progress("generating", done, total)
+    for shard in _write(config, missing, store):
+        done += len(shard.requests)
+        progress("generating", done, total)
+    elapsed = time.monotonic() - started
+    run.write_result(_result(store, [shard.name for shard in missing], elapsed))
+    return run.path
+
+
+def _write(
+    config: GenerateDataConfig, shards: Sequence[Shard], store: ShardStore
+) -> Iterator[Shard]:
+    if not shards:
+        return
+    if config.engine == "ray":
+        yield from write_with_ray(config, shards, store.directory)
+    elif config.workers > 1:
+        yield from write_with_processes(config, shards, store.directory)
+    else:
+        answerer = Answerer(config)
+        for shard in shards:
+            store.write(shard.name, answerer.answer(shard))
+            yield shard
+
+
+def _check_directory(run: RunDirectory, config: GenerateDataConfig, *, resume: bool) -> None:
+    """May this run be written here?"""
+    manifest = run.read_manifest()
+    if manifest is None:
+        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+            raise ConfigError(f"output {run.path} is not empty and holds no run; choose another")
+        return
+    if not resume:
+        raise ConfigError(
+            f"output {run.path} already holds a run; resume it, or choose another output"
+        )
+    before, now = manifest["config"], config.model_dump(mode="json")
+    changed = [
+        key for key in now if key not in _MAY_CHANGE and before.get(key, now[key]) != now[key]
+    ]
+    if changed:
+        raise ConfigError(
+            f"output {run.path} holds a run with another {', '.join(changed)}; choose another output "
+            "or the old values"
+        )
+
+
+def _result(store: ShardStore, new: Sequence[str], elapsed_s: float) -> dict[str, Any]:
+    """Counts over all files, and the speed of those of this start."""
+    stop_reasons: Counter[str] = Counter()
+    temperatures: Counter[str] = Counter()
+    tokens = {True: 0, False: 0}
+    for name in sorted(store.written()):
+        for answer in store.read([name]):
+            tokens[name in new] += len(answer.completion_tokens)
+            stop_reasons[answer.stop_reason] += 1
+            temperatures[f"{answer.temperature:g}"] += 1
+    return {
+        "num_records": stop_reasons.total(),
+        "num_files": len(store.written()),
+        "num_tokens": sum(tokens.values()),
+        "stop_reasons": dict(stop_reasons),
+        "temperatures": dict(temperatures),
+        "tokens_per_s": round(tokens[True] / elapsed_s, 1) if new else None,
+    }

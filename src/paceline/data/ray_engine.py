@@ -1,0 +1,75 @@
+"""The same on a Ray cluster: every machine sees the models and the run directory by the same names."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from paceline.data.answers import Answerer
+from paceline.data.shards import ShardStore
+from paceline.errors import GenerationError, PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from paceline.data.requests import GenerateDataConfig, Shard
+
+
+def write_with_ray(
+    config: GenerateDataConfig, shards: Sequence[Shard], directory: Path
+) -> Iterator[Shard]:
+    """Write the files with `config.workers` actors of Ray Data, yielding each that is there.
+
+    Raises:
+        UsageError: Ray is not installed.
+        PacelineError: what a worker says is wrong.
+    """
+    try:
+        import ray
+        from ray.exceptions import RayError
+    except ImportError:
+        raise UsageError(
+            "engine ray needs Ray: pip install 'paceline[ray]', or use engine processes"
+        ) from None
+    by_name = {shard.name: shard for shard in shards}
+    rows = ray.data.from_items(
+        [{"name": name} for name in by_name], override_num_blocks=len(by_name)
+    )
+    written = rows.map(
+        _Writer,  # pyright: ignore[reportArgumentType] (a class is called once an actor)
+        fn_constructor_args=(config, by_name, directory.resolve()),
+        compute=ray.data.ActorPoolStrategy(size=config.workers),
+        num_gpus=1 if ray.cluster_resources().get("GPU") else 0,
+    )
+    try:
+        for row in written.iter_rows():
+            if row["error"]:
+                raise pickle.loads(row["error"])
+            yield by_name[row["name"]]
+    except RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise GenerationError(
+            f"Ray could not go on: {reason}; what was written stays: resume"
+        ) from None
+
+
+class _Writer:
+    """An actor: loads the models once. What it finds wrong it says in its row, for Ray wraps errors."""
+
+    def __init__(
+        self, config: GenerateDataConfig, by_name: dict[str, Shard], directory: Path
+    ) -> None:
+        self._config = config
+        self._by_name = by_name
+        self._store = ShardStore(directory)
+        self._answerer: Answerer | None = None
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        name, error = row["name"], b""
+        try:
+            self._answerer = self._answerer or Answerer(self._config)
+            self._store.write(name, self._answerer.answer(self._by_name[name]))
+        except PacelineError as wrong:
+            error = pickle.dumps(wrong)
+        return {"name": name, "error": error}

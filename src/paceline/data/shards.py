@@ -1,0 +1,88 @@
+"""Distillation data on disk: Parquet files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow
+from pyarrow import parquet
+from pydantic import BaseModel, ConfigDict
+
+from paceline.records import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class Answer(BaseModel):
+    """One record: a prompt, what the target wrote, and everything that it hung on.
+
+    Attributes:
+        id: Of the prompt, and which answer to it.
+        prompt: As text, with whatever the chat template put around it.
+        completion: As text.
+        prompt_tokens: What the target read, to the token.
+        completion_tokens: What it wrote; its end-of-text token is the last, if it came to that.
+        stop_reason: `eos`: it ended; `length`, `context`: it was cut off.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    prompt: str
+    completion: str
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+    stop_reason: Literal["eos", "length", "context"]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    system_prompt: str
+    source: str
+    prompt_was_cut: bool
+    target: str
+    target_fingerprint: str
+    draft: str
+    num_speculative_tokens: int
+    activations: str
+    paceline: str
+
+
+class ShardStore:
+    """The Parquet files of one run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def written(self) -> set[str]:
+        """Names of the files that are there, whole."""
+        return {path.name for path in self.directory.glob("*.parquet")}
+
+    def write(self, name: str, answers: Sequence[Answer]) -> None:
+        """Put a file in its place.
+
+        Raises:
+            StorageError: it could not be written; nothing of it is there.
+        """
+        table = pyarrow.Table.from_pylist([answer.model_dump() for answer in answers])
+        with storage_errors(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.directory, prefix=".writing.") as scratch:
+                path = Path(scratch) / name
+                parquet.write_table(table, path)
+                path.replace(self.directory / name)
+
+    def read(self, names: Iterable[str] | None = None) -> list[Answer]:
+        """The records of some files, or of all, in order."""
+        chosen = sorted(self.written() if names is None else names)
+        tables = (parquet.read_table(self.directory / name) for name in chosen)
+        return [Answer(**row) for table in tables for row in table.to_pylist()]
+
+    def sweep(self) -> None:
+        """Remove what killed workers left half-written."""
+        for scratch in self.directory.glob(".writing.*"):
+            shutil.rmtree(scratch, ignore_errors=True)

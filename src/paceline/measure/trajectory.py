@@ -1,0 +1,269 @@
+"""How drafts get better over training: every checkpoint on the same text of the target.
+
+Paper: Goel et al. 2024, section 3: tau and MBSU at gamma 3 and 5 over checkpoints, against the draft
+that they began with, on tasks like the training text and unlike it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from paceline.config import StrictModel
+from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.sampling import SamplingParams
+from paceline.core.speed import mbsu, tokens_and_blocks
+from paceline.data import CorpusConfig, read_prompts
+from paceline.errors import UsageError
+from paceline.measure.acceptance import TextScores, score_texts
+from paceline.measure.measurement import usable_gammas
+from paceline.measure.pair import PairConfig, sample_texts
+from paceline.measure.results import IntervalRow
+from paceline.models import load_model
+from paceline.models.vocabulary import check_same_vocabulary
+from paceline.progress import silent
+from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.models import CausalModel
+    from paceline.progress import Progress
+
+_LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
+
+
+class TrajectoryConfig(StrictModel):
+    """What to look at.
+
+    Attributes:
+        target: Hub id, directory or GGUF file.
+        runs: Run directories of `pretrain` or `align`, in the order of the pipeline: the draft that each
+            began with, its checkpoints, and what it ended with.
+        tasks: Prompts by name; of a task that is unlike the training text, too, if there is one.
+        samplings: How the target writes, and the distributions that are compared.
+        gammas: Of tau and MBSU.
+        num_prompts: Of each task, at most.
+        output: Directory of the rows and the target's texts; going on with it reads them.
+    """
+
+    target: str = Field(min_length=1)
+    runs: tuple[Path, ...] = Field(min_length=1)
+    tasks: dict[str, CorpusConfig] = Field(min_length=1)
+    samplings: tuple[SamplingParams, ...] = (SamplingParams(temperature=0), _LOOSE)
+    gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3, 5), min_length=1)
+    num_prompts: int = Field(default=32, ge=1)
+    max_prompt_tokens: int = Field(default=64, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    seed: int = 0
+    output: Path
+
+
+class Stop(StrictModel):
+    """A draft on the way.
+
+    Attributes:
+        run: The name of its run directory.
+        label: `start`, `step N` or `end`.
+        step: Optimiser steps of its run, and the seconds they took.
+        path: Its model directory.
+    """
+
+    run: str
+    label: str
+    step: int
+    elapsed_s: float
+    path: Path
+
+
+class TrajectoryRow(StrictModel):
+    """One draft on one task under one sampling."""
+
+    stop: Stop
+    task: str
+    sampling: SamplingParams
+    num_texts: int
+    num_tokens: int
+    parameter_ratio: float
+    expected_acceptance: IntervalRow
+    block_efficiency: dict[int, IntervalRow]
+    mbsu: dict[int, float]
+
+
+def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[TrajectoryRow]:
+    """Measure every draft of the runs on the same texts.
+
+    Rows are kept in `output/rows.jsonl` as they come; those that are there are not measured again.
+
+    Raises:
+        UsageError: a run has no manifest, or a model or prompt cannot be used.
+    """
+    stops = [stop for run in config.runs for stop in stops_of(run)]
+    _check_output(config)
+    kept = config.output / "rows.jsonl"
+    rows = [TrajectoryRow.model_validate(row) for row in read_jsonl(kept)]
+    known = {_key(row.stop, row.task, row.sampling) for row in rows}
+    target = load_model(config.target)
+    if target.tokenizer is None:
+        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    cases = [(task, sampling) for task in config.tasks for sampling in config.samplings]
+    texts = {
+        (task, sampling): _texts(target, config, task, sampling, progress)
+        for task, sampling in cases
+    }
+    for number, stop in enumerate(stops):
+        missing = [case for case in cases if _key(stop, *case) not in known]
+        draft = load_model(stop.path) if missing else None
+        for case in missing:
+            assert draft is not None, "loaded where something is missing"
+            check_same_vocabulary(target, draft)
+            row = _row(target, draft, stop, case, texts[case], config)
+            append_jsonl(kept, row.model_dump(mode="json"))
+            rows.append(row)
+        progress("drafts", number + 1, len(stops), stop.label)
+    order = {stop.path: number for number, stop in enumerate(stops)}
+    rows = [row for row in rows if row.stop.path in order]
+    return sorted(rows, key=lambda row: order[row.stop.path])
+
+
+def stops_of(path: Path) -> Iterator[Stop]:
+    """The drafts of one run: what it began with, its checkpoints, what it ended with.
+
+    Raises:
+        UsageError: it is no run of training.
+    """
+    run = RunDirectory(path)
+    manifest = run.read_manifest()
+    if manifest is None:
+        raise UsageError(f"{path} is no run directory; wanted one that pretrain or align made")
+    config = manifest["config"]
+    start = config.get("draft") or config.get("model")
+    begun = path / "start" if not isinstance(start, str) else Path(start)
+    result = run.read_result()
+    yield Stop(run=path.name, label="start", step=0, elapsed_s=0, path=begun)
+    last = -1 if result is None else result["num_steps"]
+    for checkpoint in sorted(run.checkpoints.glob("step-*")):
+        state = json.loads((checkpoint / "state.json").read_text("utf-8"))
+        if state["step"] != last:
+            yield Stop(
+                run=path.name,
+                label=f"step {state['step']}",
+                step=state["step"],
+                elapsed_s=state["elapsed_s"],
+                path=checkpoint / "draft",
+            )
+    if result is not None:
+        product = path / ("draft" if "draft" in result else "model")
+        yield Stop(
+            run=path.name, label="end", step=last, elapsed_s=result["elapsed_s"], path=product
+        )
+
+
+def _row(
+    target: CausalModel,
+    draft: CausalModel,
+    stop: Stop,
+    case: tuple[str, SamplingParams],
+    texts: tuple[list[list[int]], list[list[int]]],
+    config: TrajectoryConfig,
+) -> TrajectoryRow:
+    task, sampling = case
+    scores = score_texts(target, draft, *texts, sampling, silent)
+    lengths_B = scores.mask_BT.sum(-1)
+    ratio = draft.num_parameters / target.num_parameters
+    taus = {
+        gamma: _tau(scores, gamma, config.seed)
+        for gamma in usable_gammas(config.gammas, int(lengths_B.max()))
+    }
+    rng = named_generator(config.seed, "bootstrap")
+    return TrajectoryRow(
+        stop=stop,
+        task=task,
+        sampling=sampling,
+        num_texts=len(lengths_B),
+        num_tokens=int(lengths_B.sum()),
+        parameter_ratio=ratio,
+        expected_acceptance=IntervalRow.of(
+            ratio_interval(scores.acceptance_BT.sum(-1), lengths_B, rng=rng)
+        ),
+        block_efficiency={gamma: IntervalRow.of(tau) for gamma, tau in taus.items()},
+        mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
+    )
+
+
+def _tau(scores: TextScores, gamma: int, seed: int) -> Interval:
+    given = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
+    tokens_B, blocks_B = tokens_and_blocks(*given, gamma)
+    return ratio_interval(tokens_B, blocks_B, rng=named_generator(seed, "bootstrap"))
+
+
+def _texts(
+    target: CausalModel,
+    config: TrajectoryConfig,
+    task: str,
+    sampling: SamplingParams,
+    progress: Progress,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts of a task and what the target writes after them: once, then read."""
+    kept = config.output / "texts" / f"{task} {_name(sampling)}.json"
+    if not kept.exists():
+        assert target.tokenizer is not None, "asked before"
+        prompts = read_prompts(
+            config.tasks[task], target.tokenizer, max_tokens=config.max_prompt_tokens
+        )[: config.num_prompts]
+        asked = PairConfig(
+            target=config.target,
+            draft="",
+            prompts=config.tasks[task],
+            sampling=sampling,
+            max_new_tokens=config.max_new_tokens,
+            batch_size=config.batch_size,
+            seed=config.seed,
+        )
+        written: list[list[int]] = []
+        sample_texts(target.prepare_for_decoding(), prompts, asked, written, progress)
+        atomic_write_text(kept, json.dumps({"prompts": prompts, "completions": written}))
+    found = json.loads(kept.read_text("utf-8"))
+    return found["prompts"], found["completions"]
+
+
+def _check_output(config: TrajectoryConfig) -> None:
+    """Rows of other texts are not to be mixed in; more runs may come to the ones that are there."""
+    run = RunDirectory(config.output)
+    manifest = run.read_manifest()
+    now = config.model_dump(mode="json")
+    if manifest is not None:
+        changed = [
+            key
+            for key in now
+            if key not in ("output", "runs") and manifest["config"][key] != now[key]
+        ]
+        if changed:
+            raise UsageError(
+                f"output {config.output} holds rows with another {', '.join(changed)}; choose another "
+                "output or the old values"
+            )
+    run.write_manifest(config)
+
+
+def _key(stop: Stop, task: str, sampling: SamplingParams) -> tuple[Any, ...]:
+    return str(stop.path), stop.step, task, sampling
+
+
+def _name(sampling: SamplingParams) -> str:
+    parts = [f"t{sampling.temperature:g}"]
+    if sampling.top_p < 1:
+        parts.append(f"p{sampling.top_p:g}")
+    if sampling.top_k:
+        parts.append(f"k{sampling.top_k}")
+    return " ".join(parts)
+
+
+def summary(rows: Sequence[TrajectoryRow]) -> list[TrajectoryRow]:
+    """First and last stop of each run: what each stage brought."""
+    return [row for row in rows if row.stop.label in ("start", "end")]

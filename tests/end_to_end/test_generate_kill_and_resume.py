@@ -1,0 +1,89 @@
+"""generate-data, killed with SIGKILL at ten random moments, ends with the records of a run that was not.
+
+One child process imports the libraries once and forks: every fork is a run that is killed from
+outside after a random time, or goes on to the end.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from aligning import write_corpus, write_pair
+from paceline.data.shards import ShardStore
+
+# argv: the configuration of the whole run, that of the killed one
+_NURSERY = textwrap.dedent("""
+    import json, os, random, signal, sys, time
+    from pathlib import Path
+    import torch
+    from paceline.config import load_config
+    from paceline.data.generate import generate_data
+    from paceline.data.requests import GenerateDataConfig
+
+    torch.set_num_threads(1)
+    whole, killed = (load_config(GenerateDataConfig, Path(name)) for name in sys.argv[1:])
+    generate_data(whole)
+    started = time.monotonic()
+    generate_data(whole.model_copy(update={"output": Path(str(whole.output) + "-timed")}))
+    seconds = time.monotonic() - started
+
+    def run(delay):
+        child = os.fork()
+        if child == 0:
+            try:
+                generate_data(killed, resume=True)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(3)
+            os._exit(0)
+        if delay is not None:
+            time.sleep(delay)
+            os.kill(child, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    rng = random.Random(0)
+    codes = [run(rng.uniform(0.01, 0.12) * seconds) for _ in range(10)]
+    left = len(list((killed.output / "data").glob("*.parquet")))
+    print(json.dumps({"codes": codes, "written": left, "last": run(None)}))
+""")
+
+
+def test_ten_kills_lose_and_repeat_nothing(tmp_path: Path):
+    folder = write_pair(tmp_path / "pair")
+    rows = [{"prompt": f"number {number}"} for number in range(60)]
+    corpus = write_corpus(folder / "prompts.jsonl", rows)
+    files = []
+    for name in ("whole", "killed"):
+        settings = {
+            "target": str(folder / "target"),
+            "output": str(tmp_path / name),
+            "prompts": str(corpus),
+            "max_prompt_tokens": 16,
+            "max_new_tokens": 30,
+            "shard_size": 2,
+            "batch_size": 2,
+            "dtype": "float32",
+        }
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, "-c", _NURSERY, *map(str, files)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["codes"] == [-9] * 10, done.stderr
+    assert 0 < found["written"] < 32, "some files were there, and some were not"
+    assert found["last"] == 0, done.stderr
+    whole, killed = (ShardStore(tmp_path / name / "data") for name in ("whole", "killed"))
+    assert killed.read() == whole.read()
+    assert killed.written() == whole.written()
+    assert len(killed.read()) == 60
+    assert not list(killed.directory.glob(".writing.*"))

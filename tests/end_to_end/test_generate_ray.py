@@ -1,0 +1,71 @@
+"""generate-data on a Ray cluster of this machine: the records that one process writes."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from aligning import write_corpus, write_pair
+from paceline.config import validate
+from paceline.data.generate import generate_data
+from paceline.data.requests import GenerateDataConfig
+from paceline.data.shards import ShardStore
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+# its own process: Ray leaves warnings and threads behind
+_SCRIPT = textwrap.dedent("""
+    import logging, sys
+    from pathlib import Path
+    import ray
+    from paceline.config import load_config
+    from paceline.data.generate import generate_data
+    from paceline.data.requests import GenerateDataConfig
+    from paceline.errors import ContextLengthError
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    config = load_config(GenerateDataConfig, Path(sys.argv[1]))
+    generate_data(config)
+    try:
+        long = {"max_new_tokens": 999, "output": config.output.with_name("long")}
+        generate_data(config.model_copy(update=long))
+    except ContextLengthError as error:
+        print(error)
+    ray.shutdown()
+""")
+
+
+def test_two_workers_of_ray_write_what_one_process_writes(tmp_path: Path):
+    folder = write_pair(tmp_path / "pair")
+    rows = [{"prompt": f"number {number}"} for number in range(8)]
+    settings = {
+        "target": str(folder / "target"),
+        "prompts": str(write_corpus(folder / "prompts.jsonl", rows)),
+        "output": str(tmp_path / "one"),
+        "max_prompt_tokens": 16,
+        "max_new_tokens": 8,
+        "shard_size": 1,
+        "dtype": "float32",
+        "activations": "float32",
+    }
+    generate_data(validate(GenerateDataConfig, settings))
+    two = settings | {"output": str(tmp_path / "two"), "engine": "ray", "workers": 2}
+    file = tmp_path / "two.yaml"
+    file.write_text("".join(f"{key}: {value!r}\n" for key, value in two.items()))
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(file)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # what is wrong is said as one process says it
+    assert "max_prompt_tokens + max_new_tokens is 1015" in done.stdout
+    one, other = (ShardStore(tmp_path / name / "data") for name in ("one", "two"))
+    assert len(one.read()) == 8
+    assert other.read() == one.read()

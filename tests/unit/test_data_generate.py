@@ -1,0 +1,180 @@
+"""generate-data on tiny models: what is written is what the target writes, once each, whatever happens."""
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from aligning import write_corpus, write_pair
+from paceline.config import validate
+from paceline.core.sampling import SamplingParams
+from paceline.data import worker_pool
+from paceline.data.examples import Lengths, build_examples
+from paceline.data.generate import generate_data
+from paceline.data.prompts import read_records
+from paceline.data.requests import GenerateDataConfig, plan_shards
+from paceline.data.shards import Answer, ShardStore
+from paceline.decode import AutoregressiveDecoder
+from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
+from paceline.models import load_model
+from paceline.models.loading import load_tokenizer
+
+_WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_pair(tmp_path_factory.mktemp("pair"))
+    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in _WORDS])
+    return folder
+
+
+def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "output": str(output),
+        "prompts": str(folder / "prompts.jsonl"),
+        "temperatures": [0, 1],
+        "num_per_prompt": 2,
+        "max_prompt_tokens": 8,
+        "max_new_tokens": 12,
+        "batch_size": 3,
+        "shard_size": 4,
+        "activations": "float32",
+        "dtype": "float32",
+    }
+    return validate(GenerateDataConfig, values | changes)
+
+
+def answers(run: Path) -> list[Answer]:
+    return ShardStore(run / "data").read()
+
+
+def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
+    folder: Path, tmp_path: Path
+):
+    made = config(folder, tmp_path / "run")
+    run = generate_data(made)
+    found = answers(run)
+    assert len(found) == 22
+    assert {answer.id for answer in found} == {f"{i}/{j}" for i in range(11) for j in range(2)}
+    target = load_model(folder / "target", dtype="float32")
+    assert target.tokenizer is not None
+    for answer in found:
+        sampling = SamplingParams(temperature=answer.temperature, top_p=0.95)
+        (alone,) = AutoregressiveDecoder(target, sampling).generate(
+            [answer.prompt_tokens], 12, [answer.seed]
+        )
+        assert answer.completion_tokens == alone.tokens
+        assert answer.stop_reason == alone.stop_reason
+        assert answer.prompt == f"the {_WORDS[int(answer.id.partition('/')[0])]}"
+        ended = answer.stop_reason == "eos"
+        written = alone.tokens[:-1] if ended else alone.tokens
+        assert answer.completion == target.tokenizer.decode(written)
+    result = json.loads((run / "result.json").read_text())
+    assert result["num_records"] == 22
+    assert result["num_tokens"] == sum(len(answer.completion_tokens) for answer in found)
+    assert result["temperatures"] == {"0": 11, "1": 11}
+
+
+def test_a_draft_only_changes_how_fast_it_goes(folder: Path, tmp_path: Path):
+    plain = answers(generate_data(config(folder, tmp_path / "plain", temperatures=[0])))
+    drafted = answers(
+        generate_data(
+            config(folder, tmp_path / "fast", temperatures=[0], draft=str(folder / "draft"))
+        )
+    )
+    assert [a.completion_tokens for a in drafted] == [a.completion_tokens for a in plain]
+    assert {a.draft for a in drafted} == {str(folder / "draft")}
+
+
+def test_files_that_are_missing_are_made_again_and_no_others(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "run")
+    run = generate_data(made)
+    whole, store = answers(run), ShardStore(run / "data")
+    names = sorted(store.written())
+    for name in names[1::2]:
+        (store.directory / name).unlink()
+    kept = {name: (store.directory / name).stat().st_mtime_ns for name in names[::2]}
+    (store.directory / ".writing.x").mkdir()
+    generate_data(made, resume=True)
+    assert answers(run) == whole
+    assert kept == {name: (store.directory / name).stat().st_mtime_ns for name in kept}
+    assert not list(store.directory.glob(".*"))
+
+
+def test_another_configuration_is_not_mixed_in(folder: Path, tmp_path: Path):
+    generate_data(config(folder, tmp_path / "run"))
+    with pytest.raises(ConfigError, match="already holds a run; resume it"):
+        generate_data(config(folder, tmp_path / "run"))
+    with pytest.raises(ConfigError, match="holds a run with another max_new_tokens"):
+        generate_data(config(folder, tmp_path / "run", max_new_tokens=9), resume=True)
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "file").touch()
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        generate_data(config(folder, tmp_path / "else"))
+
+
+def test_several_workers_write_the_same_records_even_if_one_dies(folder: Path, tmp_path: Path):
+    whole = answers(generate_data(config(folder, tmp_path / "one")))
+    killed: list[int | None] = []
+
+    def kill_one(_stage: str, done: float, _total: float, _note: str = "") -> None:
+        children = multiprocessing.active_children()
+        if done and not killed and children:
+            killed.append(children[0].pid)
+            children[0].kill()
+
+    made = config(folder, tmp_path / "two", workers=2)
+    assert answers(generate_data(made, progress=kill_one)) == whole
+    assert killed
+
+
+def die(*_arguments: Any) -> None:
+    """A worker that cannot live."""
+    os._exit(7)
+
+
+def test_a_file_whose_workers_always_die_ends_the_run_in_one_line(folder: Path, tmp_path: Path):
+    with (
+        patch.object(worker_pool, "_work", die),
+        pytest.raises(GenerationError, match=r"3 workers died while writing .*exit code 7"),
+    ):
+        generate_data(config(folder, tmp_path / "run", workers=2))
+
+
+def test_what_a_worker_says_is_wrong_is_said_here(folder: Path, tmp_path: Path):
+    missing = str(folder / "nothing")
+    for workers in (1, 2):
+        with pytest.raises(ModelLoadError, match="nothing"):
+            generate_data(config(folder, tmp_path / f"{workers}", draft=missing, workers=workers))
+    with pytest.raises(ContextLengthError, match=r"max_prompt_tokens \+ max_new_tokens is 108"):
+        generate_data(config(folder, tmp_path / "long", max_new_tokens=100))
+
+
+def test_records_are_read_for_alignment_to_the_token(folder: Path, tmp_path: Path):
+    run = generate_data(config(folder, tmp_path / "run", temperatures=[1]))
+    found = {answer.id: answer for answer in answers(run)}
+    records = read_records(run / "data")
+    assert len(records) == len(found)
+    tokenizer = load_tokenizer(folder / "target")
+    for record in records:
+        assert record.id is not None
+        answer = found[record.id]
+        assert (record.text, record.completion) == (
+            answer.prompt_tokens,
+            answer.completion_tokens,
+        )
+        (example,) = build_examples([record], tokenizer, Lengths(8, 40), eos_token_id=1)
+        # a text that was cut off teaches no end of text
+        assert list(example.tokens) == [*answer.prompt_tokens, *answer.completion_tokens]
+
+
+def test_a_plan_hangs_on_nothing_but_its_configuration(folder: Path, tmp_path: Path):
+    tokenizer = load_tokenizer(folder / "target")
+    first, again = (plan_shards(config(folder, tmp_path / "x"), tokenizer) for _ in range(2))
+    assert first == again

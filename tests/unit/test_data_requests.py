@@ -1,0 +1,112 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import write_corpus
+from paceline.config import validate
+from paceline.data.requests import GenerateDataConfig, Request, plan_shards
+from paceline.errors import ConfigError, PromptError
+from tiny import tiny_tokenizer
+
+_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+def planned(tmp_path: Path, rows: list[dict[str, Any]], **changes: Any) -> list[list[Request]]:
+    """The requests of each shard."""
+    corpus = write_corpus(tmp_path / "prompts.jsonl", rows)
+    values = {"target": "t", "output": str(tmp_path / "out"), "prompts": str(corpus)} | changes
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = _TEMPLATE
+    shards = plan_shards(validate(GenerateDataConfig, values), tokenizer)
+    assert [shard.name for shard in shards] == [
+        f"{index:05d}-of-{len(shards):05d}.parquet" for index in range(len(shards))
+    ]
+    return [list(shard.requests) for shard in shards]
+
+
+def asked(request: Request) -> str:
+    text = tiny_tokenizer().decode(list(request.tokens))
+    assert isinstance(text, str)
+    return text
+
+
+PROMPTS = [{"prompt": f"say {word}"} for word in ("one", "two", "three", "four", "five")]
+
+
+def test_temperatures_are_taken_in_turn_and_beginnings_move_on(tmp_path: Path):
+    shards = planned(tmp_path, PROMPTS, num_per_prompt=2, temperatures=[0, 0.5, 1])
+    got = {request.id: request.temperature for shard in shards for request in shard}
+    # prompt i, answer j: temperature (i + j) mod 3
+    by_hand = [("0/0", 0), ("0/1", 0.5), ("1/0", 0.5), ("1/1", 1), ("2/0", 1), ("2/1", 0)]
+    assert got == dict(by_hand) | {"3/0": 0, "3/1": 0.5, "4/0": 0.5, "4/1": 1}
+
+
+def test_a_file_has_one_temperature_and_its_size(tmp_path: Path):
+    shards = planned(tmp_path, PROMPTS, temperatures=[0, 1], num_per_prompt=2, shard_size=2)
+    assert [len(shard) for shard in shards] == [2, 2, 1, 2, 2, 1]
+    temperatures = [{request.temperature for request in shard} for shard in shards]
+    assert temperatures == [{0}, {0}, {0}, {1}, {1}, {1}]
+
+
+def test_every_request_has_a_seed_of_its_own_that_no_other_request_moves(tmp_path: Path):
+    def seeds(rows: list[dict[str, Any]], **changes: Any) -> dict[str, int]:
+        shards = planned(tmp_path, rows, num_per_prompt=3, **changes)
+        return {request.id: request.seed for shard in shards for request in shard}
+
+    whole = seeds(PROMPTS)
+    assert len(set(whole.values())) == 15
+    assert seeds(PROMPTS[:2]).items() <= whole.items()
+    assert not set(seeds(PROMPTS, seed=1).values()) & set(whole.values())
+
+
+def test_a_greedy_answer_is_not_asked_for_twice(tmp_path: Path):
+    shards = planned(tmp_path, PROMPTS[:1], num_per_prompt=5, temperatures=[0, 1])
+    assert [request.id for shard in shards for request in shard] == ["0/0", "0/1", "0/3"]
+    # under another system prompt it is another answer
+    systems = {"system_prompts": ["be brief", "be kind"], "format": "chat"}
+    shards = planned(tmp_path, PROMPTS[:1], num_per_prompt=5, temperatures=[0, 1], **systems)
+    greedy = [request.system_prompt for request in shards[0]]
+    assert greedy == ["be brief", "be kind"]
+
+
+def test_prompts_are_given_as_they_are_or_as_a_user_s_message(tmp_path: Path):
+    rows = [
+        {"prompt": "hi", "completion": "known"},
+        {"messages": [{"role": "user", "content": "yo"}, {"role": "assistant", "content": "no"}]},
+    ]
+    (plain,) = planned(tmp_path, rows, temperatures=[1])
+    assert [asked(request) for request in plain] == ["hi", "[user]yo[assistant]"]
+    (chat,) = planned(
+        tmp_path, rows, temperatures=[1], format="chat", system_prompts=["be brief", "be kind"]
+    )
+    assert [asked(request) for request in chat] == [
+        "[system]be brief[user]hi[assistant]",
+        "[system]be kind[user]yo[assistant]",
+    ]
+    own = [{"messages": [{"role": "system", "content": "own"}, {"role": "user", "content": "a"}]}]
+    ((request,),) = planned(tmp_path, own, temperatures=[1], system_prompts=["be brief"])
+    assert asked(request) == "[system]own[user]a[assistant]"
+
+
+def test_what_is_too_long_loses_what_matters_least_and_says_so(tmp_path: Path):
+    rows = [{"prompt": "abcdefgh"}, {"text": "abcdefgh"}]
+    with pytest.warns(UserWarning, match="2 of 2 prompts are longer than 3 tokens"):
+        (shard,) = planned(tmp_path, rows, temperatures=[1], max_prompt_tokens=3)
+    assert [asked(request) for request in shard] == ["fgh", "abc"]
+    assert all(request.cut for request in shard)
+
+
+def test_ids_are_those_of_the_rows_and_no_two_are_the_same(tmp_path: Path):
+    rows = [{"prompt": "a", "id": "x"}, {"prompt": "b", "id": 7}, {"prompt": "c"}]
+    (shard,) = planned(tmp_path, rows, temperatures=[1])
+    assert [request.id for request in shard] == ["x/0", "7/0", "2/0"]
+    with pytest.raises(
+        PromptError, match=r"line 3 has the id x, as .* line 1 has; make ids unique"
+    ):
+        planned(tmp_path, [*rows[:2], {"prompt": "d", "id": "x"}])
+
+
+def test_no_temperature_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="temperatures is empty"):
+        planned(tmp_path, PROMPTS, temperatures=[])

@@ -1,0 +1,93 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import align_config, write_pair
+from paceline.config import validate
+from paceline.core.sampling import SamplingParams
+from paceline.core.speed import block_efficiency_from_text, mbsu
+from paceline.errors import UsageError
+from paceline.measure.acceptance import score_texts
+from paceline.measure.trajectory import Stop, TrajectoryConfig, stops_of, trajectory
+from paceline.models import load_model
+from paceline.progress import silent
+from paceline.report.trajectories import along
+from paceline.train import align
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_pair(tmp_path_factory.mktemp("pair"))
+    saved = {"every_steps": 4, "keep": 9}
+    align(align_config(folder, folder / "first", num_steps=8, checkpoints=saved))
+    # a second stage begins with what the first one ended with
+    second = align_config(folder, folder / "second", num_steps=4, checkpoints=saved)
+    align(second.model_copy(update={"draft": str(folder / "first" / "draft")}))
+    return folder
+
+
+def config(folder: Path, output: Path, **changes: Any) -> TrajectoryConfig:
+    corpus = str(folder / "corpus.jsonl")
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "runs": [str(folder / "first"), str(folder / "second")],
+        "tasks": {"text": corpus},
+        "samplings": [{"temperature": 0}, {"temperature": 0.6, "top_p": 0.9}],
+        "gammas": [1, 3],
+        "num_prompts": 4,
+        "max_prompt_tokens": 6,
+        "max_new_tokens": 10,
+        "output": str(output),
+    }
+    return validate(TrajectoryConfig, values | changes)
+
+
+def test_every_draft_of_the_pipeline_is_there_once_and_in_order(folder: Path):
+    first = [stop.label for stop in stops_of(folder / "first")]
+    assert first == ["start", "step 4", "end"]
+    (begun, *_, ended) = stops_of(folder / "second")
+    assert begun.path == folder / "first" / "draft"
+    assert ended.path == folder / "second" / "draft"
+    assert (ended.step, ended.label) == (4, "end")
+
+
+def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Path):
+    rows = trajectory(config(folder, tmp_path / "out"))
+    assert len(rows) == 2 * (3 + 2)
+    row = next(r for r in rows if r.stop.label == "end" and r.sampling.temperature == 0.6)
+    (kept,) = (path for path in (tmp_path / "out" / "texts").iterdir() if "t0.6" in path.name)
+    texts = json.loads(kept.read_text())
+    target, draft = (load_model(path) for path in (folder / "target", row.stop.path))
+    sampling = SamplingParams(temperature=0.6, top_p=0.9)
+    scores = score_texts(target, draft, texts["prompts"], texts["completions"], sampling, silent)
+    tau = block_efficiency_from_text(scores.acceptance_BT, scores.survival_BT, scores.mask_BT, 3)
+    assert row.block_efficiency[3].value == pytest.approx(tau)
+    assert row.block_efficiency[3].low <= tau <= row.block_efficiency[3].high
+    assert row.mbsu[3] == pytest.approx(mbsu(tau, 3, row.parameter_ratio))
+    assert row.expected_acceptance.value == pytest.approx(
+        float(scores.acceptance_BT.sum() / scores.mask_BT.sum())
+    )
+
+
+def test_rows_that_are_there_are_not_measured_again(folder: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    begun = trajectory(config(folder, out, runs=[str(folder / "first")]))
+    written = (out / "rows.jsonl").read_text()
+    again = trajectory(config(folder, out))
+    assert (out / "rows.jsonl").read_text().startswith(written)
+    assert again[: len(begun)] == begun
+    with pytest.raises(UsageError, match="holds rows with another num_prompts"):
+        trajectory(config(folder, out, num_prompts=2))
+    with pytest.raises(UsageError, match="is no run directory"):
+        trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
+
+
+def test_runs_are_laid_end_to_end():
+    def stop(run: str, step: int, elapsed_s: float) -> Stop:
+        return Stop(run=run, label="", step=step, elapsed_s=elapsed_s, path=Path(run))
+
+    stops = [stop("a", 0, 0), stop("a", 10, 3), stop("b", 0, 0), stop("b", 4, 2), stop("c", 1, 1)]
+    assert along(stops, "steps") == [0, 10, 10, 14, 15]
+    assert along(stops, "seconds of training") == [0, 3, 3, 5, 6]
