@@ -147,7 +147,8 @@ def test_a_narrow_draft_is_saved_loaded_and_decodes(tmp_path: Path):
     [
         (Width(33, 48, 4, 2), "hidden of the draft is 33; wanted 1 to the target's 32"),
         (Width(32, 0, 4, 2), "inner of the draft is 0"),
-        (Width(32, 48, 3, 2), "3 heads cannot be shared out among 2 key heads"),
+        (Width(30, 48, 4, 2), "a hidden size of 30 is no multiple of 4 heads"),
+        (Width(30, 48, 3, 2), "3 heads cannot be shared out among 2 key heads"),
         (Width(32, 48, 4, 1), "4 heads for 1 key heads is more for each than the target's 4 for 2"),
     ],
 )

@@ -74,7 +74,8 @@ def draft(
     save_draft(small, wanted.target, wanted.out, stored_dtype(wanted.target))
     stdout.print(f"{wanted.out}: {_description(small, kept, model)}")
     if time_passes:
-        stdout.print(str(price_draft(model, small)))
+        # as it is stored, which may be in other numbers than it was made in
+        stdout.print(str(price_draft(model, load_model(wanted.out))))
 
 
 def _description(draft: "CausalModel", kept: list[int] | None, target: "CausalModel") -> str:

@@ -223,6 +223,11 @@ def _check(width: Width, old: Width) -> None:
             raise UsageError(
                 f"{name} of the draft is {new_size}; wanted 1 to the target's {old_size}"
             )
+    if width.hidden % width.num_heads:
+        raise UsageError(
+            f"a hidden size of {width.hidden} is no multiple of {width.num_heads} heads, as every "
+            "engine wants it; change one of them"
+        )
     if width.num_heads % width.num_key_heads:
         raise UsageError(
             f"{width.num_heads} heads cannot be shared out among {width.num_key_heads} key heads; "

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.fused import Head
+from paceline.core.fused import Head, chunks
 from paceline.core.reduction import Mean
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Example, Lengths, build_examples
@@ -33,12 +33,14 @@ from paceline.train.optim import AdamW, Optimizer
 from paceline.train.run import check_batches, run_training, takes_bfloat16
 from paceline.train.settings import TrainSettings
 from paceline.train.step import Stepper, StepPlan
+from paceline.train.vocabulary import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from accelerate import Accelerator
+    from torch import Tensor
 
     from paceline.models.causal import CausalModel
     from paceline.progress import Progress
@@ -121,7 +123,10 @@ def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress
 
 
 class HeldOutLoss:
-    """How well a model predicts texts that it was not trained on."""
+    """How well a model predicts texts that it was not trained on.
+
+    Of a draft that proposes some tokens only, those of the texts that are among them.
+    """
 
     headline = "loss"
 
@@ -132,20 +137,37 @@ class HeldOutLoss:
 
     @torch.no_grad()
     def evaluate(self, draft: CausalModel) -> Figures:
-        """loss: nats a token. accuracy: part of the tokens that the model finds likeliest."""
+        """loss: nats a token. accuracy: part of the tokens that the model finds likeliest.
+
+        coverage: part of the texts' tokens that a draft of some tokens may propose.
+        """
         head = Head(draft.head_weight, draft.head_bias)
-        loss, right, count = 0.0, 0, 0
+        vocabulary = _vocabulary(draft)
+        if vocabulary is not None:
+            head = head.rows(*vocabulary)
+        loss, right, count, total = 0.0, 0, 0, 0
         for batch in self.batches:
             hidden_ND = draft.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
             labels_N = batch.labels_BT[batch.mask_BT]
-            for start in range(0, len(labels_N), _CHUNK):
-                rows = slice(start, start + _CHUNK)
+            total += len(labels_N)
+            if vocabulary is not None:
+                labels_N, known_N = places_of(labels_N, vocabulary[0], len(draft.head_weight))
+                hidden_ND, labels_N = hidden_ND[known_N], labels_N[known_N]
+            for rows in chunks(len(labels_N), _CHUNK):
                 log_probs_CV = head.log_probs(hidden_ND[rows])
                 labels_C = labels_N[rows]
                 loss -= float(log_probs_CV.gather(-1, labels_C[:, None]).double().sum())
                 right += int((log_probs_CV.argmax(-1) == labels_C).sum())
             count += len(labels_N)
-        return {"loss": loss / count, "accuracy": right / count, "num_tokens": float(count)}
+        figures = {"loss": loss / count, "accuracy": right / count, "num_tokens": float(count)}
+        return figures if vocabulary is None else figures | {"coverage": count / total}
+
+
+def _vocabulary(model: CausalModel) -> tuple[Tensor, Tensor] | None:
+    """The tokens that a draft may propose: its softmax is over these, other labels carry no loss."""
+    if model.draft_vocabulary is None:
+        return None
+    return model.draft_vocabulary, torch.zeros(len(model.draft_vocabulary))
 
 
 def _set_up(
@@ -173,7 +195,7 @@ def _set_up(
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)
         evaluator = _evaluator(config, model)
-    plan = StepPlan((CrossEntropy(),))
+    plan = StepPlan((CrossEntropy(),), _vocabulary(model))
     parts = Parts(
         config=config,
         accelerator=accelerator,

@@ -27,6 +27,7 @@ from paceline.train.objectives import (
 from paceline.train.optim import build_optimizer
 from paceline.train.policies import Policies
 from paceline.train.tied import rows_added_in_place
+from paceline.train.vocabulary import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +99,9 @@ class DraftLoss(nn.Module):
         if plan.vocabulary is not None:
             target_head = None if target_head is None else target_head.rows(*plan.vocabulary)
             draft_head = draft_head.rows(*plan.vocabulary)
+            labels_N, known_N = places_of(labels_N, plan.vocabulary[0], self.vocab_size)
+            if not reads_target(plan.terms):  # a divergence does not look at labels
+                weights_N = weights_N * known_N
             vocab_size = None
         policies = Policies(plan.terms, plan.rng)
 

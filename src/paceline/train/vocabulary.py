@@ -42,3 +42,11 @@ class VocabularySample:
         if self.num_drawn:
             offsets_S[len(self.frequent_F) :] = math.log(len(self.others_O) / self.num_drawn)
         return tokens_S, offsets_S
+
+
+def places_of(labels_N: Tensor, tokens_S: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Where labels stand among these tokens, and whether they do; of the others any place. [N] each."""
+    places_V = torch.full((vocab_size,), -1, device=labels_N.device)
+    places_V[tokens_S.to(labels_N.device)] = torch.arange(len(tokens_S), device=labels_N.device)
+    places_N = places_V[labels_N]
+    return places_N.clamp(min=0), places_N >= 0
