@@ -17,7 +17,7 @@ from aligning import align_config, losses, write_corpus, write_pair
 from paceline.data.collate import Row
 from paceline.models import load_model
 from paceline.native import compiled
-from paceline.train import align
+from paceline.train import AlignConfig, align
 from paceline.train.step import StepFigures, Stepper
 
 RowsOfSteps = list[list[Row]]
@@ -219,11 +219,9 @@ def test_gkd_trains_on_text_of_the_draft_as_the_last_step_left_it(
     assert continuation(drafts[0], row, 8) != continuation(drafts[2], row, 8)
 
 
-def test_two_processes_are_one(folder: Path, tmp_path: Path):
-    settings = changes(recipe="imit_kd", mean="token", num_steps=6)
-    alone = losses(align(align_config(folder, tmp_path / "one", **settings)))
-    config = align_config(folder, tmp_path / "two", **settings)
-    (tmp_path / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
+def two_processes(config: AlignConfig, file: Path) -> None:
+    """Run it on two processes, as torchrun would."""
+    file.write_text(json.dumps(config.model_dump(mode="json")))
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
@@ -238,9 +236,9 @@ def test_two_processes_are_one(folder: Path, tmp_path: Path):
     program = (
         "import sys; from pathlib import Path; from paceline.config import load_config; "
         "from paceline.train import AlignConfig, align; "
-        "align(load_config(AlignConfig, Path(sys.argv[1])))"
+        "align(load_config(AlignConfig, Path(sys.argv[1])), resume=True)"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "config.json")]
+    command = [sys.executable, "-c", program, str(file)]
     ranks = [
         subprocess.Popen(
             command,
@@ -253,4 +251,33 @@ def test_two_processes_are_one(folder: Path, tmp_path: Path):
     for process in ranks:
         _, complaints = process.communicate(timeout=300)
         assert process.returncode == 0, complaints
+
+
+def test_two_processes_are_one(folder: Path, tmp_path: Path):
+    settings = changes(recipe="imit_kd", mean="token", num_steps=6)
+    alone = losses(align(align_config(folder, tmp_path / "one", **settings)))
+    two_processes(align_config(folder, tmp_path / "two", **settings), tmp_path / "config.json")
     assert losses(tmp_path / "two") == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("shard", [["target"], ["draft", "target"]], ids=str)
+def test_two_processes_that_share_the_weights_out_are_one(
+    shard: list[str], folder: Path, tmp_path: Path
+):
+    """Both in parts of their weights, stopped on the way; one process from start to end."""
+    steady = {"learning_rate": 3e-3, "warmup_fraction": 0, "schedule": {"kind": "constant"}}
+    settings = changes(
+        mean="token",
+        gradient_accumulation_steps=2,
+        optimizer={"kind": "adamw"} | steady,
+    )
+    alone = align(align_config(folder, tmp_path / "one", **settings | {"num_steps": 6}))
+    for steps in (4, 6):
+        config = align_config(
+            folder, tmp_path / "two", **settings | {"num_steps": steps, "shard": shard}
+        )
+        two_processes(config, tmp_path / "config.json")
+    assert losses(tmp_path / "two") == pytest.approx(losses(alone), rel=1e-4)
+    drafts = [load_model(run / "draft", dtype="float32") for run in (alone, tmp_path / "two")]
+    for one, two in zip(*(draft.hf.parameters() for draft in drafts), strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)

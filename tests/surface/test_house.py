@@ -136,7 +136,7 @@ def test_nothing_names_one_machine():
 
 def kind_of(config: Path) -> Kind:
     """The command a configuration is for: its folder's name, or the first word of its own."""
-    words = [config.parent.name, *re.split(r"[_.-]", config.name)]
+    words = [config.parent.name, config.stem, *re.split(r"[_.-]", config.name)]
     return next(Kind(word) for word in words if word in set(Kind))
 
 

@@ -89,12 +89,14 @@ def test_prompts_are_given_as_they_are_or_as_a_user_s_message(tmp_path: Path):
     assert asked(request) == "[system]own[user]a[assistant]"
 
 
-def test_what_is_too_long_loses_what_matters_least_and_says_so(tmp_path: Path):
+def test_a_prompt_that_is_too_long_loses_its_beginning_and_a_document_goes_on_after_it(
+    tmp_path: Path,
+):
     rows = [{"prompt": "abcdefgh"}, {"text": "abcdefgh"}]
-    with pytest.warns(UserWarning, match="2 of 2 prompts are longer than 3 tokens"):
+    with pytest.warns(UserWarning, match="1 of 2 prompts are longer than 3 tokens"):
         (shard,) = planned(tmp_path, rows, temperatures=[1], max_prompt_tokens=3)
     assert [asked(request) for request in shard] == ["fgh", "abc"]
-    assert all(request.cut for request in shard)
+    assert [request.cut for request in shard] == [True, False]
 
 
 def test_ids_are_those_of_the_rows_and_no_two_are_the_same(tmp_path: Path):

@@ -10,7 +10,8 @@ import torch
 
 from paceline.config import validate
 from paceline.errors import ConfigError, ContextLengthError, PromptError
-from paceline.models import load_model
+from paceline.models import load_model, wrap_model
+from paceline.models.draft import save_draft
 from paceline.models.from_scratch import END_OF_TEXT, NewModel, NewTokenizer, write_new_model
 from paceline.records import read_jsonl
 from paceline.train import PretrainConfig, pretrain
@@ -173,3 +174,37 @@ def test_parquet_files_are_read_like_any_other_text(tmp_path: Path):
     ]
     for got, wanted in zip(*map(weights, runs), strict=True):
         assert torch.equal(got, wanted)
+
+
+def test_a_draft_of_some_tokens_is_pretrained_over_these(tmp_path: Path):
+    """Its loss is a cross entropy over the tokens that it may propose, of the labels among them."""
+    start = pretrain(settings(tmp_path, tmp_path / "start", num_steps=1)) / "model"
+    draft = load_model(start, "float32")
+    assert draft.tokenizer is not None
+    packed = [t for text in TEXTS for t in draft.tokenizer(text + END_OF_TEXT)["input_ids"]]
+    some = torch.tensor(sorted(set(packed), reverse=True)[::2])
+    save_draft(wrap_model(draft.hf, draft.tokenizer, some), start, tmp_path / "draft")
+    run = pretrain(settings(tmp_path, tmp_path / "run", model=str(tmp_path / "draft"), num_steps=1))
+    found = result(run)["before"]
+    (row, *_) = read_jsonl(run / "metrics.jsonl")
+    assert row["evaluation"] == found
+    total, right, count, labels = 0.0, 0, 0, 0
+    for begin in range(0, len(packed), 16):
+        ids = torch.tensor([packed[begin : begin + 16]])
+        if ids.shape[1] < 2:
+            continue
+        logs = draft.hf(ids).logits[0, :-1].detach()[:, some].log_softmax(-1)
+        for log, label in zip(logs, ids[0, 1:].tolist(), strict=True):
+            labels += 1
+            if label in some:
+                place = some.tolist().index(label)
+                total -= float(log[place])
+                right += int(log.argmax()) == place
+                count += 1
+    assert 0 < count < labels
+    assert found["coverage"] == pytest.approx(count / labels)
+    assert found["loss"] == pytest.approx(total / count, rel=1e-4)
+    assert found["accuracy"] == pytest.approx(right / count)
+    # training looks at the same: every label outside counts nothing
+    first = read_jsonl(run / "metrics.jsonl")[1]
+    assert first["loss"] < math.log(len(some)) * 1.5

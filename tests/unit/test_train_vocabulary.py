@@ -7,7 +7,7 @@ import torch
 
 from paceline.core.fused import Head
 from paceline.rng import named_generator
-from paceline.train.vocabulary import LossVocabulary, VocabularySample
+from paceline.train.vocabulary import LossVocabulary, VocabularySample, places_of
 
 
 def sample(frequent: int, drawn: int, counts: list[int]) -> VocabularySample:
@@ -61,3 +61,9 @@ def test_a_vocabulary_that_is_smaller_than_asked_for_has_no_others():
     tokens_S, offsets_S = sample(9, 5, [1, 2, 3]).draw(named_generator(0, "draw"))
     assert sorted(tokens_S.tolist()) == [0, 1, 2]
     assert offsets_S.tolist() == [0, 0, 0]
+
+
+def test_labels_stand_where_their_token_does_or_nowhere():
+    places, known = places_of(torch.tensor([4, 0, 2, 4]), torch.tensor([2, 5, 4]), 6)
+    assert places.tolist() == [2, 0, 0, 2]
+    assert known.tolist() == [True, False, True, True]

@@ -12,8 +12,6 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.models import CausalModel
 
-Size = Annotated[int | None, typer.Option(help="Of a narrower draft; needs --text.")]
-
 
 def draft(
     target: options.Target = None,
@@ -25,10 +23,6 @@ def draft(
     search_layers: Annotated[
         int | None, typer.Option(help="Keep the best so many by measured acceptance; needs --text.")
     ] = None,
-    hidden_size: Size = None,
-    intermediate_size: Size = None,
-    num_heads: Size = None,
-    num_key_value_heads: Size = None,
     params: Annotated[
         float | None, typer.Option(help="A new draft, this part of the target's parameters.")
     ] = None,
@@ -57,12 +51,8 @@ def draft(
         overrides,
         target=target,
         out=out,
-        layers=None if layers is None else parse_layers(layers),
+        layers=layers and parse_layers(layers),
         search_layers=search_layers,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_heads=num_heads,
-        num_key_value_heads=num_key_value_heads,
         params=params,
         num_layers=num_layers,
         vocabulary=vocabulary,
@@ -74,8 +64,8 @@ def draft(
     save_draft(small, wanted.target, wanted.out, stored_dtype(wanted.target))
     stdout.print(f"{wanted.out}: {_description(small, kept, model)}")
     if time_passes:
-        # as it is stored, which may be in other numbers than it was made in
-        stdout.print(str(price_draft(model, load_model(wanted.out))))
+        stored = load_model(wanted.out)  # perhaps in other numbers than it was made in
+        stdout.print(str(price_draft(model, stored)))
 
 
 def _description(draft: "CausalModel", kept: list[int] | None, target: "CausalModel") -> str:

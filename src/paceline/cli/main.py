@@ -19,6 +19,7 @@ from paceline.cli import (
     measure,
     pretrain,
     report,
+    sweep,
     task,
     trajectory,
     tune,
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 for command in (
     *(draft, pretrain, generate_data, align, measure, analyze, verify, decode),
-    *(trajectory, corpus, task, bench, tune, report, demo, validate, env),
+    *(trajectory, sweep, corpus, task, bench, tune, report, demo, validate, env),
 ):
     app.command()(getattr(command, command.__name__.rpartition(".")[2]))
 

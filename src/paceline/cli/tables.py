@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.bench.tune import Tried, Tuned
+    from paceline.core.bootstrap import Interval
     from paceline.core.rules import AnyRule
     from paceline.measure.frontier import PredictedFrontier
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
     from paceline.measure.results import IntervalRow
     from paceline.measure.trajectory import TrajectoryRow
+    from paceline.train.sweep import Sweep
 
 
 def measurement_table(found: Measurement) -> Group:
@@ -209,6 +211,26 @@ def trajectory_table(rows: Sequence[TrajectoryRow]) -> Table:
         accepted = f"{row.expected_acceptance.value:.3f}"
         table.add_row(row.stop.run, row.stop.label, task, accepted, *taus)
     return table
+
+
+def sweep_tables(found: Sweep) -> Group:
+    """The figure of every cell, then each row less the reference."""
+    config = found.config
+    cells = Table("", *config.columns, box=None, pad_edge=False)
+    for row in config.rows:
+        cells.add_row(row, *(_interval(found.cell(row, column)) for column in config.columns))
+    less = Table(f"less {found.reference}", *config.columns, "all", box=None, pad_edge=False)
+    for row in config.rows:
+        if row != found.reference:
+            each = (found.difference(row, found.reference, [name]) for name in config.columns)
+            whole = found.difference(row, found.reference)
+            less.add_row(row, *(_interval(part) for part in (*each, whole)))
+    seeds = f"{config.figure}, mean and 95% interval over {len(config.seeds)} seeds"
+    return Group(seeds, cells, "", "paired by text and seed", less)
+
+
+def _interval(interval: Interval) -> str:
+    return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
 def _number(value: float | None) -> str:

@@ -17,6 +17,7 @@ class Kind(StrEnum):
     pretrain = "pretrain"
     generate_data = "generate-data"
     align = "align"
+    sweep = "sweep"
     trajectory = "trajectory"
     analyze = "analyze"
     measure = "measure"
@@ -46,12 +47,14 @@ def schema_of(kind: Kind) -> type[StrictModel]:
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.train import AlignConfig, PretrainConfig
     from paceline.train.drafts import DraftConfig
+    from paceline.train.sweep import SweepConfig
 
     return {
         Kind.draft: DraftConfig,
         Kind.pretrain: PretrainConfig,
         Kind.generate_data: GenerateDataConfig,
         Kind.align: AlignConfig,
+        Kind.sweep: SweepConfig,
         Kind.trajectory: TrajectoryConfig,
         Kind.measure: MeasureConfig,
         Kind.analyze: AnalyzeConfig,

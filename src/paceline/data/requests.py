@@ -45,7 +45,7 @@ class GenerateDataConfig(StrictModel):
         temperatures: Taken in turn, beginning one further for each prompt.
         top_p: Nucleus of the answers.
         top_k: The same by count; 0: all.
-        max_prompt_tokens: Longer prompts lose their beginning, longer documents their end.
+        max_prompt_tokens: Longer prompts lose their beginning; a document's first so many are its prompt.
         max_new_tokens: Longest answer.
         batch_size: Texts that are written at a time.
         activations: `bfloat16` is faster where the processor multiplies it, and rounds.
@@ -134,7 +134,7 @@ def plan_requests(
 ) -> list[Request]:
     """Prompt by prompt. A greedy answer that would only be repeated is left out."""
     requests: list[Request] = []
-    num_cut = 0
+    num_cut, most = 0, config.max_prompt_tokens
     for index, (name, record) in enumerate(_named(records)):
         systems = config.system_prompts or ("",)
         asked: set[tuple[float, str]] = set()
@@ -145,20 +145,22 @@ def plan_requests(
                 continue
             asked.add((temperature, system))
             tokens = encode(_posed(record, system, config.format), tokenizer)[0]
-            cut = len(tokens) > config.max_prompt_tokens
+            # a document is meant to be longer: the target writes what comes then
+            begins = record.kind == "document" and config.format == "plain"
+            cut = len(tokens) > most and not begins
             num_cut += cut and answer == 0
             requests.append(
                 Request(
                     id=f"{name}/{answer}",
                     source=record.where,
                     system_prompt=system,
-                    tokens=tuple(_fit(tokens, record, config)),
+                    tokens=tuple(tokens[:most] if begins else tokens[-most:]),
                     temperature=temperature,
                     seed=_seed(config.seed, f"{name}/{answer}"),
                     cut=cut,
                 )
             )
-    warn_of_cut_prompts(num_cut, len(records), config.max_prompt_tokens)
+    warn_of_cut_prompts(num_cut, len(records), most)
     return requests
 
 
@@ -189,13 +191,6 @@ def _posed(record: Record, system: str, form: str) -> Record:
     if system and messages[0]["role"] != "system":
         messages = ({"role": "system", "content": system}, *messages)
     return dataclasses.replace(record, kind="chat", messages=messages, completion=None)
-
-
-def _fit(tokens: Sequence[int], record: Record, config: GenerateDataConfig) -> Sequence[int]:
-    """What is asked stands at the end of a prompt; a document begins at its beginning."""
-    plain = record.kind == "document" and config.format == "plain"
-    most = config.max_prompt_tokens
-    return tokens[:most] if plain else tokens[-most:]
 
 
 def _seed(seed: int, name: str) -> int:

@@ -32,8 +32,8 @@ from paceline.progress import silent
 from paceline.rng import named_generator
 from paceline.train.checkpoint import (
     CheckpointStore,
+    read_optimizer,
     read_state,
-    restore_optimizer,
     rewind_metrics,
 )
 from paceline.train.evaluation import AgreementEvaluator, held_out_text
@@ -100,7 +100,7 @@ def _set_up(
     shard = Shard(accelerator.process_index, accelerator.num_processes)
     stream, known = _streams(config, target, shard)
     stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
-    restore_optimizer(stepper.optimizer, checkpoint)
+    stepper.restore(read_optimizer(checkpoint))
     evaluator = None
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -62,10 +62,10 @@ class CheckpointStore:
         """The newest one, if any."""
         return next(reversed(self.all()), None)
 
-    def save(
-        self, draft: CausalModel, optimizer: torch.optim.Optimizer, state: TrainingState
-    ) -> Path:
+    def save(self, draft: CausalModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
         """Write a checkpoint whole, then drop the oldest ones beyond `keep`.
+
+        `optimizer`: its state, in one piece.
 
         Raises:
             StorageError: it could not be written; earlier ones are as they were.
@@ -86,10 +86,10 @@ class CheckpointStore:
             shutil.rmtree(scratch)
 
 
-def _save_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+def _save_optimizer(optimizer: dict[str, Any], path: Path) -> None:
     with path.open("wb") as stream:
         try:
-            torch.save(optimizer.state_dict(), stream)
+            torch.save(optimizer, stream)
         except RuntimeError as error:
             # A full disk is hidden behind torch's own complaint about the torn archive.
             if isinstance(error.__context__, OSError):
@@ -104,10 +104,11 @@ def read_state(checkpoint: Path | None) -> TrainingState:
     return TrainingState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path | None) -> None:
-    """Load the optimiser's moments."""
-    if checkpoint is not None:
-        optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+def read_optimizer(checkpoint: Path | None) -> dict[str, Any] | None:
+    """The optimiser's state of a checkpoint."""
+    if checkpoint is None:
+        return None
+    return torch.load(checkpoint / "optimizer.pt", weights_only=True)
 
 
 def check_run_directory(run: RunDirectory, config: TrainSettings, *, resume: bool) -> None:

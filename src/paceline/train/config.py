@@ -184,6 +184,7 @@ class AlignConfig(TrainSettings):
                 "tvd_plus_plus uniform weighs all tokens alike, and loss_vocabulary leaves tokens "
                 "out; drop one, or take another estimator"
             )
+        self._check_shards()
         labels_only = all(isinstance(term, CrossEntropy) for term in self.objective)
         if labels_only and self.fixed_fraction < 1 and self.draft_fraction > 0:
             raise ValueError(
@@ -191,3 +192,19 @@ class AlignConfig(TrainSettings):
                 "set draft_fraction to 0, or name a divergence as objective"
             )
         return self
+
+    def _check_shards(self) -> None:
+        """Weights that are dealt out are read by all processes at once: nobody can write with them."""
+        written = 1 - self.fixed_fraction
+        by_draft = written * self.draft_fraction
+        for name, share in (("draft", by_draft), ("target", written - by_draft)):
+            if name in self.shard and share > 0:
+                raise ValueError(
+                    f"a {name} that is sharded writes no text; let generate-data write it and set "
+                    "fixed_fraction to 1, or leave the shard out"
+                )
+        if self.shard and self.data.held_out is not None:
+            raise ValueError(
+                "models that are sharded are not evaluated on the way; drop data.held_out and use "
+                "trajectory on the checkpoints"
+            )

@@ -206,10 +206,10 @@ class TrainingLoop:
                 f"weights of the draft are not finite after step {self.state.step}; the last good "
                 f"checkpoint is {self.saved}; start again with a smaller optimizer.learning_rate"
             )
+        draft, optimizer = self.parts.stepper.whole()
         if self.parts.accelerator.is_main_process:
             self.state.recent_losses = list(self.guard.recent)
-            stepper = self.parts.stepper
-            self.parts.store.save(stepper.draft, stepper.optimizer, self.state)
+            self.parts.store.save(draft, optimizer, self.state)
         self.parts.accelerator.wait_for_everyone()
         self.saved = self.parts.store.latest()
 

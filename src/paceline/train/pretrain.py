@@ -23,8 +23,8 @@ from paceline.models.loading import load_model, model_directory, stored_dtype
 from paceline.progress import silent
 from paceline.train.checkpoint import (
     CheckpointStore,
+    read_optimizer,
     read_state,
-    restore_optimizer,
     rewind_metrics,
 )
 from paceline.train.loop import Parts
@@ -159,6 +159,10 @@ class HeldOutLoss:
                 loss -= float(log_probs_CV.gather(-1, labels_C[:, None]).double().sum())
                 right += int((log_probs_CV.argmax(-1) == labels_C).sum())
             count += len(labels_N)
+        if count == 0:
+            raise UsageError(
+                "the draft may propose none of the held-out text's tokens; choose another text"
+            )
         figures = {"loss": loss / count, "accuracy": right / count, "num_tokens": float(count)}
         return figures if vocabulary is None else figures | {"coverage": count / total}
 
@@ -190,7 +194,7 @@ def _set_up(
     bfloat16 = takes_bfloat16(config, accelerator.device)
     width = len(model.head_weight)
     stepper = Stepper(model, None, config, accelerator, vocab_size=width, bfloat16=bfloat16)
-    restore_optimizer(stepper.optimizer, checkpoint)
+    stepper.restore(read_optimizer(checkpoint))
     evaluator = None
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)

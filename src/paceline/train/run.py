@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.data.sources import Shard
+    from paceline.models.causal import CausalModel
     from paceline.progress import Progress
     from paceline.train.checkpoint import TrainingState
     from paceline.train.loop import Figures, Parts
@@ -71,8 +72,9 @@ def run_training(
     loop = TrainingLoop(parts, state)
     before = _figures_before(run, loop)
     loop.run()
+    draft, _ = parts.stepper.whole()
     if accelerator.is_main_process:
-        _finish(parts, state, before, product)
+        _finish(parts, draft, state, before, product)
     accelerator.wait_for_everyone()
     return run.path
 
@@ -118,11 +120,13 @@ def _figures_before(run: RunDirectory, loop: TrainingLoop) -> Figures | None:
     return rows[0]["evaluation"] if rows else None
 
 
-def _finish(parts: Parts, state: TrainingState, before: Figures | None, product: str) -> None:
+def _finish(
+    parts: Parts, draft: CausalModel, state: TrainingState, before: Figures | None, product: str
+) -> None:
     """Save the model, and judge what was saved, not what was in memory."""
     run = parts.run
     out = run.path / product
-    save_draft(parts.stepper.draft, parts.store.tokenizer_source, out, parts.stored_dtype)
+    save_draft(draft, parts.store.tokenizer_source, out, parts.stored_dtype)
     after = None
     if parts.evaluator is not None:
         parts.progress("evaluating", 0, 1)

@@ -36,6 +36,7 @@ class TrainSettings(StrictModel):
         max_loss_ratio: A loss above so many times its running median, several steps in a row, ends
             the run.
         chunk_tokens: Tokens whose logits exist at a time.
+        shard: Models whose weights are dealt out over the processes instead of copied to each.
         precision: `auto` takes bfloat16 where the hardware computes in it.
         device: `auto` takes the accelerator if there is one.
     """
@@ -50,6 +51,7 @@ class TrainSettings(StrictModel):
     max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_loss_ratio: float = Field(default=10.0, gt=1)
     chunk_tokens: int = Field(default=256, ge=1)
+    shard: tuple[Literal["draft", "target"], ...] = ()
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu"] = "auto"
     seed: int = 0

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from accelerate import DistributedType
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from paceline.core.fused import Head, chunked_loss, chunked_loss_of_logits, chunks
 from paceline.core.reduction import count_units, token_weights
@@ -26,6 +27,13 @@ from paceline.train.objectives import (
 )
 from paceline.train.optim import build_optimizer
 from paceline.train.policies import Policies
+from paceline.train.sharding import (
+    deal_out,
+    restore_state,
+    whole_draft,
+    whole_number,
+    whole_state,
+)
 from paceline.train.tied import rows_added_in_place
 from paceline.train.vocabulary import places_of
 
@@ -166,9 +174,28 @@ class Stepper:
         loss = DraftLoss(
             draft, target, config.chunk_tokens, vocab_size=vocab_size, bfloat16=bfloat16
         )
-        self.loss: nn.Module = accelerator.prepare_model(loss)
+        self.loss: nn.Module = self._dealt_out(loss)
         self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
+
+    def _dealt_out(self, loss: DraftLoss) -> nn.Module:
+        """Over the processes: what is sharded by parts, else the draft as a copy on each."""
+        together = self.accelerator.num_processes > 1
+        if together and self.target is not None and "target" in self.config.shard:
+            deal_out(self.target, self.target.hf.base_model, self.accelerator)
+        if together and "draft" in self.config.shard:
+            deal_out(self.draft, loss, self.accelerator)
+            return loss
+        return self.accelerator.prepare_model(loss)
+
+    def whole(self) -> tuple[CausalModel, dict[str, Any]]:
+        """Draft and optimiser's state in one piece, on the main process; all processes must call."""
+        return whole_draft(self.loss, self.draft), whole_state(self.loss, self.optimizer)
+
+    def restore(self, optimizer: dict[str, Any] | None) -> None:
+        """Go on with the state of a checkpoint, if there is one."""
+        if optimizer is not None:
+            restore_state(self.loss, self.optimizer, optimizer)
 
     def step(self, rows: Sequence[Row], learning_rate: float, plan: StepPlan) -> StepFigures:
         """Score the rows, add up gradients over their parts, update unless one is not finite.
@@ -227,7 +254,7 @@ class Stepper:
     def _update(self, learning_rate: float) -> float:
         """Clip, update, forget the gradient. -> the gradient's norm before clipping."""
         limit = self.config.max_gradient_norm or torch.inf
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+        norm = whole_number(nn.utils.clip_grad_norm_(self.parameters, limit))
         if torch.isfinite(torch.tensor(norm)):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -237,6 +264,9 @@ class Stepper:
 
     def _synchronised(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients travel between processes once a step."""
+        if isinstance(self.loss, FSDPModule):
+            self.loss.set_requires_gradient_sync(last)
+            return contextlib.nullcontext()
         return contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
 
     def _embedded(self) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,135 @@
+"""Many alignments that differ in two ways, such as objective and text, with several seeds each.
+
+A cell is an ordinary run directory, `output/ROW/COLUMN/seed-N`: a sweep that was stopped leaves out
+what has ended and goes on with what has begun.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+
+from paceline.config import StrictModel, validate
+from paceline.core.bootstrap import Interval, mean_interval
+from paceline.errors import ConfigError
+from paceline.progress import silent
+from paceline.records import RunDirectory, atomic_write_text
+from paceline.train.align import align
+from paceline.train.config import AlignConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from paceline.progress import Progress
+
+Changes = dict[str, Any]
+
+
+class SweepConfig(StrictModel):
+    """What is compared.
+
+    Attributes:
+        output: The directory of all runs.
+        base: Of every run: what `align` can be told.
+        rows: By name, what a row changes of that.
+        columns: By name, what a column changes.
+        seeds: Of every cell; they decide what is held out, too, so that cells of one seed are paired.
+        figure: Of the aligned drafts.
+        reference: The row that others are compared with; None: the first.
+    """
+
+    output: Path
+    base: Changes
+    rows: dict[str, Changes] = Field(min_length=1)
+    columns: dict[str, Changes] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=2)
+    figure: Literal["expected_acceptance", "greedy_agreement", "block_efficiency"] = (
+        "expected_acceptance"
+    )
+    reference: str | None = None
+
+    @model_validator(mode="after")
+    def _knows_its_reference(self) -> SweepConfig:
+        if self.reference is not None and self.reference not in self.rows:
+            raise ValueError(
+                f"reference {self.reference} is no row; rows are {', '.join(self.rows)}"
+            )
+        return self
+
+
+class Cell(NamedTuple):
+    """One run of the sweep."""
+
+    row: str
+    column: str
+    seed: int
+    config: AlignConfig
+
+
+class Sweep(NamedTuple):
+    """What the runs came to: the figure of each aligned draft, by row, column and seed."""
+
+    config: SweepConfig
+    figures: dict[tuple[str, str, int], float]
+
+    def cell(self, row: str, column: str) -> Interval:
+        """Mean over seeds; the interval says what other seeds may give."""
+        return mean_interval(self._values(row, (column,)))
+
+    def difference(self, row: str, other: str, columns: Iterable[str] | None = None) -> Interval:
+        """Mean of `row` less `other`, paired by column and seed; None: over all columns."""
+        chosen = tuple(self.config.columns if columns is None else columns)
+        return mean_interval(self._values(row, chosen) - self._values(other, chosen))
+
+    @property
+    def reference(self) -> str:
+        """The row that others are compared with."""
+        return self.config.reference or next(iter(self.config.rows))
+
+    def _values(self, row: str, columns: Iterable[str]) -> torch.Tensor:
+        seeds = self.config.seeds
+        values = [self.figures[row, column, seed] for column in columns for seed in seeds]
+        return torch.tensor(values, dtype=torch.float64)
+
+
+def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
+    """Make every run that has not ended, seed by seed; `output/sweep.json` holds the figures.
+
+    Raises:
+        ConfigError: a cell is no configuration of `align`, which is said before any run.
+        TrainingError: a run failed or was stopped; what has ended stays.
+    """
+    cells = list(cells_of(config))
+    figures: dict[tuple[str, str, int], float] = {}
+    for number, cell in enumerate(cells):
+        name = f"{cell.row}, {cell.column}, seed {cell.seed}"
+        progress("runs", number, len(cells), name)
+        run = RunDirectory(align(cell.config, resume=True))
+        result = run.read_result()
+        assert result is not None, "a run that has ended has a result"
+        if config.figure not in (result["after"] or {}):
+            raise ConfigError(
+                f"{run.path} has no {config.figure}; base needs data.held_out, and texts as long as gamma"
+            )
+        figures[cell.row, cell.column, cell.seed] = result["after"][config.figure]
+    progress("runs", len(cells), len(cells))
+    rows = [
+        {"row": row, "column": column, "seed": seed, config.figure: value}
+        for (row, column, seed), value in figures.items()
+    ]
+    atomic_write_text(config.output / "sweep.json", json.dumps(rows, indent=2) + "\n")
+    return Sweep(config, figures)
+
+
+def cells_of(config: SweepConfig) -> Iterator[Cell]:
+    """Every run, seed by seed."""
+    for seed in config.seeds:
+        for row, of_row in config.rows.items():
+            for column, of_column in config.columns.items():
+                output = config.output / row / column / f"seed-{seed}"
+                values = config.base | of_column | of_row | {"seed": seed, "output": str(output)}
+                yield Cell(row, column, seed, validate(AlignConfig, values))

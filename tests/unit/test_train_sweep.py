@@ -1,0 +1,90 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from aligning import align_config, write_pair
+from paceline.config import validate
+from paceline.core.bootstrap import mean_interval
+from paceline.errors import ConfigError
+from paceline.train.sweep import SweepConfig, cells_of, sweep
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def config(folder: Path, output: Path, **changes: Any) -> SweepConfig:
+    corpus = str(folder / "corpus.jsonl")
+    small = {"num_prompts": 3, "max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
+    held_out = {"data": {"train": corpus, "held_out": corpus}, "evaluation": small}
+    run = align_config(folder, output, num_steps=2, **held_out).model_dump(mode="json")
+    values: dict[str, Any] = {
+        "output": str(output),
+        "base": {key: run[key] for key in run if key not in ("output", "seed", "objective")},
+        "rows": {"kl": {"objective": "forward_kl"}, "tvd": {"objective": "tvd"}},
+        "columns": {"fixed": {"fixed_fraction": 1.0}, "target": {"fixed_fraction": 0.0}},
+        "seeds": [0, 1],
+    }
+    return validate(SweepConfig, values | changes)
+
+
+def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "out")
+    found = sweep(made)
+    assert len(found.figures) == 2 * 2 * 2
+    for (row, column, seed), value in found.figures.items():
+        run = tmp_path / "out" / row / column / f"seed-{seed}"
+        manifest = json.loads((run / "manifest.json").read_text())["config"]
+        assert manifest["objective"][0]["kind"] == {"kl": "forward_kl", "tvd": "tvd"}[row]
+        assert manifest["fixed_fraction"] == {"fixed": 1.0, "target": 0.0}[column]
+        assert manifest["seed"] == seed
+        assert (
+            json.loads((run / "result.json").read_text())["after"]["expected_acceptance"] == value
+        )
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
+    assert sweep(made).figures == found.figures
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+def test_differences_are_paired_by_text_and_seed(folder: Path, tmp_path: Path):
+    found = sweep(config(folder, tmp_path / "out"))
+    pairs = [
+        found.figures["tvd", column, seed] - found.figures["kl", column, seed]
+        for column in ("fixed", "target")
+        for seed in (0, 1)
+    ]
+    assert found.reference == "kl"
+    wanted = mean_interval(torch.tensor(pairs, dtype=torch.float64))
+    assert found.difference("tvd", "kl") == pytest.approx(wanted)
+
+
+def test_a_cell_that_cannot_be_is_said_before_any_run(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="objective"):
+        sweep(config(folder, tmp_path / "out", rows={"a": {}, "b": {"objective": "no such thing"}}))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="reference c is no row"):
+        config(folder, tmp_path / "out", reference="c")
+
+
+def test_seeds_come_one_after_the_other(folder: Path, tmp_path: Path):
+    seeds = [cell.seed for cell in cells_of(config(folder, tmp_path / "out"))]
+    assert seeds == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 11, 12, 20, 60])
+def test_the_interval_of_a_mean_is_student_s(count: int):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    got = mean_interval(values)
+    error = float(values.std()) / count**0.5
+    low, high = stats.t.interval(0.95, count - 1, loc=float(values.mean()), scale=error)
+    assert (got.low, got.high) == pytest.approx((low, high), rel=2e-3)
+
+
+def test_one_value_has_no_interval():
+    with pytest.raises(ValueError, match="at least 2 values, got 1"):
+        mean_interval(torch.ones(1))
