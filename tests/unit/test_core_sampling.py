@@ -8,6 +8,8 @@ from pydantic import ValidationError
 
 from paceline.core.sampling import (
     SamplingParams,
+    _keep_top_p,
+    _kept_top_p_in_place,
     apply_repetition_penalty,
     mark_seen,
     sample,
@@ -223,3 +225,20 @@ def test_rows_are_drawn_each_with_its_own_uniform():
     probs = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.0, 1.0]])
     uniforms = torch.tensor([0.9, 0.1, 0.1], dtype=torch.float64)
     assert sample(probs, uniforms).tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.95, 0.9995, 0.999999])
+def test_the_compiled_nucleus_is_the_sorted_one(scale: float, top_p: float):
+    """Few entries are sorted there; that must be all that the nucleus can need, ties included."""
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.cat([torch.randn(6, 5000, generator=rng) * scale, torch.zeros(1, 5000)])
+    logits[1, ::3] = -torch.inf
+    logits[2] = logits[2].round()  # many equals
+    probs = logits.softmax(-1)
+    sorted_ = _keep_top_p(probs, top_p)
+    compiled_ = probs.clone()
+    if not _kept_top_p_in_place(compiled_, top_p):
+        pytest.skip("no C compiler with OpenMP")
+    assert torch.equal(compiled_ > 0, sorted_ > 0)
+    torch.testing.assert_close(compiled_, sorted_, rtol=1e-5, atol=1e-9)

@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.core.rule import Rule
+from paceline.core.rules import Lenient, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text
 from paceline.data.collate import Row
@@ -118,3 +120,28 @@ def test_a_held_out_text_does_not_depend_on_how_many_there_are(tmp_path: Path):
         prompts = [[5, number] for number in range(11)]
         texts.append(held_out_text(target, prompts, settings, cache, seed=3, progress=silent))
     assert texts[0][0] == texts[1][0]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("rule", [Lenient("linear", 0.5), Opt(0.1), TokenV3(0.4)])
+def test_a_rule_is_judged_position_by_position(pair: Pair, rule: Rule, temperature: float):
+    target, draft = pair
+    kept, far = [], []
+    for row in ROWS:
+        shaped = [probabilities(model, row, temperature) for model in pair]
+        own = [probabilities(model, row, 1.0) for model in pair]
+        for p, q, *raw in zip(*shaped, *own, strict=True):
+            p, q, target_raw, draft_raw = (torch.tensor(x).double() for x in (p, q, *raw))
+            raws = {"target_raw": target_raw, "draft_raw": draft_raw}
+            accept = rule.accept_probs(p, q, **raws)
+            residual = rule.residual(p, q, **raws)
+            kept.append(float((q * accept).sum()))
+            text = q * accept + (1 - (q * accept).sum()) * residual
+            far.append(1 - float(torch.minimum(text, p).sum()))
+    sampling = SamplingParams(temperature=temperature)
+    evaluator = AgreementEvaluator(target, ROWS, sampling, gamma=3, vocab_size=266, rule=rule)
+    figures = evaluator.evaluate(draft)
+    assert figures["rule_acceptance"] == pytest.approx(sum(kept) / len(kept), abs=1e-4)
+    assert figures["rule_tvd"] == pytest.approx(sum(far) / len(far), abs=1e-4)
+    plain = AgreementEvaluator(target, ROWS, sampling, gamma=3, vocab_size=266)
+    assert not {"rule_acceptance", "rule_tvd"} & plain.evaluate(draft).keys()

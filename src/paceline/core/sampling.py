@@ -70,9 +70,9 @@ def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     if 0 < params.top_k < scaled.shape[-1]:
         scaled = _keep_top_k(scaled, params.top_k)
     probs = scaled.softmax(-1)
-    if params.top_p < 1:
-        probs = _keep_top_p(probs, params.top_p)
-    return probs
+    if params.top_p == 1 or _kept_top_p_in_place(probs, params.top_p):
+        return probs
+    return _keep_top_p(probs, params.top_p)
 
 
 def _scale(logits: Tensor, temperature: float) -> Tensor:
@@ -86,6 +86,11 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
     kept = logits.topk(k, dim=-1).indices
     mask = torch.ones_like(logits, dtype=torch.bool).scatter(-1, kept, value=False)
     return logits.masked_fill(mask, -torch.inf)
+
+
+def _kept_top_p_in_place(probs: Tensor, top_p: float) -> bool:
+    """Without sorting the whole vocabulary, where the library can."""
+    return not probs.requires_grad and can_draw(probs) and native.keep_top_p(probs, top_p)
 
 
 def _keep_top_p(probs: Tensor, top_p: float) -> Tensor:

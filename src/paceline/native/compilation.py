@@ -36,6 +36,7 @@ _FUNCTIONS = {
     "pack": ("piiip", ""),
     "best_tokens": ("piiip", ""),
     "softmax": ("piiifip", ""),
+    "keep_top_p": ("piifi", "i"),
     "draw_tokens": ("ppiiip", ""),
     "judge": ("pi", ""),
     "losses_and_slopes": ("pi", ""),

@@ -4,6 +4,9 @@
 
 #include <float.h>
 #include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "vectors.h"
 
@@ -122,6 +125,47 @@ void softmax(const float *logits, int64_t rows, int64_t vocab, int64_t stride, f
 #pragma omp parallel for num_threads(threads) if (rows > 1)
     for (int64_t row = 0; row < rows; row++)
         softmax_row(logits + row * stride, vocab, temperature, probs + row * vocab);
+}
+
+typedef struct {
+    float prob;
+    int32_t token;
+} Candidate;
+
+static int likelier_first(const void *a, const void *b) {
+    const Candidate *one = a, *other = b;
+    if (one->prob != other->prob) return one->prob < other->prob ? 1 : -1;
+    return one->token < other->token ? -1 : 1;
+}
+
+/* What lies below `least` cannot be needed: all of it together has less mass than may be left out. So
+   few entries are sorted, and not the whole row. */
+static void keep_top_p_row(float *probs, int64_t vocab, float top_p, Candidate *candidates) {
+    float least = top_p < 0.9999f ? 0.99f * (1.0f - top_p) / (float)vocab : 0.0f;
+    int64_t count = 0;
+    for (int64_t i = 0; i < vocab; i++)
+        if (probs[i] > least) candidates[count++] = (Candidate){probs[i], (int32_t)i};
+    qsort(candidates, (size_t)count, sizeof *candidates, likelier_first);
+    int64_t kept = 0;
+    double mass = 0.0;
+    for (; kept < count; kept++) {
+        double reached = mass + candidates[kept].prob;
+        if (kept > 0 && (float)reached - candidates[kept].prob >= top_p) break;
+        mass = reached;
+    }
+    memset(probs, 0, sizeof *probs * (size_t)vocab);
+    float scale = (float)(1.0 / mass);
+    for (int64_t k = 0; k < kept; k++) probs[candidates[k].token] = candidates[k].prob * scale;
+}
+
+int64_t keep_top_p(float *probs, int64_t rows, int64_t vocab, float top_p, int64_t threads) {
+    Candidate *room = malloc(sizeof *room * (size_t)(vocab * threads));
+    if (!room) return 0;
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int64_t row = 0; row < rows; row++)
+        keep_top_p_row(probs + row * vocab, vocab, top_p, room + vocab * omp_get_thread_num());
+    free(room);
+    return 1;
 }
 
 void draw_tokens(const float *probs, const double *uniforms, int64_t rows, int64_t vocab,

@@ -14,6 +14,10 @@ void best_tokens(const float *logits, int64_t rows, int64_t vocab, int64_t strid
 void softmax(const float *logits, int64_t rows, int64_t vocab, int64_t stride, float temperature,
              int64_t threads, float *probs);
 
+/* The smallest set of likeliest entries of each row whose mass reaches top_p, scaled to 1, in place; of
+   equals the first. 0 if there is no memory for it. */
+int64_t keep_top_p(float *probs, int64_t rows, int64_t vocab, float top_p, int64_t threads);
+
 /* The token at which the running mass passes `uniform` of the total; -1 where there is none. Where
    there is a draft, the mass is what exceeds its. A token without mass is never drawn. */
 int64_t draw(const float *target, const float *draft, int64_t vocab, double uniform);

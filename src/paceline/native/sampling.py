@@ -68,6 +68,15 @@ def softmax(logits: Tensor, temperature: float) -> Tensor:
     return probs
 
 
+def keep_top_p(probs: Tensor, top_p: float) -> bool:
+    """The nucleus of each row takes its place, [..., V]; False: there was no memory to find it."""
+    library = compiled()
+    assert library is not None, "ask can_draw first"
+    width = probs.shape[-1]
+    rows, threads = probs.numel() // width, torch.get_num_threads()
+    return bool(library.keep_top_p(probs.data_ptr(), rows, width, top_p, threads))
+
+
 def check_mass(tokens_B: Tensor) -> None:
     """The library gives -1 where it could not draw."""
     assert min(tokens_B.flatten().tolist(), default=0) >= 0, NO_MASS

@@ -299,5 +299,10 @@ def _evaluator(
     cache = run.path / "held_out.jsonl"
     rows = held_out_text(target, prompts, settings, cache, seed=config.seed, progress=progress)
     return AgreementEvaluator(
-        target, rows, settings.sampling, gamma=settings.gamma, vocab_size=vocab_size
+        target,
+        rows,
+        settings.sampling,
+        gamma=settings.gamma,
+        vocab_size=vocab_size,
+        rule=settings.rule,
     )

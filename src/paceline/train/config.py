@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
+from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.rounds import Rounds
@@ -45,6 +46,7 @@ class Evaluation(StrictModel):
         max_new_tokens: How many tokens the target adds to each, at most.
         sampling: How the target writes, and the distributions that are compared.
         gamma: Of the block efficiency.
+        rule: Also judge the draft by the rule that it will be served with.
     """
 
     every_steps: int | None = Field(default=None, ge=1)
@@ -53,6 +55,7 @@ class Evaluation(StrictModel):
     max_new_tokens: int = Field(default=64, ge=1)
     sampling: SamplingParams = SamplingParams()
     gamma: int = Field(default=5, ge=1)
+    rule: Annotated[AnyRule, Field(discriminator="rule")] | None = None
 
     @field_validator("sampling")
     @classmethod

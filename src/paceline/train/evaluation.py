@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from paceline.core.rule import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.causal import CausalModel
     from paceline.progress import Progress
@@ -79,11 +80,16 @@ def _write(
 
 
 class PositionScores(NamedTuple):
-    """For each position: sum_v min(p, q); min(1, q(y)/p(y)) of the text's token y; same argmax?"""
+    """For each position: sum_v min(p, q); min(1, q(y)/p(y)) of the text's token y; same argmax?
+
+    Under a rule, if there is one: sum_v q(v) a(v), and the TVD of what it induces to p; else 0.
+    """
 
     acceptance_N: Tensor
     survival_N: Tensor
     agreement_N: Tensor
+    rule_acceptance_N: Tensor
+    rule_tvd_N: Tensor
 
 
 class AgreementEvaluator:
@@ -99,7 +105,9 @@ class AgreementEvaluator:
         *,
         gamma: int,
         vocab_size: int,
+        rule: Rule | None = None,
     ) -> None:
+        self.rule = rule
         self.target = target
         self.sampling = sampling
         self.gamma = gamma
@@ -119,6 +127,8 @@ class AgreementEvaluator:
         greedy_agreement: part of the positions where both have the same likeliest token.
         block_efficiency: tokens a target pass at `gamma`, by prefix products; absent where every
             text is shorter than gamma.
+        rule_acceptance, rule_tvd: under a rule, the part of the draft's tokens that it keeps, and how
+            far the text then is from the target's; absent where no rule was given.
         Paper: Zhou et al. 2023, section 3.
         """
         scores = self._scores(draft)
@@ -127,6 +137,9 @@ class AgreementEvaluator:
             "greedy_agreement": float(scores.agreement_N.double().mean()),
             "num_tokens": float(len(self.labels_N)),
         }
+        if self.rule is not None:
+            figures["rule_acceptance"] = float(scores.rule_acceptance_N.double().mean())
+            figures["rule_tvd"] = float(scores.rule_tvd_N.double().mean())
         if max(self.lengths) >= self.gamma:
             figures["block_efficiency"] = block_efficiency_from_text(
                 self._by_text(scores.acceptance_N),
@@ -150,9 +163,27 @@ class AgreementEvaluator:
             acceptance_C = torch.minimum(target_probs_CV, draft_probs_CV).sum(-1)
             labels_C1 = self.labels_N[rows, None]
             ratio_C1 = draft_probs_CV.gather(-1, labels_C1) / target_probs_CV.gather(-1, labels_C1)
-            parts.append((acceptance_C, ratio_C1.squeeze(-1).clamp(max=1), agreement_C))
+            survival_C = ratio_C1.squeeze(-1).clamp(max=1)
+            under_rule = self._under_rule(target_log_probs_CV, draft_log_probs_CV)
+            parts.append((acceptance_C, survival_C, agreement_C, *under_rule))
         columns = zip(*parts, strict=True)
         return PositionScores(*(torch.cat(column).cpu() for column in columns))
+
+    def _under_rule(
+        self, target_log_probs_CV: Tensor, draft_log_probs_CV: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What the rule keeps and how far it leads, [C] each; 0 without a rule."""
+        if self.rule is None:
+            none_C = target_log_probs_CV.new_zeros(len(target_log_probs_CV))
+            return none_C, none_C
+        raw = target_log_probs_CV.exp(), draft_log_probs_CV.exp()
+        p_CV, q_CV = (
+            to_probs(logs, self.sampling) for logs in (target_log_probs_CV, draft_log_probs_CV)
+        )
+        confidences = {"target_raw": raw[0], "draft_raw": raw[1]}
+        kept_C = (q_CV * self.rule.accept_probs(p_CV, q_CV, **confidences)).sum(-1)
+        induced_CV = self.rule.induced_distribution(p_CV, q_CV, **confidences)
+        return kept_C, 0.5 * (induced_CV - p_CV).abs().sum(-1)
 
     @torch.no_grad()
     def _hidden(self, model: CausalModel) -> Tensor:

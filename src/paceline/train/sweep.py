@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from paceline.progress import Progress
 
 Changes = dict[str, Any]
+Figure = Literal[
+    "expected_acceptance", "greedy_agreement", "block_efficiency", "rule_acceptance", "rule_tvd"
+]
 
 
 class SweepConfig(StrictModel):
@@ -38,7 +41,7 @@ class SweepConfig(StrictModel):
         rows: By name, what a row changes of that.
         columns: By name, what a column changes.
         seeds: Of every cell; they decide what is held out, too, so that cells of one seed are paired.
-        figure: Of the aligned drafts.
+        figure: Of the aligned drafts; asked for another one, a sweep that has ended reads it.
         reference: The row that others are compared with; None: the first.
     """
 
@@ -47,9 +50,7 @@ class SweepConfig(StrictModel):
     rows: dict[str, Changes] = Field(min_length=1)
     columns: dict[str, Changes] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=2)
-    figure: Literal["expected_acceptance", "greedy_agreement", "block_efficiency"] = (
-        "expected_acceptance"
-    )
+    figure: Figure = "expected_acceptance"
     reference: str | None = None
 
     @model_validator(mode="after")
@@ -105,6 +106,7 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     """
     cells = list(cells_of(config))
     figures: dict[tuple[str, str, int], float] = {}
+    rows: list[dict[str, Any]] = []
     for number, cell in enumerate(cells):
         name = f"{cell.row}, {cell.column}, seed {cell.seed}"
         progress("runs", number, len(cells), name)
@@ -116,11 +118,9 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
                 f"{run.path} has no {config.figure}; base needs data.held_out, and texts as long as gamma"
             )
         figures[cell.row, cell.column, cell.seed] = result["after"][config.figure]
+        place = {"row": cell.row, "column": cell.column, "seed": cell.seed}
+        rows.append(place | {key: result[key] for key in ("num_steps", "elapsed_s", "after")})
     progress("runs", len(cells), len(cells))
-    rows = [
-        {"row": row, "column": column, "seed": seed, config.figure: value}
-        for (row, column, seed), value in figures.items()
-    ]
     atomic_write_text(config.output / "sweep.json", json.dumps(rows, indent=2) + "\n")
     return Sweep(config, figures)
 
