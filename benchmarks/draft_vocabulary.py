@@ -1,0 +1,79 @@
+"""What does it cost, and what does it bring, that a draft proposes some tokens only?
+
+The same draft with its vocabulary subset and without, beside one target, on the same text of the target:
+acceptance of either, what the subset loses at most (the target's mass outside of it), and the time of a token drawn, in turn.
+
+    python benchmarks/draft_vocabulary.py --target MODEL --draft DRAFT --prompts FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from paceline.core.bootstrap import ratio_interval
+from paceline.core.sampling import SamplingParams
+from paceline.data import read_prompts
+from paceline.decode import AutoregressiveDecoder
+from paceline.measure.acceptance import forced_probs, score_texts
+from paceline.models import CausalModel, load_model, wrap_model
+from paceline.progress import silent
+from pairing import ratio, show
+
+
+def draw_s(model: CausalModel, prompt: list[int], count: int) -> float:
+    """Seconds a token, drawn behind a prompt."""
+    session = model.start_session()
+    session.prefill([prompt])
+    started = time.perf_counter()
+    session.draw([[prompt[-1]]], count, SamplingParams(), [[0.5] * count])
+    return (time.perf_counter() - started) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True, help="one with draft_vocabulary.json")
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--num-prompts", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=200)
+    options = parser.parse_args()
+    target = load_model(options.target)
+    some = load_model(options.draft)
+    if some.draft_vocabulary is None or target.tokenizer is None:
+        raise SystemExit("wanted a draft with a vocabulary subset, and a target with a tokenizer")
+    every = wrap_model(some.hf, some.tokenizer)
+    served = target.prepare_for_decoding()
+    prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=32)[: options.num_prompts]
+    decoder = AutoregressiveDecoder(served, SamplingParams())
+    texts = [generation.tokens for generation in decoder.generate(prompts, options.new_tokens)]
+    for name, draft in (("subset", some), ("whole", every)):
+        scores = score_texts(target, draft, prompts, texts, SamplingParams(), silent)
+        lengths = scores.mask_BT.sum(-1)
+        rng = torch.Generator().manual_seed(0)
+        print(
+            f"{name}: acceptance {show(ratio_interval(scores.acceptance_BT.sum(-1), lengths, rng=rng))}"
+        )
+    outside = 0.0
+    for prompt, text in zip(prompts, texts, strict=True):
+        given = (target, some, prompt, text, SamplingParams(), target.vocab_size)
+        probs_TV = forced_probs(*given)[0]
+        outside += float(1 - probs_TV[:, some.draft_vocabulary].sum(-1).mean()) / len(texts)
+    print(f"the target's mass outside of {len(some.draft_vocabulary):,} tokens: {outside:.4f}")
+    ready = [model.prepare_for_decoding() for model in (every, some)]
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(options.repeats):
+        for side in (0, 1) if repeat % 2 else (1, 0):
+            seconds[side].append(draw_s(ready[side], prompts[repeat % len(prompts)], 8))
+    whole_ms, some_ms = (1e3 * statistics.median(times) for times in seconds)
+    print(
+        f"a token drawn: whole {whole_ms:.2f} ms, subset {some_ms:.2f} ms; whole / subset {show(ratio(*seconds))}"
+    )
+
+
+if __name__ == "__main__":
+    main()
