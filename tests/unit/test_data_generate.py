@@ -134,6 +134,52 @@ def test_several_workers_write_the_same_records_even_if_one_dies(folder: Path, t
     assert killed
 
 
+def test_a_worker_that_is_killed_between_two_files_costs_nothing(folder: Path, tmp_path: Path):
+    """Idle, or about to be given a file: all of them die whenever a file has come in."""
+    whole = answers(generate_data(config(folder, tmp_path / "one", shard_size=8)))
+
+    def kill_all(_stage: str, done: float, _total: float, _note: str = "") -> None:
+        for child in multiprocessing.active_children() if 0 < done < 9 else ():
+            child.kill()
+            child.join()
+
+    made = config(folder, tmp_path / "two", workers=2, shard_size=8)
+    assert answers(generate_data(made, progress=kill_all)) == whole
+
+
+def test_other_prompts_or_another_model_at_the_same_place_are_not_mixed_in(tmp_path: Path):
+    folder = write_pair(tmp_path / "pair")
+    rows = [{"prompt": f"the {word}"} for word in _WORDS]
+    write_corpus(folder / "prompts.jsonl", rows[:6])
+    generate_data(config(folder, tmp_path / "run"))
+    write_corpus(folder / "prompts.jsonl", rows)
+    with pytest.raises(ConfigError, match="of other prompts or of another model"):
+        generate_data(config(folder, tmp_path / "run"), resume=True)
+    write_corpus(folder / "prompts.jsonl", rows[:6])
+    generate_data(config(folder, tmp_path / "run"), resume=True)
+    (folder / "draft").rename(folder / "gone")
+    (folder / "target").rename(folder / "draft")
+    (folder / "gone").rename(folder / "target")
+    with pytest.raises(ConfigError, match="of other prompts or of another model"):
+        generate_data(config(folder, tmp_path / "run"), resume=True)
+
+
+def test_a_file_that_is_damaged_is_made_again(folder: Path, tmp_path: Path):
+    run = generate_data(config(folder, tmp_path / "run"))
+    whole = answers(run)
+    (first, second, *_) = sorted((run / "data").glob("*.parquet"))
+    first.write_bytes(b"")
+    second.write_bytes(second.read_bytes()[:100])
+    generate_data(config(folder, tmp_path / "run"), resume=True)
+    assert answers(run) == whole
+
+
+def test_a_start_that_was_refused_has_not_begun(folder: Path, tmp_path: Path):
+    with pytest.raises(ContextLengthError):
+        generate_data(config(folder, tmp_path / "run", max_new_tokens=100))
+    assert answers(generate_data(config(folder, tmp_path / "run")))
+
+
 def die(*_arguments: Any) -> None:
     """A worker that cannot live."""
     os._exit(7)

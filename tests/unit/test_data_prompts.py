@@ -164,3 +164,22 @@ def test_a_missing_split_or_hub_name_is_one_line(tmp_path: Path):
 def test_a_completion_column_needs_a_prompt_column():
     with pytest.raises(ConfigError, match="needs prompt_field"):
         validate(CorpusConfig, {"path": "a", "completion_field": "answer"})
+
+
+def test_columns_of_others_that_look_like_ours_are_left_alone(tmp_path: Path):
+    path = tmp_path / "api.jsonl"
+    row = {"prompt": "a", "completion": "b", "prompt_tokens": 3, "completion_tokens": 4}
+    path.write_text(json.dumps(row | {"stop_reason": "end_turn"}) + "\n")
+    (record,) = read_records(path)
+    assert (record.text, record.completion, record.ended) == ("a", "b", True)
+
+
+def test_a_damaged_data_set_is_one_line(tmp_path: Path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "a b"}\n{"text": \n')
+    with pytest.raises(PromptError, match="cannot load"):
+        read_records(folder)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(PromptError, match="cannot load"):
+        read_records(tmp_path / "b.parquet")

@@ -112,3 +112,20 @@ def test_ids_are_those_of_the_rows_and_no_two_are_the_same(tmp_path: Path):
 def test_no_temperature_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="temperatures is empty"):
         planned(tmp_path, PROMPTS, temperatures=[])
+
+
+def test_every_system_prompt_meets_every_temperature(tmp_path: Path):
+    rows = [{"prompt": f"say {number}"} for number in range(8)]
+    shards = planned(tmp_path, rows, system_prompts=["a", "b"], format="chat")
+    met = {(request.temperature, request.system_prompt) for shard in shards for request in shard}
+    assert len(met) == 8
+
+
+def test_a_record_names_the_system_prompt_that_was_there(tmp_path: Path):
+    systems = {"system_prompts": ["be brief"], "temperatures": [1]}
+    own = [{"role": "system", "content": "own"}, {"role": "user", "content": "a"}]
+    rows = [{"prompt": "hi"}, {"messages": own}, {"messages": own[1:]}]
+    (shard,) = planned(tmp_path, rows, **systems)
+    assert [request.system_prompt for request in shard] == ["", "own", "be brief"]
+    with pytest.raises(PromptError, match="line 1 has tokens, and format chat puts a template"):
+        planned(tmp_path, [{"tokens": [5, 6]}], format="chat")

@@ -84,9 +84,26 @@ def test_rows_that_are_there_are_not_measured_again(folder: Path, tmp_path: Path
         trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
 
 
+def test_runs_that_begin_with_one_draft_have_each_their_own_rows(folder: Path, tmp_path: Path):
+    runs = [str(folder / "first"), str(folder / "other")]
+    align(align_config(folder, folder / "other", num_steps=1))
+    alone = trajectory(config(folder, tmp_path / "out", runs=runs[:1]))
+    both = trajectory(config(folder, tmp_path / "out", runs=runs))
+    assert both[: len(alone)] == alone
+    assert [row.stop.label for row in both[len(alone) :]] == ["start"] * 2 + ["end"] * 2
+    assert {row.stop.run.name for row in both[len(alone) :]} == {"other"}
+
+
+def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: Path):
+    shaped = [{"temperature": 0.6}, {"temperature": 0.6, "repetition_penalty": 1.5}]
+    trajectory(config(folder, tmp_path / "out", samplings=shaped, runs=[str(folder / "second")]))
+    assert len(list((tmp_path / "out" / "texts").iterdir())) == 2
+
+
 def test_runs_are_laid_end_to_end():
     def stop(run: str, step: int, elapsed_s: float) -> Stop:
-        return Stop(run=run, label="", step=step, elapsed_s=elapsed_s, path=Path(run))
+        place = Path(run)
+        return Stop(run=place, label="", step=step, elapsed_s=elapsed_s, path=place, fingerprint="")
 
     stops = [stop("a", 0, 0), stop("a", 10, 3), stop("b", 0, 0), stop("b", 4, 2), stop("c", 1, 1)]
     assert along(stops, "steps") == [0, 10, 10, 14, 15]

@@ -121,3 +121,22 @@ def test_uniform_rewards_need_the_whole_vocabulary():
     objective = {"kind": "tvd_plus_plus", "estimator": "uniform"}
     with pytest.raises(ConfigError, match="uniform weighs all tokens alike"):
         config(objective=objective, loss_vocabulary={"frequent": 8})
+
+
+def test_what_cannot_be_sharded_is_refused():
+    adamw = {"kind": "adamw"}
+    with pytest.raises(ConfigError, match=r"needs optimizer\.kind adamw"):
+        config(shard=["draft"])
+    with pytest.raises(ConfigError, match="a draft that is sharded writes no text"):
+        config(shard=["draft"], optimizer=adamw, fixed_fraction=0.5, draft_fraction=1.0)
+    with pytest.raises(ConfigError, match="a target that is sharded writes no text"):
+        config(shard=["target"], fixed_fraction=0.5)
+    held_out = {"train": "x.jsonl", "held_out": "y.jsonl"}
+    with pytest.raises(ConfigError, match="not evaluated on the way"):
+        config(shard=["target"], data=held_out)
+    assert config(shard=["draft", "target"], optimizer=adamw).shard == ("draft", "target")
+
+
+def test_a_finish_has_an_objective():
+    with pytest.raises(ConfigError, match=r"finish\.objective"):
+        config(finish={"objective": []})

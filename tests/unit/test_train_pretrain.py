@@ -208,3 +208,9 @@ def test_a_draft_of_some_tokens_is_pretrained_over_these(tmp_path: Path):
     # training looks at the same: every label outside counts nothing
     first = read_jsonl(run / "metrics.jsonl")[1]
     assert first["loss"] < math.log(len(some)) * 1.5
+
+
+@pytest.mark.parametrize(("shard", "message"), [("target", "has no target"), ("draft", "not eval")])
+def test_pretraining_shards_what_there_is(shard: str, message: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=message):
+        settings(tmp_path, tmp_path / "run", shard=[shard])

@@ -10,6 +10,7 @@ from aligning import align_config, write_pair
 from paceline.config import validate
 from paceline.core.bootstrap import mean_interval
 from paceline.errors import ConfigError
+from paceline.train.optim import Adafactor
 from paceline.train.sweep import SweepConfig, cells_of, sweep
 
 
@@ -52,14 +53,14 @@ def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(folder: Path, 
 
 
 def test_differences_are_paired_by_text_and_seed(folder: Path, tmp_path: Path):
-    found = sweep(config(folder, tmp_path / "out"))
-    pairs = [
-        found.figures["tvd", column, seed] - found.figures["kl", column, seed]
-        for column in ("fixed", "target")
+    made = config(folder, tmp_path / "out")
+    found = sweep(made)
+    by_seed = [
+        sum(found.figures["tvd", c, seed] - found.figures["kl", c, seed] for c in made.columns) / 2
         for seed in (0, 1)
     ]
     assert found.reference == "kl"
-    wanted = mean_interval(torch.tensor(pairs, dtype=torch.float64))
+    wanted = mean_interval(torch.tensor(by_seed, dtype=torch.float64))
     assert found.difference("tvd", "kl") == pytest.approx(wanted)
 
 
@@ -67,8 +68,20 @@ def test_a_cell_that_cannot_be_is_said_before_any_run(folder: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match="objective"):
         sweep(config(folder, tmp_path / "out", rows={"a": {}, "b": {"objective": "no such thing"}}))
     assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="needs evaluation"):
+        sweep(config(folder, tmp_path / "out", figure="rule_tvd"))
+    with pytest.raises(ConfigError, match=r"seeds \(0, 0\) repeat"):
+        config(folder, tmp_path / "out", seeds=[0, 0])
     with pytest.raises(ConfigError, match="reference c is no row"):
         config(folder, tmp_path / "out", reference="c")
+
+
+def test_a_change_within_a_section_leaves_the_rest_of_it(folder: Path, tmp_path: Path):
+    other = {"data": {"train": "other.jsonl"}, "optimizer": {"kind": "adafactor"}}
+    (cell, *_) = cells_of(config(folder, tmp_path / "out", columns={"other": other}))
+    assert cell.config.data.train.path == "other.jsonl"
+    assert cell.config.data.held_out is not None
+    assert cell.config.optimizer == Adafactor()
 
 
 def test_seeds_come_one_after_the_other(folder: Path, tmp_path: Path):

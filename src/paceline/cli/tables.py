@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from paceline.bench.schema import family, setting
+from paceline.measure.trajectory import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -201,15 +202,14 @@ def trajectory_table(rows: Sequence[TrajectoryRow]) -> Table:
         table.add_column(f"tau, gamma {gamma}", justify="right")
         table.add_column("MBSU", justify="right")
     for row in rows:
-        sampling = row.sampling
-        task = f"{row.task} T={sampling.temperature:g} p={sampling.top_p:g}"
+        task = f"{row.task} {name_of(row.sampling)}"
         taus = [
             text
             for gamma in gammas
             for text in (str(row.block_efficiency.get(gamma, "")), _number(row.mbsu.get(gamma)))
         ]
         accepted = f"{row.expected_acceptance.value:.3f}"
-        table.add_row(row.stop.run, row.stop.label, task, accepted, *taus)
+        table.add_row(row.stop.run.name, row.stop.label, task, accepted, *taus)
     return table
 
 

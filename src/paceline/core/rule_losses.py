@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RuleLoss = Literal["rejection", "negative_log_acceptance", "forward_kl"]
 
+_SMALLEST = 1e-37  # a number still, whose logarithm is
 _LEAST = 1e-15  # of a draft's probability: a ratio's slope is its square, and must stay a number
 
 
@@ -36,6 +37,12 @@ def rule_loss(
         pi = rule.pi(target_probs, draft_probs.detach())
         assert pi is not None, "the rule states pi"
         return forward_kl(pi.detach().log(), draft_log_probs)
-    kept = draft_probs * rule.accept_probs(target_probs, draft_probs.clamp(min=_LEAST))
-    accepted = kept.sum(-1)
+    kept = draft_probs * rule.accept_probs(
+        target_probs,
+        draft_probs.clamp(min=_LEAST),
+        # what a threshold is compared with must not become infinite by what was added
+        target_raw=target_probs.clamp(min=_SMALLEST),
+        draft_raw=draft_probs,
+    )
+    accepted = kept.sum(-1).clamp(min=_SMALLEST)
     return 1 - accepted if kind == "rejection" else -accepted.log()

@@ -31,12 +31,12 @@ class Answerer:
         if self.target.tokenizer is None:
             raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
         self.tokenizer = self.target.tokenizer
-        limit = self.target.max_length
-        if limit is not None and config.max_prompt_tokens + config.max_new_tokens > limit:
+        wanted = config.max_prompt_tokens + config.max_new_tokens
+        room = self._decoder(1.0).room([0])  # of the draft's context, too, and of a block
+        if room is not None and wanted > room + 1:
             raise ContextLengthError(
-                f"max_prompt_tokens + max_new_tokens is "
-                f"{config.max_prompt_tokens + config.max_new_tokens}, but the target's context holds "
-                f"{limit}; lower one of the two"
+                f"max_prompt_tokens + max_new_tokens is {wanted}, but these models hold texts of "
+                f"{room + 1}; lower one of the two"
             )
         self.fingerprint = fingerprint(config.target)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from paceline.data.requests import plan_shards
 from paceline.data.shards import ShardStore
 from paceline.data.worker_pool import write_with_processes
 from paceline.errors import ConfigError
-from paceline.models.loading import load_tokenizer
+from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.progress import silent
 from paceline.records import RunDirectory
 
@@ -50,11 +51,14 @@ def generate_data(
     """
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
-    _check_directory(run, config, resume=resume)
     shards = plan_shards(config, load_tokenizer(config.target))
-    run.write_manifest(config)
+    digest = _digest(config, shards)
+    _check_directory(run, store, config, digest, resume=resume)
     store.sweep()
-    missing = [shard for shard in shards if shard.name not in store.written()]
+    missing = [shard for shard in shards if not store.holds(shard.name, len(shard.requests))]
+    if not missing and run.read_result() is not None:
+        return run.path
+    run.write_manifest(config, plan=digest)
     total = sum(len(shard.requests) for shard in shards)
     done = total - sum(len(shard.requests) for shard in missing)
     started = time.monotonic()
@@ -63,7 +67,7 @@ def generate_data(
         done += len(shard.requests)
         progress("generating", done, total)
     elapsed = time.monotonic() - started
-    run.write_result(_result(store, [shard.name for shard in missing], elapsed))
+    run.write_result(_result(store, shards, {shard.name for shard in missing}, elapsed))
     return run.path
 
 
@@ -83,43 +87,63 @@ def _write(
             yield shard
 
 
-def _check_directory(run: RunDirectory, config: GenerateDataConfig, *, resume: bool) -> None:
-    """May this run be written here?"""
+def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:
+    """Of everything that the records hang on beside the configuration: prompts, and the models' files."""
+    digest = hashlib.sha256()
+    for path in (config.target, config.draft):
+        digest.update((fingerprint(path) if path else "").encode())
+    for shard in shards:
+        for request in shard.requests:
+            digest.update(f"{shard.name} {request.id} {request.seed} {request.tokens}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _check_directory(
+    run: RunDirectory, store: ShardStore, config: GenerateDataConfig, digest: str, *, resume: bool
+) -> None:
+    """May this run be written here? One that has written nothing has not begun."""
     manifest = run.read_manifest()
     if manifest is None:
         if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
             raise ConfigError(f"output {run.path} is not empty and holds no run; choose another")
+        return
+    if not store.written():
         return
     if not resume:
         raise ConfigError(
             f"output {run.path} already holds a run; resume it, or choose another output"
         )
     before, now = manifest["config"], config.model_dump(mode="json")
-    changed = [
-        key for key in now if key not in _MAY_CHANGE and before.get(key, now[key]) != now[key]
-    ]
+    changed = [key for key in now if key not in _MAY_CHANGE and before.get(key) != now[key]]
     if changed:
         raise ConfigError(
             f"output {run.path} holds a run with another {', '.join(changed)}; choose another output "
             "or the old values"
         )
+    if manifest.get("plan") != digest:
+        raise ConfigError(
+            f"output {run.path} holds a run of other prompts or of another model at the same place; "
+            "choose another output, or bring back what was there"
+        )
 
 
-def _result(store: ShardStore, new: Sequence[str], elapsed_s: float) -> dict[str, Any]:
+def _result(
+    store: ShardStore, shards: Sequence[Shard], new: set[str], elapsed_s: float
+) -> dict[str, Any]:
     """Counts over all files, and the speed of those of this start."""
     stop_reasons: Counter[str] = Counter()
     temperatures: Counter[str] = Counter()
     tokens = {True: 0, False: 0}
-    for name in sorted(store.written()):
-        for answer in store.read([name]):
-            tokens[name in new] += len(answer.completion_tokens)
+    for shard in shards:
+        for answer in store.read([shard.name]):
+            tokens[shard.name in new] += len(answer.completion_tokens)
             stop_reasons[answer.stop_reason] += 1
             temperatures[f"{answer.temperature:g}"] += 1
     return {
         "num_records": stop_reasons.total(),
-        "num_files": len(store.written()),
+        "num_files": len(shards),
         "num_tokens": sum(tokens.values()),
         "stop_reasons": dict(stop_reasons),
         "temperatures": dict(temperatures),
-        "tokens_per_s": round(tokens[True] / elapsed_s, 1) if new else None,
+        "tokens_per_s": round(tokens[True] / elapsed_s, 1),
     }

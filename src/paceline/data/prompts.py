@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.errors import PromptError
+from paceline.errors import PacelineError, PromptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Text = str | list[int]
 Message = dict[str, str]
 
+_CUT_OFF = frozenset({"length", "context"})  # as generate-data says it
 _WANTED = "wanted one of prompt, text, messages, tokens"
 
 
@@ -85,15 +86,21 @@ def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
     Raises:
         PromptError: nothing there, nothing in it, or a malformed line (which is named).
     """
-    return list(stream_records(corpus))
+    return list(_records(corpus, streaming=False))
 
 
 def stream_records(corpus: CorpusConfig | str | Path) -> Iterator[Record]:
     """Every text of a corpus, one at a time: of a data set too large for memory, say.
 
+    A data set's split is then a name, without a slice.
+
     Raises:
         PromptError: as `read_records`, as far as it is read.
     """
+    return _records(corpus, streaming=True)
+
+
+def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[Record]:
     corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=str(corpus))
     path = Path(corpus.path)
     match path.suffix.lower():
@@ -102,7 +109,10 @@ def stream_records(corpus: CorpusConfig | str | Path) -> Iterator[Record]:
         case ".jsonl":
             found = (_record(row, where, corpus) for row, where in _read_json_lines(path))
         case _:
-            found = (_record(row, where, corpus) for row, where in _read_dataset(corpus))
+            found = (
+                _record(row, where, corpus)
+                for row, where in _read_dataset(corpus, streaming=streaming)
+            )
     empty = True
     for record in itertools.islice(found, corpus.limit):
         empty = False
@@ -150,7 +160,9 @@ def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
         yield row, where
 
 
-def _read_dataset(corpus: CorpusConfig) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _read_dataset(
+    corpus: CorpusConfig, *, streaming: bool
+) -> Iterator[tuple[Mapping[str, Any], str]]:
     """A directory of data files or a data set of the hub, through the datasets library."""
     path = Path(corpus.path)
     parquet = path.suffix.lower() == ".parquet"
@@ -167,17 +179,22 @@ def _read_dataset(corpus: CorpusConfig) -> Iterator[tuple[Mapping[str, Any], str
     if parquet:
         reading = {"path": "parquet", "data_files": corpus.path}
     try:
-        rows = datasets.load_dataset(**reading, split=corpus.split, streaming=True)
+        rows = iter(datasets.load_dataset(**reading, split=corpus.split, streaming=streaming))
+        for number in itertools.count():
+            row = next(rows, None)
+            if row is None:
+                return
+            assert isinstance(row, dict)
+            yield row, f"{corpus.path} row {number}"
+    except PacelineError:
+        raise  # of whoever reads on: what is yielded is theirs
     except Exception as error:
-        # The library raises a dozen kinds of error, by version, for one missing data set.
+        # The library raises a dozen kinds of error, by version, for one missing or damaged data set.
         reason = _shorten(" ".join(str(error).split()), 160)
         raise PromptError(
             f"cannot load {corpus.path} (subset {corpus.subset}, split {corpus.split}) as a file, "
             f"directory or hub data set: {reason}"
         ) from None
-    for number, row in enumerate(rows):
-        assert isinstance(row, dict)
-        yield row, f"{corpus.path} row {number}"
 
 
 def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
@@ -186,7 +203,7 @@ def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     return dataclasses.replace(
         record,
         id=str(name) if isinstance(name, str | int) else None,
-        ended=row.get("stop_reason", "eos") == "eos",
+        ended=row.get("stop_reason") not in _CUT_OFF,
     )
 
 
@@ -201,7 +218,7 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
     match row:
         case {"messages": messages}:
             return Record(where, "chat", messages=_messages(messages, where))
-        case {"prompt_tokens": prompt, "completion_tokens": completion}:
+        case {"prompt_tokens": [*prompt], "completion_tokens": [*completion]}:
             # as `generate-data` leaves them: to the token, whatever the texts would become
             return Record(
                 where,

@@ -72,7 +72,10 @@ def write_package_docs(path: Path, packages: Iterable[str]) -> None:
     """
     texts = python_documents()
     for name in packages:
-        spec = importlib.util.find_spec(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            spec = None
         if spec is None or not (spec.submodule_search_locations or spec.origin):
             raise UsageError(f"no package {name} is installed; name one that can be imported")
         places = spec.submodule_search_locations or [spec.origin]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from paceline.data.requests import GenerateDataConfig, Shard
 
+_MOST_DEATHS = 3  # as of processes
+
 
 def write_with_ray(
     config: GenerateDataConfig, shards: Sequence[Shard], directory: Path
@@ -38,8 +40,11 @@ def write_with_ray(
     )
     written = rows.map(
         _Writer,  # pyright: ignore[reportArgumentType] (a class is called once an actor)
-        fn_constructor_args=(config, by_name, directory.resolve()),
+        fn_constructor_args=(config, directory.resolve()),
         compute=ray.data.ActorPoolStrategy(size=config.workers),
+        # Ray would begin a file whose workers die again for ever
+        max_restarts=_MOST_DEATHS,
+        max_task_retries=_MOST_DEATHS,
         num_gpus=1 if ray.cluster_resources().get("GPU") else 0,
     )
     try:
@@ -57,19 +62,17 @@ def write_with_ray(
 class _Writer:
     """An actor: loads the models once. What it finds wrong it says in its row, for Ray wraps errors."""
 
-    def __init__(
-        self, config: GenerateDataConfig, by_name: dict[str, Shard], directory: Path
-    ) -> None:
+    def __init__(self, config: GenerateDataConfig, directory: Path) -> None:
         self._config = config
-        self._by_name = by_name
         self._store = ShardStore(directory)
         self._answerer: Answerer | None = None
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        name, error = row["name"], b""
+        shard: Shard = pickle.loads(row["shard"])
+        error = b""
         try:
             self._answerer = self._answerer or Answerer(self._config)
-            self._store.write(name, self._answerer.answer(self._by_name[name]))
+            self._store.write(shard.name, self._answerer.answer(shard))
         except PacelineError as wrong:
             error = pickle.dumps(wrong)
-        return {"name": name, "error": error}
+        return {"name": shard.name, "error": error}

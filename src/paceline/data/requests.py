@@ -40,7 +40,7 @@ class GenerateDataConfig(StrictModel):
         prompts: Seed prompts, chats, or documents of which the first tokens are the prompt.
         format: `chat` puts prompts into the tokenizer's chat template as a user's message; `plain`
             gives them as they are. Chats are chats either way.
-        system_prompts: One for each prompt in turn, in chats that have none; empty: none.
+        system_prompts: In chats that have none, in turn with every round of temperatures; empty: none.
         num_per_prompt: Answers to each prompt, at the temperatures in turn.
         temperatures: Taken in turn, beginning one further for each prompt.
         top_p: Nucleus of the answers.
@@ -135,18 +135,26 @@ def plan_requests(
     """Prompt by prompt. A greedy answer that would only be repeated is left out."""
     requests: list[Request] = []
     num_cut, most = 0, config.max_prompt_tokens
+    num_temperatures = len(config.temperatures)
     for index, (name, record) in enumerate(_named(records)):
         systems = config.system_prompts or ("",)
+        known: dict[str, list[int]] = {}
         asked: set[tuple[float, str]] = set()
+        # a document is meant to be longer: the target writes what comes then
+        begins = record.kind == "document" and config.format == "plain"
         for answer in range(config.num_per_prompt):
-            temperature = config.temperatures[(index + answer) % len(config.temperatures)]
-            system = systems[(index + answer // len(config.temperatures)) % len(systems)]
+            turn = index + answer
+            temperature = config.temperatures[turn % num_temperatures]
+            # one further with every round of temperatures, so that each meets each
+            system, posed = _posed(
+                record, systems[turn // num_temperatures % len(systems)], config.format
+            )
             if temperature == 0 and (temperature, system) in asked:
                 continue
             asked.add((temperature, system))
-            tokens = encode(_posed(record, system, config.format), tokenizer)[0]
-            # a document is meant to be longer: the target writes what comes then
-            begins = record.kind == "document" and config.format == "plain"
+            if system not in known:
+                known[system] = encode(posed, tokenizer)[0]
+            tokens = known[system]
             cut = len(tokens) > most and not begins
             num_cut += cut and answer == 0
             requests.append(
@@ -178,19 +186,30 @@ def _named(records: Iterable[Record]) -> Iterable[tuple[str, Record]]:
         yield name, record
 
 
-def _posed(record: Record, system: str, form: str) -> Record:
-    """As it is put to the target: without a completion that is known, in a chat where one is wanted."""
+def _posed(record: Record, system: str, form: str) -> tuple[str, Record]:
+    """As it is put to the target, and the system prompt that is there: without a known completion.
+
+    Raises:
+        PromptError: tokens, which no chat template can be put around.
+    """
     messages = record.messages
     if record.kind == "chat":
         if messages[-1]["role"] == "assistant":
             messages = messages[:-1]
-    elif form == "chat" and isinstance(record.text, str):
+    elif form == "plain":
+        return "", dataclasses.replace(record, completion=None)
+    elif isinstance(record.text, str):
         messages = ({"role": "user", "content": record.text},)
     else:
-        return dataclasses.replace(record, completion=None)
-    if system and messages[0]["role"] != "system":
+        raise PromptError(
+            f"{record.where} has tokens, and format chat puts a template around text; give text, or "
+            "set format to plain"
+        )
+    if messages[0]["role"] == "system":
+        system = messages[0]["content"]
+    elif system:
         messages = ({"role": "system", "content": system}, *messages)
-    return dataclasses.replace(record, kind="chat", messages=messages, completion=None)
+    return system, dataclasses.replace(record, kind="chat", messages=messages, completion=None)
 
 
 def _seed(seed: int, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -62,6 +63,13 @@ class ShardStore:
         """Names of the files that are there, whole."""
         return {path.name for path in self.directory.glob("*.parquet")}
 
+    def holds(self, name: str, num_records: int) -> bool:
+        """Is this file there, with so many records? One that is damaged is not."""
+        try:
+            return parquet.read_metadata(self.directory / name).num_rows == num_records
+        except (OSError, pyarrow.ArrowException):
+            return False
+
     def write(self, name: str, answers: Sequence[Answer]) -> None:
         """Put a file in its place.
 
@@ -73,7 +81,10 @@ class ShardStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.directory, prefix=".writing.") as scratch:
                 path = Path(scratch) / name
-                parquet.write_table(table, path)
+                with path.open("wb") as stream:
+                    parquet.write_table(table, stream)
+                    stream.flush()
+                    os.fsync(stream.fileno())
                 path.replace(self.directory / name)
 
     def read(self, names: Iterable[str] | None = None) -> list[Answer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import Counter, deque
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,33 +42,40 @@ def write_with_processes(
     """
     waiting = deque(shards)
     deaths: Counter[str] = Counter()
-    workers: list[_Worker] = []
-    working: dict[Connection, Shard] = {}
+    working: dict[Connection, tuple[_Worker, Shard]] = {}
+    idle: list[_Worker] = []
+
+    def died(worker: _Worker, shard: Shard) -> None:
+        worker.process.join()
+        deaths[shard.name] += 1
+        if deaths[shard.name] == _MOST_DEATHS:
+            raise GenerationError(
+                f"{_MOST_DEATHS} workers died while writing {shard.name} (the last with exit code "
+                f"{worker.process.exitcode}); what was written stays: give them more memory or a "
+                "smaller batch_size, and resume"
+            )
+        waiting.appendleft(shard)
+
     try:
         while waiting or working:
-            while waiting and len(workers) < min(config.workers, len(waiting) + len(working)):
-                workers.append(_start(config, directory))
-            for worker in workers:
-                if waiting and worker.pipe not in working:
-                    working[worker.pipe] = waiting.popleft()
-                    worker.pipe.send(working[worker.pipe])
-            for pipe in wait([worker.pipe for worker in workers]):
-                (worker,) = (worker for worker in workers if worker.pipe is pipe)
-                shard = working.pop(worker.pipe)
+            while waiting and len(working) < config.workers:
+                worker = idle.pop() if idle else _start(config, directory)
+                shard = waiting.popleft()
+                try:
+                    worker.pipe.send(shard)
+                except OSError:
+                    died(worker, shard)
+                else:
+                    working[worker.pipe] = worker, shard
+            for pipe in wait(list(working)):
+                worker, shard = working.pop(pipe)  # pyright: ignore[reportArgumentType]
                 if _finished(worker):
+                    idle.append(worker)
                     yield shard
-                    continue
-                workers.remove(worker)
-                deaths[shard.name] += 1
-                if deaths[shard.name] == _MOST_DEATHS:
-                    raise GenerationError(
-                        f"{_MOST_DEATHS} workers died while writing {shard.name} (the last with "
-                        f"exit code {worker.process.exitcode}); what was written stays: give them "
-                        "more memory or a smaller batch_size, and resume"
-                    )
-                waiting.appendleft(shard)
+                else:
+                    died(worker, shard)
     finally:
-        for worker in workers:
+        for worker in [*idle, *(worker for worker, _ in working.values())]:
             worker.process.terminate()
             worker.process.join()
 
@@ -89,12 +97,13 @@ def _finished(worker: _Worker) -> bool:
     except (EOFError, ConnectionResetError):
         worker.process.join()
         return False
-    if isinstance(answer, PacelineError):
+    if answer is not None:
         raise answer
     return True
 
 
 def _work(pipe: Any, config: GenerateDataConfig, directory: Path, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it and ends the others
     torch.set_num_threads(threads)
     store = ShardStore(directory)
     answerer: Answerer | None = None
@@ -108,5 +117,10 @@ def _work(pipe: Any, config: GenerateDataConfig, directory: Path, threads: int) 
             store.write(shard.name, answerer.answer(shard))
         except PacelineError as error:
             pipe.send(error)
+            return
+        except Exception as error:
+            pipe.send(
+                GenerationError(f"{type(error).__name__} while writing {shard.name}: {error}")
+            )
             return
         pipe.send(None)

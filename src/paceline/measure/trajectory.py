@@ -23,13 +23,14 @@ from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, sample_texts
 from paceline.measure.results import IntervalRow
 from paceline.models import load_model
+from paceline.models.loading import fingerprint
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from paceline.models import CausalModel
     from paceline.progress import Progress
@@ -68,17 +69,19 @@ class Stop(StrictModel):
     """A draft on the way.
 
     Attributes:
-        run: The name of its run directory.
+        run: Its run directory.
         label: `start`, `step N` or `end`.
         step: Optimiser steps of its run, and the seconds they took.
         path: Its model directory.
+        fingerprint: Of the model's files: a run that is made anew has other ones.
     """
 
-    run: str
+    run: Path
     label: str
     step: int
     elapsed_s: float
     path: Path
+    fingerprint: str
 
 
 class TrajectoryRow(StrictModel):
@@ -126,9 +129,9 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
             append_jsonl(kept, row.model_dump(mode="json"))
             rows.append(row)
         progress("drafts", number + 1, len(stops), stop.label)
-    order = {stop.path: number for number, stop in enumerate(stops)}
-    rows = [row for row in rows if row.stop.path in order]
-    return sorted(rows, key=lambda row: order[row.stop.path])
+    order = {_place(stop): number for number, stop in enumerate(stops)}
+    rows = [row for row in rows if _place(row.stop) in order]
+    return sorted(rows, key=lambda row: order[_place(row.stop)])
 
 
 def stops_of(path: Path) -> Iterator[Stop]:
@@ -145,23 +148,30 @@ def stops_of(path: Path) -> Iterator[Stop]:
     start = config.get("draft") or config.get("model")
     begun = path / "start" if not isinstance(start, str) else Path(start)
     result = run.read_result()
-    yield Stop(run=path.name, label="start", step=0, elapsed_s=0, path=begun)
-    last = -1 if result is None else result["num_steps"]
+    ended = result is not None and "num_steps" in result
+    if start is None or (result is not None and not ended):
+        raise UsageError(f"{path} is no run of training; wanted one that pretrain or align made")
+
+    def stop(label: str, step: int, elapsed_s: float, place: Path) -> Stop:
+        return Stop(
+            run=path,
+            label=label,
+            step=step,
+            elapsed_s=elapsed_s,
+            path=place,
+            fingerprint=fingerprint(place),
+        )
+
+    yield stop("start", 0, 0.0, begun)
+    last = result["num_steps"] if result is not None else -1
     for checkpoint in sorted(run.checkpoints.glob("step-*")):
         state = json.loads((checkpoint / "state.json").read_text("utf-8"))
         if state["step"] != last:
-            yield Stop(
-                run=path.name,
-                label=f"step {state['step']}",
-                step=state["step"],
-                elapsed_s=state["elapsed_s"],
-                path=checkpoint / "draft",
-            )
+            label = f"step {state['step']}"
+            yield stop(label, state["step"], state["elapsed_s"], checkpoint / "draft")
     if result is not None:
         product = path / ("draft" if "draft" in result else "model")
-        yield Stop(
-            run=path.name, label="end", step=last, elapsed_s=result["elapsed_s"], path=product
-        )
+        yield stop("end", last, result["elapsed_s"], product)
 
 
 def _row(
@@ -210,7 +220,7 @@ def _texts(
     progress: Progress,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts of a task and what the target writes after them: once, then read."""
-    kept = config.output / "texts" / f"{task} {_name(sampling)}.json"
+    kept = config.output / "texts" / f"{task} {name_of(sampling)}.json"
     if not kept.exists():
         assert target.tokenizer is not None, "asked before"
         prompts = read_prompts(
@@ -241,7 +251,7 @@ def _check_output(config: TrajectoryConfig) -> None:
         changed = [
             key
             for key in now
-            if key not in ("output", "runs") and manifest["config"][key] != now[key]
+            if key not in ("output", "runs") and manifest["config"].get(key) != now[key]
         ]
         if changed:
             raise UsageError(
@@ -252,18 +262,20 @@ def _check_output(config: TrajectoryConfig) -> None:
 
 
 def _key(stop: Stop, task: str, sampling: SamplingParams) -> tuple[Any, ...]:
-    return str(stop.path), stop.step, task, sampling
+    return *_place(stop), task, sampling
 
 
-def _name(sampling: SamplingParams) -> str:
+def _place(stop: Stop) -> tuple[str, str, str]:
+    return str(stop.run), stop.label, stop.fingerprint
+
+
+def name_of(sampling: SamplingParams) -> str:
+    """Everything that shapes it, shortly: `t0.6 p0.9`."""
     parts = [f"t{sampling.temperature:g}"]
     if sampling.top_p < 1:
         parts.append(f"p{sampling.top_p:g}")
     if sampling.top_k:
         parts.append(f"k{sampling.top_k}")
+    if sampling.repetition_penalty != 1:
+        parts.append(f"r{sampling.repetition_penalty:g}")
     return " ".join(parts)
-
-
-def summary(rows: Sequence[TrajectoryRow]) -> list[TrajectoryRow]:
-    """First and last stop of each run: what each stage brought."""
-    return [row for row in rows if row.stop.label in ("start", "end")]

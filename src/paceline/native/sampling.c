@@ -153,6 +153,7 @@ static void keep_top_p_row(float *probs, int64_t vocab, float top_p, Candidate *
         if (kept > 0 && (float)reached - candidates[kept].prob >= top_p) break;
         mass = reached;
     }
+    if (!(mass > 0.0)) return; /* not a distribution: what it is stays to be seen */
     memset(probs, 0, sizeof *probs * (size_t)vocab);
     float scale = (float)(1.0 / mass);
     for (int64_t k = 0; k < kept; k++) probs[candidates[k].token] = candidates[k].prob * scale;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
+from paceline.measure.trajectory import name_of as sampling_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,4 @@ def along(stops: Sequence[Stop], label: str) -> list[float]:
 
 def name_of(row: TrajectoryRow) -> str:
     """Of the line that a row belongs to."""
-    sampling = row.sampling
-    nucleus = f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
-    return f"{row.task}, T={sampling.temperature:g}{nucleus}"
+    return f"{row.task} {sampling_name(row.sampling)}"

@@ -75,7 +75,7 @@ class Finish(StrictModel):
             weights fall in a straight line, and those of this one rise. None: at once.
     """
 
-    objective: tuple[Objective, ...]
+    objective: tuple[Objective, ...] = Field(min_length=1)
     begin: float = Field(default=0.7, ge=0, lt=1)
     end: float | None = Field(default=None, gt=0, le=1)
 

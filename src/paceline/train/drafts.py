@@ -77,7 +77,7 @@ class DraftConfig(StrictModel):
             named.append("a width")
         if self.params is not None and named:
             raise ValueError(f"params makes a new draft and {named[0]} cuts one out; drop one")
-        if len(named) == 2 and "a width" not in named:
+        if self.layers is not None and self.search_layers is not None:
             raise ValueError("layers says which and search_layers finds them; drop one")
         if self.params is None and not named:
             raise ValueError("give layers, search_layers, a width such as hidden_size, or params")

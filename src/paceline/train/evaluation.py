@@ -162,7 +162,8 @@ class AgreementEvaluator:
             draft_probs_CV = to_probs(draft_log_probs_CV, self.sampling)
             acceptance_C = torch.minimum(target_probs_CV, draft_probs_CV).sum(-1)
             labels_C1 = self.labels_N[rows, None]
-            ratio_C1 = draft_probs_CV.gather(-1, labels_C1) / target_probs_CV.gather(-1, labels_C1)
+            label_probs_C1 = target_probs_CV.gather(-1, labels_C1).clamp(min=1e-30)
+            ratio_C1 = draft_probs_CV.gather(-1, labels_C1) / label_probs_C1
             survival_C = ratio_C1.squeeze(-1).clamp(max=1)
             under_rule = self._under_rule(target_log_probs_CV, draft_log_probs_CV)
             parts.append((acceptance_C, survival_C, agreement_C, *under_rule))

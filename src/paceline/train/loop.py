@@ -201,7 +201,7 @@ class TrainingLoop:
         self._last_save_s = self.state.elapsed_s
         if not (self.guard.calm or always):
             return
-        if not all(bool(weight.isfinite().all()) for weight in self.parts.stepper.parameters):
+        if not self.parts.stepper.is_finite():
             raise TrainingError(
                 f"weights of the draft are not finite after step {self.state.step}; the last good "
                 f"checkpoint is {self.saved}; start again with a smaller optimizer.learning_rate"

@@ -99,6 +99,17 @@ class PretrainConfig(TrainSettings):
     mean: Mean = "token"
     optimizer: Optimizer = AdamW()
 
+    @model_validator(mode="after")
+    def _shards_what_there_is(self) -> PretrainConfig:
+        if "target" in self.shard:
+            raise ValueError("pretraining has no target to shard; shard the draft, or nothing")
+        if self.shard and self.data.held_out is not None:
+            raise ValueError(
+                "a model that is sharded is not evaluated on the way; drop data.held_out and use "
+                "trajectory on the checkpoints"
+            )
+        return self
+
 
 def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
     """Train a model on text; everything ends up in the run directory.

@@ -66,6 +66,10 @@ class TrainSettings(StrictModel):
                 f"batch_size {self.batch_size} cannot be cut into gradient_accumulation_steps "
                 f"{self.gradient_accumulation_steps} equal parts; change one of them"
             )
+        if "draft" in self.shard and isinstance(self.optimizer, Adafactor):
+            raise ValueError(
+                "a draft that is sharded needs optimizer.kind adamw: adafactor looks at whole matrices"
+            )
         warmup = self.optimizer.warmup_steps
         if warmup is not None and self.num_steps is not None and warmup > self.num_steps:
             raise ValueError(

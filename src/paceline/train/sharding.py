@@ -72,6 +72,11 @@ def restore_state(loss: nn.Module, optimizer: torch.optim.Optimizer, state: dict
         optimizer.load_state_dict(state)
 
 
+def is_finite(weight: Tensor) -> Tensor:
+    """Entry by entry, of the part of a tensor that is here."""
+    return (weight.to_local() if isinstance(weight, DTensor) else weight).isfinite()
+
+
 def whole_number(value: Tensor) -> float:
     """Of a tensor that may be dealt out."""
     return float(value.full_tensor() if isinstance(value, DTensor) else value)

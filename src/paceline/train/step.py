@@ -29,6 +29,7 @@ from paceline.train.optim import build_optimizer
 from paceline.train.policies import Policies
 from paceline.train.sharding import (
     deal_out,
+    is_finite,
     restore_state,
     whole_draft,
     whole_number,
@@ -191,6 +192,12 @@ class Stepper:
     def whole(self) -> tuple[CausalModel, dict[str, Any]]:
         """Draft and optimiser's state in one piece, on the main process; all processes must call."""
         return whole_draft(self.loss, self.draft), whole_state(self.loss, self.optimizer)
+
+    def is_finite(self) -> bool:
+        """Are all weights numbers, on every process?"""
+        finite = all(bool(is_finite(weight).all()) for weight in self.parameters)
+        (num_bad,) = self._add_up(int(not finite))
+        return num_bad == 0
 
     def restore(self, optimizer: dict[str, Any] | None) -> None:
         """Go on with the state of a checkpoint, if there is one."""

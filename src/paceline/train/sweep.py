@@ -55,6 +55,8 @@ class SweepConfig(StrictModel):
 
     @model_validator(mode="after")
     def _knows_its_reference(self) -> SweepConfig:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds} repeat; the same run twice says nothing")
         if self.reference is not None and self.reference not in self.rows:
             raise ValueError(
                 f"reference {self.reference} is no row; rows are {', '.join(self.rows)}"
@@ -82,9 +84,13 @@ class Sweep(NamedTuple):
         return mean_interval(self._values(row, (column,)))
 
     def difference(self, row: str, other: str, columns: Iterable[str] | None = None) -> Interval:
-        """Mean of `row` less `other`, paired by column and seed; None: over all columns."""
+        """Mean of `row` less `other`, paired by column and seed; None: over all columns.
+
+        Runs of one seed share what is held out, so that a seed counts once, whatever its columns.
+        """
         chosen = tuple(self.config.columns if columns is None else columns)
-        return mean_interval(self._values(row, chosen) - self._values(other, chosen))
+        less = self._values(row, chosen) - self._values(other, chosen)
+        return mean_interval(less.reshape(len(chosen), -1).mean(0))
 
     @property
     def reference(self) -> str:
@@ -105,6 +111,7 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
         TrainingError: a run failed or was stopped; what has ended stays.
     """
     cells = list(cells_of(config))
+    _check_figure(config, cells)
     figures: dict[tuple[str, str, int], float] = {}
     rows: list[dict[str, Any]] = []
     for number, cell in enumerate(cells):
@@ -113,9 +120,9 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
         run = RunDirectory(align(cell.config, resume=True))
         result = run.read_result()
         assert result is not None, "a run that has ended has a result"
-        if config.figure not in (result["after"] or {}):
+        if config.figure not in result["after"]:
             raise ConfigError(
-                f"{run.path} has no {config.figure}; base needs data.held_out, and texts as long as gamma"
+                f"{run.path} has no {config.figure}; its texts are shorter than gamma"
             )
         figures[cell.row, cell.column, cell.seed] = result["after"][config.figure]
         place = {"row": cell.row, "column": cell.column, "seed": cell.seed}
@@ -131,5 +138,26 @@ def cells_of(config: SweepConfig) -> Iterator[Cell]:
         for row, of_row in config.rows.items():
             for column, of_column in config.columns.items():
                 output = config.output / row / column / f"seed-{seed}"
-                values = config.base | of_column | of_row | {"seed": seed, "output": str(output)}
+                values = _merged(_merged(config.base, of_column), of_row)
+                values |= {"seed": seed, "output": str(output)}
                 yield Cell(row, column, seed, validate(AlignConfig, values))
+
+
+def _merged(values: Changes, changes: Changes) -> Changes:
+    """Changes win, key by key of a section too, but for what is chosen as a whole (it names a kind)."""
+    merged = dict(values)
+    for key, new in changes.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(new, dict) and "kind" not in new:
+            new = _merged(old, new)
+        merged[key] = new
+    return merged
+
+
+def _check_figure(config: SweepConfig, cells: Iterable[Cell]) -> None:
+    """Will every run have it?"""
+    for cell in cells:
+        if cell.config.data.held_out is None:
+            raise ConfigError(f"{cell.row}, {cell.column} has no data.held_out to be judged on")
+        if config.figure.startswith("rule_") and cell.config.evaluation.rule is None:
+            raise ConfigError(f"{config.figure} needs evaluation.rule in base")
