@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from paceline.data.requests import GenerateDataConfig, Shard
 
-_MOST_DEATHS = 3  # as of processes
-
 
 def write_with_ray(
     config: GenerateDataConfig, shards: Sequence[Shard], directory: Path
@@ -35,16 +33,12 @@ def write_with_ray(
             "engine ray needs Ray: pip install 'paceline[ray]', or use engine processes"
         ) from None
     by_name = {shard.name: shard for shard in shards}
-    rows = ray.data.from_items(
-        [{"name": name} for name in by_name], override_num_blocks=len(by_name)
-    )
+    items = [{"shard": pickle.dumps(shard)} for shard in shards]
+    rows = ray.data.from_items(items, override_num_blocks=len(items))
     written = rows.map(
         _Writer,  # pyright: ignore[reportArgumentType] (a class is called once an actor)
         fn_constructor_args=(config, directory.resolve()),
         compute=ray.data.ActorPoolStrategy(size=config.workers),
-        # Ray would begin a file whose workers die again for ever
-        max_restarts=_MOST_DEATHS,
-        max_task_retries=_MOST_DEATHS,
         num_gpus=1 if ray.cluster_resources().get("GPU") else 0,
     )
     try:
