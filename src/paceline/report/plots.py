@@ -85,6 +85,23 @@ def draw_plots(sections: Sequence[Section], folder: Path) -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
+    mpl, figure_class = load_matplotlib()
+    for section in sections:
+        if (frontier := section.judged) is None:
+            continue
+        with mpl.rc_context({"svg.hashsalt": "paceline", "font.size": 11}):
+            figure = figure_class(figsize=_SIZE, dpi=_DPI)
+            _draw(figure, frontier, section.name)
+            figure.savefig(folder / f"{section.slug}.png")
+            figure.savefig(folder / f"{section.slug}.svg", metadata={"Date": None})
+
+
+def load_matplotlib() -> tuple[Any, Any]:
+    """The library and its class of figures.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -92,14 +109,7 @@ def draw_plots(sections: Sequence[Section], folder: Path) -> None:
         raise UsageError(
             "plots need matplotlib; install it with: pip install 'paceline[report]'"
         ) from None
-    for section in sections:
-        if (frontier := section.judged) is None:
-            continue
-        with mpl.rc_context({"svg.hashsalt": "paceline", "font.size": 11}):
-            figure = Figure(figsize=_SIZE, dpi=_DPI)
-            _draw(figure, frontier, section.name)
-            figure.savefig(folder / f"{section.slug}.png")
-            figure.savefig(folder / f"{section.slug}.svg", metadata={"Date": None})
+    return mpl, Figure
 
 
 def curves(frontier: Frontier) -> list[Curve]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.errors import UsageError
 from paceline.measure.trajectory import name_of as sampling_name
+from paceline.report.plots import load_matplotlib
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,16 +29,10 @@ def draw_trajectories(rows: Sequence[TrajectoryRow], path: Path) -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "plots need matplotlib; install it with: pip install 'paceline[report]'"
-        ) from None
+    mpl, figure_class = load_matplotlib()
     gammas = sorted({gamma for row in rows for gamma in row.block_efficiency})
     with mpl.rc_context({"svg.hashsalt": "paceline", "font.size": 10}):
-        figure = Figure(figsize=(_SIZE[0] * len(_AXES), _SIZE[1] * len(gammas)), dpi=_DPI)
+        figure = figure_class(figsize=(_SIZE[0] * len(_AXES), _SIZE[1] * len(gammas)), dpi=_DPI)
         panels = figure.subplots(len(gammas), len(_AXES), squeeze=False, sharey="row")
         for gamma, line in zip(gammas, panels, strict=True):
             for (label, _), panel in zip(_AXES.items(), line, strict=True):
