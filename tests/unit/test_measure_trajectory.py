@@ -13,7 +13,7 @@ from paceline.measure.acceptance import score_texts
 from paceline.measure.trajectory import Stop, TrajectoryConfig, stops_of, trajectory
 from paceline.models import load_model
 from paceline.progress import silent
-from paceline.report.trajectories import along
+from paceline.report.trajectories import along, draw_trajectories
 from paceline.train import align
 
 
@@ -69,6 +69,8 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     assert row.expected_acceptance.value == pytest.approx(
         float(scores.acceptance_BT.sum() / scores.mask_BT.sum())
     )
+    draw_trajectories(rows, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_rows_that_are_there_are_not_measured_again(folder: Path, tmp_path: Path):
