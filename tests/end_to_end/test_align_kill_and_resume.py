@@ -113,7 +113,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_pair(tmp_path_factory.mktemp("killed"))
     corpus = str(folder / "corpus.jsonl")
     settings: dict[str, Any] = {
-        "data": {"train": corpus, "held_out": corpus},
+        "data": {"train": corpus, "held_out": corpus, "keep_states_gb": 1},
         "evaluation": {"num_prompts": 2, "max_new_tokens": 4, "gamma": 2, "every_steps": 2},
         # all three kinds of text, so that every random stream is in it
         "fixed_fraction": 0.4,

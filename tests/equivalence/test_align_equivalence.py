@@ -155,6 +155,15 @@ def test_text_scored_while_it_is_written_trains_like_text_scored_afterwards(
     assert all(row.trained_from == 1 for rows in seen for row in rows) == train_prompts
 
 
+def test_states_that_are_kept_train_like_states_that_are_read_anew(
+    folder: Path, tmp_path: Path, seen: RowsOfSteps
+):
+    kept = {"data": {"train": str(folder / "corpus.jsonl"), "keep_states_gb": 1}}
+    config = align_config(folder, tmp_path / "run", **changes(**kept, optimizer=CONSTANT))
+    assert losses(align(config)) == pytest.approx(plain_losses(folder, seen, kl), rel=2e-4)
+    assert all(row.target_hidden_TD is not None for rows in seen for row in rows)
+
+
 def test_the_finish_takes_over_where_it_says(folder: Path, tmp_path: Path, seen: RowsOfSteps):
     finish = {"objective": "tvd", "begin": 0.5}
     config = align_config(folder, tmp_path / "run", **changes(finish=finish, optimizer=CONSTANT))

@@ -88,6 +88,10 @@ def test_a_configuration_survives_yaml_with_overrides(tmp_path: Path):
         ({"optimizer": {"kind": "adamw", "warmup_steps": 101}}, "more than num_steps"),
         ({"recipe": "seq_kd", "draft_fraction": 0.5}, "that the draft wrote itself"),
         ({"evaluation": {"sampling": {"repetition_penalty": 1.2}}}, "repetition_penalty must be 1"),
+        (
+            {"fixed_fraction": 0, "data": {"train": "x.jsonl", "keep_states_gb": 1}},
+            "for text that comes up again",
+        ),
         ({"lmbda": 0.5}, "lmbda"),
     ],
 )
@@ -134,6 +138,9 @@ def test_what_cannot_be_sharded_is_refused():
     held_out = {"train": "x.jsonl", "held_out": "y.jsonl"}
     with pytest.raises(ConfigError, match="not evaluated on the way"):
         config(shard=["target"], data=held_out)
+    kept = {"train": "x.jsonl", "keep_states_gb": 1}
+    with pytest.raises(ConfigError, match=r"data\.keep_states_gb cannot spare one of them"):
+        config(shard=["target"], data=kept)
     assert config(shard=["draft", "target"], optimizer=adamw).shard == ("draft", "target")
 
 

@@ -80,11 +80,15 @@ class ExampleStream:
         self._epoch = -1
         self._order: list[int] = []
 
-    def take_batch(self) -> list[Example]:
+    def take_indices(self) -> list[int]:
         """This process's share of the next batch, over the end of an epoch if need be."""
         first = self.num_drawn
         self.num_drawn += self.batch_size
         return [self._at(position) for position in range(first, self.num_drawn)[self.mine]]
+
+    def take_batch(self) -> list[Example]:
+        """The examples of `take_indices`."""
+        return [self.examples[index] for index in self.take_indices()]
 
     def my_uniforms(self, num_rows: int, num_tokens: int, rng: torch.Generator) -> Tensor:
         """This process's share of [rows, tokens] float64 uniforms.
@@ -93,13 +97,13 @@ class ExampleStream:
         """
         return torch.rand(num_rows, num_tokens, generator=rng, dtype=torch.float64)[self.mine]
 
-    def _at(self, position: int) -> Example:
+    def _at(self, position: int) -> int:
         epoch, index = divmod(position, len(self.examples))
         if epoch != self._epoch:
             rng = named_generator(self.seed, "example order", epoch)
             self._order = torch.randperm(len(self.examples), generator=rng).tolist()
             self._epoch = epoch
-        return self.examples[self._order[index]]
+        return self._order[index]
 
 
 class FixedText:
@@ -114,15 +118,21 @@ class FixedText:
         Raises:
             PromptError: an example has no completion.
         """
-        rows: list[Row] = []
-        for example in self.stream.take_batch():
-            if example.trained_from is None:
-                raise PromptError(
-                    f"{example.where} has a prompt but no completion, and fixed text needs both; "
-                    "add completions, or set fixed_fraction to 0"
-                )
-            rows.append(Row(example.tokens, example.trained_from))
-        return TextBatch(rows, "fixed")
+        return TextBatch([self.row(index) for index in self.stream.take_indices()], "fixed")
+
+    def row(self, index: int) -> Row:
+        """The row of one example.
+
+        Raises:
+            PromptError: it has no completion.
+        """
+        example = self.stream.examples[index]
+        if example.trained_from is None:
+            raise PromptError(
+                f"{example.where} has a prompt but no completion, and fixed text needs both; "
+                "add completions, or set fixed_fraction to 0"
+            )
+        return Row(example.tokens, example.trained_from)
 
 
 class SampledText:

@@ -12,6 +12,7 @@ import torch
 
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
+from paceline.data.read_text import ReadText
 from paceline.data.rounds import TargetRounds
 from paceline.data.sources import (
     BatchSource,
@@ -235,9 +236,9 @@ def _source(
     bfloat16: bool,
 ) -> MixedText:
     """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
-    own = (
-        config.fixed_fraction < 1
-    )  # a copy for writing takes memory: only for a target that writes
+    read_by = target
+    # a copy for writing takes memory: only for a target that writes
+    own = config.fixed_fraction < 1
     # a hundred rows at once: what multiplies bfloat16 attends faster in it, too
     in_rounds = config.target_rounds is not None and target.dtype == torch.bfloat16
     if own and config.draft_fraction < 1 and not in_rounds:
@@ -268,9 +269,10 @@ def _source(
             shard=shard,
             progress=progress,
         )
+    kept_gb = config.data.keep_states_gb
     return MixedText(
         stream,
-        FixedText(stream),
+        FixedText(stream) if kept_gb is None else ReadText(stream, read_by, kept_gb),
         drafted,
         written,
         fixed_fraction=config.fixed_fraction,

@@ -27,6 +27,8 @@ class AlignData(StrictModel):
         pack_documents: Join documents before cutting them to size, so that no row is padded.
         pretraining: Text that the draft knows, so that it does not forget: always as it is, packed.
         pretraining_fraction: The part of every batch's rows that it makes up.
+        keep_states_gb: Keep what the target says of `train` in memory, each process what it has
+            drawn: 10^9 bytes that this may take; None: read texts anew every time they come up.
     """
 
     train: CorpusConfig
@@ -35,6 +37,7 @@ class AlignData(StrictModel):
     pack_documents: bool = False
     pretraining: CorpusConfig | None = None
     pretraining_fraction: float = Field(default=0.1, gt=0, lt=1)
+    keep_states_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 class Evaluation(StrictModel):
@@ -188,6 +191,10 @@ class AlignConfig(TrainSettings):
                 "out; drop one, or take another estimator"
             )
         self._check_shards()
+        if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
+            raise ValueError(
+                "data.keep_states_gb is for text that comes up again, and fixed_fraction is 0; drop it"
+            )
         labels_only = all(isinstance(term, CrossEntropy) for term in self.objective)
         if labels_only and self.fixed_fraction < 1 and self.draft_fraction > 0:
             raise ValueError(
@@ -206,6 +213,11 @@ class AlignConfig(TrainSettings):
                     f"a {name} that is sharded writes no text; let generate-data write it and set "
                     "fixed_fraction to 1, or leave the shard out"
                 )
+        if "target" in self.shard and self.data.keep_states_gb is not None:
+            raise ValueError(
+                "a target that is sharded reads with all processes at once, so data.keep_states_gb "
+                "cannot spare one of them; drop it"
+            )
         if self.shard and self.data.held_out is not None:
             raise ValueError(
                 "models that are sharded are not evaluated on the way; drop data.held_out and use "
