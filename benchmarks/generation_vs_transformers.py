@@ -2,7 +2,7 @@
 
 Theirs is `generate` on one batch after the other, padded on the left; each lasts until its longest text ends. Ours gives the
 place of a text that ends to the next prompt, with and without a draft. The same prompts in rounds, the first to go changing
-every round, stop tokens in force; tokens a second, as they may write different numbers of them at temperature 1.
+every round, stop tokens in force; tokens a second, as they may write different numbers of them.
 
     python benchmarks/generation_vs_transformers.py --target MODEL --draft MODEL --prompts FILE
 """
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 
 def write_with_transformers(
-    model: CausalModel, size: int, new_tokens: int, prompts: Sequence[Sequence[int]], seed: int
+    model: CausalModel,
+    sampling: SamplingParams,
+    size: int,
+    new_tokens: int,
+    prompts: Sequence[Sequence[int]],
+    seed: int,
 ) -> int:
     """New tokens of all texts, stop tokens included."""
     torch.manual_seed(seed)
@@ -47,9 +52,9 @@ def write_with_transformers(
             tokens,
             attention_mask=(torch.arange(width) >= holes).long(),
             do_sample=True,
-            temperature=1.0,
+            temperature=sampling.temperature,
             top_k=0,
-            top_p=1.0,
+            top_p=sampling.top_p,
             max_new_tokens=new_tokens,
             pad_token_id=pad,
             eos_token_id=list(stops),
@@ -80,6 +85,8 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=96)
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--gamma", type=int, default=1)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     plain = load_model(options.target)
@@ -87,11 +94,11 @@ def main() -> None:
     draft = load_model(options.draft).prepare_for_decoding(options.draft_weights)
     assert target.tokenizer is not None
     prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)
-    sampling = SamplingParams()
+    sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p)
     speculative = SpeculativeDecoder(target, draft, gamma=options.gamma, sampling=sampling)
     shape = options.batch, options.new_tokens
     ways: dict[str, Write] = {
-        "transformers": functools.partial(write_with_transformers, plain, *shape),
+        "transformers": functools.partial(write_with_transformers, plain, sampling, *shape),
         "ours": functools.partial(write, AutoregressiveDecoder(target, sampling), *shape),
         f"ours with the draft, gamma {options.gamma}": functools.partial(
             write, speculative, *shape

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+_MAX_CHARACTERS = 10_000_000  # fast tokenizers take some 150 bytes for each
+
 
 def read_prompts(
     corpus: CorpusConfig | str | Path,
@@ -97,6 +99,11 @@ def _encode_text(
     text: Text, record: Record, tokenizer: PreTrainedTokenizerBase, *, special: bool
 ) -> list[int]:
     if isinstance(text, str):
+        if len(text) > _MAX_CHARACTERS:
+            raise PromptError(
+                f"{record.where} has a text of {len(text):,} characters, and one of more than "
+                f"{_MAX_CHARACTERS:,} takes gigabytes to tokenise; split it into documents"
+            )
         # verbose=False: a document may well be longer than the context, it is cut later.
         tokens = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
         return cast("list[int]", tokens)
