@@ -15,12 +15,13 @@ def corpus(
         typer.Option(help="Docstrings of this installed package, too; may be repeated."),
     ] = None,
 ) -> None:
-    """Write Python's documentation, split once for all into text to train on and text that is held out."""
+    """Write Python's documentation to train on and to be judged by, and prompts unlike it."""
     from paceline.data.python_docs import write_package_docs, write_python_docs
+    from paceline.data.python_tasks import write_python_tasks
 
-    files = write_python_docs(out)
-    pretraining = out / "pretraining.jsonl"
-    write_package_docs(pretraining, package or ())
-    for name, path in (*files._asdict().items(), ("pretraining", pretraining)):
+    files = write_python_docs(out)._asdict() | write_python_tasks(out)._asdict()
+    files["pretraining"] = out / "pretraining.jsonl"
+    write_package_docs(files["pretraining"], package or ())
+    for name, path in files.items():
         with path.open(encoding="utf-8") as stream:
             stdout.print(f"{path}: {sum(1 for _ in stream):,} documents, {name}")

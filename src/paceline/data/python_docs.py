@@ -15,13 +15,13 @@ import sysconfig
 import warnings
 from pathlib import Path
 from pydoc_data import topics  # the text behind help("topic")
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.errors import UsageError
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 _SHORTEST_DOCUMENT = 40
@@ -56,9 +56,7 @@ def write_python_docs(folder: Path) -> PythonDocs:
     prompts = [document for document in held_out if len(document) >= _SHORTEST_PROMPT]
     beginnings = [text[:_BEGINNING] for text in train if len(text) >= _SHORTEST_PROMPT]
     for path, documents in zip(files, (train, held_out, prompts, beginnings), strict=True):
-        # In the order of their hashes: neighbours in the library are not neighbours here.
-        rows = sorted(documents, key=_digest)
-        atomic_write_text(path, "".join(json.dumps({"text": row}) + "\n" for row in rows))
+        write_texts(path, documents)
     return files
 
 
@@ -82,9 +80,19 @@ def write_package_docs(path: Path, packages: Iterable[str]) -> None:
         texts += _long_enough(
             text for place in places for text in read_docstrings(Path(str(place)))
         )
-    known = [text for text in dict.fromkeys(texts) if not is_held_out(text)]
-    rows = sorted(known, key=_digest)
-    atomic_write_text(path, "".join(json.dumps({"text": row}) + "\n" for row in rows))
+    write_texts(path, (text for text in dict.fromkeys(texts) if not is_held_out(text)))
+
+
+def _document(text: str) -> dict[str, Any]:
+    return {"text": text}
+
+
+def write_texts(
+    path: Path, texts: Iterable[str], row: Callable[[str], dict[str, Any]] = _document
+) -> None:
+    """A row a line, in the order of the texts' hashes: neighbours in the library are none here."""
+    rows = (row(text) for text in sorted(texts, key=_digest))
+    atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def python_documents() -> list[str]:
@@ -109,23 +117,27 @@ def read_docstrings(root: Path) -> Iterator[str]:
 
     Cost: seconds for the standard library, all of which is parsed.
     """
+    for _, _, tree in parsed_files(root):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and not _HALF_A_CHARACTER.search(text):
+                    yield text
+
+
+def parsed_files(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
+    """A file or all files below a folder with source and syntax tree, tests and broken ones left out."""
     for path in [root] if root.is_file() else sorted(root.rglob("*.py")):
-        if not _SKIPPED.intersection(path.relative_to(root).parts):
-            yield from _docstrings(path)
-
-
-def _docstrings(path: Path) -> Iterator[str]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old code has escapes that Python now warns of
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text and not _HALF_A_CHARACTER.search(text):
-                yield text
+        if _SKIPPED.intersection(path.relative_to(root).parts):
+            continue
+        try:
+            source = path.read_text(encoding="utf-8")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # old code has escapes that Python now warns of
+                tree = ast.parse(source)
+        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError):
+            continue
+        yield path, source, tree
 
 
 def _digest(document: str) -> str:
