@@ -1,16 +1,30 @@
 """What a person sees fits a terminal, whatever the rule is called."""
 
 from io import StringIO
+from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from paceline.cli.tables import frontier_table, rule_name
+from paceline.cli.tables import frontier_table, rule_name, sweep_tables, trajectory_tables
 from paceline.config import validate
 from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
+from paceline.core.sampling import SamplingParams
 from paceline.measure.frontier import AnalyzeConfig, FrontierRow, PredictedFrontier
 from paceline.measure.results import IntervalRow
+from paceline.measure.trajectory import Stop, TrajectoryRow
+from paceline.train.sweep import Sweep, SweepConfig
 
 RULES = (Lossless(), Lenient("exponential", 0.8), Lossy(0.25, "tuned"), BiLDRule(12.5))
+
+
+def shown(what: RenderableType) -> list[str]:
+    """Its lines on a terminal of eighty columns, which nothing has to be cut for."""
+    seen = StringIO()
+    Console(file=seen, width=80).print(what)
+    text = seen.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    return text.splitlines()
 
 
 def test_the_predicted_frontier_fits_eighty_columns():
@@ -37,14 +51,65 @@ def test_the_predicted_frontier_fits_eighty_columns():
         rows=rows,
         environment={},
     )
-    seen = StringIO()
-    Console(file=seen, width=80).print(frontier_table(found))
-    text = seen.getvalue()
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert "surprisal" in text.splitlines()[0]
+    lines = shown(frontier_table(found))
+    assert "surprisal" in lines[0]
     for number, rule in enumerate(RULES):
-        (line,) = (line for line in text.splitlines() if line.endswith(f"1.{25 + number}0"))
+        (line,) = (line for line in lines if line.endswith(f"1.{25 + number}0"))
         assert line.startswith(rule_name(rule).split()[0])
         assert "0.12 (0.11-0.14)" in line
         assert " 10.987 " in line
+
+
+def test_a_trajectory_is_a_table_a_task_and_sampling():
+    tau = IntervalRow(value=2.412, low=2.294, high=2.529)
+    rows = [
+        TrajectoryRow(
+            stop=Stop(
+                run=Path("runs/direct/pretrain"),
+                label=label,
+                step=100 * number,
+                elapsed_s=1.0,
+                path=Path("draft"),
+                fingerprint="",
+            ),
+            task=task,
+            sampling=sampling,
+            num_texts=64,
+            num_tokens=640,
+            parameter_ratio=0.14,
+            expected_acceptance=IntervalRow(value=0.69, low=0.6, high=0.7),
+            block_efficiency={3: tau, 5: tau},
+            mbsu={3: 1.5, 5: 1.75},
+        )
+        for number, label in enumerate(("start", "step 16384", "end"))
+        for task in ("documentation", "questions")
+        for sampling in (SamplingParams(temperature=0), SamplingParams(temperature=0.6, top_p=0.9))
+    ]
+    lines = shown(trajectory_tables(rows))
+    titles = [line for line in lines if line.startswith(("documentation", "questions"))]
+    assert len(titles) == len(set(titles)) == 4
+    assert sum(line.startswith("pretrain") for line in lines) == len(rows)
+    assert "2.41 (2.29-2.53)  1.75" in lines[2]
+
+
+def test_a_sweep_says_each_cell_and_what_a_row_differs_by():
+    config = validate(
+        SweepConfig,
+        {
+            "output": "sweep",
+            "base": {},
+            "rows": {"forward_kl": {}, "negative_log_acceptance": {}},
+            "columns": {name: {} for name in ("fixed", "draft", "target", "mix")},
+            "seeds": [0, 1],
+        },
+    )
+    figures = {
+        (row, column, seed): 0.5 + 0.25 * (row != "forward_kl") + 0.01 * seed
+        for row in config.rows
+        for column in config.columns
+        for seed in config.seeds
+    }
+    lines = shown(sweep_tables(Sweep(config, figures)))
+    # t of one degree of freedom, 12.706, times the mean's deviation, 0.005
+    assert "0.505 ±0.064" in next(line for line in lines if line.startswith("forward_kl"))
+    assert sum(line.count("0.250 ±0.000") for line in lines) == 5

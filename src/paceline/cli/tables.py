@@ -194,32 +194,43 @@ def _short(figure: IntervalRow) -> str:
     return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"
 
 
-def trajectory_table(rows: Sequence[TrajectoryRow]) -> Table:
-    """A row a draft and task: where it stands in its run, and what it is worth."""
+def trajectory_tables(rows: Sequence[TrajectoryRow]) -> Group:
+    """A table a task and sampling; a row a draft: where it stands in its run, and what it is worth."""
     gammas = sorted({gamma for row in rows for gamma in row.block_efficiency})
-    table = Table("run", "at", "task", "acceptance", box=None, pad_edge=False)
+    parts: dict[str, list[TrajectoryRow]] = {}
+    for row in rows:
+        parts.setdefault(f"{row.task}, {name_of(row.sampling)}", []).append(row)
+    return Group(
+        *(part for name, own in parts.items() for part in (name, _drafts(own, gammas), ""))
+    )
+
+
+def _drafts(rows: Sequence[TrajectoryRow], gammas: Sequence[int]) -> Table:
+    table = Table("run", "at", "acceptance", box=None, pad_edge=False)
     for gamma in gammas:
         table.add_column(f"tau, gamma {gamma}", justify="right")
         table.add_column("MBSU", justify="right")
     for row in rows:
-        task = f"{row.task} {name_of(row.sampling)}"
         taus = [
-            text
-            for gamma in gammas
-            for text in (str(row.block_efficiency.get(gamma, "")), _number(row.mbsu.get(gamma)))
+            text for gamma in gammas for text in (_tau(row, gamma), _number(row.mbsu.get(gamma)))
         ]
         accepted = f"{row.expected_acceptance.value:.3f}"
-        table.add_row(row.stop.run.name, row.stop.label, task, accepted, *taus)
+        table.add_row(row.stop.run.name, row.stop.label, accepted, *taus)
     return table
+
+
+def _tau(row: TrajectoryRow, gamma: int) -> str:
+    tau = row.block_efficiency.get(gamma)
+    return "" if tau is None else _short(tau)
 
 
 def sweep_tables(found: Sweep) -> Group:
     """The figure of every cell, then each row less the reference."""
     config = found.config
-    cells = Table("", *config.columns, box=None, pad_edge=False)
+    cells = _seeds_table("", *config.columns)
     for row in config.rows:
         cells.add_row(row, *(_interval(found.cell(row, column)) for column in config.columns))
-    less = Table(f"less {found.reference}", *config.columns, "all", box=None, pad_edge=False)
+    less = _seeds_table(f"less {found.reference}", *config.columns, "all")
     for row in config.rows:
         if row != found.reference:
             each = (found.difference(row, found.reference, [name]) for name in config.columns)
@@ -229,8 +240,18 @@ def sweep_tables(found: Sweep) -> Group:
     return Group(seeds, cells, "", "paired by text and seed", less)
 
 
+def _seeds_table(corner: str, *columns: str) -> Table:
+    """Numbers stay whole; a row's name is as long as it likes."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(corner, overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 def _interval(interval: Interval) -> str:
-    return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+    """Of a mean over seeds: as far to one side as to the other."""
+    return f"{interval.value:.3f} ±{interval.high - interval.value:.3f}"
 
 
 def _number(value: float | None) -> str:

@@ -20,7 +20,7 @@ def trajectory(
     overrides: options.Overrides = None,
 ) -> None:
     """Tokens per target call of every checkpoint, on several tasks, against the draft at the start."""
-    from paceline.cli.tables import trajectory_table
+    from paceline.cli.tables import trajectory_tables
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.measure.trajectory import trajectory as run
 
@@ -29,7 +29,7 @@ def trajectory(
     wanted = options.build(TrajectoryConfig, config, overrides, **given, runs=named)
     with progress_bars() as progress:
         rows = run(wanted, progress)
-    stdout.print(trajectory_table(rows))
+    stdout.print(trajectory_tables(rows))
     if plot:
         from paceline.report.trajectories import draw_trajectories
 
