@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from aligning import align_config, losses, write_corpus, write_pair
 from paceline.data.collate import Row
 from paceline.models import load_model
+from paceline.models.draft import layer_list
 from paceline.native import compiled
 from paceline.train import AlignConfig, align
 from paceline.train.step import StepFigures, Stepper
@@ -228,8 +230,36 @@ def test_gkd_trains_on_text_of_the_draft_as_the_last_step_left_it(
     assert continuation(drafts[0], row, 8) != continuation(drafts[2], row, 8)
 
 
-def two_processes(config: AlignConfig, file: Path) -> None:
-    """Run it on two processes, as torchrun would."""
+# argv: a configuration. Each process leaves the bytes that it holds beside it: of the target's weights,
+# of the draft's, and of the moments.
+_PROCESS = textwrap.dedent("""
+    import json, os, sys
+    from pathlib import Path
+    from torch.distributed.tensor import DTensor
+    from paceline.config import load_config
+    from paceline.train import AlignConfig, align
+    from paceline.train.step import Stepper
+
+    def num_bytes(tensors):
+        return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+
+    def counting(step, file):
+        def counted(self, *arguments):
+            figures = step(self, *arguments)
+            weights = ({id(w): w for w in m.hf.parameters()}.values() for m in (self.target, self.draft))
+            moments = [m for state in self.optimizer.state.values() for m in state.values() if m.dim()]
+            file.write_text(json.dumps([*map(num_bytes, weights), num_bytes(moments)]))
+            return figures
+        return counted
+
+    config = Path(sys.argv[1])
+    Stepper.step = counting(Stepper.step, config.with_suffix(f".{os.environ['RANK']}"))
+    align(load_config(AlignConfig, config), resume=True)
+""")
+
+
+def two_processes(config: AlignConfig, file: Path) -> list[list[int]]:
+    """Run it on two processes, as torchrun would. -> bytes of target, draft and moments on each."""
     file.write_text(json.dumps(config.model_dump(mode="json")))
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -242,12 +272,7 @@ def two_processes(config: AlignConfig, file: Path) -> None:
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
     }
-    program = (
-        "import sys; from pathlib import Path; from paceline.config import load_config; "
-        "from paceline.train import AlignConfig, align; "
-        "align(load_config(AlignConfig, Path(sys.argv[1])), resume=True)"
-    )
-    command = [sys.executable, "-c", program, str(file)]
+    command = [sys.executable, "-c", _PROCESS, str(file)]
     ranks = [
         subprocess.Popen(
             command,
@@ -260,6 +285,7 @@ def two_processes(config: AlignConfig, file: Path) -> None:
     for process in ranks:
         _, complaints = process.communicate(timeout=300)
         assert process.returncode == 0, complaints
+    return [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
 
 
 def test_two_processes_are_one(folder: Path, tmp_path: Path):
@@ -281,12 +307,27 @@ def test_two_processes_that_share_the_weights_out_are_one(
         optimizer={"kind": "adamw"} | steady,
     )
     alone = align(align_config(folder, tmp_path / "one", **settings | {"num_steps": 6}))
+    held: list[list[int]] = []
     for steps in (4, 6):
         config = align_config(
             folder, tmp_path / "two", **settings | {"num_steps": steps, "shard": shard}
         )
-        two_processes(config, tmp_path / "config.json")
+        held = two_processes(config, tmp_path / "config.json")
     assert losses(tmp_path / "two") == pytest.approx(losses(alone), rel=1e-4)
     drafts = [load_model(run / "draft", dtype="float32") for run in (alone, tmp_path / "two")]
     for one, two in zip(*(draft.hf.parameters() for draft in drafts), strict=True):
         torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
+    in_layers, around = _num_bytes(folder / "target")
+    draft_bytes = sum(_num_bytes(folder / "draft"))
+    draft_share = 0.5 if "draft" in shard else 1
+    # the target's embeddings and head are read outside of its passes: they stay whole
+    expected = [in_layers / 2 + around, draft_share * draft_bytes, draft_share * 2 * draft_bytes]
+    for of_process in held:
+        assert of_process == pytest.approx(expected, rel=0.02)
+
+
+def _num_bytes(path: Path) -> tuple[int, int]:
+    """Of the layers, and of what is around them."""
+    model = load_model(path, dtype="float32").hf
+    in_layers = sum(weight.nbytes for weight in layer_list(model)[1].parameters())
+    return in_layers, sum(weight.nbytes for weight in model.parameters()) - in_layers

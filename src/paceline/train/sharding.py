@@ -1,7 +1,8 @@
 """Weights dealt out over the processes: each holds its part, and a whole layer only while it is read.
 
 Draft and target are dealt out apart: the target is read and never trained, so that it costs its weights
-and nothing else, and the draft brings its gradients and moments along.
+and nothing else, and the draft brings its gradients and moments along. The target's embeddings and head
+stay whole once they were read: the loss projects chunk by chunk, outside of the target's passes.
 """
 
 from __future__ import annotations
