@@ -6,6 +6,7 @@ that they began with, on tasks like the training text and unlike it.
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,7 @@ from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from paceline.models import CausalModel
     from paceline.progress import Progress
@@ -115,10 +116,9 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
     cases = [(task, sampling) for task in config.tasks for sampling in config.samplings]
-    texts = {
-        (task, sampling): _texts(target, config, task, sampling, progress)
-        for task, sampling in cases
-    }
+    writer = functools.cache(target.prepare_for_decoding)  # made where a text is missing, once
+    texts = {case: _texts(writer, config, case, progress) for case in cases}
+    del writer
     for number, stop in enumerate(stops):
         missing = [case for case in cases if _key(stop, *case) not in known]
         draft = load_model(stop.path) if missing else None
@@ -213,18 +213,19 @@ def _tau(scores: TextScores, gamma: int, seed: int) -> Interval:
 
 
 def _texts(
-    target: CausalModel,
+    writer: Callable[[], CausalModel],
     config: TrajectoryConfig,
-    task: str,
-    sampling: SamplingParams,
+    case: tuple[str, SamplingParams],
     progress: Progress,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts of a task and what the target writes after them: once, then read."""
+    task, sampling = case
     kept = config.output / "texts" / f"{task} {name_of(sampling)}.json"
     if not kept.exists():
-        assert target.tokenizer is not None, "asked before"
+        model = writer()
+        assert model.tokenizer is not None, "asked before"
         prompts = read_prompts(
-            config.tasks[task], target.tokenizer, max_tokens=config.max_prompt_tokens
+            config.tasks[task], model.tokenizer, max_tokens=config.max_prompt_tokens
         )[: config.num_prompts]
         asked = PairConfig(
             target=config.target,
@@ -236,7 +237,7 @@ def _texts(
             seed=config.seed,
         )
         written: list[list[int]] = []
-        sample_texts(target.prepare_for_decoding(), prompts, asked, written, progress)
+        sample_texts(model, prompts, asked, written, progress)
         atomic_write_text(kept, json.dumps({"prompts": prompts, "completions": written}))
     found = json.loads(kept.read_text("utf-8"))
     return found["prompts"], found["completions"]
