@@ -367,3 +367,13 @@ def test_pretraining_text_makes_up_its_part_of_every_step(folder: Path, tmp_path
     assert seen == [[True] * 3 + [False]] * 3
     with pytest.raises(ConfigError, match=r"0\.1 of batch_size 4 is 0 rows; wanted some"):
         align_config(folder, tmp_path / "x", data=data | {"pretraining_fraction": 0.1})
+
+
+@pytest.mark.parametrize("name", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])
+def test_a_launcher_that_deals_weights_out_itself_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    with pytest.raises(ConfigError, match=rf"set up for {name}.* set shard to deal out"):
+        align(align_config(folder, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

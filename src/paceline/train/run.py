@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
+from accelerate.utils import parse_flag_from_env
 
 from paceline.errors import ConfigError
 from paceline.models.draft import save_draft
@@ -54,6 +55,7 @@ def run_training(
         TrainingError: training failed or was stopped; checkpoints stay.
         StorageError: something could not be written; checkpoints stay.
     """
+    _check_launcher()
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
     progress = progress if accelerator.is_main_process else silent
     run = RunDirectory(config.output)
@@ -77,6 +79,17 @@ def run_training(
         _finish(parts, draft, state, before, product)
     accelerator.wait_for_everyone()
     return run.path
+
+
+def _check_launcher() -> None:
+    """Weights are dealt out here, layer by layer and each model apart: nobody else may do so, too."""
+    for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
+        if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
+            raise ConfigError(
+                f"accelerate is set up for {name}, which Paceline does not train with; launch plain "
+                "processes (torchrun, or accelerate launch --multi_gpu), and set shard to deal out "
+                "weights, gradients and moments as ZeRO-3 does"
+            )
 
 
 def takes_bfloat16(config: TrainSettings, device: torch.device) -> bool:
