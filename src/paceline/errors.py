@@ -45,6 +45,10 @@ class TrainingError(PacelineError, RuntimeError):
     """Training cannot go on: a loss that is not finite or that exploded."""
 
 
+class DivergedError(TrainingError):
+    """Training made the model worse and worse, or not a number."""
+
+
 class GenerationError(PacelineError, RuntimeError):
     """Writing distillation data cannot go on."""
 

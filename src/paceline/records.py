@@ -18,10 +18,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import StorageError, UsageError
+from paceline.errors import ConfigError, StorageError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from paceline.config import StrictModel
 
@@ -208,6 +208,10 @@ def _git_state() -> dict[str, Any] | None:
         return None
 
 
+def _kind(config: StrictModel) -> str:
+    return type(config).__name__.removesuffix("Config")
+
+
 class RunDirectory:
     """One run: manifest.json, metrics.jsonl, checkpoints/, result.json."""
 
@@ -221,11 +225,61 @@ class RunDirectory:
     def write_manifest(self, config: StrictModel, **more: str) -> None:
         """Record the resolved configuration, its hash, where it runs, and more by name."""
         content = more | {
+            "kind": _kind(config),
             "config": config.model_dump(mode="json"),
             "config_hash": config_hash(config),
             "environment": environment(),
         }
         atomic_write_text(self.manifest, json.dumps(content, indent=2) + "\n")
+
+    def check(
+        self, config: StrictModel, *, begun: bool, resume: bool, may_change: Collection[str]
+    ) -> bool:
+        """May this run be written here? -> whether it goes on with what is there.
+
+        A run that has not begun left nothing that a new start could lose: then another configuration
+        of the same kind may take its place.
+
+        Args:
+            config: Of this start.
+            begun: Whether an earlier start left more than its manifest.
+            resume: Whether this one wants to go on with it.
+            may_change: Keys that may have other values than before.
+
+        Raises:
+            ConfigError: something else is there, or a run that this one does not go on with.
+            StorageError: the place is a file.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise StorageError(f"output {self.path} is a file; choose a directory that is new")
+        manifest = self.read_manifest()
+        if manifest is None:
+            there = self.path.iterdir() if self.path.exists() else ()
+            if any(not path.name.startswith(".") for path in there):
+                raise ConfigError(
+                    f"output {self.path} is not empty and holds no run; choose another"
+                )
+            return False
+        before, now = manifest["config"], config.model_dump(mode="json")
+        if manifest.get("kind", _kind(config)) != _kind(config):
+            raise ConfigError(
+                f"output {self.path} holds a run of another kind, {manifest['kind']}; choose another"
+            )
+        if not begun:
+            return False
+        if not resume:
+            raise ConfigError(
+                f"output {self.path} already holds a run; resume it, or choose another output"
+            )
+        keys = sorted(before.keys() | now.keys())
+        changed = [k for k in keys if k not in may_change and before.get(k) != now.get(k)]
+        if changed:
+            key = changed[0]
+            raise ConfigError(
+                f"output {self.path} holds a run with another {', '.join(changed)} ({key} was "
+                f"{before.get(key)}, is now {now.get(key)}); choose another output or the old values"
+            )
+        return True
 
     def read_manifest(self) -> dict[str, Any] | None:
         """The manifest of an earlier start of this run, if there was one."""

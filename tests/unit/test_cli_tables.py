@@ -97,7 +97,12 @@ def test_a_sweep_says_each_cell_and_what_a_row_differs_by():
         SweepConfig,
         {
             "output": "sweep",
-            "base": {},
+            "base": {
+                "target": "big",
+                "draft": "small",
+                "data": {"train": "x.jsonl", "held_out": "y.jsonl"},
+                "num_steps": 1,
+            },
             "rows": {"forward_kl": {}, "negative_log_acceptance": {}},
             "columns": {name: {} for name in ("fixed", "draft", "target", "mix")},
             "seeds": [0, 1],

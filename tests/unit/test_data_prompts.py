@@ -171,7 +171,7 @@ def test_columns_of_others_that_look_like_ours_are_left_alone(tmp_path: Path):
     row = {"prompt": "a", "completion": "b", "prompt_tokens": 3, "completion_tokens": 4}
     path.write_text(json.dumps(row | {"stop_reason": "end_turn"}) + "\n")
     (record,) = read_records(path)
-    assert (record.text, record.completion, record.ended) == ("a", "b", True)
+    assert (record.text, record.completion, record.open_ended) == ("a", "b", False)
 
 
 def test_a_damaged_data_set_is_one_line(tmp_path: Path):
@@ -183,3 +183,22 @@ def test_a_damaged_data_set_is_one_line(tmp_path: Path):
     (tmp_path / "b.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(PromptError, match="cannot load"):
         read_records(tmp_path / "b.parquet")
+
+
+def test_a_directory_of_text_is_read_as_its_files_are(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "b" / "2.txt", "third\n")
+    write(tmp_path / "1.txt", "first\n\n  \nsecond\n")
+    assert [record.text for record in read_records(tmp_path)] == ["first", "second", "third"]
+    write(tmp_path / "3.jsonl", '{"text": "fourth"}\n')
+    with pytest.raises(PromptError, match=r"several kinds, \.jsonl, \.txt; give each kind"):
+        read_records(tmp_path)
+
+
+def test_tokens_that_say_how_they_ended_are_as_they_are(tmp_path: Path):
+    """The target may stop at another token than its tokenizer's end of text: nothing comes after it."""
+    tokens = {"prompt_tokens": [3, 4], "completion_tokens": [5, 9]}
+    text = {"prompt": "a", "completion": "b"}
+    rows = [row | {"stop_reason": reason} for row in (tokens, text) for reason in ("eos", "length")]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert [record.open_ended for record in read_records(path)] == [True, True, False, True]

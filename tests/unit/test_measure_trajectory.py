@@ -1,8 +1,10 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from aligning import align_config, write_pair
 from paceline.config import validate
@@ -80,10 +82,40 @@ def test_rows_that_are_there_are_not_measured_again(folder: Path, tmp_path: Path
     again = trajectory(config(folder, out))
     assert (out / "rows.jsonl").read_text().startswith(written)
     assert again[: len(begun)] == begun
-    with pytest.raises(UsageError, match="holds rows with another num_prompts"):
+    with pytest.raises(UsageError, match="holds a run with another num_prompts"):
         trajectory(config(folder, out, num_prompts=2))
     with pytest.raises(UsageError, match="is no run directory"):
         trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
+
+
+def test_a_mistake_leaves_the_directory_free(folder: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    for changes in ({"target": str(tmp_path / "nowhere")}, {"tasks": {"a": "nowhere.jsonl"}}):
+        with pytest.raises(UsageError, match="nowhere"):
+            trajectory(config(folder, out, **changes))
+    assert trajectory(config(folder, out))
+
+
+def test_texts_of_another_target_at_the_same_place_are_not_mixed_in(folder: Path, tmp_path: Path):
+    shutil.copytree(folder / "target", tmp_path / "target")
+    made = config(folder, tmp_path / "out", target=str(tmp_path / "target"))
+    rows = trajectory(made)
+    assert trajectory(made) == rows
+    other = load_model(tmp_path / "target").hf
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    other.save_pretrained(tmp_path / "target")
+    with pytest.raises(UsageError, match="holds texts of another model that was at"):
+        trajectory(made)
+
+
+def test_a_task_may_have_longer_prompts_than_the_others(folder: Path, tmp_path: Path):
+    corpus = str(folder / "corpus.jsonl")
+    tasks = {"short": corpus, "long": {"path": corpus, "max_prompt_tokens": 9}}
+    trajectory(config(folder, tmp_path / "out", tasks=tasks, max_prompt_tokens=3))
+    for task, longest in (("short", 3), ("long", 9)):
+        (texts, *_) = (tmp_path / "out" / "texts").glob(f"{task} *.json")
+        assert max(map(len, json.loads(texts.read_text())["prompts"])) == longest
 
 
 def test_runs_that_begin_with_one_draft_have_each_their_own_rows(folder: Path, tmp_path: Path):

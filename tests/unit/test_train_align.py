@@ -377,3 +377,18 @@ def test_a_launcher_that_deals_weights_out_itself_is_refused(
     with pytest.raises(ConfigError, match=rf"set up for {name}.* set shard to deal out"):
         align(align_config(folder, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_that_set_up_finds_leaves_the_directory_free(folder: Path, tmp_path: Path):
+    corpus = str(folder / "corpus.jsonl")
+    wrong = {"train": corpus, "held_out": str(folder / "nothing.jsonl")}
+    with pytest.raises(PromptError, match="no file at"):
+        align(align_config(folder, tmp_path / "run", **held_out(folder) | {"data": wrong}))
+    small = {"data": {"train": corpus, "held_out": corpus, "keep_states_gb": 1e-6}}
+    with pytest.raises(ConfigError, match="raise it, or drop it"):
+        align(align_config(folder, tmp_path / "run", **held_out(folder) | small))
+    assert (tmp_path / "run" / "held_out.jsonl").exists(), "the target wrote before that"
+    other = held_out(folder, max_new_tokens=5)
+    run = align(align_config(folder, tmp_path / "run", num_steps=1, **other))
+    texts = read_jsonl(run / "held_out.jsonl")
+    assert max(len(row["completion"]) for row in texts) <= 5, "not those of the first try"

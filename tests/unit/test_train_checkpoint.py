@@ -17,6 +17,7 @@ from paceline.train.checkpoint import (
     read_state,
     rewind_metrics,
 )
+from paceline.train.settings import Checkpoints
 from tiny import tiny_pair
 
 
@@ -118,6 +119,8 @@ def test_a_run_directory_is_entered_only_by_its_own_run(folder: Path, tmp_path: 
     run.write_manifest(config)
     # whatever was wrong with the first try, it left nothing that could be lost
     check_run_directory(run, align_config(folder, run.path, batch_size=8), resume=False)
+    run.metrics.touch()
+    check_run_directory(run, align_config(folder, run.path, batch_size=8), resume=False)
     append_jsonl(run.metrics, {"step": 0})
     with pytest.raises(ConfigError, match="already holds a run; resume it"):
         check_run_directory(run, config, resume=False)
@@ -146,3 +149,11 @@ def test_metrics_of_steps_that_are_made_again_are_dropped(tmp_path: Path):
         stream.write('{"step": 5, "lo')  # torn by a kill
     rewind_metrics(run, 3)
     assert [row["step"] for row in read_jsonl(run.metrics)] == [0, 1, 2, 3]
+
+
+def test_a_run_of_another_kind_is_not_written_over(folder: Path, tmp_path: Path):
+    run = RunDirectory(tmp_path / "run")
+    run.write_manifest(Checkpoints())  # any other configuration
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match="a run of another kind, Checkpoints; choose another"):
+            check_run_directory(run, align_config(folder, run.path), resume=resume)

@@ -7,7 +7,7 @@ from aligning import write_pair
 from paceline.config import validate
 from paceline.errors import ConfigError
 from paceline.models import load_model
-from paceline.train.drafts import DraftConfig, make_draft
+from paceline.train.drafts import DraftConfig, check_place, make_draft
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +73,23 @@ def test_a_plan_that_contradicts_itself_is_refused(
 ):
     with pytest.raises(ConfigError, match=message):
         config(folder, **values)
+
+
+def test_only_a_model_is_written_over_and_only_where_that_is_asked_for(
+    folder: Path, tmp_path: Path
+):
+    def draft(out: Path, **values: Any) -> DraftConfig:
+        return config(folder, layers=[0], out=str(out), **values)
+
+    check_place(draft(tmp_path / "new"))
+    check_place(draft(tmp_path))
+    (tmp_path / "thesis.tex").write_text("x")
+    for out in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(ConfigError, match="holds no model; choose another"):
+            check_place(draft(out, overwrite=True))
+    with pytest.raises(ConfigError, match="holds a model; choose another, or set overwrite=true"):
+        check_place(draft(folder / "draft"))
+    check_place(draft(folder / "draft", overwrite=True))
+    for out in (folder / "target", folder):
+        with pytest.raises(ConfigError, match="is where the target is"):
+            check_place(draft(out, overwrite=True))

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_a_cell_that_cannot_be_is_said_before_any_run(folder: Path, tmp_path: Pa
         config(folder, tmp_path / "out", seeds=[0, 0])
     with pytest.raises(ConfigError, match="reference c is no row"):
         config(folder, tmp_path / "out", reference="c")
+
+
+def test_a_cell_that_diverges_is_said_and_the_others_are_run(folder: Path, tmp_path: Path):
+    steps = {"kind": "adamw", "learning_rate": 1e30, "warmup_fraction": 0}
+    wild = {"objective": "tvd", "optimizer": steps}
+    made = config(
+        folder,
+        tmp_path / "out",
+        rows={"kl": {"objective": "forward_kl"}, "wild": wild},
+        columns={"fixed": {"fixed_fraction": 1.0}},
+    )
+    found = sweep(made)
+    assert math.isnan(found.cell("wild", "fixed").value)
+    assert math.isfinite(found.cell("kl", "fixed").value)
+    (tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl").unlink()
+    assert str(sweep(made).figures) == str(found.figures)
+    assert not (tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl").exists()
 
 
 def test_a_change_within_a_section_leaves_the_rest_of_it(folder: Path, tmp_path: Path):

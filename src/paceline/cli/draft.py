@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 def draft(
     target: options.Target = None,
-    out: Annotated[Path | None, typer.Option(help="Directory to write the draft to.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write the draft to: a new one, or --set overwrite=true."),
+    ] = None,
     config: options.ConfigFile = None,
     layers: Annotated[
         str | None, typer.Option(help="Layers to keep, in order, such as 0,1,2,29.")
@@ -43,7 +46,7 @@ def draft(
     from paceline.models import load_model
     from paceline.models.draft import save_draft
     from paceline.models.loading import stored_dtype
-    from paceline.train.drafts import DraftConfig, make_draft
+    from paceline.train.drafts import DraftConfig, check_place, make_draft
 
     wanted = options.build(
         DraftConfig,
@@ -58,6 +61,7 @@ def draft(
         vocabulary=vocabulary,
         text=text,
     )
+    check_place(wanted)
     model = load_model(wanted.target)
     with progress_bars() as progress:
         small, kept = make_draft(wanted, model, progress=progress)

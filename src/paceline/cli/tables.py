@@ -251,6 +251,8 @@ def _seeds_table(corner: str, *columns: str) -> Table:
 
 def _interval(interval: Interval) -> str:
     """Of a mean over seeds: as far to one side as to the other."""
+    if math.isnan(interval.value):
+        return "diverged"
     return f"{interval.value:.3f} ±{interval.high - interval.value:.3f}"
 
 

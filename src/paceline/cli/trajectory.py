@@ -27,6 +27,10 @@ def trajectory(
     given = {"target": target, "output": output}
     named = [str(path) for path in runs] if runs else None
     wanted = options.build(TrajectoryConfig, config, overrides, **given, runs=named)
+    if plot:
+        from paceline.report.plots import load_matplotlib
+
+        load_matplotlib()  # if it is missing, say so now
     with progress_bars() as progress:
         rows = run(wanted, progress)
     stdout.print(trajectory_tables(rows))

@@ -82,7 +82,7 @@ def build_examples(
         prompt = prompt[-lengths.prompt :]
         tokens, trained_from = prompt, None
         if completion is not None:
-            whole = _ended(completion, eos_token_id) if record.ended else completion
+            whole = completion if record.open_ended else _ended(completion, eos_token_id)
             tokens = prompt + whole[: lengths.completion]
             trained_from = len(prompt)
         examples.append(Example(array("i", tokens), len(prompt), trained_from, record.where))

@@ -102,25 +102,9 @@ def _check_directory(
     run: RunDirectory, store: ShardStore, config: GenerateDataConfig, digest: str, *, resume: bool
 ) -> None:
     """May this run be written here? One that has written nothing has not begun."""
+    goes_on = run.check(config, begun=bool(store.written()), resume=resume, may_change=_MAY_CHANGE)
     manifest = run.read_manifest()
-    if manifest is None:
-        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
-            raise ConfigError(f"output {run.path} is not empty and holds no run; choose another")
-        return
-    if not store.written():
-        return
-    if not resume:
-        raise ConfigError(
-            f"output {run.path} already holds a run; resume it, or choose another output"
-        )
-    before, now = manifest["config"], config.model_dump(mode="json")
-    changed = [key for key in now if key not in _MAY_CHANGE and before.get(key) != now[key]]
-    if changed:
-        raise ConfigError(
-            f"output {run.path} holds a run with another {', '.join(changed)}; choose another output "
-            "or the old values"
-        )
-    if manifest.get("plan") != digest:
+    if goes_on and manifest is not None and manifest.get("plan") != digest:
         raise ConfigError(
             f"output {run.path} holds a run of other prompts or of another model at the same place; "
             "choose another output, or bring back what was there"

@@ -121,7 +121,7 @@ class PackedText:
     def _tokens(self, record: Record) -> list[int]:
         tokens, completion = encode(record, self.tokenizer)
         text = tokens + (completion or [])
-        if self.eos_token_id is None or text[-1] == self.eos_token_id or not record.ended:
+        if self.eos_token_id is None or text[-1] == self.eos_token_id or record.open_ended:
             return text
         return [*text, self.eos_token_id]
 

@@ -68,7 +68,7 @@ class Record:
 
     Attributes:
         id: As its own row says; None: it says none.
-        ended: Whether the completion came to its end; one that was cut off teaches no end of text.
+        open_ended: Nothing belongs after it: it was cut off, or its tokens are given with their end.
     """
 
     where: str
@@ -77,7 +77,7 @@ class Record:
     completion: Text | None = None
     messages: tuple[Message, ...] = ()
     id: str | None = None
-    ended: bool = True
+    open_ended: bool = False
 
 
 def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
@@ -108,6 +108,8 @@ def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[
             found = _read_text(path)
         case ".jsonl":
             found = (_record(row, where, corpus) for row, where in _read_json_lines(path))
+        case _ if _kinds(path) == {".txt"}:
+            found = itertools.chain.from_iterable(map(_read_text, sorted(path.rglob("*.txt"))))
         case _:
             found = (
                 _record(row, where, corpus)
@@ -160,6 +162,22 @@ def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
         yield row, where
 
 
+def _kinds(folder: Path) -> set[str]:
+    """Which kinds of data files a directory holds.
+
+    Raises:
+        PromptError: several, of which the datasets library would read one and say nothing.
+    """
+    suffixes = (path.suffix.lower() for path in folder.rglob("*") if path.is_file())
+    kinds = {suffix for suffix in suffixes if suffix in (".txt", ".jsonl", ".parquet")}
+    if len(kinds) > 1:
+        raise PromptError(
+            f"{folder} holds files of several kinds, {', '.join(sorted(kinds))}; give each kind a "
+            "directory of its own"
+        )
+    return kinds
+
+
 def _read_dataset(
     corpus: CorpusConfig, *, streaming: bool
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -199,11 +217,12 @@ def _read_dataset(
 
 def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     record = _content(row, where, corpus)
-    name = row.get("id")
+    name, stop_reason = row.get("id"), row.get("stop_reason")
+    to_the_token = stop_reason is not None and isinstance(record.completion, list)
     return dataclasses.replace(
         record,
         id=str(name) if isinstance(name, str | int) else None,
-        ended=row.get("stop_reason") not in _CUT_OFF,
+        open_ended=to_the_token or stop_reason in _CUT_OFF,
     )
 
 

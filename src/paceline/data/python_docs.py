@@ -135,7 +135,7 @@ def parsed_files(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # old code has escapes that Python now warns of
                 tree = ast.parse(source)
-        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError):
+        except (OSError, SyntaxError, ValueError, RecursionError):
             continue
         yield path, source, tree
 

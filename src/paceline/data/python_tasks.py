@@ -65,7 +65,7 @@ def _names(module: str, tree: ast.Module) -> Iterator[str]:
 
 def _functions(source: str, tree: ast.Module) -> Iterator[str]:
     """Functions of some length that are held out; without documentation, which may be trained on."""
-    lines = source.splitlines()
+    lines = source.split("\n")  # a form feed ends a line for splitlines, and none for Python
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS) and ast.get_docstring(node) is None:
             text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])).strip()

@@ -51,8 +51,8 @@ def write_with_processes(
         if deaths[shard.name] == _MOST_DEATHS:
             raise GenerationError(
                 f"{_MOST_DEATHS} workers died while writing {shard.name} (the last with exit code "
-                f"{worker.process.exitcode}); what was written stays: give them more memory or a "
-                "smaller batch_size, and resume"
+                f"{worker.process.exitcode}); what was written stays: give them more memory or "
+                "set fewer workers, and resume"
             )
         waiting.appendleft(shard)
 

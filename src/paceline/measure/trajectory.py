@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
 
 
+class Task(CorpusConfig):
+    """Prompts, and how long they may be; None: as all others."""
+
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+
+
 class TrajectoryConfig(StrictModel):
     """What to look at.
 
@@ -55,8 +61,10 @@ class TrajectoryConfig(StrictModel):
 
     target: str = Field(min_length=1)
     runs: tuple[Path, ...] = Field(min_length=1)
-    tasks: dict[str, CorpusConfig] = Field(min_length=1)
-    samplings: tuple[SamplingParams, ...] = (SamplingParams(temperature=0), _LOOSE)
+    tasks: dict[str, Task] = Field(min_length=1)
+    samplings: tuple[SamplingParams, ...] = Field(
+        default=(SamplingParams(temperature=0), _LOOSE), min_length=1
+    )
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3, 5), min_length=1)
     num_prompts: int = Field(default=32, ge=1)
     max_prompt_tokens: int = Field(default=64, ge=1)
@@ -108,16 +116,18 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
     stops = [stop for run in config.runs for stop in stops_of(run)]
-    _check_output(config)
+    run = _check_output(config)
     kept = config.output / "rows.jsonl"
     rows = [TrajectoryRow.model_validate(row) for row in read_jsonl(kept)]
     known = {_key(row.stop, row.task, row.sampling) for row in rows}
     target = load_model(config.target)
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    prompts = {task: _prompts(config, task, target) for task in config.tasks}
+    run.write_manifest(config, target_fingerprint=_mark(config))
     cases = [(task, sampling) for task in config.tasks for sampling in config.samplings]
     writer = functools.cache(target.prepare_for_decoding)  # made where a text is missing, once
-    texts = {case: _texts(writer, config, case, progress) for case in cases}
+    texts = {case: _texts(writer, prompts[case[0]], config, case, progress) for case in cases}
     del writer
     for number, stop in enumerate(stops):
         missing = [case for case in cases if _key(stop, *case) not in known]
@@ -212,8 +222,16 @@ def _tau(scores: TextScores, gamma: int, seed: int) -> Interval:
     return ratio_interval(tokens_B, blocks_B, rng=named_generator(seed, "bootstrap"))
 
 
+def _prompts(config: TrajectoryConfig, task: str, target: CausalModel) -> list[list[int]]:
+    assert target.tokenizer is not None, "asked before"
+    corpus = config.tasks[task]
+    longest = corpus.max_prompt_tokens or config.max_prompt_tokens
+    return read_prompts(corpus, target.tokenizer, max_tokens=longest)[: config.num_prompts]
+
+
 def _texts(
     writer: Callable[[], CausalModel],
+    prompts: list[list[int]],
     config: TrajectoryConfig,
     case: tuple[str, SamplingParams],
     progress: Progress,
@@ -222,11 +240,6 @@ def _texts(
     task, sampling = case
     kept = config.output / "texts" / f"{task} {name_of(sampling)}.json"
     if not kept.exists():
-        model = writer()
-        assert model.tokenizer is not None, "asked before"
-        prompts = read_prompts(
-            config.tasks[task], model.tokenizer, max_tokens=config.max_prompt_tokens
-        )[: config.num_prompts]
         asked = PairConfig(
             target=config.target,
             draft="",
@@ -237,29 +250,28 @@ def _texts(
             seed=config.seed,
         )
         written: list[list[int]] = []
-        sample_texts(model, prompts, asked, written, progress)
+        sample_texts(writer(), prompts, asked, written, progress)
         atomic_write_text(kept, json.dumps({"prompts": prompts, "completions": written}))
     found = json.loads(kept.read_text("utf-8"))
     return found["prompts"], found["completions"]
 
 
-def _check_output(config: TrajectoryConfig) -> None:
+def _check_output(config: TrajectoryConfig) -> RunDirectory:
     """Rows of other texts are not to be mixed in; more runs may come to the ones that are there."""
     run = RunDirectory(config.output)
-    manifest = run.read_manifest()
-    now = config.model_dump(mode="json")
-    if manifest is not None:
-        changed = [
-            key
-            for key in now
-            if key not in ("output", "runs") and manifest["config"].get(key) != now[key]
-        ]
-        if changed:
-            raise UsageError(
-                f"output {config.output} holds rows with another {', '.join(changed)}; choose another "
-                "output or the old values"
-            )
-    run.write_manifest(config)
+    begun = (config.output / "rows.jsonl").exists() or any(config.output.glob("texts/*.json"))
+    goes_on = run.check(config, begun=begun, resume=True, may_change={"output", "runs"})
+    manifest = run.read_manifest() or {}
+    if goes_on and manifest.get("target_fingerprint", _mark(config)) != _mark(config):
+        raise UsageError(
+            f"output {config.output} holds texts of another model that was at {config.target}; "
+            "choose another output"
+        )
+    return run
+
+
+def _mark(config: TrajectoryConfig) -> str:
+    return fingerprint(config.target)
 
 
 def _key(stop: Stop, task: str, sampling: SamplingParams) -> tuple[Any, ...]:

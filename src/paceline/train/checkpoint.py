@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import ConfigError, StorageError
 from paceline.models.draft import save_draft
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl
 
@@ -111,34 +110,27 @@ def read_optimizer(checkpoint: Path | None) -> dict[str, Any] | None:
     return torch.load(checkpoint / "optimizer.pt", weights_only=True)
 
 
+def has_begun(run: RunDirectory) -> bool:
+    """Is there anything of a run that a new start would lose?"""
+    rows = run.metrics.exists() and run.metrics.stat().st_size > 0
+    return rows or run.result.exists() or any(run.checkpoints.glob("step-*"))
+
+
 def check_run_directory(run: RunDirectory, config: TrainSettings, *, resume: bool) -> None:
-    """May this run be written here? One that left nothing but its manifest has not begun.
+    """May this run be written here?
 
     Raises:
         ConfigError: something else is there, or the same run with another configuration.
         StorageError: the place is a file.
     """
-    if run.path.exists() and not run.path.is_dir():
-        raise StorageError(f"output {run.path} is a file; choose a directory that is new")
-    there = run.path.iterdir() if run.path.exists() else ()
-    if not any(path != run.manifest and not path.name.startswith(".") for path in there):
-        return
-    manifest = run.read_manifest()
-    if manifest is None:
-        raise ConfigError(f"output {run.path} is not empty and holds no run; choose another")
-    if not resume:
-        raise ConfigError(
-            f"output {run.path} already holds a run; resume it, or choose another output"
-        )
-    before, now = manifest["config"], config.model_dump(mode="json")
-    keys = sorted(before.keys() | now.keys())
-    changed = [k for k in keys if k not in _MAY_CHANGE and before.get(k) != now.get(k)]
-    if changed:
-        key = changed[0]
-        raise ConfigError(
-            f"output {run.path} holds a run with another {', '.join(changed)} ({key} was "
-            f"{before.get(key)}, is now {now.get(key)}); choose another output or the old values"
-        )
+    run.check(config, begun=has_begun(run), resume=resume, may_change=_MAY_CHANGE)
+
+
+def clear_set_up(run: RunDirectory) -> None:
+    """Forget what a start prepared that then failed: another configuration may be tried now."""
+    shutil.rmtree(run.path / "start", ignore_errors=True)
+    for name in ("held_out.jsonl", "packing.jsonl"):
+        (run.path / name).unlink(missing_ok=True)
 
 
 def rewind_metrics(run: RunDirectory, step: int) -> None:

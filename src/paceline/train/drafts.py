@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.data.tokens import read_texts
-from paceline.errors import UsageError
+from paceline.errors import ConfigError, UsageError
 from paceline.models.derived import Embeddings, derive_draft
 from paceline.models.draft import limit_vocabulary, subset_layers
 from paceline.models.subcloning import Width, measure_importance, subclone, width_of
@@ -38,6 +38,7 @@ class DraftConfig(StrictModel):
         embeddings: Whether it begins with the target's embeddings and head or with random ones.
         vocabulary: Tokens that the draft may propose, the likeliest in the text; None: all.
         text: Text to rank tokens, layers and channels by.
+        overwrite: Replace a model that is at `out`; never the target.
         seed: Of everything random.
     """
 
@@ -54,6 +55,7 @@ class DraftConfig(StrictModel):
     embeddings: Embeddings = "target"
     vocabulary: int | None = Field(default=None, ge=1)
     text: str | None = None
+    overwrite: bool = False
     seed: int = 0
 
     @property
@@ -96,6 +98,23 @@ class DraftConfig(StrictModel):
                 "text ranks tokens, layers or channels, and none is asked for; drop it"
             )
         return self
+
+
+def check_place(config: DraftConfig) -> None:
+    """Is there nothing at `out` that somebody would miss?
+
+    Raises:
+        ConfigError: there is.
+    """
+    out = config.out
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if Path(config.target).resolve().is_relative_to(out.resolve()):
+        raise ConfigError(f"out {out} is where the target is; choose another")
+    if not (out / "config.json").exists():
+        raise ConfigError(f"out {out} is there and holds no model; choose another")
+    if not config.overwrite:
+        raise ConfigError(f"out {out} holds a model; choose another, or set overwrite=true")
 
 
 def make_draft(

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import TrainingError
+from paceline.errors import DivergedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ class LossGuard:
         """Look at one step.
 
         Raises:
-            TrainingError: training cannot go on; the message names the last good checkpoint.
+            DivergedError: training cannot go on; the message names the last good checkpoint.
         """
         if not math.isfinite(figures.loss):
             raise _failure(f"the loss became {figures.loss} at step {step}", saved)
@@ -61,10 +61,10 @@ class LossGuard:
             self.recent.append(figures.loss)
 
 
-def _failure(what: str, saved: Path | None) -> TrainingError:
+def _failure(what: str, saved: Path | None) -> DivergedError:
     where = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved yet"
     cure = "start again from it" if saved else "start again"
-    return TrainingError(f"{what}; {where}; {cure} with a smaller optimizer.learning_rate")
+    return DivergedError(f"{what}; {where}; {cure} with a smaller optimizer.learning_rate")
 
 
 class StopRequest:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paceline.errors import TrainingError
+from paceline.errors import DivergedError, TrainingError
 from paceline.records import append_jsonl
 from paceline.train.guard import LossGuard, StopRequest
 from paceline.train.optim import learning_rate
@@ -202,7 +202,7 @@ class TrainingLoop:
         if not (self.guard.calm or always):
             return
         if not self.parts.stepper.is_finite():
-            raise TrainingError(
+            raise DivergedError(
                 f"weights of the draft are not finite after step {self.state.step}; the last good "
                 f"checkpoint is {self.saved}; start again with a smaller optimizer.learning_rate"
             )

@@ -18,7 +18,7 @@ from paceline.models.loading import load_model
 from paceline.native import compiled
 from paceline.progress import silent
 from paceline.records import RunDirectory, read_jsonl
-from paceline.train.checkpoint import check_run_directory
+from paceline.train.checkpoint import check_run_directory, clear_set_up, has_begun
 from paceline.train.loop import TrainingLoop
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def run_training(
     if accelerator.is_main_process:
         # the result of a smaller budget would pass for this one's if this start is stopped
         run.result.unlink(missing_ok=True)
+        if not has_begun(run):
+            clear_set_up(run)
         run.write_manifest(config)
     progress("loading", 0, 1)
     compiled()  # once a machine, and not in the time of the first step

@@ -7,6 +7,7 @@ Knows nothing of where text comes from, of budgets or files.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,9 +109,7 @@ class DraftLoss(nn.Module):
         if plan.vocabulary is not None:
             target_head = None if target_head is None else target_head.rows(*plan.vocabulary)
             draft_head = draft_head.rows(*plan.vocabulary)
-            labels_N, known_N = places_of(labels_N, plan.vocabulary[0], self.vocab_size)
-            if not reads_target(plan.terms):  # a divergence does not look at labels
-                weights_N = weights_N * known_N
+            labels_N, _ = places_of(labels_N, plan.vocabulary[0], self.vocab_size)
             vocab_size = None
         policies = Policies(plan.terms, plan.rng)
 
@@ -169,6 +168,7 @@ class Stepper:
         self.target = target
         self.config = config
         self.accelerator = accelerator
+        self.vocab_size = vocab_size
         draft.hf.eval()
         if target is not None:
             target.hf.eval().requires_grad_(False)
@@ -211,7 +211,7 @@ class Stepper:
         cutting a step up does not change it.
         """
         parts = self._cut(rows)
-        batches = [collate(part).to(self.accelerator.device) for part in parts]
+        batches = [self._batch(part, plan) for part in parts]
         mean = self.config.mean
         units = sum(count_units(batch.mask_BT, mean) for batch in batches)
         tokens = sum(batch.mask_BT.sum() for batch in batches)
@@ -228,6 +228,15 @@ class Stepper:
             total += loss.detach()
         (loss,) = self._add_up(total)
         return StepFigures(loss, self._update(learning_rate), int(tokens))
+
+    def _batch(self, rows: Sequence[Row], plan: StepPlan) -> TokenBatch:
+        """The rows; where labels alone teach, those that the step's vocabulary leaves out are not asked for."""
+        batch = collate(rows).to(self.accelerator.device)
+        if plan.vocabulary is None or reads_target(plan.terms):
+            return batch
+        _, known_N = places_of(batch.labels_BT.flatten(), plan.vocabulary[0], self.vocab_size)
+        known_BT = known_N.view_as(batch.labels_BT)
+        return dataclasses.replace(batch, mask_BT=batch.mask_BT & known_BT)
 
     @torch.no_grad()
     def score(

@@ -7,6 +7,7 @@ what has ended and goes on with what has begun.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, validate
 from paceline.core.bootstrap import Interval, mean_interval
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, DivergedError
 from paceline.progress import silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.train.align import align
@@ -61,6 +62,8 @@ class SweepConfig(StrictModel):
             raise ValueError(
                 f"reference {self.reference} is no row; rows are {', '.join(self.rows)}"
             )
+        for cell in cells_of(self):
+            _check_figure(self, cell)
         return self
 
 
@@ -74,7 +77,10 @@ class Cell(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What the runs came to: the figure of each aligned draft, by row, column and seed."""
+    """What the runs came to: the figure of each aligned draft, by row, column and seed.
+
+    Of a run that diverged it is not a number, and so is everything that hangs on it.
+    """
 
     config: SweepConfig
     figures: dict[tuple[str, str, int], float]
@@ -107,29 +113,43 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     """Make every run that has not ended, seed by seed; `output/sweep.json` holds the figures.
 
     Raises:
-        ConfigError: a cell is no configuration of `align`, which is said before any run.
-        TrainingError: a run failed or was stopped; what has ended stays.
+        ConfigError: a cell's texts are too short for the figure.
+        TrainingError: a run was stopped; what has ended stays.
     """
     cells = list(cells_of(config))
-    _check_figure(config, cells)
     figures: dict[tuple[str, str, int], float] = {}
     rows: list[dict[str, Any]] = []
     for number, cell in enumerate(cells):
         name = f"{cell.row}, {cell.column}, seed {cell.seed}"
         progress("runs", number, len(cells), name)
-        run = RunDirectory(align(cell.config, resume=True))
-        result = run.read_result()
-        assert result is not None, "a run that has ended has a result"
-        if config.figure not in result["after"]:
-            raise ConfigError(
-                f"{run.path} has no {config.figure}; its texts are shorter than gamma"
-            )
-        figures[cell.row, cell.column, cell.seed] = result["after"][config.figure]
+        result = _result(cell)
         place = {"row": cell.row, "column": cell.column, "seed": cell.seed}
-        rows.append(place | {key: result[key] for key in ("num_steps", "elapsed_s", "after")})
+        rows.append(place | result)
+        if "diverged" not in result and config.figure not in result["after"]:
+            raise ConfigError(
+                f"{cell.config.output} has no {config.figure}; its texts are shorter than gamma"
+            )
+        figure = math.nan if "diverged" in result else result["after"][config.figure]
+        figures[cell.row, cell.column, cell.seed] = figure
     progress("runs", len(cells), len(cells))
     atomic_write_text(config.output / "sweep.json", json.dumps(rows, indent=2) + "\n")
     return Sweep(config, figures)
+
+
+def _result(cell: Cell) -> dict[str, Any]:
+    """What a run came to; one that diverged would do so again, and is not begun anew."""
+    run = RunDirectory(cell.config.output)
+    mark = run.path / "diverged.txt"
+    if not mark.exists():
+        try:
+            align(cell.config, resume=True)
+        except DivergedError as error:
+            atomic_write_text(mark, f"{error}\n")
+    if mark.exists():
+        return {"diverged": mark.read_text(encoding="utf-8").strip()}
+    result = run.read_result()
+    assert result is not None, "a run that has ended has a result"
+    return {key: result[key] for key in ("num_steps", "elapsed_s", "after")}
 
 
 def cells_of(config: SweepConfig) -> Iterator[Cell]:
@@ -154,10 +174,9 @@ def _merged(values: Changes, changes: Changes) -> Changes:
     return merged
 
 
-def _check_figure(config: SweepConfig, cells: Iterable[Cell]) -> None:
-    """Will every run have it?"""
-    for cell in cells:
-        if cell.config.data.held_out is None:
-            raise ConfigError(f"{cell.row}, {cell.column} has no data.held_out to be judged on")
-        if config.figure.startswith("rule_") and cell.config.evaluation.rule is None:
-            raise ConfigError(f"{config.figure} needs evaluation.rule in base")
+def _check_figure(config: SweepConfig, cell: Cell) -> None:
+    """Will this run have it?"""
+    if cell.config.data.held_out is None:
+        raise ConfigError(f"{cell.row}, {cell.column} has no data.held_out to be judged on")
+    if config.figure.startswith("rule_") and cell.config.evaluation.rule is None:
+        raise ConfigError(f"{config.figure} needs evaluation.rule in base")
