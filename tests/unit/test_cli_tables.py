@@ -116,5 +116,5 @@ def test_a_sweep_says_each_cell_and_what_a_row_differs_by():
     }
     lines = shown(sweep_tables(Sweep(config, figures)))
     # t of one degree of freedom, 12.706, times the mean's deviation, 0.005
-    assert "0.505 ±0.064" in next(line for line in lines if line.startswith("forward_kl"))
+    assert "0.505 ±0.064" in next(line for line in lines if line.startswith("forward kl"))
     assert sum(line.count("0.250 ±0.000") for line in lines) == 5

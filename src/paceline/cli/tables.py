@@ -229,21 +229,27 @@ def sweep_tables(found: Sweep) -> Group:
     config = found.config
     cells = _seeds_table("", *config.columns)
     for row in config.rows:
-        cells.add_row(row, *(_interval(found.cell(row, column)) for column in config.columns))
-    less = _seeds_table(f"less {found.reference}", *config.columns, "all")
+        cells.add_row(
+            _in_words(row), *(_interval(found.cell(row, column)) for column in config.columns)
+        )
+    less = _seeds_table(f"less {_in_words(found.reference)}", *config.columns, "all")
     for row in config.rows:
         if row != found.reference:
             each = (found.difference(row, found.reference, [name]) for name in config.columns)
             whole = found.difference(row, found.reference)
-            less.add_row(row, *(_interval(part) for part in (*each, whole)))
+            less.add_row(_in_words(row), *(_interval(part) for part in (*each, whole)))
     seeds = f"{config.figure}, mean and 95% interval over {len(config.seeds)} seeds"
     return Group(seeds, cells, "", "paired by text and seed", less)
 
 
+def _in_words(name: str) -> str:
+    return name.replace("_", " ")
+
+
 def _seeds_table(corner: str, *columns: str) -> Table:
-    """Numbers stay whole; a row's name is as long as it likes."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column(corner, overflow="fold")
+    """Numbers and words stay whole; a row's name takes as many lines as it has to."""
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    table.add_column(corner, min_width=len("acceptance"))
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     return table

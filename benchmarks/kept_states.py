@@ -1,0 +1,71 @@
+"""What does it bring that the target reads given text once, and not in every epoch?
+
+Steps of alignment as a configuration has them, the same rows in turn with the target's states read anew and with the ones that are
+kept, on one draft and one optimiser.
+
+    python benchmarks/kept_states.py --config configs/direct/align.yaml --set target=MODEL
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from pathlib import Path
+from typing import cast
+
+from accelerate import Accelerator
+
+from paceline.config import load_config
+from paceline.data import read_records
+from paceline.data.examples import Lengths, build_examples
+from paceline.data.read_text import ReadText
+from paceline.data.sources import BatchSource, ExampleStream, FixedText
+from paceline.models import load_model
+from paceline.models.vocabulary import check_same_vocabulary
+from paceline.train import AlignConfig
+from paceline.train.align import Planner
+from paceline.train.step import Stepper
+from paceline.train.vocabulary import VocabularySample
+from pairing import paired_seconds, ratio, show
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--set", dest="overrides", action="append", default=[])
+    parser.add_argument("--steps", type=int, default=30)
+    options = parser.parse_args()
+    config = load_config(AlignConfig, options.config, options.overrides)
+    target = load_model(config.target, dtype="bfloat16")
+    draft = load_model(config.draft, dtype="float32")
+    vocab_size = check_same_vocabulary(target, draft)
+    assert target.tokenizer is not None
+    examples = build_examples(
+        read_records(config.data.train),
+        target.tokenizer,
+        Lengths(config.max_prompt_tokens, config.max_completion_tokens),
+        eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
+    )[: options.steps * config.batch_size]
+    streams = [ExampleStream(examples, config.batch_size, seed=0) for _ in range(2)]
+    anew, kept = FixedText(streams[0]), ReadText(streams[1], target, limit_gb=100)
+    stepper = Stepper(draft, target, config, Accelerator(), vocab_size=vocab_size, bfloat16=True)
+    vocabulary = None
+    if config.loss_vocabulary is not None and draft.draft_vocabulary is not None:
+        vocabulary = VocabularySample(config.loss_vocabulary, draft.draft_vocabulary)
+    planner = Planner(config, vocabulary)
+
+    def step(source: BatchSource, number: int) -> None:
+        stepper.step(source.next_batch().rows, 1e-4, planner(0.1, number))
+
+    ways = [functools.partial(step, anew), functools.partial(step, kept)]
+    first = paired_seconds(ways, options.steps)
+    later = paired_seconds(ways, options.steps)
+    print(f"first epoch, anew / kept: {show(ratio(*first))}")
+    print(f"second epoch, anew / kept: {show(ratio(*later))}")
+    tokens = sum(len(example.tokens) for example in examples)
+    for name, spent in zip(("anew", "kept"), later, strict=True):
+        print(f"{name}: {sum(spent) / len(spent):.3f} s a step, {tokens / sum(spent):.0f} tokens/s")
+
+
+if __name__ == "__main__":
+    main()
