@@ -42,7 +42,8 @@ def _docstring(module: str, attribute: str) -> str | None:
     (text, *_) = [
         ast.get_docstring(node)
         for node in nodes
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == attribute
     ]
     return text and text.strip()
 
