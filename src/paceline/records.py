@@ -234,8 +234,8 @@ class RunDirectory:
 
     def check(
         self, config: StrictModel, *, begun: bool, resume: bool, may_change: Collection[str]
-    ) -> bool:
-        """May this run be written here? -> whether it goes on with what is there.
+    ) -> dict[str, Any] | None:
+        """May this run be written here? -> the manifest of the run that it goes on with, if it does.
 
         A run that has not begun left nothing that a new start could lose: then another configuration
         of the same kind may take its place.
@@ -259,14 +259,14 @@ class RunDirectory:
                 raise ConfigError(
                     f"output {self.path} is not empty and holds no run; choose another"
                 )
-            return False
+            return None
         before, now = manifest["config"], config.model_dump(mode="json")
         if manifest.get("kind", _kind(config)) != _kind(config):
             raise ConfigError(
                 f"output {self.path} holds a run of another kind, {manifest['kind']}; choose another"
             )
         if not begun:
-            return False
+            return None
         if not resume:
             raise ConfigError(
                 f"output {self.path} already holds a run; resume it, or choose another output"
@@ -279,7 +279,7 @@ class RunDirectory:
                 f"output {self.path} holds a run with another {', '.join(changed)} ({key} was "
                 f"{before.get(key)}, is now {now.get(key)}); choose another output or the old values"
             )
-        return True
+        return manifest
 
     def read_manifest(self) -> dict[str, Any] | None:
         """The manifest of an earlier start of this run, if there was one."""

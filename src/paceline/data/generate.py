@@ -102,9 +102,9 @@ def _check_directory(
     run: RunDirectory, store: ShardStore, config: GenerateDataConfig, digest: str, *, resume: bool
 ) -> None:
     """May this run be written here? One that has written nothing has not begun."""
-    goes_on = run.check(config, begun=bool(store.written()), resume=resume, may_change=_MAY_CHANGE)
-    manifest = run.read_manifest()
-    if goes_on and manifest is not None and manifest.get("plan") != digest:
+    begun = bool(store.written())
+    before = run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE)
+    if before is not None and before.get("plan") != digest:
         raise ConfigError(
             f"output {run.path} holds a run of other prompts or of another model at the same place; "
             "choose another output, or bring back what was there"

@@ -116,7 +116,8 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
     stops = [stop for run in config.runs for stop in stops_of(run)]
-    run = _check_output(config)
+    mark = fingerprint(config.target)
+    run = _check_output(config, mark)
     kept = config.output / "rows.jsonl"
     rows = [TrajectoryRow.model_validate(row) for row in read_jsonl(kept)]
     known = {_key(row.stop, row.task, row.sampling) for row in rows}
@@ -124,7 +125,7 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
     prompts = {task: _prompts(config, task, target) for task in config.tasks}
-    run.write_manifest(config, target_fingerprint=_mark(config))
+    run.write_manifest(config, target_fingerprint=mark)
     cases = [(task, sampling) for task in config.tasks for sampling in config.samplings]
     writer = functools.cache(target.prepare_for_decoding)  # made where a text is missing, once
     texts = {case: _texts(writer, prompts[case[0]], config, case, progress) for case in cases}
@@ -256,22 +257,17 @@ def _texts(
     return found["prompts"], found["completions"]
 
 
-def _check_output(config: TrajectoryConfig) -> RunDirectory:
+def _check_output(config: TrajectoryConfig, mark: str) -> RunDirectory:
     """Rows of other texts are not to be mixed in; more runs may come to the ones that are there."""
     run = RunDirectory(config.output)
     begun = (config.output / "rows.jsonl").exists() or any(config.output.glob("texts/*.json"))
-    goes_on = run.check(config, begun=begun, resume=True, may_change={"output", "runs"})
-    manifest = run.read_manifest() or {}
-    if goes_on and manifest.get("target_fingerprint", _mark(config)) != _mark(config):
+    before = run.check(config, begun=begun, resume=True, may_change={"output", "runs"})
+    if before is not None and before.get("target_fingerprint", mark) != mark:
         raise UsageError(
             f"output {config.output} holds texts of another model that was at {config.target}; "
             "choose another output"
         )
     return run
-
-
-def _mark(config: TrajectoryConfig) -> str:
-    return fingerprint(config.target)
 
 
 def _key(stop: Stop, task: str, sampling: SamplingParams) -> tuple[Any, ...]:
