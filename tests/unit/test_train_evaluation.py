@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aligning import write_pair
 from paceline.core.rule import Rule
 from paceline.core.rules import Lenient, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
@@ -11,7 +12,7 @@ from paceline.data.collate import Row
 from paceline.models import CausalModel
 from paceline.progress import silent
 from paceline.train.config import Evaluation
-from paceline.train.evaluation import AgreementEvaluator, held_out_text
+from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
 from tiny import tiny_pair
 
 Pair = tuple[CausalModel, CausalModel]
@@ -120,6 +121,26 @@ def test_a_held_out_text_does_not_depend_on_how_many_there_are(tmp_path: Path):
         prompts = [[5, number] for number in range(11)]
         texts.append(held_out_text(target, prompts, settings, cache, seed=3, progress=silent))
     assert texts[0][0] == texts[1][0]
+
+
+def test_a_shared_text_has_a_name_of_everything_that_it_hangs_on(tmp_path: Path):
+    write_pair(tmp_path)
+    settings = Evaluation(num_prompts=2, max_new_tokens=6)
+
+    def name(target: str = "target", first: int = 5, seed: int = 0, **changes: object) -> str:
+        prompts = [[first, 6], [7], [first]]
+        return text_name(tmp_path / target, prompts, settings.model_copy(update=changes), seed)
+
+    others = [
+        name(target="draft"),
+        name(first=4),
+        name(seed=1),
+        name(num_prompts=1),
+        name(max_new_tokens=5),
+        name(sampling=SamplingParams(temperature=0)),
+    ]
+    assert len({name(), *others}) == 7
+    assert name(gamma=2, every_steps=1) == name(), "these change what is read from it"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

@@ -11,6 +11,8 @@ from aligning import align_config, write_pair
 from paceline.config import validate
 from paceline.core.bootstrap import mean_interval
 from paceline.errors import ConfigError
+from paceline.train import evaluation
+from paceline.train.align import align
 from paceline.train.optim import Adafactor
 from paceline.train.sweep import SweepConfig, cells_of, sweep
 
@@ -51,6 +53,31 @@ def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(folder: Path, 
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
     assert sweep(made).figures == found.figures
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    written: list[int] = []
+    write = evaluation._write
+
+    def counting(*args: Any, **named: Any) -> list[list[int]]:
+        written.append(named["seed"])
+        return write(*args, **named)
+
+    monkeypatch.setattr(evaluation, "_write", counting)
+    made = config(folder, tmp_path / "out")
+    sweep(made)
+    assert written == [0, 1], "three prompts are one batch"
+    shared = sorted((tmp_path / "out" / "held_out").iterdir())
+    assert len(shared) == 2
+    texts = {path.read_text() for path in (tmp_path / "out").rglob("seed-*/held_out.jsonl")}
+    assert texts == {path.read_text() for path in shared}
+    (cell, *_) = cells_of(made)
+    alone = align(cell.config.model_copy(update={"output": tmp_path / "alone"}))
+    assert written == [0, 1, 0]
+    assert (alone / "held_out.jsonl").read_text() in texts
+    assert not (alone.parent / "held_out").exists()
 
 
 def test_differences_are_paired_by_text_and_seed(folder: Path, tmp_path: Path):

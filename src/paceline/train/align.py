@@ -37,7 +37,7 @@ from paceline.train.checkpoint import (
     read_state,
     rewind_metrics,
 )
-from paceline.train.evaluation import AgreementEvaluator, held_out_text
+from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
 from paceline.train.freezing import freeze_embeddings, freeze_layers
 from paceline.train.loop import Parts
 from paceline.train.run import check_batches, run_training, takes_bfloat16
@@ -58,7 +58,13 @@ if TYPE_CHECKING:
     from paceline.train.objectives import Objective
 
 
-def align(config: AlignConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
+def align(
+    config: AlignConfig,
+    *,
+    resume: bool = False,
+    progress: Progress = silent,
+    texts: Path | None = None,
+) -> Path:
     """Train the draft to agree with the target; everything ends up in the run directory.
 
     Args:
@@ -66,6 +72,8 @@ def align(config: AlignConfig, *, resume: bool = False, progress: Progress = sil
         resume: Go on with the run in `config.output` if there is one; a finished one is left as
             it is.
         progress: Called as work goes on.
+        texts: A directory that several runs share: what the target writes for them to be judged on
+            is written once for all that would be judged on the same.
 
     Returns:
         The run directory: `draft/` is the aligned draft, `result.json` its figures.
@@ -76,12 +84,16 @@ def align(config: AlignConfig, *, resume: bool = False, progress: Progress = sil
         StorageError: something could not be written; checkpoints stay.
     """
     return run_training(
-        config, partial(_set_up, config), product="draft", resume=resume, progress=progress
+        config, partial(_set_up, config, texts), product="draft", resume=resume, progress=progress
     )
 
 
 def _set_up(
-    config: AlignConfig, accelerator: Accelerator, run: RunDirectory, progress: Progress
+    config: AlignConfig,
+    texts: Path | None,
+    accelerator: Accelerator,
+    run: RunDirectory,
+    progress: Progress,
 ) -> tuple[Parts, TrainingState]:
     store = CheckpointStore(
         run.checkpoints, model_directory(config.target), config.checkpoints.keep
@@ -105,7 +117,7 @@ def _set_up(
     evaluator = None
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)
-        evaluator = _evaluator(config, target, run, vocab_size, progress)
+        evaluator = _evaluator(config, target, run, vocab_size, progress, texts)
     parts = Parts(
         config=config,
         accelerator=accelerator,
@@ -290,8 +302,9 @@ def _evaluator(
     run: RunDirectory,
     vocab_size: int,
     progress: Progress,
+    texts: Path | None,
 ) -> AgreementEvaluator | None:
-    """Held-out text of the target, written once a run."""
+    """Held-out text of the target, written once a run, or once for all runs that share `texts`."""
     settings = config.evaluation
     if config.data.held_out is None or target.tokenizer is None:
         return None
@@ -299,7 +312,12 @@ def _evaluator(
         config.data.held_out, target.tokenizer, max_tokens=settings.max_prompt_tokens
     )
     cache = run.path / "held_out.jsonl"
-    rows = held_out_text(target, prompts, settings, cache, seed=config.seed, progress=progress)
+    shared = None
+    if texts is not None:
+        shared = texts / f"{text_name(config.target, prompts, settings, config.seed)}.jsonl"
+    rows = held_out_text(
+        target, prompts, settings, cache, seed=config.seed, progress=progress, shared=shared
+    )
     return AgreementEvaluator(
         target,
         rows,

@@ -3,6 +3,7 @@
 # B texts, T positions, N positions of all texts, C of a chunk, D hidden, V vocabulary
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ from paceline.core.speed import block_efficiency_from_text
 from paceline.data.collate import Row, collate
 from paceline.data.generation import sample_completions
 from paceline.models.draft_vocabulary import spread
+from paceline.models.loading import fingerprint
 from paceline.records import atomic_write_text, read_jsonl
 from paceline.rng import named_generator
 
@@ -42,10 +44,24 @@ def held_out_text(
     *,
     seed: int,
     progress: Progress,
+    shared: Path | None = None,
 ) -> list[Row]:
-    """What the target writes after the prompts: once a run, then read from `cache`."""
+    """What the target writes after the prompts: once a run, then read from `cache`.
+
+    Args:
+        target: Who writes.
+        prompts: Token ids each; the first `settings.num_prompts` are taken.
+        settings: How many, how long, how drawn.
+        cache: The run's own file of it.
+        seed: Of what is drawn.
+        progress: Called as texts are written.
+        shared: A file for runs with the same target, prompts, settings and seed: written by the
+            first of them, copied by the others.
+    """
+    prompts = prompts[: settings.num_prompts]
+    if shared is not None and shared.exists() and not cache.exists():
+        atomic_write_text(cache, shared.read_text(encoding="utf-8"))
     if not cache.exists():
-        prompts = prompts[: settings.num_prompts]
         lines: list[str] = []
         for start in range(0, len(prompts), _ROWS):
             some = prompts[start : start + _ROWS]
@@ -54,9 +70,21 @@ def held_out_text(
                 lines.append(json.dumps({"prompt": list(prompt), "completion": completion}))
             progress("held-out text", len(lines), len(prompts))
         atomic_write_text(cache, "\n".join(lines) + "\n")
+    if shared is not None and not shared.exists():
+        atomic_write_text(shared, cache.read_text(encoding="utf-8"))
     return [
         Row([*row["prompt"], *row["completion"]], len(row["prompt"])) for row in read_jsonl(cache)
     ]
+
+
+def text_name(
+    target: str | Path, prompts: Sequence[Sequence[int]], settings: Evaluation, seed: int
+) -> str:
+    """A name for held-out text, of everything that it hangs on."""
+    taken = [list(prompt) for prompt in prompts[: settings.num_prompts]]
+    drawn = settings.sampling.model_dump(mode="json")
+    parts = [fingerprint(target), taken, settings.max_new_tokens, drawn, seed]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _write(

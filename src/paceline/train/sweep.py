@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from paceline.progress import Progress
 
+_TEXTS = "held_out"  # beside the rows: what the target wrote for the cells of one seed
+
 Changes = dict[str, Any]
 Figure = Literal[
     "expected_acceptance", "greedy_agreement", "block_efficiency", "rule_acceptance", "rule_tvd"
@@ -122,7 +124,7 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     for number, cell in enumerate(cells):
         name = f"{cell.row}, {cell.column}, seed {cell.seed}"
         progress("runs", number, len(cells), name)
-        result = _result(cell)
+        result = _result(cell, config.output / _TEXTS)
         place = {"row": cell.row, "column": cell.column, "seed": cell.seed}
         rows.append(place | result)
         if "diverged" not in result and config.figure not in result["after"]:
@@ -136,13 +138,13 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     return Sweep(config, figures)
 
 
-def _result(cell: Cell) -> dict[str, Any]:
+def _result(cell: Cell, texts: Path) -> dict[str, Any]:
     """What a run came to; one that diverged would do so again, and is not begun anew."""
     run = RunDirectory(cell.config.output)
     mark = run.path / "diverged.txt"
     if not mark.exists():
         try:
-            align(cell.config, resume=True)
+            align(cell.config, resume=True, texts=texts)
         except DivergedError as error:
             atomic_write_text(mark, f"{error}\n")
     if mark.exists():
