@@ -288,8 +288,22 @@ def two_processes(config: AlignConfig, file: Path) -> list[list[int]]:
     return [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
 
 
-def test_two_processes_are_one(folder: Path, tmp_path: Path):
-    settings = changes(recipe="imit_kd", mean="token", num_steps=6)
+TVD_PLUS_PLUS = {"kind": "tvd_plus_plus", "num_samples": 2}
+FEW_TOKENS = {"objective": TVD_PLUS_PLUS, "loss_vocabulary": {"frequent": 20, "drawn": 9}}
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {"recipe": "imit_kd"},
+        {"objective": TVD_PLUS_PLUS | {"estimator": "exact"}},
+        {"objective": TVD_PLUS_PLUS | {"estimator": "sampled"}},
+        FEW_TOKENS,
+    ],
+    ids=["imit_kd", "exact", "sampled", "few tokens"],
+)
+def test_two_processes_are_one(folder: Path, tmp_path: Path, objective: dict[str, Any]):
+    settings = changes(**objective, mean="token", num_steps=6)
     alone = losses(align(align_config(folder, tmp_path / "one", **settings)))
     two_processes(align_config(folder, tmp_path / "two", **settings), tmp_path / "config.json")
     assert losses(tmp_path / "two") == pytest.approx(alone, rel=1e-4)

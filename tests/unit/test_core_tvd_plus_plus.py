@@ -8,8 +8,8 @@ from torch import Tensor
 
 from paceline.core.divergences import tvd
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, reward_moments, tvd_plus_plus
-from paceline.train.objectives import TVDPlusPlus
-from paceline.train.policies import Policies
+from paceline.train.objectives import ForwardKL, TVDPlusPlus
+from paceline.train.policies import Policies, uniforms_of_terms
 
 ESTIMATORS: tuple[Estimator, ...] = ("exact", "sampled", "uniform")
 
@@ -21,6 +21,11 @@ def pair(seed: int, positions: int = 5, vocab_size: int = 7) -> tuple[Tensor, Te
         torch.randn(positions, vocab_size, generator=rng, dtype=torch.float64) for _ in range(2)
     )
     return target.log_softmax(-1), draft
+
+
+def alone(moments: Tensor) -> Tensor:
+    """Sums over all processes, where there is one."""
+    return moments
 
 
 def slope(
@@ -106,7 +111,8 @@ def test_sampled_slopes_are_right_on_average_over_every_token_that_can_be_drawn(
 def mean_of_draws(target: Tensor, logits: Tensor, drawn_from: Tensor) -> Tensor:
     """The sampled slope where tokens are drawn as in training, 4,000 of each position."""
     term = TVDPlusPlus(estimator="sampled", num_samples=4000)
-    policies = Policies([term], torch.Generator().manual_seed(0))
+    rows = [(torch.Generator().manual_seed(0), len(logits))]
+    policies = Policies([term], uniforms_of_terms([term], rows), alone)
     policies.look_at([(target, drawn_from)])
     (policy,) = policies.of(slice(None))
     assert policy is not None
@@ -129,8 +135,10 @@ def test_a_batch_in_parts_has_the_moments_of_the_whole(estimator: Estimator):
     logs = logits.log_softmax(-1)
     term = TVDPlusPlus(estimator=estimator, num_samples=2)
 
+    uniforms = uniforms_of_terms([term], [(torch.Generator().manual_seed(1), 6)])
+
     def policies(*parts: slice) -> Policies:
-        made = Policies([term], torch.Generator().manual_seed(1))
+        made = Policies([term], uniforms, alone)
         made.look_at((target[part], logs[part]) for part in parts)
         return made
 
@@ -143,6 +151,38 @@ def test_a_batch_in_parts_has_the_moments_of_the_whole(estimator: Estimator):
         assert whole.drawn_CK is not None
         assert cut.drawn_CK is not None
         assert torch.equal(cut.drawn_CK, whole.drawn_CK)
+
+
+def test_moments_are_those_of_all_processes():
+    target, logits = pair(3, positions=6)
+    logs = logits.log_softmax(-1)
+    term = TVDPlusPlus(estimator="exact")
+    elsewhere = reward_moments(target[4:], logs[4:], "exact")
+    policies = Policies([term], [None], lambda mine: mine + torch.stack(elsewhere))
+    policies.look_at([(target[:4], logs[:4])])
+    (policy,) = policies.of(slice(None))
+    assert policy is not None
+    torch.testing.assert_close(policy.moments, reward_moments(target, logs, "exact"))
+
+
+def test_a_row_draws_by_its_own_generator_whatever_is_beside_it():
+    terms = [TVDPlusPlus(num_samples=2), ForwardKL(), TVDPlusPlus(num_samples=3)]
+
+    def uniforms(*rows: tuple[int, int]) -> list[Tensor | None]:
+        return uniforms_of_terms(
+            terms, [(torch.Generator().manual_seed(seed), length) for seed, length in rows]
+        )
+
+    together, first, second = uniforms((7, 4), (8, 5)), uniforms((7, 4)), uniforms((8, 5))
+    assert together[1] is None
+    for index, count in ((0, 2), (2, 3)):
+        both, one, other = together[index], first[index], second[index]
+        assert both is not None
+        assert one is not None
+        assert other is not None
+        assert both.shape == (9, count)
+        assert torch.equal(both, torch.cat([one, other]))
+        assert both.unique().numel() == both.numel()
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

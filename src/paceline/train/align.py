@@ -151,8 +151,8 @@ class Planner:
         tokens = None
         if self.vocabulary is not None:
             tokens = self.vocabulary.draw(named_generator(seed, "loss vocabulary", num_drawn))
-        rng = named_generator(seed, "tokens of the draft", num_drawn)
-        return StepPlan(self._terms(position), tokens, rng)
+        rng_of_row = partial(named_generator, seed, "tokens of the draft", num_drawn)
+        return StepPlan(self._terms(position), tokens, rng_of_row)
 
     def _terms(self, position: float) -> list[Objective]:
         """Both objectives by their shares; what has none is left out."""

@@ -70,8 +70,8 @@ class NegativeLogAcceptance(Weighted):
 class TVDPlusPlus(Weighted):
     """The slope of TVD with normalised rewards, estimated one way or another.
 
-    The rewards' moments are those of one part of a step on one process: the result hangs on
-    gradient_accumulation_steps and on the number of processes, unlike any other objective's.
+    The rewards' moments are those of one part of a step, over all processes: the result hangs on
+    gradient_accumulation_steps, unlike any other objective's.
 
     Attributes:
         estimator: Which tokens the rewards are of, see `core.tvd_plus_plus`.

@@ -27,7 +27,7 @@ from paceline.train.objectives import (
     token_losses,
 )
 from paceline.train.optim import build_optimizer
-from paceline.train.policies import Policies
+from paceline.train.policies import Policies, uniforms_of_terms
 from paceline.train.sharding import (
     deal_out,
     is_finite,
@@ -40,13 +40,14 @@ from paceline.train.tied import rows_added_in_place
 from paceline.train.vocabulary import places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from accelerate import Accelerator
 
     from paceline.data.collate import Row
     from paceline.models.causal import CausalModel
     from paceline.train.objectives import Objective
+    from paceline.train.policies import AddUp
     from paceline.train.settings import TrainSettings
 
 
@@ -65,12 +66,13 @@ class StepPlan(NamedTuple):
     Attributes:
         terms: Its objective.
         vocabulary: The tokens it is taken over, see `VocabularySample.draw`; None: all.
-        rng: For an objective that draws tokens.
+        rng_of_row: For an objective that draws tokens: each row's own generator, by the row's number
+            in the step over all processes.
     """
 
     terms: Sequence[Objective]
     vocabulary: tuple[Tensor, Tensor] | None = None
-    rng: torch.Generator | None = None
+    rng_of_row: Callable[[int], torch.Generator] | None = None
 
 
 class DraftLoss(nn.Module):
@@ -84,6 +86,7 @@ class DraftLoss(nn.Module):
         *,
         vocab_size: int,
         bfloat16: bool,
+        add_up: AddUp,
     ) -> None:
         super().__init__()
         self.hf = draft.hf
@@ -92,6 +95,7 @@ class DraftLoss(nn.Module):
         self.chunk_tokens = chunk_tokens
         self.vocab_size = vocab_size
         self.autocast = bfloat16
+        self.add_up = add_up
 
     def forward(
         self,
@@ -99,6 +103,7 @@ class DraftLoss(nn.Module):
         weights_BT: Tensor,
         target_hidden_ND: Tensor | None,
         plan: StepPlan,
+        uniforms: Sequence[Tensor | None],
     ) -> Tensor:
         """Sum over trained positions of weight times loss."""
         labels_N = batch.labels_BT[batch.mask_BT]
@@ -111,7 +116,7 @@ class DraftLoss(nn.Module):
             draft_head = draft_head.rows(*plan.vocabulary)
             labels_N, _ = places_of(labels_N, plan.vocabulary[0], self.vocab_size)
             vocab_size = None
-        policies = Policies(plan.terms, plan.rng)
+        policies = Policies(plan.terms, uniforms, self.add_up)
 
         def target_logits(rows: slice) -> Tensor | None:
             if target_hidden_ND is None:
@@ -173,7 +178,12 @@ class Stepper:
         if target is not None:
             target.hf.eval().requires_grad_(False)
         loss = DraftLoss(
-            draft, target, config.chunk_tokens, vocab_size=vocab_size, bfloat16=bfloat16
+            draft,
+            target,
+            config.chunk_tokens,
+            vocab_size=vocab_size,
+            bfloat16=bfloat16,
+            add_up=self._sum,
         )
         self.loss: nn.Module = self._dealt_out(loss)
         self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
@@ -222,7 +232,8 @@ class Stepper:
             last = index == len(batches) - 1
             with self._synchronised(last=last), self._embedded():
                 hidden_ND = self.score(parts[index], batch, plan.terms)
-                loss = self.loss(batch, weights_BT, hidden_ND, plan)
+                uniforms = self._uniforms(index * len(parts[index]), batch, plan)
+                loss = self.loss(batch, weights_BT, hidden_ND, plan, uniforms)
                 # Data parallelism averages gradients over processes; these parts are to be summed.
                 (loss * self.accelerator.num_processes).backward()
             total += loss.detach()
@@ -237,6 +248,18 @@ class Stepper:
         _, known_N = places_of(batch.labels_BT.flatten(), plan.vocabulary[0], self.vocab_size)
         known_BT = known_N.view_as(batch.labels_BT)
         return dataclasses.replace(batch, mask_BT=batch.mask_BT & known_BT)
+
+    def _uniforms(self, first: int, batch: TokenBatch, plan: StepPlan) -> list[Tensor | None]:
+        """By row of the step, which is dealt out in turn: a row draws alike on any process."""
+        if plan.rng_of_row is None:
+            return [None] * len(plan.terms)
+        rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
+        lengths = batch.mask_BT.sum(-1).tolist()
+        rows = [
+            (plan.rng_of_row(number * world_size + rank), length)
+            for number, length in enumerate(lengths, first)
+        ]
+        return uniforms_of_terms(plan.terms, rows)
 
     @torch.no_grad()
     def score(
@@ -297,9 +320,12 @@ class Stepper:
                 for v in values
             ]
         )
-        summed = self.accelerator.reduce(stacked, "sum")
+        return self._sum(stacked).tolist()
+
+    def _sum(self, values: Tensor) -> Tensor:
+        summed = self.accelerator.reduce(values, "sum")
         assert isinstance(summed, Tensor)
-        return summed.tolist()
+        return summed
 
 
 def _head(model: CausalModel) -> Head:
