@@ -38,8 +38,9 @@ def uniforms_of_terms(
 
 
 def _num_drawn(term: Objective) -> int:
-    sampled = isinstance(term, TVDPlusPlus) and term.estimator == "sampled"
-    return term.num_samples if sampled else 0
+    if isinstance(term, TVDPlusPlus) and term.estimator == "sampled":
+        return term.num_samples
+    return 0
 
 
 class Policies:
