@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -221,6 +222,34 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.result = path / "result.json"
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other process writes this run meanwhile; whoever dies lets go of it.
+
+        Raises:
+            ConfigError: another process is writing it.
+            StorageError: the directory cannot be made.
+        """
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            directory = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(directory)
+            raise ConfigError(
+                f"output {self.path} is being written by another process; let it end, or choose "
+                "another output"
+            ) from None
+        except OSError:
+            pass  # this file system knows no locks
+        try:
+            yield
+        finally:
+            os.close(directory)
+            with contextlib.suppress(OSError):  # there is something in it
+                self.path.rmdir()
 
     def write_manifest(self, config: StrictModel, **more: str) -> None:
         """Record the resolved configuration, its hash, where it runs, and more by name."""

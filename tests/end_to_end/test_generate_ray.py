@@ -38,11 +38,14 @@ _SCRIPT = textwrap.dedent("""
 """)
 
 
-def test_two_workers_of_ray_write_what_one_process_writes(tmp_path: Path):
+def test_two_workers_of_ray_write_what_one_process_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder = write_pair(tmp_path / "pair")
+    monkeypatch.chdir(tmp_path)  # models may be named from where the command is given
     rows = [{"prompt": f"number {number}"} for number in range(8)]
     settings = {
-        "target": str(folder / "target"),
+        "target": "pair/target",
         "prompts": str(write_corpus(folder / "prompts.jsonl", rows)),
         "output": str(tmp_path / "one"),
         "max_prompt_tokens": 16,

@@ -1,6 +1,7 @@
 """What is written to disk is whole or not there at all."""
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import StrictModel
-from paceline.errors import StorageError, UsageError
+from paceline.errors import ConfigError, StorageError, UsageError
 from paceline.records import (
     RunDirectory,
     append_jsonl,
@@ -252,3 +253,47 @@ def test_the_environment_can_be_written_as_json():
     described = json.loads(json.dumps(environment()))
     assert described["versions"]["torch"]
     assert described["cpu_count"] == os.cpu_count()
+
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from paceline.records import RunDirectory
+with RunDirectory(Path(sys.argv[1])).alone():
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_run_is_written_by_one_process_and_a_killed_one_lets_go(tmp_path: Path):
+    run = RunDirectory(tmp_path / "run")
+    command = [sys.executable, "-c", _HOLD, str(run.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            with pytest.raises(ConfigError, match="written by another process"), run.alone():
+                pass
+        finally:
+            other.kill()
+    with run.alone():
+        (run.path / "file").touch()
+    assert names(run.path) == ["file"], "what holds it leaves nothing"
+
+
+def test_a_run_that_wrote_nothing_leaves_no_directory(tmp_path: Path):
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(ZeroDivisionError), run.alone():
+        raise ZeroDivisionError
+    assert not run.path.exists()
+
+
+def test_a_file_system_without_locks_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with RunDirectory(tmp_path / "run").alone():
+        (tmp_path / "run" / "file").touch()

@@ -53,6 +53,11 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
     run = RunDirectory(config.output)
     if run.path.exists() and not run.path.is_dir():
         raise StorageError(f"output {run.path} is a file; choose a directory")
+    with run.alone():
+        return _bench(config, run, progress)
+
+
+def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progressed:
     cells = config.grid.cells()
     context = bench_context(config)
     missing = unfinished(cells, context, read_rows(run.path, context))

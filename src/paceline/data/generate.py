@@ -54,10 +54,23 @@ def generate_data(
     shards = plan_shards(config, load_tokenizer(config.target))
     digest = _digest(config, shards)
     _check_directory(run, store, config, digest, resume=resume)
+    with run.alone():
+        _generate(config, run, store, shards, digest, progress)
+    return run.path
+
+
+def _generate(
+    config: GenerateDataConfig,
+    run: RunDirectory,
+    store: ShardStore,
+    shards: Sequence[Shard],
+    digest: str,
+    progress: Progress,
+) -> None:
     store.sweep()
     missing = [shard for shard in shards if not store.holds(shard.name, len(shard.requests))]
     if not missing and run.read_result() is not None:
-        return run.path
+        return
     run.write_manifest(config, plan=digest)
     total = sum(len(shard.requests) for shard in shards)
     done = total - sum(len(shard.requests) for shard in missing)
@@ -68,7 +81,6 @@ def generate_data(
         progress("generating", done, total)
     elapsed = time.monotonic() - started
     run.write_result(_result(store, shards, {shard.name for shard in missing}, elapsed))
-    return run.path
 
 
 def _write(

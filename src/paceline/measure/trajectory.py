@@ -31,7 +31,7 @@ from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.models import CausalModel
     from paceline.progress import Progress
@@ -118,6 +118,17 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
     stops = [stop for run in config.runs for stop in stops_of(run)]
     mark = fingerprint(config.target)
     run = _check_output(config, mark)
+    with run.alone():
+        return _measure(config, stops, run, mark, progress)
+
+
+def _measure(
+    config: TrajectoryConfig,
+    stops: Sequence[Stop],
+    run: RunDirectory,
+    mark: str,
+    progress: Progress,
+) -> list[TrajectoryRow]:
     kept = config.output / "rows.jsonl"
     rows = [TrajectoryRow.model_validate(row) for row in read_jsonl(kept)]
     known = {_key(row.stop, row.task, row.sampling) for row in rows}

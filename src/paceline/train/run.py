@@ -6,6 +6,7 @@ one is left as it is.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
@@ -62,6 +63,19 @@ def run_training(
     check_run_directory(run, config, resume=resume)
     if _is_finished(run, config):
         return run.path
+    with run.alone() if accelerator.is_main_process else nullcontext():
+        _train(config, set_up, accelerator, run, product, progress)
+    return run.path
+
+
+def _train(
+    config: TrainSettings,
+    set_up: SetUp,
+    accelerator: Accelerator,
+    run: RunDirectory,
+    product: str,
+    progress: Progress,
+) -> None:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         # the result of a smaller budget would pass for this one's if this start is stopped
@@ -80,7 +94,6 @@ def run_training(
     if accelerator.is_main_process:
         _finish(parts, draft, state, before, product)
     accelerator.wait_for_everyone()
-    return run.path
 
 
 def _check_launcher() -> None:
