@@ -105,6 +105,33 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             raise
 
 
+@contextlib.contextmanager
+def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
+    """Only one process is in this block for this directory, which is made; whoever dies lets go of it.
+
+    Where the file system knows no locks, several may be. A directory that is left empty is removed.
+
+    Raises:
+        BlockingIOError: another process is in there, and this one is not to wait.
+        StorageError: the directory cannot be made.
+    """
+    with storage_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # no locks here
+        yield
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):  # there is something in it
+            directory.rmdir()
+
+
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:
     """Append one row and hand it to the operating system before returning."""
     with storage_errors(path):
@@ -231,25 +258,15 @@ class RunDirectory:
             ConfigError: another process is writing it.
             StorageError: the directory cannot be made.
         """
-        with storage_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            directory = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(directory)
-            raise ConfigError(
-                f"output {self.path} is being written by another process; let it end, or choose "
-                "another output"
-            ) from None
-        except OSError:
-            pass  # this file system knows no locks
-        try:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path))
+            except BlockingIOError:
+                raise ConfigError(
+                    f"output {self.path} is being written by another process; let it end, or choose "
+                    "another output"
+                ) from None
             yield
-        finally:
-            os.close(directory)
-            with contextlib.suppress(OSError):  # there is something in it
-                self.path.rmdir()
 
     def write_manifest(self, config: StrictModel, **more: str) -> None:
         """Record the resolved configuration, its hash, where it runs, and more by name."""

@@ -1,5 +1,6 @@
 import json
 import math
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from scipy import stats
 from aligning import align_config, write_pair
 from paceline.config import validate
 from paceline.core.bootstrap import mean_interval
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, TrainingError, UsageError
 from paceline.train import evaluation
 from paceline.train.align import align
 from paceline.train.optim import Adafactor
@@ -78,6 +79,37 @@ def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
     assert written == [0, 1, 0]
     assert (alone / "held_out.jsonl").read_text() in texts
     assert not (alone.parent / "held_out").exists()
+
+
+def test_two_workers_find_what_one_finds(folder: Path, tmp_path: Path):
+    one, two = (
+        sweep(config(folder, tmp_path / str(workers), workers=workers)) for workers in (1, 2)
+    )
+    assert two.figures == pytest.approx(one.figures, abs=1e-5)
+    names = [{path.name for path in (tmp_path / name / "held_out").iterdir()} for name in "12"]
+    assert names[0] == names[1]
+    assert len(names[0]) == 2
+
+
+def test_a_worker_that_dies_is_one_line_and_what_has_ended_stays(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "out", workers=2, seeds=list(range(9)))
+
+    def kill(stage: str, done: int, *_: Any) -> None:
+        if done:
+            for child in multiprocessing.active_children():
+                child.kill()
+
+    with pytest.raises(TrainingError, match="a process of the sweep died") as caught:
+        sweep(made, kill)
+    assert "\n" not in str(caught.value)
+    ended = list((tmp_path / "out").rglob("result.json"))
+    assert 1 <= len(ended) < 9 * 4
+
+
+def test_what_is_wrong_in_a_worker_is_said_as_one_process_says_it(folder: Path, tmp_path: Path):
+    missing = {"data": {"train": "nowhere.jsonl"}}
+    with pytest.raises(UsageError, match="nowhere"):
+        sweep(config(folder, tmp_path / "out", workers=2, columns={"missing": missing}))
 
 
 def test_differences_are_paired_by_text_and_seed(folder: Path, tmp_path: Path):

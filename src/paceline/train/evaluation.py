@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from paceline.data.collate import Row, collate
 from paceline.data.generation import sample_completions
 from paceline.models.draft_vocabulary import spread
 from paceline.models.loading import fingerprint
-from paceline.records import atomic_write_text, read_jsonl
+from paceline.records import atomic_write_text, locked, read_jsonl
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -56,25 +57,38 @@ def held_out_text(
         seed: Of what is drawn.
         progress: Called as texts are written.
         shared: A file for runs with the same target, prompts, settings and seed: written by the
-            first of them, copied by the others.
+            first of them while the others wait, and copied by these.
     """
-    prompts = prompts[: settings.num_prompts]
-    if shared is not None and shared.exists() and not cache.exists():
-        atomic_write_text(cache, shared.read_text(encoding="utf-8"))
     if not cache.exists():
-        lines: list[str] = []
-        for start in range(0, len(prompts), _ROWS):
-            some = prompts[start : start + _ROWS]
-            written = _write(target, some, settings, start=start, seed=seed)
-            for prompt, completion in zip(some, written, strict=True):
-                lines.append(json.dumps({"prompt": list(prompt), "completion": completion}))
-            progress("held-out text", len(lines), len(prompts))
-        atomic_write_text(cache, "\n".join(lines) + "\n")
-    if shared is not None and not shared.exists():
-        atomic_write_text(shared, cache.read_text(encoding="utf-8"))
+        text = partial(_text, target, prompts[: settings.num_prompts], settings, seed, progress)
+        if shared is None:
+            atomic_write_text(cache, text())
+        else:
+            with locked(shared.parent, wait=True):
+                if not shared.exists():
+                    atomic_write_text(shared, text())
+            atomic_write_text(cache, shared.read_text(encoding="utf-8"))
     return [
         Row([*row["prompt"], *row["completion"]], len(row["prompt"])) for row in read_jsonl(cache)
     ]
+
+
+def _text(
+    target: CausalModel,
+    prompts: Sequence[Sequence[int]],
+    settings: Evaluation,
+    seed: int,
+    progress: Progress,
+) -> str:
+    """A line of JSON for each prompt and what the target wrote after it."""
+    lines: list[str] = []
+    for start in range(0, len(prompts), _ROWS):
+        some = prompts[start : start + _ROWS]
+        written = _write(target, some, settings, start=start, seed=seed)
+        for prompt, completion in zip(some, written, strict=True):
+            lines.append(json.dumps({"prompt": list(prompt), "completion": completion}))
+        progress("held-out text", len(lines), len(prompts))
+    return "\n".join(lines) + "\n"
 
 
 def text_name(

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,14 +21,14 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, validate
 from paceline.core.bootstrap import Interval, mean_interval
-from paceline.errors import ConfigError, DivergedError
+from paceline.errors import ConfigError, DivergedError, TrainingError
 from paceline.progress import silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.train.align import align
 from paceline.train.config import AlignConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from paceline.progress import Progress
 
@@ -46,6 +51,8 @@ class SweepConfig(StrictModel):
         seeds: Of every cell; they decide what is held out, too, so that cells of one seed are paired.
         figure: Of the aligned drafts; asked for another one, a sweep that has ended reads it.
         reference: The row that others are compared with; None: the first.
+        workers: Processes that align at once, each with its share of the cores: small models gain
+            nothing from more cores each.
     """
 
     output: Path
@@ -55,6 +62,7 @@ class SweepConfig(StrictModel):
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=2)
     figure: Figure = "expected_acceptance"
     reference: str | None = None
+    workers: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
     def _knows_its_reference(self) -> SweepConfig:
@@ -121,10 +129,8 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     cells = list(cells_of(config))
     figures: dict[tuple[str, str, int], float] = {}
     rows: list[dict[str, Any]] = []
-    for number, cell in enumerate(cells):
-        name = f"{cell.row}, {cell.column}, seed {cell.seed}"
-        progress("runs", number, len(cells), name)
-        result = _result(cell, config.output / _TEXTS)
+    progress("runs", 0, len(cells))
+    for cell, result in zip(cells, _results(config, cells), strict=True):
         place = {"row": cell.row, "column": cell.column, "seed": cell.seed}
         rows.append(place | result)
         if "diverged" not in result and config.figure not in result["after"]:
@@ -133,9 +139,34 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
             )
         figure = math.nan if "diverged" in result else result["after"][config.figure]
         figures[cell.row, cell.column, cell.seed] = figure
-    progress("runs", len(cells), len(cells))
+        name = f"{cell.row}, {cell.column}, seed {cell.seed}"
+        progress("runs", len(rows), len(cells), name)
     atomic_write_text(config.output / "sweep.json", json.dumps(rows, indent=2) + "\n")
     return Sweep(config, figures)
+
+
+def _results(config: SweepConfig, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    """Of each cell, in order."""
+    result = partial(_result, texts=config.output / _TEXTS)
+    if config.workers == 1:
+        yield from map(result, cells)
+        return
+    threads = max(1, (os.cpu_count() or 1) // config.workers)
+    pool = ProcessPoolExecutor(
+        config.workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(threads,),
+    )
+    try:
+        yield from pool.map(result, cells)
+    except BrokenProcessPool:
+        raise TrainingError(
+            "a process of the sweep died, for want of memory perhaps; what has ended stays: run it "
+            "again, with fewer workers"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _result(cell: Cell, texts: Path) -> dict[str, Any]:
