@@ -116,20 +116,35 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
         StorageError: the directory cannot be made.
     """
     with storage_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory, os.O_RDONLY)
+        handle = _lock(directory, wait=wait)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise
-        except OSError:
-            pass  # no locks here
         yield
     finally:
-        os.close(handle)
         with contextlib.suppress(OSError):  # there is something in it
             directory.rmdir()
+        os.close(handle)
+
+
+def _lock(directory: Path, *, wait: bool) -> int:
+    """The open directory, which is where its name says also after the wait for it."""
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(directory, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # whoever was in it left it empty, and removed it
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if os.path.samestat(os.fstat(handle), directory.stat()):
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise
+        except FileNotFoundError:
+            pass  # removed while this one waited
+        except OSError:
+            return handle  # no locks here
+        os.close(handle)
 
 
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:

@@ -303,7 +303,10 @@ FEW_TOKENS = {"objective": TVD_PLUS_PLUS, "loss_vocabulary": {"frequent": 20, "d
     ids=["imit_kd", "exact", "sampled", "few tokens"],
 )
 def test_two_processes_are_one(folder: Path, tmp_path: Path, objective: dict[str, Any]):
-    settings = changes(**objective, mean="token", num_steps=6)
+    known = {"train": str(folder / "corpus.jsonl"), "pretraining": str(folder / "corpus.jsonl")}
+    blended = {"data": known | {"pretraining_fraction": 0.5}, "batch_size": 8}
+    parts = {"gradient_accumulation_steps": 2}
+    settings = changes(**objective, **blended, **parts, mean="token", num_steps=6)
     alone = losses(align(align_config(folder, tmp_path / "one", **settings)))
     two_processes(align_config(folder, tmp_path / "two", **settings), tmp_path / "config.json")
     assert losses(tmp_path / "two") == pytest.approx(alone, rel=1e-4)

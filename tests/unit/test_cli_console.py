@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from paceline.cli import console
-from paceline.cli.memory import keep_freed_memory
+from paceline.processes import keep_freed_memory
 
 
 def test_a_file_gets_a_line_every_half_minute(

@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 
 from aligning import write_corpus, write_pair
+from paceline import processes
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
-from paceline.data import worker_pool
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.generate import generate_data
 from paceline.data.prompts import read_records
@@ -187,8 +187,8 @@ def die(*_arguments: Any) -> None:
 
 def test_a_file_whose_workers_always_die_ends_the_run_in_one_line(folder: Path, tmp_path: Path):
     with (
-        patch.object(worker_pool, "_work", die),
-        pytest.raises(GenerationError, match=r"3 workers died while writing .*exit code 7"),
+        patch.object(processes, "_run", die),
+        pytest.raises(GenerationError, match=r"3 processes died over .*exit code 7"),
     ):
         generate_data(config(folder, tmp_path / "run", workers=2))
 

@@ -272,13 +272,39 @@ def test_a_run_is_written_by_one_process_and_a_killed_one_lets_go(tmp_path: Path
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
-            with pytest.raises(ConfigError, match="written by another process"), run.alone():
-                pass
+            for _ in range(2):  # who is refused leaves the other one's lock as it is
+                with pytest.raises(ConfigError, match="written by another process"), run.alone():
+                    pass
         finally:
             other.kill()
     with run.alone():
         (run.path / "file").touch()
     assert names(run.path) == ["file"], "what holds it leaves nothing"
+
+
+_IN_TURN = """
+import sys, time
+from pathlib import Path
+from paceline.records import locked
+folder = Path(sys.argv[1])
+for _ in range(60):
+    with locked(folder, wait=True):
+        mark = folder.with_name("inside")
+        mark.touch(exist_ok=False)
+        time.sleep(0.001)
+        mark.unlink()
+"""
+
+
+def test_processes_that_wait_are_let_in_one_at_a_time_though_the_directory_comes_and_goes(
+    tmp_path: Path,
+):
+    command = [sys.executable, "-c", _IN_TURN, str(tmp_path / "folder")]
+    others = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for other in others:
+        _, complaints = other.communicate(timeout=120)
+        assert other.returncode == 0, complaints
+    assert names(tmp_path) == []
 
 
 def test_a_run_that_wrote_nothing_leaves_no_directory(tmp_path: Path):

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from paceline.core.rules import Lenient, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text
 from paceline.data.collate import Row
-from paceline.models import CausalModel
+from paceline.models import CausalModel, load_model
 from paceline.progress import silent
 from paceline.train.config import Evaluation
 from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
@@ -125,21 +126,32 @@ def test_a_held_out_text_does_not_depend_on_how_many_there_are(tmp_path: Path):
 
 def test_a_shared_text_has_a_name_of_everything_that_it_hangs_on(tmp_path: Path):
     write_pair(tmp_path)
+    models = {
+        dtype: load_model(tmp_path / "target", dtype=dtype) for dtype in ("float32", "bfloat16")
+    }
     settings = Evaluation(num_prompts=2, max_new_tokens=6)
 
-    def name(target: str = "target", first: int = 5, seed: int = 0, **changes: object) -> str:
-        prompts = [[first, 6], [7], [first]]
-        return text_name(tmp_path / target, prompts, settings.model_copy(update=changes), seed)
+    def name(
+        target: str = "target",
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        first: int = 5,
+        seed: int = 0,
+        **changes: object,
+    ) -> str:
+        model, prompts = models[dtype], [[first, 6], [7], [first]]
+        evaluation = settings.model_copy(update=changes)
+        return text_name(tmp_path / target, model, prompts, evaluation, seed)
 
     others = [
         name(target="draft"),
+        name(dtype="bfloat16"),
         name(first=4),
         name(seed=1),
         name(num_prompts=1),
         name(max_new_tokens=5),
         name(sampling=SamplingParams(temperature=0)),
     ]
-    assert len({name(), *others}) == 7
+    assert len({name(), *others}) == 8
     assert name(gamma=2, every_steps=1) == name(), "these change what is read from it"
 
 

@@ -156,6 +156,11 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
             "or a task with a metric such as arithmetic"
         )
     run = RunDirectory(config.output)
+    with run.alone():
+        return _tune(config, run, progress)
+
+
+def _tune(config: TuneConfig, run: RunDirectory, progress: Progress) -> Tuned:
     run.write_manifest(config)
     for stale in (run.path / _FILE, run.result):  # of another bound, perhaps
         stale.unlink(missing_ok=True)

@@ -27,8 +27,8 @@ from paceline.cli import (
     verify,
 )
 from paceline.cli.console import show_warnings_in_one_line
-from paceline.cli.memory import keep_freed_memory
 from paceline.errors import PacelineError
+from paceline.processes import keep_freed_memory
 
 app = typer.Typer(
     name="paceline",

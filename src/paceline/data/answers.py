@@ -6,7 +6,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.shards import Answer
+from paceline.data.shards import Answer, ShardStore
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models import load_model
@@ -14,6 +14,7 @@ from paceline.models.loading import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from paceline.data.requests import GenerateDataConfig, Request, Shard
     from paceline.decode import Generation
@@ -95,3 +96,16 @@ class Answerer:
         text = self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
         assert isinstance(text, str), "one sequence is one text"
         return text
+
+
+class ShardWriter:
+    """Answers the requests of a file and writes it; the models are loaded at the first one, where it is."""
+
+    def __init__(self, config: GenerateDataConfig, directory: Path) -> None:
+        self._config = config
+        self._store = ShardStore(directory)
+        self._answerer: Answerer | None = None
+
+    def __call__(self, shard: Shard) -> None:
+        self._answerer = self._answerer or Answerer(self._config)
+        self._store.write(shard.name, self._answerer.answer(shard))

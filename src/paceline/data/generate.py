@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.answers import Answerer
+from paceline.data.answers import ShardWriter
 from paceline.data.ray_engine import write_with_ray
 from paceline.data.requests import plan_shards
 from paceline.data.shards import ShardStore
-from paceline.data.worker_pool import write_with_processes
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, GenerationError
 from paceline.models.loading import fingerprint, load_tokenizer
+from paceline.processes import in_processes
 from paceline.progress import silent
 from paceline.records import RunDirectory
 
@@ -88,14 +89,19 @@ def _write(
 ) -> Iterator[Shard]:
     if not shards:
         return
+    work = ShardWriter(config, store.directory)
     if config.engine == "ray":
         yield from write_with_ray(config, shards, store.directory)
-    elif config.workers > 1:
-        yield from write_with_processes(config, shards, store.directory)
-    else:
-        answerer = Answerer(config)
+    elif config.workers == 1:
         for shard in shards:
-            store.write(shard.name, answerer.answer(shard))
+            work(shard)
+            yield shard
+    else:
+        name = attrgetter("name")
+        done = in_processes(
+            work, shards, workers=config.workers, name=name, failure=GenerationError
+        )
+        for shard, _ in done:
             yield shard
 
 

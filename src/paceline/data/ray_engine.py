@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.answers import Answerer
-from paceline.data.shards import ShardStore
+from paceline.data.answers import ShardWriter
 from paceline.errors import GenerationError, PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -54,19 +53,16 @@ def write_with_ray(
 
 
 class _Writer:
-    """An actor: loads the models once. What it finds wrong it says in its row, for Ray wraps errors."""
+    """An actor. What it finds wrong it says in its row, for Ray wraps errors."""
 
     def __init__(self, config: GenerateDataConfig, directory: Path) -> None:
-        self._config = config
-        self._store = ShardStore(directory)
-        self._answerer: Answerer | None = None
+        self._write = ShardWriter(config, directory)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         shard: Shard = pickle.loads(row["shard"])
         error = b""
         try:
-            self._answerer = self._answerer or Answerer(self._config)
-            self._store.write(shard.name, self._answerer.answer(shard))
+            self._write(shard)
         except PacelineError as wrong:
             error = pickle.dumps(wrong)
         return {"name": shard.name, "error": error}

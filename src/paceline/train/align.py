@@ -314,7 +314,8 @@ def _evaluator(
     cache = run.path / "held_out.jsonl"
     shared = None
     if texts is not None:
-        shared = texts / f"{text_name(config.target, prompts, settings, config.seed)}.jsonl"
+        name = text_name(config.target, target, prompts, settings, config.seed)
+        shared = texts / f"{name}.jsonl"
     rows = held_out_text(
         target, prompts, settings, cache, seed=config.seed, progress=progress, shared=shared
     )

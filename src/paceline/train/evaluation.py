@@ -64,9 +64,10 @@ def held_out_text(
         if shared is None:
             atomic_write_text(cache, text())
         else:
-            with locked(shared.parent, wait=True):
-                if not shared.exists():
-                    atomic_write_text(shared, text())
+            if not shared.exists():
+                with locked(shared.parent, wait=True):
+                    if not shared.exists():
+                        atomic_write_text(shared, text())
             atomic_write_text(cache, shared.read_text(encoding="utf-8"))
     return [
         Row([*row["prompt"], *row["completion"]], len(row["prompt"])) for row in read_jsonl(cache)
@@ -92,12 +93,17 @@ def _text(
 
 
 def text_name(
-    target: str | Path, prompts: Sequence[Sequence[int]], settings: Evaluation, seed: int
+    path: str | Path,
+    target: CausalModel,
+    prompts: Sequence[Sequence[int]],
+    settings: Evaluation,
+    seed: int,
 ) -> str:
-    """A name for held-out text, of everything that it hangs on."""
+    """A name for held-out text, of everything that it hangs on; `path` is the target's."""
     taken = [list(prompt) for prompt in prompts[: settings.num_prompts]]
     drawn = settings.sampling.model_dump(mode="json")
-    parts = [fingerprint(target), taken, settings.max_new_tokens, drawn, seed]
+    model = [fingerprint(path), str(target.dtype), target.device.type]
+    parts = [model, taken, settings.max_new_tokens, drawn, seed]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

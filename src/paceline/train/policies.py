@@ -43,6 +43,11 @@ def _num_drawn(term: Objective) -> int:
     return 0
 
 
+def draws_tokens(terms: Sequence[Objective]) -> bool:
+    """Whether any of them does."""
+    return any(map(_num_drawn, terms))
+
+
 class Policies:
     """Of the terms that are TVD++; the others have none."""
 

@@ -6,11 +6,11 @@ one is left as it is.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
-from accelerate.utils import parse_flag_from_env
+from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
 from paceline.errors import ConfigError
 from paceline.models.draft import save_draft
@@ -63,9 +63,23 @@ def run_training(
     check_run_directory(run, config, resume=resume)
     if _is_finished(run, config):
         return run.path
-    with run.alone() if accelerator.is_main_process else nullcontext():
+    with ExitStack() as stack:
+        _take(run, accelerator, stack)
         _train(config, set_up, accelerator, run, product, progress)
     return run.path
+
+
+def _take(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None:
+    """Nobody else writes the run until the stack ends; what the main process is told, all raise."""
+    refusal: list[str | None] = [None]
+    if accelerator.is_main_process:
+        try:
+            stack.enter_context(run.alone())
+        except ConfigError as error:
+            refusal = [str(error)]
+    broadcast_object_list(refusal)
+    if refusal[0] is not None:
+        raise ConfigError(refusal[0])
 
 
 def _train(
@@ -76,7 +90,6 @@ def _train(
     product: str,
     progress: Progress,
 ) -> None:
-    accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         # the result of a smaller budget would pass for this one's if this start is stopped
         run.result.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from paceline.train.objectives import (
     token_losses,
 )
 from paceline.train.optim import build_optimizer
-from paceline.train.policies import Policies, uniforms_of_terms
+from paceline.train.policies import Policies, draws_tokens, uniforms_of_terms
 from paceline.train.sharding import (
     deal_out,
     is_finite,
@@ -183,7 +184,7 @@ class Stepper:
             config.chunk_tokens,
             vocab_size=vocab_size,
             bfloat16=bfloat16,
-            add_up=self._sum,
+            add_up=partial(_sum, accelerator),
         )
         self.loss: nn.Module = self._dealt_out(loss)
         self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
@@ -251,8 +252,9 @@ class Stepper:
 
     def _uniforms(self, first: int, batch: TokenBatch, plan: StepPlan) -> list[Tensor | None]:
         """By row of the step, which is dealt out in turn: a row draws alike on any process."""
-        if plan.rng_of_row is None:
+        if not draws_tokens(plan.terms):
             return [None] * len(plan.terms)
+        assert plan.rng_of_row is not None, "a plan that draws tokens brings generators"
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
         lengths = batch.mask_BT.sum(-1).tolist()
         rows = [
@@ -320,12 +322,14 @@ class Stepper:
                 for v in values
             ]
         )
-        return self._sum(stacked).tolist()
+        return _sum(self.accelerator, stacked).tolist()
 
-    def _sum(self, values: Tensor) -> Tensor:
-        summed = self.accelerator.reduce(values, "sum")
-        assert isinstance(summed, Tensor)
-        return summed
+
+def _sum(accelerator: Accelerator, values: Tensor) -> Tensor:
+    """Over all processes."""
+    summed = accelerator.reduce(values, "sum")
+    assert isinstance(summed, Tensor)
+    return summed
 
 
 def _head(model: CausalModel) -> Head:

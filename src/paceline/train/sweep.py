@@ -6,13 +6,12 @@ what has ended and goes on with what has begun.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -22,6 +21,7 @@ from pydantic import Field, model_validator
 from paceline.config import StrictModel, validate
 from paceline.core.bootstrap import Interval, mean_interval
 from paceline.errors import ConfigError, DivergedError, TrainingError
+from paceline.processes import in_processes
 from paceline.progress import silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.train.align import align
@@ -85,6 +85,11 @@ class Cell(NamedTuple):
     seed: int
     config: AlignConfig
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.row}, {self.column}, seed {self.seed}"
+
 
 class Sweep(NamedTuple):
     """What the runs came to: the figure of each aligned draft, by row, column and seed.
@@ -123,50 +128,45 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     """Make every run that has not ended, seed by seed; `output/sweep.json` holds the figures.
 
     Raises:
-        ConfigError: a cell's texts are too short for the figure.
-        TrainingError: a run was stopped; what has ended stays.
+        ConfigError: a cell's texts are too short for the figure, or workers are asked for where
+            several processes were launched.
+        UsageError: a model, a text or a setting cannot be used.
+        TrainingError: a run was stopped, or a worker died again and again; what has ended stays.
+        StorageError: something could not be written; what has ended stays.
     """
+    if config.workers > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"workers is {config.workers}, but each run has several processes already; set workers to 1"
+        )
     cells = list(cells_of(config))
     figures: dict[tuple[str, str, int], float] = {}
-    rows: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
     progress("runs", 0, len(cells))
-    for cell, result in zip(cells, _results(config, cells), strict=True):
-        place = {"row": cell.row, "column": cell.column, "seed": cell.seed}
-        rows.append(place | result)
+    for cell, result in _results(config, cells):
         if "diverged" not in result and config.figure not in result["after"]:
             raise ConfigError(
                 f"{cell.config.output} has no {config.figure}; its texts are shorter than gamma"
             )
+        found[cell.name] = result
+        progress("runs", len(found), len(cells), cell.name)
+    rows: list[dict[str, Any]] = []
+    for cell in cells:
+        result = found[cell.name]
+        rows.append({"row": cell.row, "column": cell.column, "seed": cell.seed} | result)
         figure = math.nan if "diverged" in result else result["after"][config.figure]
         figures[cell.row, cell.column, cell.seed] = figure
-        name = f"{cell.row}, {cell.column}, seed {cell.seed}"
-        progress("runs", len(rows), len(cells), name)
     atomic_write_text(config.output / "sweep.json", json.dumps(rows, indent=2) + "\n")
     return Sweep(config, figures)
 
 
-def _results(config: SweepConfig, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
-    """Of each cell, in order."""
+def _results(config: SweepConfig, cells: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Each cell's, as they come."""
     result = partial(_result, texts=config.output / _TEXTS)
     if config.workers == 1:
-        yield from map(result, cells)
-        return
-    threads = max(1, (os.cpu_count() or 1) // config.workers)
-    pool = ProcessPoolExecutor(
-        config.workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=torch.set_num_threads,
-        initargs=(threads,),
+        return ((cell, result(cell)) for cell in cells)
+    return in_processes(
+        result, cells, workers=config.workers, name=attrgetter("name"), failure=TrainingError
     )
-    try:
-        yield from pool.map(result, cells)
-    except BrokenProcessPool:
-        raise TrainingError(
-            "a process of the sweep died, for want of memory perhaps; what has ended stays: run it "
-            "again, with fewer workers"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _result(cell: Cell, texts: Path) -> dict[str, Any]:
@@ -176,6 +176,7 @@ def _result(cell: Cell, texts: Path) -> dict[str, Any]:
     if not mark.exists():
         try:
             align(cell.config, resume=True, texts=texts)
+            gc.collect()  # models that hold one another, before the next run's come
         except DivergedError as error:
             atomic_write_text(mark, f"{error}\n")
     if mark.exists():
