@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import multiprocessing
 import signal
 import sys
@@ -24,6 +25,13 @@ _MOST_DEATHS = 3  # over one item: then it is the item
 # parameters of mallopt, as glibc's malloc.h numbers them
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _PAD_BYTES = 64 << 20
+
+
+class _Place(NamedTuple):
+    """Which process this is, of all that were ever started, and how many threads it may use."""
+
+    number: int
+    num_threads: int
 
 
 class _Worker(NamedTuple):
@@ -76,11 +84,12 @@ class _Pool:
         self.working: dict[Connection, tuple[_Worker, Any]] = {}
         self.idle: list[_Worker] = []
         self.deaths: Counter[str] = Counter()
+        self.numbers = itertools.count()
 
     def hand_out(self) -> None:
         """Everybody has something to do, as far as there is."""
         while self.waiting and len(self.working) < self.workers:
-            worker = self.idle.pop() if self.idle else _start(self.work, self.workers)
+            worker = self.idle.pop() if self.idle else self._start()
             item = self.waiting.popleft()
             try:
                 worker.pipe.send(item)
@@ -113,6 +122,18 @@ class _Pool:
         for worker in everyone:
             worker.process.join()
 
+    def _start(self) -> _Worker:
+        import torch  # the command line must answer --help without it
+
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        threads = max(1, torch.get_num_threads() // self.workers)
+        place = _Place(next(self.numbers), threads)
+        process = context.Process(target=_run, args=(theirs, self.work, place), daemon=True)
+        process.start()
+        theirs.close()  # so that its death ends the pipe
+        return _Worker(process, mine)
+
     def _bury(self, worker: _Worker, item: Any) -> None:
         worker.process.join()
         name = self.name(item)
@@ -126,24 +147,14 @@ class _Pool:
         self.waiting.appendleft(item)
 
 
-def _start(work: Callable[[Any], Any], workers: int) -> _Worker:
-    import torch  # the command line must answer --help without it
-
-    context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe()
-    threads = max(1, torch.get_num_threads() // workers)
-    process = context.Process(target=_run, args=(theirs, work, threads), daemon=True)
-    process.start()
-    theirs.close()  # so that its death ends the pipe
-    return _Worker(process, mine)
-
-
-def _run(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
+def _run(pipe: Connection, work: Callable[[Any], Any], place: _Place) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it and ends the others
     keep_freed_memory()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(place.num_threads)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(place.number % torch.cuda.device_count())
     while True:
         try:
             item = pipe.recv()

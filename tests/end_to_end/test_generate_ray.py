@@ -18,13 +18,18 @@ pytest.importorskip("ray", reason="Ray is not installed")
 
 # its own process: Ray leaves warnings and threads behind
 _SCRIPT = textwrap.dedent("""
-    import logging, sys
+    import os, sys
     from pathlib import Path
     import ray
     from paceline.config import load_config
+    from paceline.data import ray_engine
     from paceline.data.generate import generate_data
     from paceline.data.requests import GenerateDataConfig
-    from paceline.errors import ContextLengthError
+    from paceline.errors import ContextLengthError, GenerationError
+
+    class Dying(ray_engine._Writer):
+        def __call__(self, row):
+            os._exit(7)
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     config = load_config(GenerateDataConfig, Path(sys.argv[1]))
@@ -33,6 +38,11 @@ _SCRIPT = textwrap.dedent("""
         long = {"max_new_tokens": 999, "output": config.output.with_name("long")}
         generate_data(config.model_copy(update=long))
     except ContextLengthError as error:
+        print(error)
+    ray_engine._Writer = Dying
+    try:
+        generate_data(config.model_copy(update={"output": config.output.with_name("dying")}))
+    except GenerationError as error:
         print(error)
     ray.shutdown()
 """)
@@ -69,6 +79,7 @@ def test_two_workers_of_ray_write_what_one_process_writes(
     assert done.returncode == 0, done.stderr
     # what is wrong is said as one process says it
     assert "max_prompt_tokens + max_new_tokens is 1015" in done.stdout
+    assert "Ray could not go on" in done.stdout, "actors that always die end the run"
     one, other = (ShardStore(tmp_path / name / "data") for name in ("one", "two"))
     assert len(one.read()) == 8
     assert other.read() == one.read()

@@ -166,7 +166,11 @@ def test_moments_are_those_of_all_processes():
 
 
 def test_a_row_draws_by_its_own_generator_whatever_is_beside_it():
-    terms = [TVDPlusPlus(num_samples=2), ForwardKL(), TVDPlusPlus(num_samples=3)]
+    terms = [
+        TVDPlusPlus(estimator="sampled", num_samples=2),
+        ForwardKL(),
+        TVDPlusPlus(estimator="sampled", num_samples=3),
+    ]
 
     def uniforms(*rows: tuple[int, int]) -> list[Tensor | None]:
         return uniforms_of_terms(

@@ -229,5 +229,5 @@ def test_without_the_gguf_package_one_line_says_what_to_install(
         "find_spec",
         lambda name, *rest: None if name == "gguf" else find(name, *rest),
     )
-    with pytest.raises(ModelLoadError, match=r"pip install 'paceline\[gguf\]'"):
+    with pytest.raises(ModelLoadError, match=r"pip install -e '\.\[gguf\]'"):
         load_model(gguf_file)

@@ -121,7 +121,7 @@ def test_without_matplotlib_one_line_names_the_remedy(
 ):
     write_rows(tmp_path, [steady(ALONE), steady(Chow(0.2))])
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"pip install 'paceline\[report\]'") as error:
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[report\]'") as error:
         write_report(tmp_path)
     assert "\n" not in str(error.value)
     found = sorted(path.name for path in tmp_path.iterdir())

@@ -155,6 +155,27 @@ def test_text_that_is_read_as_it_is_needed_teaches_and_is_gone_on_with(tmp_path:
         assert torch.equal(got, wanted)
 
 
+def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_path: Path):
+    rows = [{"text": text} for text in TEXTS]
+    text = corpus(tmp_path, rows)
+    changes = {"num_steps": 60, "data": {"train": text, "streaming": True}}
+    whole = pretrain(settings(tmp_path, tmp_path / "whole", **changes))
+
+    def spoil(stage: str, *_: object) -> None:
+        if stage == "training":
+            corpus(tmp_path, [*rows[:3], {"text": ""}, *rows[3:]])
+
+    with pytest.raises(PromptError, match=r"line 4.* after step (\d+) is saved: mend") as error:
+        pretrain(settings(tmp_path, tmp_path / "run", **changes), progress=spoil)
+    made = len([row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row])
+    assert made > 1
+    assert f"after step {made} is saved" in str(error.value)
+    corpus(tmp_path, rows)
+    run = pretrain(settings(tmp_path, tmp_path / "run", **changes), resume=True)
+    for got, wanted in zip(weights(run), weights(whole), strict=True):
+        assert torch.equal(got, wanted)
+
+
 def test_streams_are_packed(tmp_path: Path):
     text = corpus(tmp_path, [{"text": text} for text in TEXTS])
     data = {"train": text, "streaming": True, "pack_documents": False}

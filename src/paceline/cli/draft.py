@@ -34,7 +34,7 @@ def draft(
         int | None, typer.Option(help="Propose only this many tokens; needs --text.")
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Text to rank by: .txt, .jsonl or a data set.")
+        str | None, typer.Option(help="Text to rank by: .txt, .jsonl, .parquet or a data set.")
     ] = None,
     time_passes: Annotated[
         bool, typer.Option("--time/--no-time", help="Time its passes beside the target's.")

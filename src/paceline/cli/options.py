@@ -21,7 +21,8 @@ Target = Annotated[
 ]
 Draft = Annotated[str | None, typer.Option(help="Draft model: directory or hub name.")]
 Prompts = Annotated[
-    str | None, typer.Option(help="Prompts: .txt (one a line), .jsonl, directory or hub data set.")
+    str | None,
+    typer.Option(help="Prompts: .txt (one a line), .jsonl, .parquet, directory, hub data set."),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file; options win over it.")

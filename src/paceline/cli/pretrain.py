@@ -11,7 +11,7 @@ from paceline.cli.console import progress_bars, stdout
 def pretrain(
     config: options.ConfigFile = None,
     train: Annotated[
-        str | None, typer.Option(help="Text: .txt, .jsonl, directory or hub data set.")
+        str | None, typer.Option(help="Text: .txt, .jsonl, .parquet, directory or hub data set.")
     ] = None,
     output: Annotated[str | None, typer.Option(help="Run directory to make.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,

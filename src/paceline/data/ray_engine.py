@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from paceline.data.requests import GenerateDataConfig, Shard
 
+_MOST_DEATHS = 3  # of actors over one file: then it is the file
+
 
 def write_with_ray(
     config: GenerateDataConfig, shards: Sequence[Shard], directory: Path
@@ -22,6 +24,7 @@ def write_with_ray(
 
     Raises:
         UsageError: Ray is not installed.
+        GenerationError: actors died over one file again and again, or Ray cannot go on.
         PacelineError: what a worker says is wrong.
     """
     try:
@@ -29,7 +32,7 @@ def write_with_ray(
         from ray.exceptions import RayError
     except ImportError:
         raise UsageError(
-            "engine ray needs Ray: pip install 'paceline[ray]', or use engine processes"
+            "engine ray needs Ray: pip install -e '.[ray]', or use engine processes"
         ) from None
     by_name = {shard.name: shard for shard in shards}
     items = [{"shard": pickle.dumps(shard)} for shard in shards]
@@ -38,6 +41,7 @@ def write_with_ray(
         _Writer,  # pyright: ignore[reportArgumentType] (a class is called once an actor)
         fn_constructor_args=(config, directory.resolve()),
         compute=ray.data.ActorPoolStrategy(size=config.workers),
+        max_task_retries=_MOST_DEATHS - 1,
         num_gpus=1 if ray.cluster_resources().get("GPU") else 0,
     )
     try:

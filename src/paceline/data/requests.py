@@ -50,7 +50,7 @@ class GenerateDataConfig(StrictModel):
         batch_size: Texts that are written at a time.
         activations: `bfloat16` is faster where the processor multiplies it, and rounds.
         shard_size: Records of a file: written whole, and so what a killed run loses at most.
-        workers: Processes on this machine.
+        workers: Processes of this machine, or actors of the cluster.
         engine: `processes` of this machine, or `ray` on as many machines as its cluster has.
         dtype: Of the models.
     """

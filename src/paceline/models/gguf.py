@@ -48,7 +48,7 @@ def converted_gguf(path: Path) -> Path:
     if entry.exists():
         return entry
     if importlib.util.find_spec("gguf") is None:
-        raise ModelLoadError(f"reading {path} needs the gguf package: pip install 'paceline[gguf]'")
+        raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
     with storage_errors(entry):
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{entry}.lock"):

@@ -107,7 +107,7 @@ def load_matplotlib() -> tuple[Any, Any]:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError(
-            "plots need matplotlib; install it with: pip install 'paceline[report]'"
+            "plots need matplotlib; install it with: pip install -e '.[report]'"
         ) from None
     return mpl, Figure
 

@@ -42,7 +42,7 @@ from paceline.train.freezing import freeze_embeddings, freeze_layers
 from paceline.train.loop import Parts
 from paceline.train.run import check_batches, run_training, takes_bfloat16
 from paceline.train.step import Stepper, StepPlan
-from paceline.train.vocabulary import VocabularySample
+from paceline.train.vocabulary import LossVocabulary, VocabularySample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,7 +104,12 @@ def _set_up(
     state = read_state(checkpoint)
     bfloat16 = takes_bfloat16(config, accelerator.device)
     device = str(accelerator.device)
-    target = load_model(config.target, dtype="bfloat16" if bfloat16 else "float32", device=device)
+    dealt_out = accelerator.num_processes > 1 and "target" in config.shard
+    target = load_model(
+        config.target,
+        dtype="bfloat16" if bfloat16 else "float32",
+        device="cpu" if dealt_out else device,  # the whole of it may have no room there
+    )
     start = config.draft if checkpoint is None else checkpoint / "draft"
     draft = load_model(start, dtype="float32", device=device)
     vocab_size = check_same_vocabulary(target, draft)
@@ -227,12 +232,15 @@ def _vocabulary(
 ) -> VocabularySample | None:
     """The tokens that divergences are taken over: what the draft may propose, likeliest first.
 
-    A draft that may propose every token says nothing of that; then the corpus does.
+    A draft that may propose every token says nothing of that; then the corpus does. One that may not is
+    never compared over more than it may propose.
     """
+    if draft.draft_vocabulary is not None:
+        tokens_K = draft.draft_vocabulary.cpu()
+        every = LossVocabulary(frequent=len(tokens_K))
+        return VocabularySample(config.loss_vocabulary or every, tokens_K)
     if config.loss_vocabulary is None:
         return None
-    if draft.draft_vocabulary is not None:
-        return VocabularySample(config.loss_vocabulary, draft.draft_vocabulary.cpu())
     counts_V = count_tokens((example.tokens for example in stream.examples), vocab_size)
     return VocabularySample(config.loss_vocabulary, counts_V.argsort(descending=True, stable=True))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paceline.errors import DivergedError, TrainingError
+from paceline.errors import DivergedError, PromptError, TrainingError
 from paceline.records import append_jsonl
 from paceline.train.guard import LossGuard, StopRequest
 from paceline.train.optim import learning_rate
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from accelerate import Accelerator
 
-    from paceline.data.sources import BatchSource, TextStream
+    from paceline.data.sources import BatchSource, TextBatch, TextStream
     from paceline.models.causal import CausalModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
@@ -111,7 +111,7 @@ class TrainingLoop:
         self.state.step += 1
         rate = learning_rate(self.config.optimizer, self.state.step, self._position())
         plan = self.parts.plan(self._position(), self.parts.stream.num_drawn)
-        batch = self.parts.source.next_batch(self._seconds_left())
+        batch = self._next_batch()
         text_came = time.monotonic()
         figures = self.parts.stepper.step(batch.rows, rate, plan)
         self.state.num_drawn = self.parts.stream.num_drawn
@@ -132,6 +132,19 @@ class TrainingLoop:
         )
         self.guard.check(self.state.step, figures, self.saved)
         self._report(f"loss {figures.loss:.3f}")
+
+    def _next_batch(self) -> TextBatch:
+        """The step's text; where that cannot be read, the steps so far are saved first."""
+        try:
+            return self.parts.source.next_batch(self._seconds_left())
+        except PromptError as error:
+            self.state.step -= 1
+            if self.parts.accelerator.num_processes > 1 or not self.state.step:
+                raise
+            self._save(always=True)
+            raise PromptError(
+                f"{error}; the state after step {self.state.step} is saved: mend the text, and resume"
+            ) from None
 
     def _move_schedule(self, step_s: float) -> None:
         if self.config.max_seconds:

@@ -79,7 +79,7 @@ class TVDPlusPlus(Weighted):
     """
 
     kind: Literal["tvd_plus_plus"] = "tvd_plus_plus"
-    estimator: Estimator = "sampled"
+    estimator: Estimator = "exact"
     num_samples: int = Field(default=1, ge=1)
 
 

@@ -31,13 +31,19 @@ _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def deal_out(model: CausalModel, root: nn.Module, accelerator: Accelerator) -> None:
-    """Deal out a model's layers one by one, and what else the module `root` holds of it together."""
+    """Deal out a model's layers one by one, and what else the module `root` holds of it together.
+
+    A model in main memory comes to the device layer by layer, this process's part of each.
+    """
     _ = model.head_weight  # makes a pass the first time, which only whole weights can
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     _, layers = layer_list(model.hf)
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(root, mesh=mesh)
+    head = model.hf.get_output_embeddings()  # beside the root, where it is not tied
+    assert head is not None, "head_weight is its weight"
+    head.to(accelerator.device)
 
 
 def is_dealt_out(module: nn.Module) -> bool:
