@@ -150,7 +150,8 @@ class _Pool:
 def _run(pipe: Connection, work: Callable[[Any], Any], place: _Place) -> None:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it and ends the others
+    # the first process hears it and ends the others; blocked, as training sets handlers of its own
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     keep_freed_memory()
     torch.set_num_threads(place.num_threads)
     if torch.cuda.is_available():

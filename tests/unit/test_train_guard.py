@@ -93,16 +93,3 @@ def test_outside_the_main_thread_signals_are_left_alone():
     thread.start()
     thread.join()
     assert seen == [False]
-
-
-def test_a_process_that_does_not_hear_ctrl_c_stays_so():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with StopRequest() as request:
-            signal.raise_signal(signal.SIGINT)
-            assert not request.asked
-            signal.raise_signal(signal.SIGTERM)
-            assert request.asked
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -70,8 +70,7 @@ def _failure(what: str, saved: Path | None) -> DivergedError:
 class StopRequest:
     """Turns Ctrl-C and a polite kill into a wish that is granted between two steps.
 
-    In the middle of a step they would leave half-updated weights. A second Ctrl-C ends at once. A
-    process that does not hear Ctrl-C at all, as a worker whose parent does, stays so.
+    In the middle of a step they would leave half-updated weights. A second Ctrl-C ends at once.
     """
 
     def __init__(self) -> None:
@@ -82,8 +81,7 @@ class StopRequest:
         # Python lets only the main thread handle signals.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,32 @@
+"""Work dealt out to processes: what is wrong, and what Ctrl-C does."""
+
+import os
+import signal
+
+import pytest
+
+from paceline.errors import GenerationError
+from paceline.processes import in_processes
+from paceline.train.guard import StopRequest
+
+
+def _interrupted(item: int) -> bool:
+    """Ctrl-C, which a terminal sends to all processes, while this one trains: is it asked to stop?"""
+    with StopRequest() as request:
+        os.kill(os.getpid(), signal.SIGINT)
+        return request.asked
+
+
+def _fails(item: int) -> int:
+    raise ZeroDivisionError(f"of {item}")
+
+
+def test_a_worker_leaves_ctrl_c_to_its_parent():
+    done = in_processes(_interrupted, [1, 2], workers=2, name=str, failure=GenerationError)
+    assert sorted(done) == [(1, False), (2, False)]
+
+
+def test_a_failure_names_what_it_was_over_in_one_line():
+    done = in_processes(_fails, [7], workers=2, name=str, failure=GenerationError)
+    with pytest.raises(GenerationError, match=r"^ZeroDivisionError: of 7 \(7\)$"):
+        list(done)
