@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import multiprocessing
 import signal
 import sys
@@ -21,20 +20,21 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_MOST_DEATHS = 3  # over one item: then it is the item
+MOST_DEATHS = 3  # over one item: then it is the item
 # parameters of mallopt, as glibc's malloc.h numbers them
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _PAD_BYTES = 64 << 20
 
 
 class _Place(NamedTuple):
-    """Which process this is, of all that were ever started, and how many threads it may use."""
+    """Which of the processes this is, and how many threads it may use."""
 
     number: int
     num_threads: int
 
 
 class _Worker(NamedTuple):
+    number: int
     process: SpawnProcess
     pipe: Connection
 
@@ -84,7 +84,6 @@ class _Pool:
         self.working: dict[Connection, tuple[_Worker, Any]] = {}
         self.idle: list[_Worker] = []
         self.deaths: Counter[str] = Counter()
-        self.numbers = itertools.count()
 
     def hand_out(self) -> None:
         """Everybody has something to do, as far as there is."""
@@ -116,11 +115,14 @@ class _Pool:
 
     def end(self) -> None:
         """Whatever they do: a run that trains saves what it has."""
-        everyone = [*self.idle, *(worker for worker, _ in self.working.values())]
+        everyone = self._everyone()
         for worker in everyone:
             worker.process.terminate()
         for worker in everyone:
             worker.process.join()
+
+    def _everyone(self) -> list[_Worker]:
+        return [*self.idle, *(worker for worker, _ in self.working.values())]
 
     def _start(self) -> _Worker:
         import torch  # the command line must answer --help without it
@@ -128,19 +130,21 @@ class _Pool:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         threads = max(1, torch.get_num_threads() // self.workers)
-        place = _Place(next(self.numbers), threads)
+        taken = {worker.number for worker in self._everyone()}
+        number = next(n for n in range(self.workers) if n not in taken)  # of one that died, perhaps
+        place = _Place(number, threads)
         process = context.Process(target=_run, args=(theirs, self.work, place), daemon=True)
         process.start()
         theirs.close()  # so that its death ends the pipe
-        return _Worker(process, mine)
+        return _Worker(number, process, mine)
 
     def _bury(self, worker: _Worker, item: Any) -> None:
         worker.process.join()
         name = self.name(item)
         self.deaths[name] += 1
-        if self.deaths[name] == _MOST_DEATHS:
+        if self.deaths[name] == MOST_DEATHS:
             raise self.failure(
-                f"{_MOST_DEATHS} processes died over {name} (the last with exit code "
+                f"{MOST_DEATHS} processes died over {name} (the last with exit code "
                 f"{worker.process.exitcode}); what was written stays: give them more memory or "
                 "set fewer workers, and go on"
             )

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.answers import ShardWriter
 from paceline.errors import GenerationError, PacelineError, UsageError
+from paceline.processes import MOST_DEATHS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from paceline.data.requests import GenerateDataConfig, Shard
-
-_MOST_DEATHS = 3  # of actors over one file: then it is the file
 
 
 def write_with_ray(
@@ -41,7 +40,7 @@ def write_with_ray(
         _Writer,  # pyright: ignore[reportArgumentType] (a class is called once an actor)
         fn_constructor_args=(config, directory.resolve()),
         compute=ray.data.ActorPoolStrategy(size=config.workers),
-        max_task_retries=_MOST_DEATHS - 1,
+        max_task_retries=MOST_DEATHS - 1,
         num_gpus=1 if ray.cluster_resources().get("GPU") else 0,
     )
     try:

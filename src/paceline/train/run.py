@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 from paceline.models.draft import save_draft
 from paceline.models.kernels import native_bfloat16
 from paceline.models.loading import load_model
@@ -71,15 +71,15 @@ def run_training(
 
 def _take(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None:
     """Nobody else writes the run until the stack ends; what the main process is told, all raise."""
-    refusal: list[str | None] = [None]
+    refusal: list[PacelineError | None] = [None]
     if accelerator.is_main_process:
         try:
             stack.enter_context(run.alone())
-        except ConfigError as error:
-            refusal = [str(error)]
+        except PacelineError as error:
+            refusal = [error]
     broadcast_object_list(refusal)
     if refusal[0] is not None:
-        raise ConfigError(refusal[0])
+        raise refusal[0]
 
 
 def _train(
