@@ -54,6 +54,13 @@ def align_config(folder: Path, output: Path, **changes: Any) -> AlignConfig:
     return validate(AlignConfig, values | changes)
 
 
+def held_out(folder: Path, **settings: Any) -> dict[str, Any]:
+    """Settings of a run with evaluation on a little text."""
+    corpus = str(folder / "corpus.jsonl")
+    small = {"num_prompts": 3, "max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
+    return {"data": {"train": corpus, "held_out": corpus}, "evaluation": small | settings}
+
+
 def losses(run: Path) -> list[float]:
     """The loss of every step, in order."""
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]

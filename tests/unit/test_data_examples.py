@@ -70,6 +70,20 @@ def test_packed_documents_fill_every_piece_but_the_last(tokenizer: Any):
     assert [prompt for _, prompt, _ in built] == [3, 3, 3]
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 12, 13, 14, 20, 27])
+def test_whatever_its_length_no_token_of_a_document_is_lost(
+    tokenizer: Any, length: int, *, packed: bool
+):
+    tokens = list(range(10, 10 + length))
+    built = build(tokenizer, document(tokens), pack_documents=packed)
+    assert [token for piece, _, _ in built for token in piece] == [*tokens, EOS]
+    # a last token that would stand alone takes one from the piece before it
+    assert all(2 <= len(piece) <= 7 for piece, _, _ in built)
+    assert all(len(piece) >= 6 for piece, _, _ in built[:-1])
+    assert all(prompt == min(3, len(piece) - 1) for piece, prompt, _ in built)
+
+
 def test_document_prompts_carry_no_loss_where_that_is_asked(tokenizer: Any):
     built = build(tokenizer, document([10, 11, 12, 13]), train_document_prompts=False)
     assert built == [([10, 11, 12, 13, EOS], 3, 3)]

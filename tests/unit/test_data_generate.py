@@ -21,7 +21,7 @@ from paceline.data.shards import Answer, ShardStore
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
 from paceline.models import load_model
-from paceline.models.loading import load_tokenizer
+from paceline.models.loading import fingerprint, load_tokenizer
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 
@@ -65,9 +65,11 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
     target = load_model(folder / "target", dtype="float32")
     assert target.tokenizer is not None
     for answer in found:
-        sampling = SamplingParams(temperature=answer.temperature, top_p=0.95)
+        sampling = SamplingParams(
+            temperature=answer.temperature, top_p=answer.top_p, top_k=answer.top_k
+        )
         (alone,) = AutoregressiveDecoder(target, sampling).generate(
-            [answer.prompt_tokens], 12, [answer.seed]
+            [answer.prompt_tokens], answer.max_new_tokens, [answer.seed]
         )
         assert answer.completion_tokens == alone.tokens
         assert answer.stop_reason == alone.stop_reason
@@ -75,6 +77,13 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
         ended = answer.stop_reason == "eos"
         written = alone.tokens[:-1] if ended else alone.tokens
         assert answer.completion == target.tokenizer.decode(written)
+    assert {(a.target, a.target_fingerprint) for a in found} == {
+        (str(folder / "target"), fingerprint(folder / "target"))
+    }
+    assert {(a.dtype, a.activations, a.top_p) for a in found} == {("float32", "float32", 0.95)}
+    assert {(a.draft, a.draft_fingerprint, a.num_speculative_tokens) for a in found} == {
+        ("", "", 0)
+    }
     result = json.loads((run / "result.json").read_text())
     assert result["num_records"] == 22
     assert result["num_tokens"] == sum(len(answer.completion_tokens) for answer in found)
@@ -89,7 +98,9 @@ def test_a_draft_only_changes_how_fast_it_goes(folder: Path, tmp_path: Path):
         )
     )
     assert [a.completion_tokens for a in drafted] == [a.completion_tokens for a in plain]
-    assert {a.draft for a in drafted} == {str(folder / "draft")}
+    assert {(a.draft, a.draft_fingerprint) for a in drafted} == {
+        (str(folder / "draft"), fingerprint(folder / "draft"))
+    }
 
 
 def test_files_that_are_missing_are_made_again_and_no_others(folder: Path, tmp_path: Path):

@@ -1,8 +1,6 @@
 import itertools
 import json
 import math
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from aligning import align_config, losses, write_corpus, write_pair
+from aligning import align_config, held_out, losses, write_corpus, write_pair
 from paceline.errors import (
     ConfigError,
     ContextLengthError,
@@ -25,9 +23,9 @@ from paceline.errors import (
 from paceline.models import load_model
 from paceline.models.draft import limit_vocabulary, save_draft
 from paceline.native.divergences import losses_and_slopes
-from paceline.records import read_jsonl
+from paceline.records import RunDirectory, read_jsonl
 from paceline.train import align, loop
-from paceline.train.checkpoint import TrainingState
+from paceline.train.checkpoint import TrainingState, has_begun
 from paceline.train.loop import TrainingLoop
 from paceline.train.objectives import token_losses
 from paceline.train.step import Stepper
@@ -37,13 +35,6 @@ from paceline.train.vocabulary import VocabularySample
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("pair"))
-
-
-def held_out(folder: Path, **settings: Any) -> dict[str, Any]:
-    """Settings of a run with evaluation on a little text."""
-    corpus = str(folder / "corpus.jsonl")
-    small = {"num_prompts": 3, "max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
-    return {"data": {"train": corpus, "held_out": corpus}, "evaluation": small | settings}
 
 
 def test_a_run_leaves_a_draft_its_figures_and_its_records(folder: Path, tmp_path: Path):
@@ -124,57 +115,6 @@ def test_frozen_layers_stay_and_every_other_one_moves(folder: Path, tmp_path: Pa
 def test_freezing_every_layer_is_refused(folder: Path, tmp_path: Path):
     with pytest.raises(UsageError, match="freeze_layers is 2, but the draft has 2 layers"):
         align(align_config(folder, tmp_path / "run", num_steps=2, freeze_layers=2))
-
-
-def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(folder: Path, tmp_path: Path):
-    out = tmp_path / "run"
-    align(align_config(folder, out, num_steps=3))
-    before = (out / "metrics.jsonl").read_bytes(), (out / "result.json").read_bytes()
-    align(align_config(folder, out, num_steps=3), resume=True)
-    assert ((out / "metrics.jsonl").read_bytes(), (out / "result.json").read_bytes()) == before
-    align(align_config(folder, out, num_steps=5), resume=True)
-    assert len(losses(out)) == 5
-    assert json.loads((out / "result.json").read_text())["num_steps"] == 5
-
-
-def test_a_longer_run_that_is_stopped_is_not_taken_for_finished(folder: Path, tmp_path: Path):
-    """The result of the shorter one lies there, beside the manifest of the longer one."""
-    out = tmp_path / "run"
-    align(align_config(folder, out, num_steps=3))
-
-    def interrupt(stage: str, *_: object) -> None:
-        if stage == "training":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    longer = align_config(folder, out, num_steps=8)
-    with pytest.raises(TrainingError, match="stopped after step"):
-        align(longer, resume=True, progress=interrupt)
-    align(longer, resume=True)
-    assert len(losses(out)) == 8
-    assert json.loads((out / "result.json").read_text())["num_steps"] == 8
-
-
-def test_resuming_what_never_began_begins(folder: Path, tmp_path: Path):
-    run = align(align_config(folder, tmp_path / "run", num_steps=1), resume=True)
-    assert len(losses(run)) == 1
-
-
-def test_ctrl_c_saves_says_how_to_go_on_and_costs_nothing(folder: Path, tmp_path: Path):
-    whole = align(align_config(folder, tmp_path / "whole", recipe="imit_kd"))
-    config = align_config(folder, tmp_path / "cut", recipe="imit_kd")
-    calls = 0
-
-    def interrupt(stage: str, done: float, total: float, note: str = "") -> None:
-        nonlocal calls
-        calls += stage == "training"
-        if calls == 4:
-            calls += 1
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(TrainingError, match=r"stopped after step 4 .* resume the run") as caught:
-        align(config, progress=interrupt)
-    assert "step-00000004" in str(caught.value)
-    assert losses(align(config, resume=True)) == losses(whole)
 
 
 def test_a_loss_that_is_no_number_names_step_and_last_good_checkpoint(
@@ -287,12 +227,6 @@ def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path):
         align(align_config(folder, tmp_path / "run"))
 
 
-def test_a_run_that_is_there_is_not_overwritten(folder: Path, tmp_path: Path):
-    align(align_config(folder, tmp_path / "run", num_steps=1))
-    with pytest.raises(ConfigError, match="already holds a run"):
-        align(align_config(folder, tmp_path / "run", num_steps=1))
-
-
 def test_processes_agree_on_clock_schedule_and_stop():
     # or each would train its copy of the draft with a learning rate of its own
     def gather(mine: torch.Tensor) -> torch.Tensor:
@@ -365,6 +299,10 @@ def test_pretraining_text_makes_up_its_part_of_every_step(folder: Path, tmp_path
     with patch.object(Stepper, "score", spy):
         align(align_config(folder, tmp_path / "run", target_rounds=rounds, **changes))
     assert seen == [[True] * 3 + [False]] * 3
+    missing = data | {"pretraining": str(tmp_path / "nothing.jsonl")}
+    with pytest.raises(PromptError, match=r"no file at .*nothing\.jsonl"):
+        align(align_config(folder, tmp_path / "missing", data=missing))
+    assert not has_begun(RunDirectory(tmp_path / "missing")), "it is said before the first step"
     with pytest.raises(ConfigError, match=r"0\.1 of batch_size 4 is 0 rows; wanted some"):
         align_config(folder, tmp_path / "x", data=data | {"pretraining_fraction": 0.1})
 
@@ -377,18 +315,3 @@ def test_a_launcher_that_deals_weights_out_itself_is_refused(
     with pytest.raises(ConfigError, match=rf"set up for {name}.* set shard to deal out"):
         align(align_config(folder, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_mistake_that_set_up_finds_leaves_the_directory_free(folder: Path, tmp_path: Path):
-    corpus = str(folder / "corpus.jsonl")
-    wrong = {"train": corpus, "held_out": str(folder / "nothing.jsonl")}
-    with pytest.raises(PromptError, match="no file at"):
-        align(align_config(folder, tmp_path / "run", **held_out(folder) | {"data": wrong}))
-    small = {"data": {"train": corpus, "held_out": corpus, "keep_states_gb": 1e-6}}
-    with pytest.raises(ConfigError, match="raise it, or drop it"):
-        align(align_config(folder, tmp_path / "run", **held_out(folder) | small))
-    assert (tmp_path / "run" / "held_out.jsonl").exists(), "the target wrote before that"
-    other = held_out(folder, max_new_tokens=5)
-    run = align(align_config(folder, tmp_path / "run", num_steps=1, **other))
-    texts = read_jsonl(run / "held_out.jsonl")
-    assert max(len(row["completion"]) for row in texts) <= 5, "not those of the first try"

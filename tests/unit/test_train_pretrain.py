@@ -176,6 +176,14 @@ def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_pat
         assert torch.equal(got, wanted)
 
 
+def test_a_run_is_not_gone_on_with_on_another_text(tmp_path: Path):
+    run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=2))
+    longer = settings(tmp_path, run, num_steps=4)
+    corpus(tmp_path, [{"text": text} for text in TEXTS[1:]])
+    with pytest.raises(ConfigError, match=r"whose data\.train was another one"):
+        pretrain(longer, resume=True)
+
+
 def test_streams_are_packed(tmp_path: Path):
     text = corpus(tmp_path, [{"text": text} for text in TEXTS])
     data = {"train": text, "streaming": True, "pack_documents": False}

@@ -39,7 +39,8 @@ class Answerer:
                 f"max_prompt_tokens + max_new_tokens is {wanted}, but these models hold texts of "
                 f"{room + 1}; lower one of the two"
             )
-        self.fingerprint = fingerprint(config.target)
+        self.target_fingerprint = fingerprint(config.target)
+        self.draft_fingerprint = "" if config.draft is None else fingerprint(config.draft)
 
     def answer(self, shard: Shard) -> list[Answer]:
         """A record for each request, in order."""
@@ -85,10 +86,13 @@ class Answerer:
             source=request.source,
             prompt_was_cut=request.cut,
             target=config.target,
-            target_fingerprint=self.fingerprint,
+            target_fingerprint=self.target_fingerprint,
             draft=config.draft or "",
+            draft_fingerprint=self.draft_fingerprint,
             num_speculative_tokens=0 if config.draft is None else config.num_speculative_tokens,
+            dtype=config.dtype,
             activations=config.activations,
+            max_new_tokens=config.max_new_tokens,
             paceline=importlib.metadata.version("paceline"),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.data.tokens import encode, warn_of_cut_prompts
@@ -103,9 +104,12 @@ def _ended(tokens: list[int], eos_token_id: int | None) -> list[int]:
 
 def _cut(tokens: list[int], lengths: Lengths, where: str, *, whole: bool) -> Iterator[Example]:
     size = lengths.prompt + lengths.completion
-    for start in range(0, len(tokens), size):
-        piece = tokens[start : start + size]
+    cuts = [*range(0, len(tokens), size), len(tokens)]
+    if len(tokens) % size == 1 and len(cuts) > 2 and size > 2:
+        cuts[-2] -= 1  # nothing is learnt of a token that has none before it
+    for start, end in pairwise(cuts):
+        piece = tokens[start:end]
         if len(piece) < 2:
-            continue  # a last token that would begin a piece of its own
+            continue
         prompt_length = min(lengths.prompt, len(piece) - 1)
         yield Example(array("i", piece), prompt_length, 1 if whole else prompt_length, where)

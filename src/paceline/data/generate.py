@@ -89,10 +89,11 @@ def _write(
 ) -> Iterator[Shard]:
     if not shards:
         return
-    work = ShardWriter(config, store.directory)
     if config.engine == "ray":
         yield from write_with_ray(config, shards, store.directory)
-    elif config.workers == 1:
+        return
+    work = ShardWriter(config, store.directory)
+    if config.workers == 1:
         for shard in shards:
             work(shard)
             yield shard

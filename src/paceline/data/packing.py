@@ -48,6 +48,9 @@ class PackedText:
 
     Attributes:
         num_drawn: Rows handed out so far, over all processes. Setting it moves the stream.
+
+    Raises:
+        PromptError: there is no text.
     """
 
     def __init__(
@@ -73,6 +76,9 @@ class PackedText:
         self.marks = marks
         self.block_size = block_size
         self.num_drawn = 0
+        next(
+            stream_records(corpus)
+        )  # what cannot be read is better known now than at the first step
         self._known = [_Mark(0, 0, 0, [])]
         self._rows: Iterator[list[int]] = iter(())
         self._next = -1  # the row that `_rows` gives next

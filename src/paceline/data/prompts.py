@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.errors import PacelineError, PromptError
+from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -98,6 +99,14 @@ def stream_records(corpus: CorpusConfig | str | Path) -> Iterator[Record]:
         PromptError: as `read_records`, as far as it is read.
     """
     return _records(corpus, streaming=True)
+
+
+def corpus_fingerprint(corpus: CorpusConfig) -> str:
+    """Tells local text from other text that was at the same place; empty where no file is."""
+    path = Path(corpus.path)
+    found = [path] if path.is_file() else sorted(path.rglob("*"))
+    files = [file for file in found if file.is_file() and not file.name.startswith(".")]
+    return files_fingerprint(files) if files else ""
 
 
 def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[Record]:

@@ -28,6 +28,9 @@ class Answer(BaseModel):
         prompt_tokens: What the target read, to the token.
         completion_tokens: What it wrote; its end-of-text token is the last, if it came to that.
         stop_reason: `eos`: it ended; `length`, `context`: it was cut off.
+        target_fingerprint: Of its files.
+        draft, draft_fingerprint: Empty where there was none.
+        dtype: Of the models, as they were asked for.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -48,8 +51,11 @@ class Answer(BaseModel):
     target: str
     target_fingerprint: str
     draft: str
+    draft_fingerprint: str
     num_speculative_tokens: int
+    dtype: str
     activations: str
+    max_new_tokens: int
     paceline: str
 
 

@@ -211,22 +211,31 @@ class MixedText:
         return self.sources[origin].next_batch(seconds_left)
 
 
+class MovableText(BatchSource, TextStream, Protocol):
+    """A source that can be moved to any batch of its own.
+
+    Attributes:
+        batch_size: Rows of a step, over all processes.
+    """
+
+    batch_size: int
+
+
 class BlendedText:
-    """Some rows of every batch from a second corpus, as it is: the pretraining text, say.
+    """Some rows of every batch from a second corpus: the pretraining text, say.
 
     Paper: Goel et al. 2024, section 3: distillation and pretraining text 9:1 in each batch.
     """
 
-    def __init__(self, main: BatchSource, stream: ExampleStream, other: ExampleStream) -> None:
+    def __init__(self, main: BatchSource, stream: ExampleStream, other: MovableText) -> None:
         """`stream` is what `main` draws from: its count says which batch it is for both."""
         self.main = main
         self.stream = stream
         self.other = other
-        self._fixed = FixedText(other)
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the main source, then those of the second corpus."""
         number = self.stream.num_drawn // self.stream.batch_size
         batch = self.main.next_batch(seconds_left)
         self.other.num_drawn = number * self.other.batch_size
-        return TextBatch([*batch.rows, *self._fixed.next_batch().rows], batch.origin)
+        return TextBatch([*batch.rows, *self.other.next_batch().rows], batch.origin)

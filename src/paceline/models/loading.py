@@ -7,7 +7,6 @@ over are an error, never a silent random initialisation.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import re
@@ -26,6 +25,7 @@ from paceline.models.causal import CausalModel, named_tokens, wrap_model
 from paceline.models.draft_vocabulary import read_draft_vocabulary
 from paceline.models.gguf import converted_gguf
 from paceline.models.kernels import native_bfloat16
+from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,6 @@ _TOKENIZERS = (
     "vocab.json",
     "vocab.txt",
 )
-_ENDS = 1 << 20  # bytes of either end of a file that its fingerprint reads
 _STORED = frozenset({"float32", "bfloat16", "float16"})
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -119,16 +118,11 @@ def model_directory(path: str | Path) -> Path:
 
 def fingerprint(path: str | Path) -> str:
     """Tells one model from another by its files: their names, sizes, beginnings and ends."""
-    digest = hashlib.sha256()
-    for file in sorted(model_directory(path).iterdir()):
-        if file.suffix in (".json", ".safetensors", ".bin") and not file.name.startswith("."):
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size}\n".encode())
-            with file.open("rb") as stream:
-                digest.update(stream.read(_ENDS))
-                stream.seek(max(0, size - _ENDS))
-                digest.update(stream.read())
-    return digest.hexdigest()[:16]
+    return files_fingerprint(
+        file
+        for file in sorted(model_directory(path).iterdir())
+        if file.suffix in (".json", ".safetensors", ".bin") and not file.name.startswith(".")
+    )
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:

@@ -5,13 +5,15 @@ Paper: Zhou et al. 2023, Alg. A.2.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
 from paceline.data.examples import Lengths, build_examples
-from paceline.data.prompts import read_records
+from paceline.data.packing import PackedText
+from paceline.data.prompts import corpus_fingerprint, read_records
 from paceline.data.read_text import ReadText
 from paceline.data.rounds import TargetRounds
 from paceline.data.sources import (
@@ -24,9 +26,9 @@ from paceline.data.sources import (
     Shard,
 )
 from paceline.data.tokens import read_prompts
-from paceline.errors import ContextLengthError, UsageError
+from paceline.errors import ContextLengthError, ModelLoadError, UsageError
 from paceline.models.draft_vocabulary import count_tokens
-from paceline.models.loading import load_model, model_directory, stored_dtype
+from paceline.models.loading import fingerprint, load_model, model_directory, stored_dtype
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.models.writing import WritingModel
 from paceline.progress import silent
@@ -84,8 +86,21 @@ def align(
         StorageError: something could not be written; checkpoints stay.
     """
     return run_training(
-        config, partial(_set_up, config, texts), product="draft", resume=resume, progress=progress
+        config,
+        partial(_set_up, config, texts),
+        partial(_inputs, config),
+        product="draft",
+        resume=resume,
+        progress=progress,
     )
+
+
+def _inputs(config: AlignConfig) -> dict[str, str]:
+    """Not of the draft, which a run needs until its first checkpoint, nor of texts that it keeps or streams."""
+    marks = {"data.train": corpus_fingerprint(config.data.train)}
+    with contextlib.suppress(ModelLoadError):  # a run that has ended does without
+        marks["target"] = fingerprint(config.target)
+    return marks
 
 
 def _set_up(
@@ -116,9 +131,11 @@ def _set_up(
     _check_lengths(config, target, draft)
     _choose_trained(config, draft)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
-    stream, known = _streams(config, target, shard)
+    stream = _stream(config, target, shard)
     stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
     stepper.restore(read_optimizer(checkpoint))
+    known = _pretraining(config, target, shard, run)
+    source = _source(config, stream, draft, target, shard, progress, bfloat16=bfloat16)
     evaluator = None
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)
@@ -127,11 +144,7 @@ def _set_up(
         config=config,
         accelerator=accelerator,
         stepper=stepper,
-        source=_blended(
-            _source(config, stream, draft, target, shard, progress, bfloat16=bfloat16),
-            stream,
-            known,
-        ),
+        source=source if known is None else BlendedText(source, stream, known),
         stream=stream,
         plan=Planner(config, _vocabulary(config, stream, draft, vocab_size)),
         run=run,
@@ -200,31 +213,21 @@ def _lengths(config: AlignConfig) -> Lengths:
     return Lengths(config.max_prompt_tokens, config.max_completion_tokens)
 
 
-def _streams(
-    config: AlignConfig, target: CausalModel, shard: Shard
-) -> tuple[ExampleStream, ExampleStream | None]:
-    """The training corpus, tokenised and cut to size; the same of the pretraining text, if any."""
+def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleStream:
+    """The training corpus, tokenised and cut to size."""
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
     check_batches(config, config.batch_size, shard)
-    build = partial(
-        build_examples,
-        tokenizer=target.tokenizer,
-        lengths=_lengths(config),
+    examples = build_examples(
+        read_records(config.data.train),
+        target.tokenizer,
+        _lengths(config),
         eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
+        train_document_prompts=config.data.train_document_prompts,
+        pack_documents=config.data.pack_documents,
     )
-    data, known_rows = config.data, config.pretraining_rows
-    examples = build(
-        read_records(data.train),
-        train_document_prompts=data.train_document_prompts,
-        pack_documents=data.pack_documents,
-    )
-    stream = ExampleStream(examples, config.batch_size - known_rows, seed=config.seed, shard=shard)
-    if data.pretraining is None:
-        return stream, None
-    check_batches(config, known_rows, shard, "rows of pretraining text")
-    known = build(read_records(data.pretraining), pack_documents=True)
-    return stream, ExampleStream(known, known_rows, seed=config.seed, shard=shard)
+    own_rows = config.batch_size - config.pretraining_rows
+    return ExampleStream(examples, own_rows, seed=config.seed, shard=shard)
 
 
 def _vocabulary(
@@ -300,8 +303,23 @@ def _source(
     )
 
 
-def _blended(source: MixedText, stream: ExampleStream, known: ExampleStream | None) -> BatchSource:
-    return source if known is None else BlendedText(source, stream, known)
+def _pretraining(
+    config: AlignConfig, target: CausalModel, shard: Shard, run: RunDirectory
+) -> PackedText | None:
+    """The text that the draft knows, read as it is needed."""
+    if config.data.pretraining is None or target.tokenizer is None:
+        return None
+    check_batches(config, config.pretraining_rows, shard, "rows of pretraining text")
+    return PackedText(
+        config.data.pretraining,
+        target.tokenizer,
+        sum(_lengths(config)),
+        config.pretraining_rows,
+        eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
+        seed=config.seed,
+        shard=shard,
+        marks=run.path / "packing.jsonl",
+    )
 
 
 def _evaluator(

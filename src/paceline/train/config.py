@@ -25,7 +25,8 @@ class AlignData(StrictModel):
         held_out: Prompts that the target answers once, for evaluation; None: no evaluation.
         train_document_prompts: Whether a document used as it is trains its first tokens too.
         pack_documents: Join documents before cutting them to size, so that no row is padded.
-        pretraining: Text that the draft knows, so that it does not forget: always as it is, packed.
+        pretraining: Text that the draft knows, so that it does not forget: always as it is, packed, and
+            read as it is needed.
         pretraining_fraction: The part of every batch's rows that it makes up.
         keep_states_gb: Keep what the target says of `train` in memory, each process what it has
             drawn: 10^9 bytes that this may take; None: read texts anew every time they come up.

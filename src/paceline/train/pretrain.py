@@ -15,7 +15,13 @@ from paceline.core.reduction import Mean
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Example, Lengths, build_examples
 from paceline.data.packing import PackedText
-from paceline.data.prompts import CorpusConfig, Record, read_records, stream_records
+from paceline.data.prompts import (
+    CorpusConfig,
+    Record,
+    corpus_fingerprint,
+    read_records,
+    stream_records,
+)
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, Shard, TextStream
 from paceline.errors import ContextLengthError, PromptError, UsageError
 from paceline.models.from_scratch import NewModel, NewTokenizer, write_new_model
@@ -129,8 +135,22 @@ def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress
         StorageError: something could not be written; checkpoints stay.
     """
     return run_training(
-        config, partial(_set_up, config), product="model", resume=resume, progress=progress
+        config,
+        partial(_set_up, config),
+        partial(_inputs, config),
+        product="model",
+        resume=resume,
+        progress=progress,
     )
+
+
+def _inputs(config: PretrainConfig) -> dict[str, str]:
+    """Text that is read as it is needed may be mended in mid-run."""
+    streaming = config.data.streaming
+    marks = {} if streaming else {"data.train": corpus_fingerprint(config.data.train)}
+    if config.data.held_out is not None:
+        marks["data.held_out"] = corpus_fingerprint(config.data.held_out)
+    return marks
 
 
 class HeldOutLoss:

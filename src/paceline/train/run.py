@@ -36,17 +36,21 @@ if TYPE_CHECKING:
     from paceline.train.settings import TrainSettings
 
     SetUp = Callable[[Accelerator, RunDirectory, Progress], tuple[Parts, TrainingState]]
+    Inputs = Callable[[], dict[str, str]]
 
 
 def run_training(
     config: TrainSettings,
     set_up: SetUp,
+    inputs: Inputs,
     *,
     product: str,
     resume: bool = False,
     progress: Progress = silent,
 ) -> Path:
     """Train; the model becomes the directory `product` of the run, its figures `result.json`.
+
+    `inputs` gives the fingerprints of what every step hangs on beside the configuration, by name.
 
     Returns:
         The run directory.
@@ -61,12 +65,32 @@ def run_training(
     progress = progress if accelerator.is_main_process else silent
     run = RunDirectory(config.output)
     check_run_directory(run, config, resume=resume)
+    found = _same_inputs(run, inputs())
     if _is_finished(run, config):
         return run.path
     with ExitStack() as stack:
         _take(run, accelerator, stack)
-        _train(config, set_up, accelerator, run, product, progress)
+        _train(config, set_up, found, accelerator, run, product, progress)
     return run.path
+
+
+def _same_inputs(run: RunDirectory, now: dict[str, str]) -> dict[str, str]:
+    """The fingerprints of a run that may begin, go on with what it began with, or be left as it is.
+
+    Raises:
+        ConfigError: something else is at the same place by now.
+    """
+    manifest = run.read_manifest() if has_begun(run) else None
+    before = {} if manifest is None else manifest.get("inputs", {})
+    # of what is missing, whatever reads it complains
+    there = {name: mark for name, mark in now.items() if mark}
+    for name, mark in there.items():
+        if before.get(name, mark) != mark:
+            raise ConfigError(
+                f"output {run.path} holds a run whose {name} was another one than is at its place "
+                "now; bring that back, or choose another output"
+            )
+    return before | there
 
 
 def _take(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None:
@@ -85,6 +109,7 @@ def _take(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None
 def _train(
     config: TrainSettings,
     set_up: SetUp,
+    inputs: dict[str, str],
     accelerator: Accelerator,
     run: RunDirectory,
     product: str,
@@ -95,7 +120,7 @@ def _train(
         run.result.unlink(missing_ok=True)
         if not has_begun(run):
             clear_set_up(run)
-        run.write_manifest(config)
+        run.write_manifest(config, inputs=inputs)
     progress("loading", 0, 1)
     compiled()  # once a machine, and not in the time of the first step
     parts, state = set_up(accelerator, run, progress)
