@@ -290,3 +290,13 @@ def test_the_installed_program_runs_without_a_traceback():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_is_one_line_that_says_how_to_go_on(run, monkeypatch):
+    def stopped():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.records.environment", stopped)
+    code, _, err = run("env")
+    assert code == 130
+    assert "interrupted; a run keeps what it has written" in _one_line(err)

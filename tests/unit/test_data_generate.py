@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from pyarrow import parquet
 
 from aligning import write_corpus, write_pair
 from paceline import processes
@@ -235,3 +236,25 @@ def test_a_plan_hangs_on_nothing_but_its_configuration(folder: Path, tmp_path: P
     tokenizer = load_tokenizer(folder / "target")
     first, again = (plan_shards(config(folder, tmp_path / "x"), tokenizer) for _ in range(2))
     assert first == again
+
+
+def test_records_say_in_which_types_the_target_computed(folder: Path, tmp_path: Path):
+    asked = {"activations": "bfloat16", "dtype": "float32"}
+    run = generate_data(config(folder, tmp_path / "run", **asked))
+    assert {(a.dtype, a.activations) for a in answers(run)} == {("float32", "float32")}
+    asked = {"activations": "bfloat16", "dtype": "bfloat16"}
+    run = generate_data(config(folder, tmp_path / "rounded", **asked))
+    assert {(a.dtype, a.activations) for a in answers(run)} == {("bfloat16", "bfloat16")}
+
+
+def test_records_with_other_columns_are_not_mixed_in(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "run")
+    data = generate_data(made) / "data"
+    first, second, *_ = sorted(data.iterdir())
+    old = parquet.read_table(first).drop_columns(["dtype"])
+    parquet.write_table(old, first)
+    generate_data(made, resume=True)  # nothing is missing
+    second.unlink()
+    with pytest.raises(ConfigError, match="records of another version of Paceline, such as 00000"):
+        generate_data(made, resume=True)
+    assert not second.exists()

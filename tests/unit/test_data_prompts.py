@@ -1,12 +1,14 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import datasets
 import pytest
 
 from paceline.config import validate
 from paceline.data import CorpusConfig, read_records
+from paceline.data.prompts import corpus_fingerprint
 from paceline.errors import ConfigError, PromptError
 
 
@@ -202,3 +204,23 @@ def test_tokens_that_say_how_they_ended_are_as_they_are(tmp_path: Path):
     rows = [row | {"stop_reason": reason} for row in (tokens, text) for reason in ("eos", "length")]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert [record.open_ended for record in read_records(path)] == [True, True, False, True]
+
+
+def test_the_data_files_of_a_directory_are_those_in_sight(tmp_path: Path):
+    for name, text in (("a.txt", "one"), ("B.TXT", "two"), (".c.txt", "no"), ("d.md", "no")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "e.txt").write_text("no")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "f.txt").write_text("three")
+    assert [record.text for record in read_records(tmp_path)] == ["two", "one", "three"]
+    corpus = CorpusConfig(path=str(tmp_path))
+    before = corpus_fingerprint(corpus)
+    (tmp_path / ".cache" / "e.txt").write_text("something else")
+    (tmp_path / "d.md").write_text("something else")
+    assert corpus_fingerprint(corpus) == before
+    (tmp_path / "more" / "f.txt").write_text("thr33")
+    assert corpus_fingerprint(corpus) != before
+    assert corpus_fingerprint(CorpusConfig(path=str(tmp_path / "nothing.jsonl"))) == ""
+    with patch("paceline.data.prompts.files_fingerprint", side_effect=PermissionError):
+        assert corpus_fingerprint(corpus) == "", "whatever reads it says what is wrong"

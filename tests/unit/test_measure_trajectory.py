@@ -142,3 +142,16 @@ def test_runs_are_laid_end_to_end():
     stops = [stop("a", 0, 0), stop("a", 10, 3), stop("b", 0, 0), stop("b", 4, 2), stop("c", 1, 1)]
     assert along(stops, "steps") == [0, 10, 10, 14, 15]
     assert along(stops, "seconds of training") == [0, 3, 3, 5, 6]
+
+
+def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tmp_path: Path):
+    run = tmp_path / "second"
+    shutil.copytree(folder / "second", run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    moved = shutil.copytree(folder / "first" / "draft", tmp_path / "draft")
+    manifest["config"]["draft"] = str(moved)
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert [stop.label for stop in stops_of(run)] == ["start", "end"]
+    shutil.copytree(folder / "draft", moved, dirs_exist_ok=True)
+    with pytest.raises(UsageError, match="began with another draft than is at"):
+        list(stops_of(run))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, T5Config
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError
 from paceline.models import load_model
 from paceline.models.kernels import native_bfloat16
-from paceline.models.loading import load_tokenizer
+from paceline.models.loading import fingerprint, load_tokenizer
 from tiny import tiny_hf
 
 
@@ -237,3 +238,13 @@ def test_a_hub_model_is_found_in_the_hub_cache_without_a_network_and_without_a_w
     )
     assert done.stdout.startswith("266 ")
     assert done.stderr == ""
+
+
+def test_a_model_of_the_hub_is_known_by_its_commit_whatever_has_come_of_it(tmp_path: Path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / ("0f" * 20)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    with patch("paceline.models.loading.model_directory", return_value=snapshot):
+        before = fingerprint("a/b")
+        (snapshot / "model.safetensors").write_bytes(b"weights")
+        assert fingerprint("a/b") == before == ("0f" * 20)[:16]

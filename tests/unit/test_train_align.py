@@ -100,6 +100,29 @@ def test_a_draft_of_few_tokens_learns_those_and_keeps_its_vocabulary(tmp_path: P
     assert torch.equal(torch.cat([sample.frequent_F, sample.others_O]), few.draft_vocabulary)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": ["forward_kl", "cross_entropy"]},
+        {"finish": {"objective": ["tvd", "cross_entropy"]}},
+        {"finish": {"objective": "cross_entropy", "begin": 0.5, "end": 0.9}},
+    ],
+    ids=["at once", "at the end", "blended"],
+)
+def test_labels_that_a_draft_may_not_propose_are_not_taught_beside_a_divergence(
+    tmp_path: Path, changes: dict[str, Any]
+):
+    folder = write_pair(tmp_path)
+    target, draft = (load_model(folder / name, dtype="float32") for name in ("target", "draft"))
+    limited = limit_vocabulary(draft, target, [[5, 6, 7]], 9)
+    save_draft(limited, folder / "target", tmp_path / "few")
+    few = {"draft": str(tmp_path / "few"), "num_steps": 2}
+    with pytest.raises(ConfigError, match="cross_entropy beside a divergence needs every label"):
+        align(align_config(folder, tmp_path / "run", **few, **changes))
+    apart = {"finish": {"objective": "cross_entropy", "begin": 0.5}}
+    align(align_config(folder, tmp_path / "run", **few, **apart))
+
+
 def _drawn(sample: VocabularySample, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([sample.frequent_F, sample.others_O[:1]]), torch.zeros(5)
 

@@ -48,11 +48,14 @@ def test_a_longer_run_that_is_stopped_is_not_taken_for_finished(folder: Path, tm
     assert json.loads((out / "result.json").read_text())["num_steps"] == 8
 
 
-def test_a_run_is_not_gone_on_with_on_another_text_or_target(folder: Path, tmp_path: Path):
+def test_a_run_is_not_gone_on_with_on_another_text_or_with_other_models(
+    folder: Path, tmp_path: Path
+):
     corpus = tmp_path / "corpus.jsonl"
     shutil.copy(folder / "corpus.jsonl", corpus)
     target = shutil.copytree(folder / "target", tmp_path / "target")
-    changes = {"data": {"train": str(corpus)}, "target": str(target)}
+    draft = shutil.copytree(folder / "draft", tmp_path / "draft")
+    changes = {"data": {"train": str(corpus)}, "target": str(target), "draft": str(draft)}
     run = align(align_config(folder, tmp_path / "run", num_steps=2, **changes))
     text = corpus.read_text()
     for num_steps in (2, 4):  # ended, or to go on
@@ -61,20 +64,23 @@ def test_a_run_is_not_gone_on_with_on_another_text_or_target(folder: Path, tmp_p
         with pytest.raises(ConfigError, match=r"whose data\.train was another one than is at"):
             align(config, resume=True)
         corpus.write_text(text)
-        settings = target / "config.json"
-        before = settings.read_text()
-        settings.write_text(before + "\n")
-        with pytest.raises(ConfigError, match="whose target was another one than is at its place"):
-            align(config, resume=True)
-        settings.write_text(before)
+        for name in ("target", "draft"):
+            settings = tmp_path / name / "config.json"
+            before = settings.read_text()
+            settings.write_text(before + "\n")
+            with pytest.raises(ConfigError, match=f"whose {name} was another one than is at its"):
+                align(config, resume=True)
+            settings.write_text(before)
     corpus.unlink()
     shutil.rmtree(target)
+    shutil.rmtree(draft)
     align(align_config(folder, run, num_steps=2, **changes), resume=True)  # it has ended
     assert len(losses(run)) == 2
     with pytest.raises(UsageError, match=r"target does not exist; name"):
         align(config, resume=True)
     shutil.copy(folder / "corpus.jsonl", corpus)
     shutil.copytree(folder / "target", target)
+    shutil.copytree(folder / "draft", draft)
     align(config, resume=True)
     assert len(losses(run)) == 4
 
@@ -147,3 +153,14 @@ def test_a_mistake_that_set_up_finds_leaves_the_directory_free(folder: Path, tmp
     run = align(align_config(folder, tmp_path / "run", num_steps=1, **other))
     texts = read_jsonl(run / "held_out.jsonl")
     assert max(len(row["completion"]) for row in texts) <= 5, "not those of the first try"
+
+
+def test_a_prompt_without_completion_is_found_before_the_first_step(folder: Path, tmp_path: Path):
+    """A run could not be gone on with on a mended text."""
+    rows = [{"prompt": "the cat", "completion": " sat"}, {"prompt": "a hat"}]
+    data = {"train": str(write_corpus(tmp_path / "pairs.jsonl", rows))}
+    for fraction in (0.1, 1.0):
+        config = align_config(folder, tmp_path / "run", data=data, fixed_fraction=fraction)
+        with pytest.raises(PromptError, match="has a prompt but no completion"):
+            align(config)
+    align(align_config(folder, tmp_path / "run", data=data, fixed_fraction=0.0, num_steps=1))

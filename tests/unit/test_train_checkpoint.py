@@ -1,6 +1,7 @@
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,6 +77,21 @@ def test_the_leavings_of_a_killed_run_are_swept_and_never_taken_for_a_checkpoint
     assert store.latest() is None
     store.sweep()
     assert not half.exists()
+
+
+def test_a_kill_while_an_old_one_goes_leaves_no_half_of_it(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    draft, optimizer = trained_draft()
+    with monkeypatch.context() as killed:
+        killed.setattr("paceline.train.checkpoint.shutil.rmtree", Mock(side_effect=SystemExit))
+        store.save(draft, optimizer.state_dict(), TrainingState(step=1))
+        store.save(draft, optimizer.state_dict(), TrainingState(step=2))
+        with pytest.raises(SystemExit):
+            store.save(draft, optimizer.state_dict(), TrainingState(step=3))
+    assert [path.name for path in store.all()] == ["step-00000002", "step-00000003"]
+    store.sweep()
+    assert len(list(store.directory.iterdir())) == 2
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ import math
 import multiprocessing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from scipy import stats
 from aligning import align_config, write_pair
 from paceline.config import validate
 from paceline.core.bootstrap import mean_interval
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError, DivergedError, UsageError
 from paceline.train import evaluation
 from paceline.train.align import align
 from paceline.train.optim import Adafactor
@@ -152,6 +153,40 @@ def test_a_cell_that_diverges_is_said_and_the_others_are_run(folder: Path, tmp_p
     (tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl").unlink()
     assert str(sweep(made).figures) == str(found.figures)
     assert not (tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl").exists()
+
+
+def test_a_sweep_is_gone_on_with_as_it_began_or_not_at_all(folder: Path, tmp_path: Path):
+    """A mean over runs of another length, another text or another rate would be of nothing."""
+    rows = {"kl": {"objective": "forward_kl"}}
+    columns = {"fixed": {"fixed_fraction": 1.0}}
+    made = config(folder, tmp_path / "out", rows=rows, columns=columns)
+    sweep(made)
+    longer = made.model_copy(update={"base": made.base | {"num_steps": 4}})
+    with pytest.raises(ConfigError, match=r"another num_steps \(num_steps was 2, is now 4\)"):
+        sweep(longer)
+    steps = {"kind": "adamw", "learning_rate": 1e30, "warmup_fraction": 0}
+    wild = made.base | {"optimizer": steps}
+    made = made.model_copy(update={"base": wild, "output": tmp_path / "wild"})
+    assert math.isnan(sweep(made).cell("kl", "fixed").value)
+    calmer = made.model_copy(update={"base": wild | {"optimizer": steps | {"learning_rate": 1e-4}}})
+    with pytest.raises(ConfigError, match="holds a run with another optimizer"):
+        sweep(calmer)
+
+
+def test_a_cell_that_diverged_is_tried_again_where_more_is_borne(folder: Path, tmp_path: Path):
+    rows = {"kl": {"objective": "forward_kl"}}
+    columns = {"fixed": {"fixed_fraction": 1.0}}
+    made = config(folder, tmp_path / "out", rows=rows, columns=columns)
+
+    def diverging(*given: Any, **named: Any) -> None:
+        align(*given, **named)
+        raise DivergedError("the loss went up")
+
+    with patch("paceline.train.sweep.align", diverging):
+        assert math.isnan(sweep(made).cell("kl", "fixed").value)
+    assert math.isnan(sweep(made).cell("kl", "fixed").value), "it is not begun anew"
+    bolder = made.model_copy(update={"base": made.base | {"max_loss_ratio": 99.0}})
+    assert math.isfinite(sweep(bolder).cell("kl", "fixed").value)
 
 
 def test_a_change_within_a_section_leaves_the_rest_of_it(folder: Path, tmp_path: Path):

@@ -30,6 +30,8 @@ from paceline.cli.console import show_warnings_in_one_line
 from paceline.errors import PacelineError
 from paceline.processes import keep_freed_memory
 
+_INTERRUPTED = 130  # what typer makes of Ctrl-C, without a word
+
 app = typer.Typer(
     name="paceline",
     help="Draft models that keep up: measure, align, decode and ship them.",
@@ -54,9 +56,14 @@ def main() -> None:
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+    except SystemExit as ending:
+        if ending.code == _INTERRUPTED:
+            print(  # noqa: T201
+                "paceline: interrupted; a run keeps what it has written: start it again to go on, with "
+                "--resume where the command has it",
+                file=sys.stderr,
+            )
+        raise
     except BrokenPipeError:
         sys.exit(1)
 

@@ -39,6 +39,9 @@ class Answerer:
                 f"max_prompt_tokens + max_new_tokens is {wanted}, but these models hold texts of "
                 f"{room + 1}; lower one of the two"
             )
+        self.dtype = str(self.target.dtype).removeprefix("torch.")
+        rounded_as_asked = self.target.device.type == "cpu" and self.dtype == "bfloat16"
+        self.activations = config.activations if rounded_as_asked else self.dtype
         self.target_fingerprint = fingerprint(config.target)
         self.draft_fingerprint = "" if config.draft is None else fingerprint(config.draft)
 
@@ -90,8 +93,8 @@ class Answerer:
             draft=config.draft or "",
             draft_fingerprint=self.draft_fingerprint,
             num_speculative_tokens=0 if config.draft is None else config.num_speculative_tokens,
-            dtype=config.dtype,
-            activations=config.activations,
+            dtype=self.dtype,
+            activations=self.activations,
             max_new_tokens=config.max_new_tokens,
             paceline=importlib.metadata.version("paceline"),
         )

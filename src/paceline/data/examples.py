@@ -63,7 +63,7 @@ def build_examples(
     before it (or the rest only, with `train_document_prompts` off). Texts that fit end with the
     end-of-text token, as a label.
 
-    `pack_documents` joins all documents before they are cut, so that every piece but the last is
+    `pack_documents` joins all documents before they are cut, so that the pieces are
     full and no time goes into padding; a piece may then begin in one and end in another.
     """
     examples: list[Example] = []

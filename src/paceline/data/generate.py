@@ -72,6 +72,11 @@ def _generate(
     missing = [shard for shard in shards if not store.holds(shard.name, len(shard.requests))]
     if not missing and run.read_result() is not None:
         return
+    if foreign := store.foreign():
+        raise ConfigError(
+            f"output {run.path} holds records of another version of Paceline, such as {foreign[0]}; "
+            "choose another output"
+        )
     run.write_manifest(config, plan=digest)
     total = sum(len(shard.requests) for shard in shards)
     done = total - sum(len(shard.requests) for shard in missing)

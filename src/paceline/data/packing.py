@@ -76,9 +76,7 @@ class PackedText:
         self.marks = marks
         self.block_size = block_size
         self.num_drawn = 0
-        next(
-            stream_records(corpus)
-        )  # what cannot be read is better known now than at the first step
+        next(stream_records(corpus))  # if there is none, better now than at the first step
         self._known = [_Mark(0, 0, 0, [])]
         self._rows: Iterator[list[int]] = iter(())
         self._next = -1  # the row that `_rows` gives next

@@ -102,11 +102,13 @@ def stream_records(corpus: CorpusConfig | str | Path) -> Iterator[Record]:
 
 
 def corpus_fingerprint(corpus: CorpusConfig) -> str:
-    """Tells local text from other text that was at the same place; empty where no file is."""
+    """Tells local text from other text that was at the same place; empty where none can be read."""
     path = Path(corpus.path)
-    found = [path] if path.is_file() else sorted(path.rglob("*"))
-    files = [file for file in found if file.is_file() and not file.name.startswith(".")]
-    return files_fingerprint(files) if files else ""
+    try:
+        files = [path] if path.is_file() else _data_files(path)
+        return files_fingerprint(files) if files else ""
+    except OSError:
+        return ""
 
 
 def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[Record]:
@@ -118,7 +120,7 @@ def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[
         case ".jsonl":
             found = (_record(row, where, corpus) for row, where in _read_json_lines(path))
         case _ if _kinds(path) == {".txt"}:
-            found = itertools.chain.from_iterable(map(_read_text, sorted(path.rglob("*.txt"))))
+            found = itertools.chain.from_iterable(map(_read_text, _data_files(path)))
         case _:
             found = (
                 _record(row, where, corpus)
@@ -171,14 +173,24 @@ def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
         yield row, where
 
 
+def _data_files(folder: Path) -> list[Path]:
+    """In order, without what is hidden."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in (".txt", ".jsonl", ".parquet")
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
 def _kinds(folder: Path) -> set[str]:
     """Which kinds of data files a directory holds.
 
     Raises:
         PromptError: several, of which the datasets library would read one and say nothing.
     """
-    suffixes = (path.suffix.lower() for path in folder.rglob("*") if path.is_file())
-    kinds = {suffix for suffix in suffixes if suffix in (".txt", ".jsonl", ".parquet")}
+    kinds = {path.suffix.lower() for path in _data_files(folder)}
     if len(kinds) > 1:
         raise PromptError(
             f"{folder} holds files of several kinds, {', '.join(sorted(kinds))}; give each kind a "

@@ -30,7 +30,7 @@ class Answer(BaseModel):
         stop_reason: `eos`: it ended; `length`, `context`: it was cut off.
         target_fingerprint: Of its files.
         draft, draft_fingerprint: Empty where there was none.
-        dtype: Of the models, as they were asked for.
+        dtype, activations: In which the target computed.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -59,6 +59,9 @@ class Answer(BaseModel):
     paceline: str
 
 
+_COLUMNS = list(Answer.model_fields)
+
+
 class ShardStore:
     """The Parquet files of one run."""
 
@@ -75,6 +78,16 @@ class ShardStore:
             return parquet.read_metadata(self.directory / name).num_rows == num_records
         except (OSError, pyarrow.ArrowException):
             return False
+
+    def foreign(self) -> list[str]:
+        """Files of records that another version of Paceline wrote, by their columns."""
+        return [name for name in sorted(self.written()) if self._columns(name) != _COLUMNS]
+
+    def _columns(self, name: str) -> list[str]:
+        try:
+            return parquet.read_schema(self.directory / name).names
+        except (OSError, pyarrow.ArrowException):
+            return _COLUMNS  # damaged, and written again
 
     def write(self, name: str, answers: Sequence[Answer]) -> None:
         """Put a file in its place.

@@ -113,12 +113,17 @@ class FixedText:
         self.stream = stream
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """Rows of the next examples.
+        """Rows of the next examples."""
+        return TextBatch([self.row(index) for index in self.stream.take_indices()], "fixed")
+
+    def check(self) -> None:
+        """Can every example be used as it is?
 
         Raises:
-            PromptError: an example has no completion.
+            PromptError: one has no completion.
         """
-        return TextBatch([self.row(index) for index in self.stream.take_indices()], "fixed")
+        for index in range(len(self.stream.examples)):
+            self.row(index)
 
     def row(self, index: int) -> Row:
         """The row of one example.

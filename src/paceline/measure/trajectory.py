@@ -184,7 +184,14 @@ def stops_of(path: Path) -> Iterator[Stop]:
             fingerprint=fingerprint(place),
         )
 
-    yield stop("start", 0, 0.0, begun)
+    first = stop("start", 0, 0.0, begun)
+    marks = manifest.get("inputs", {})
+    if first.fingerprint != marks.get("draft", marks.get("model", first.fingerprint)):
+        raise UsageError(
+            f"{path} began with another draft than is at {begun} now; bring that back, or leave the "
+            "run out"
+        )
+    yield first
     last = result["num_steps"] if result is not None else -1
     for checkpoint in sorted(run.checkpoints.glob("step-*")):
         state = json.loads((checkpoint / "state.json").read_text("utf-8"))

@@ -117,12 +117,23 @@ def model_directory(path: str | Path) -> Path:
 
 
 def fingerprint(path: str | Path) -> str:
-    """Tells one model from another by its files: their names, sizes, beginnings and ends."""
+    """Tells one model from another: by its commit on the hub, else by its files."""
+    directory = model_directory(path)
+    if directory.parent.name == "snapshots":
+        return directory.name[:16]  # files come one by one
     return files_fingerprint(
         file
-        for file in sorted(model_directory(path).iterdir())
+        for file in sorted(directory.iterdir())
         if file.suffix in (".json", ".safetensors", ".bin") and not file.name.startswith(".")
     )
+
+
+def fingerprint_if_there(path: str | Path) -> str:
+    """The same; empty where no model is."""
+    try:
+        return fingerprint(path)
+    except ModelLoadError:
+        return ""
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:

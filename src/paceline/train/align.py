@@ -5,7 +5,6 @@ Paper: Zhou et al. 2023, Alg. A.2.
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -26,9 +25,9 @@ from paceline.data.sources import (
     Shard,
 )
 from paceline.data.tokens import read_prompts
-from paceline.errors import ContextLengthError, ModelLoadError, UsageError
+from paceline.errors import ConfigError, ContextLengthError, UsageError
 from paceline.models.draft_vocabulary import count_tokens
-from paceline.models.loading import fingerprint, load_model, model_directory, stored_dtype
+from paceline.models.loading import fingerprint_if_there, load_model, model_directory, stored_dtype
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.models.writing import WritingModel
 from paceline.progress import silent
@@ -42,6 +41,7 @@ from paceline.train.checkpoint import (
 from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
 from paceline.train.freezing import freeze_embeddings, freeze_layers
 from paceline.train.loop import Parts
+from paceline.train.objectives import CrossEntropy
 from paceline.train.run import check_batches, run_training, takes_bfloat16
 from paceline.train.step import Stepper, StepPlan
 from paceline.train.vocabulary import LossVocabulary, VocabularySample
@@ -96,10 +96,14 @@ def align(
 
 
 def _inputs(config: AlignConfig) -> dict[str, str]:
-    """Not of the draft, which a run needs until its first checkpoint, nor of texts that it keeps or streams."""
-    marks = {"data.train": corpus_fingerprint(config.data.train)}
-    with contextlib.suppress(ModelLoadError):  # a run that has ended does without
-        marks["target"] = fingerprint(config.target)
+    """Pretraining text is read as it is needed, and may be mended in mid-run."""
+    marks = {
+        "target": fingerprint_if_there(config.target),
+        "draft": fingerprint_if_there(config.draft),
+        "data.train": corpus_fingerprint(config.data.train),
+    }
+    if config.data.held_out is not None:
+        marks["data.held_out"] = corpus_fingerprint(config.data.held_out)
     return marks
 
 
@@ -129,6 +133,7 @@ def _set_up(
     draft = load_model(start, dtype="float32", device=device)
     vocab_size = check_same_vocabulary(target, draft)
     _check_lengths(config, target, draft)
+    _check_labels(config, draft)
     _choose_trained(config, draft)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
     stream = _stream(config, target, shard)
@@ -209,6 +214,21 @@ def _check_lengths(config: AlignConfig, target: CausalModel, draft: CausalModel)
                 )
 
 
+def _check_labels(config: AlignConfig, draft: CausalModel) -> None:
+    """Labels that a draft may not propose can be left out only of steps in which nothing else teaches."""
+    finish = config.finish
+    together = [config.objective]
+    if finish is not None:
+        both = (*config.objective, *finish.objective)
+        together.append(finish.objective if finish.end is None else both)
+    labelled = [{isinstance(term, CrossEntropy) for term in terms} for terms in together]
+    if draft.draft_vocabulary is not None and {True, False} in labelled:
+        raise ConfigError(
+            f"cross_entropy beside a divergence needs every label, and {config.draft} proposes "
+            f"{len(draft.draft_vocabulary):,} tokens only; drop one of the two"
+        )
+
+
 def _lengths(config: AlignConfig) -> Lengths:
     return Lengths(config.max_prompt_tokens, config.max_completion_tokens)
 
@@ -218,6 +238,7 @@ def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleSt
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
     check_batches(config, config.batch_size, shard)
+    check_batches(config, config.pretraining_rows, shard, "rows of pretraining text")
     examples = build_examples(
         read_records(config.data.train),
         target.tokenizer,
@@ -293,9 +314,12 @@ def _source(
             progress=progress,
         )
     kept_gb = config.data.keep_states_gb
+    fixed = FixedText(stream)
+    if config.fixed_fraction > 0:
+        fixed.check()
     return MixedText(
         stream,
-        FixedText(stream) if kept_gb is None else ReadText(stream, read_by, kept_gb),
+        fixed if kept_gb is None else ReadText(stream, read_by, kept_gb),
         drafted,
         written,
         fixed_fraction=config.fixed_fraction,
@@ -307,9 +331,9 @@ def _pretraining(
     config: AlignConfig, target: CausalModel, shard: Shard, run: RunDirectory
 ) -> PackedText | None:
     """The text that the draft knows, read as it is needed."""
-    if config.data.pretraining is None or target.tokenizer is None:
+    if config.data.pretraining is None:
         return None
-    check_batches(config, config.pretraining_rows, shard, "rows of pretraining text")
+    assert target.tokenizer is not None, "asked before"
     return PackedText(
         config.data.pretraining,
         target.tokenizer,

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from paceline.train.settings import TrainSettings
 
 # A run may be given more time or another place, and be watched differently, when it goes on.
-_MAY_CHANGE = {"output", "num_steps", "max_seconds", "max_loss_ratio", "checkpoints"}
+_MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints"}
+_BUDGET = {"num_steps", "max_seconds"}
 
 
 @dataclass
@@ -76,7 +77,8 @@ class CheckpointStore:
             content = json.dumps(dataclasses.asdict(state))
             (scratch / "state.json").write_text(content + "\n", encoding="utf-8")
         for old in self.all()[: -self.keep]:
-            shutil.rmtree(old)
+            going = old.rename(old.with_name(f".{old.name}"))  # a kill leaves no half of one
+            shutil.rmtree(going)
         return path
 
     def sweep(self) -> None:
@@ -116,14 +118,17 @@ def has_begun(run: RunDirectory) -> bool:
     return rows or run.result.exists() or any(run.checkpoints.glob("step-*"))
 
 
-def check_run_directory(run: RunDirectory, config: TrainSettings, *, resume: bool) -> None:
-    """May this run be written here?
+def check_run_directory(
+    run: RunDirectory, config: TrainSettings, *, resume: bool, keep_budget: bool = False
+) -> None:
+    """May this run be written here, and with another budget?
 
     Raises:
         ConfigError: something else is there, or the same run with another configuration.
         StorageError: the place is a file.
     """
-    run.check(config, begun=has_begun(run), resume=resume, may_change=_MAY_CHANGE)
+    may_change = _MAY_CHANGE if keep_budget else _MAY_CHANGE | _BUDGET
+    run.check(config, begun=has_begun(run), resume=resume, may_change=may_change)
 
 
 def clear_set_up(run: RunDirectory) -> None:

@@ -26,7 +26,7 @@ class AlignData(StrictModel):
         train_document_prompts: Whether a document used as it is trains its first tokens too.
         pack_documents: Join documents before cutting them to size, so that no row is padded.
         pretraining: Text that the draft knows, so that it does not forget: always as it is, packed, and
-            read as it is needed.
+            read as it is needed (a data set's split has no slice then; see `limit`).
         pretraining_fraction: The part of every batch's rows that it makes up.
         keep_states_gb: Keep what the target says of `train` in memory, each process what it has
             drawn: 10^9 bytes that this may take; None: read texts anew every time they come up.

@@ -25,7 +25,7 @@ from paceline.data.prompts import (
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, Shard, TextStream
 from paceline.errors import ContextLengthError, PromptError, UsageError
 from paceline.models.from_scratch import NewModel, NewTokenizer, write_new_model
-from paceline.models.loading import load_model, model_directory, stored_dtype
+from paceline.models.loading import fingerprint_if_there, load_model, model_directory, stored_dtype
 from paceline.progress import silent
 from paceline.train.checkpoint import (
     CheckpointStore,
@@ -150,6 +150,8 @@ def _inputs(config: PretrainConfig) -> dict[str, str]:
     marks = {} if streaming else {"data.train": corpus_fingerprint(config.data.train)}
     if config.data.held_out is not None:
         marks["data.held_out"] = corpus_fingerprint(config.data.held_out)
+    if isinstance(config.model, str):
+        marks["model"] = fingerprint_if_there(config.model)
     return marks
 
 
@@ -259,7 +261,9 @@ def _source(
     if not config.data.streaming:
         examples = _examples(config, records, model)
         stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=shard)
-        return FixedText(stream), stream
+        text = FixedText(stream)
+        text.check()
+        return text, stream
     tokenizer = _tokenizer(config, model)
     packed = PackedText(
         config.data.train,

@@ -277,7 +277,7 @@ class Stepper:
         states = [
             next(read) if row.target_hidden_TD is None else row.target_hidden_TD for row in rows
         ]
-        return torch.cat(states).to(batch.tokens_BT.device)
+        return torch.cat([state.to(batch.tokens_BT.device) for state in states])
 
     def _states(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """Row by row, [T, D] each."""

@@ -23,8 +23,9 @@ from paceline.core.bootstrap import Interval, mean_interval
 from paceline.errors import ConfigError, DivergedError, TrainingError
 from paceline.processes import in_processes
 from paceline.progress import silent
-from paceline.records import RunDirectory, atomic_write_text
+from paceline.records import RunDirectory, atomic_write_text, config_hash
 from paceline.train.align import align
+from paceline.train.checkpoint import check_run_directory
 from paceline.train.config import AlignConfig
 
 if TYPE_CHECKING:
@@ -172,15 +173,19 @@ def _results(config: SweepConfig, cells: Sequence[Cell]) -> Iterator[tuple[Cell,
 def _result(cell: Cell, texts: Path) -> dict[str, Any]:
     """What a run came to; one that diverged would do so again, and is not begun anew."""
     run = RunDirectory(cell.config.output)
-    mark = run.path / "diverged.txt"
-    if not mark.exists():
-        try:
-            align(cell.config, resume=True, texts=texts)
-            gc.collect()  # models that hold one another, before the next run's come
-        except DivergedError as error:
-            atomic_write_text(mark, f"{error}\n")
-    if mark.exists():
-        return {"diverged": mark.read_text(encoding="utf-8").strip()}
+    # a schedule that is stretched when it has ended is not that of a run that was as long from the start
+    check_run_directory(run, cell.config, resume=True, keep_budget=True)
+    mark, digest = run.path / "diverged.json", config_hash(cell.config)
+    known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else {}
+    if known.get("config_hash") == digest:
+        return {"diverged": known["error"]}
+    try:
+        align(cell.config, resume=True, texts=texts)
+        gc.collect()  # models that hold one another, before the next run's come
+    except DivergedError as error:
+        known = {"config_hash": digest, "error": str(error)}
+        atomic_write_text(mark, json.dumps(known) + "\n")
+        return {"diverged": known["error"]}
     result = run.read_result()
     assert result is not None, "a run that has ended has a result"
     return {key: result[key] for key in ("num_steps", "elapsed_s", "after")}
