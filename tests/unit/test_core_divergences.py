@@ -215,3 +215,10 @@ def test_every_position_stands_for_itself(divergence: Divergence):
         for column in range(3):
             alone = divergence(p[row, column], q[row, column])
             assert float(together[row, column]) == pytest.approx(float(alone), abs=1e-14)
+
+
+def test_mass_that_underflows_counts_for_nothing():
+    target = torch.tensor([0.0, -120.0]).log_softmax(-1)
+    assert float(forward_kl(target, torch.tensor([0.0, -torch.inf]))) == 0
+    rare = torch.tensor([0.0, -9.0]).log_softmax(-1)
+    assert float(forward_kl(rare, torch.tensor([0.0, -torch.inf]))) == torch.inf

@@ -178,7 +178,7 @@ def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, t
     assert costs.expected_speedup(1.8, 5) == pytest.approx(1.8 / (5 * costs.cost_ratio + 1))
 
 
-def _verdict(low, high, alpha=0.5, needed=0.3):
+def _verdict(low, high, alpha=0.5, needed=0.3, num_requests=8):
     interval = IntervalRow(value=alpha, low=alpha, high=alpha)
     acceptance = AcceptanceRow(
         num_prompts=1,
@@ -201,7 +201,7 @@ def _verdict(low, high, alpha=0.5, needed=0.3):
     )
     speed = SpeedRow(
         gamma=2,
-        num_requests=1,
+        num_requests=num_requests,
         num_tokens=1,
         speedup=IntervalRow(value=(low + high) / 2, low=low, high=high),
         decoding_speedup=interval,
@@ -221,6 +221,12 @@ def test_go_needs_the_whole_interval_above_one():
     assert _verdict(1.02, 1.2).go
     assert not _verdict(0.98, 1.2).go
     assert not _verdict(0.5, 0.7).go
+
+
+def test_one_request_says_nothing_of_others():
+    alone = _verdict(1.2, 1.2, num_requests=1)
+    assert not alone.go
+    assert "on one request" in alone.reason
 
 
 def test_the_reason_names_measurement_and_break_even_in_one_line():

@@ -1,8 +1,9 @@
 import pytest
 import torch
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from paceline.errors import UsageError
-from paceline.models.derived import derive_draft
+from paceline.models.derived import _narrowed, _widths, derive_draft
 from tiny import tiny_model
 
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"]
@@ -75,3 +76,53 @@ def test_what_cannot_be_is_refused():
         derive_draft(target, 0.001)
     with pytest.raises(UsageError, match="got 5 layers; wanted 1 to the target's 4"):
         derive_draft(target, 0.5, num_layers=5)
+
+
+REAL = {
+    "llama-3.1-8b": LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    ),
+    "qwen3-0.6b": Qwen3Config(
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+    ),
+    "qwen2.5-7b": Qwen2Config(
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_width_has_the_target_s_heads_in_whole_groups(name: str):
+    """Heads of 16 with one key head for 227 of them are nothing that anybody would serve."""
+    old = REAL[name]
+    for width in _widths(old):
+        new = _narrowed(old, width, 4)
+        heads, key_heads = new.num_attention_heads, new.num_key_value_heads
+        assert heads * old.num_key_value_heads == key_heads * old.num_attention_heads
+        assert getattr(new, "head_dim", None) == getattr(old, "head_dim", None)
+        if getattr(old, "head_dim", None) is None:
+            assert width / heads == old.hidden_size / old.num_attention_heads
+        # the nearest to the target's proportions that there is
+        assert abs(key_heads - old.num_key_value_heads * width / old.hidden_size) <= 1
+    assert new.hidden_size == old.hidden_size
+    assert new.num_attention_heads == old.num_attention_heads
+
+
+def test_a_draft_of_a_model_with_windows_sees_the_whole_text_in_one_layer():
+    kinds = (["sliding_attention"] * 5 + ["full_attention"]) * 4 + ["sliding_attention"] * 2
+    old = Gemma3TextConfig(num_hidden_layers=26, layer_types=kinds)
+    assert "full_attention" in _narrowed(old, 1152, 3).layer_types
+    assert _narrowed(old, 1152, 13).layer_types == kinds[1::2]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Olmo2Config
 
 from paceline.errors import ModelLoadError, UsageError
 from paceline.models import load_model, wrap_model
@@ -128,3 +129,17 @@ def test_the_file_says_what_it_is(model_directory: Path, tmp_path: Path):
     stored = json.loads((tmp_path / "draft" / "draft_vocabulary.json").read_text())
     assert draft.draft_vocabulary is not None
     assert stored == {"tokens": draft.draft_vocabulary.tolist()}
+
+
+def test_an_architecture_that_has_to_prove_itself_may_propose_few_tokens():
+    config = Olmo2Config(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=2,
+    )
+    model = wrap_model(AutoModelForCausalLM.from_config(config).eval(), draft_vocabulary=KEPT)
+    logits_V = model.start_session().prefill([[5, 9, 3]])[0]
+    assert logits_V.isfinite().nonzero().flatten().tolist() == sorted(KEPT.tolist())

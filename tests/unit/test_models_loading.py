@@ -225,18 +225,19 @@ def test_a_hub_model_is_found_in_the_hub_cache_without_a_network_and_without_a_w
 ):
     snapshot = tmp_path / "hub" / "models--someone--tiny" / "snapshots" / ("0" * 40)
     shutil.copytree(model_directory, snapshot)
+    (snapshot / "draft_vocabulary.json").write_text('{"tokens": [5, 9]}')
     refs = tmp_path / "hub" / "models--someone--tiny" / "refs"
     refs.mkdir()
     (refs / "main").write_text("0" * 40)
     script = (
         "from paceline.models import load_model; m = load_model('someone/tiny'); "
-        "print(m.vocab_size, m.tokenizer.decode([5, 6]))"
+        "print(m.vocab_size, m.draft_vocabulary.tolist(), m.tokenizer.decode([5, 6]))"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
     )
-    assert done.stdout.startswith("266 ")
+    assert done.stdout.startswith("266 [5, 9] ")
     assert done.stderr == ""
 
 

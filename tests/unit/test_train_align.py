@@ -119,6 +119,9 @@ def test_labels_that_a_draft_may_not_propose_are_not_taught_beside_a_divergence(
     few = {"draft": str(tmp_path / "few"), "num_steps": 2}
     with pytest.raises(ConfigError, match="cross_entropy beside a divergence needs every label"):
         align(align_config(folder, tmp_path / "run", **few, **changes))
+    rule = {"objective": {"rule": {"rule": "opt", "alpha": 0.2}}}
+    with pytest.raises(ConfigError, match=r"a rule looks at whole distributions, and .* 9 tokens"):
+        align(align_config(folder, tmp_path / "run", **few, **rule))
     apart = {"finish": {"objective": "cross_entropy", "begin": 0.5}}
     align(align_config(folder, tmp_path / "run", **few, **apart))
 

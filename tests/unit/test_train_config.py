@@ -127,6 +127,14 @@ def test_uniform_rewards_need_the_whole_vocabulary():
         config(objective=objective, loss_vocabulary={"frequent": 8})
 
 
+def test_a_rule_needs_the_whole_vocabulary():
+    objective = {"rule": {"rule": "opt", "alpha": 0.2}}
+    with pytest.raises(ConfigError, match="a rule looks at whole distributions"):
+        config(objective=objective, loss_vocabulary={"frequent": 8})
+    with pytest.raises(ConfigError, match="a rule looks at whole distributions"):
+        config(finish={"objective": objective}, loss_vocabulary={"frequent": 8})
+
+
 def test_what_cannot_be_sharded_is_refused():
     adamw = {"kind": "adamw"}
     with pytest.raises(ConfigError, match=r"needs optimizer\.kind adamw"):

@@ -16,7 +16,7 @@ from paceline.errors import ConfigError, DivergedError, UsageError
 from paceline.train import evaluation
 from paceline.train.align import align
 from paceline.train.optim import Adafactor
-from paceline.train.sweep import SweepConfig, cells_of, sweep
+from paceline.train.sweep import SweepConfig, _merged, cells_of, sweep
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +195,17 @@ def test_a_change_within_a_section_leaves_the_rest_of_it(folder: Path, tmp_path:
     assert cell.config.data.train.path == "other.jsonl"
     assert cell.config.data.held_out is not None
     assert cell.config.optimizer == Adafactor()
+
+
+def test_a_rule_is_chosen_whole():
+    lossy = {"rule": {"rule": "lossy", "alpha": 0.3, "beta": "tuned"}, "loss": "rejection"}
+    chow = {"rule": {"rule": "chow_log", "alpha": 2.0}}
+    assert _merged({"objective": lossy}, {"objective": chow}) == {
+        "objective": chow | {"loss": "rejection"}
+    }
+    jsd = {"objective": {"kind": "jsd", "beta": 0.3}}
+    assert _merged(jsd, {"objective": chow}) == {"objective": chow}
+    assert _merged({"objective": lossy}, jsd) == jsd
 
 
 def test_seeds_come_one_after_the_other(folder: Path, tmp_path: Path):

@@ -74,6 +74,6 @@ def negative_log_acceptance(target_log_probs: Tensor, draft_log_probs: Tensor) -
 
 def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
     """KL(a || b), with 0 log 0 = 0 where a has no mass (in value and in gradient)."""
-    has_mass = log_a > -torch.inf
+    has_mass = log_a.exp() > 0
     difference = torch.where(has_mass, log_a, 0.0) - torch.where(has_mass, log_b, 0.0)
     return (log_a.exp() * difference).sum(-1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _GAMMAS = (1, 2, 3, 4, 5)
 _REPEATS = 20
-_CONTEXT = 64  # tokens before the passes that are timed
+_CONTEXT = 32  # tokens before the passes that are timed
 
 
 class DraftPrice(NamedTuple):
@@ -52,8 +52,8 @@ def price_draft(target: CausalModel, draft: CausalModel, *, seed: int = 0) -> Dr
     share = draft.num_parameters / target.num_parameters
     served, ready = target.prepare_for_decoding(), draft.prepare_for_decoding()
     rng = torch.Generator().manual_seed(seed)
-    limit = min(size for size in (_CONTEXT, target.max_length, draft.max_length) if size) // 2
-    drawn = torch.randint(target.vocab_size, (max(1, limit),), generator=rng)
+    halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
+    drawn = torch.randint(target.vocab_size, (max(1, min([_CONTEXT, *halves])),), generator=rng)
     context = as_list(drawn)
     timer = PassTimer(served, ready, context, _GAMMAS, SamplingParams())
     for _ in range(_REPEATS):

@@ -41,6 +41,10 @@ def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow | None) -> 
     measured = (
         f"measured {speed.speedup.value:.2f}x ({low:.2f} to {high:.2f}) at gamma {speed.gamma}"
     )
+    if speed.num_requests == 1:
+        return Verdict(
+            go=False, reason=f"{measured}, on one request, which says little of others; {standing}"
+        )
     if low > 1:
         return Verdict(go=True, reason=f"{measured}; {standing}")
     if high < 1:

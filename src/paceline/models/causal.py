@@ -73,7 +73,7 @@ class CausalModel:
         num_parameters: Distinct weights; tied ones count once.
         decoder: What sessions read with; `prepare_for_decoding` gives a faster one.
         draft_vocabulary: The tokens that sessions give a chance, likeliest first, [K]; None for all.
-            It bounds what a draft proposes, and makes its head that much smaller.
+            It bounds what a draft proposes, and where the model is like a Llama it makes the head that much smaller.
         weight_change: Largest change of a weight by that, relative to the largest of its matrix.
     """
 
@@ -308,9 +308,8 @@ def wrap_model(
         )
     if draft_vocabulary is not None:
         draft_vocabulary = draft_vocabulary.to(hf_model.device)
-    model = CausalModel(hf_model, tokenizer, draft_vocabulary=draft_vocabulary)
-    prove_rollback(model)
-    return model
+    prove_rollback(CausalModel(hf_model, tokenizer))  # of all logits, whatever is proposed
+    return CausalModel(hf_model, tokenizer, draft_vocabulary=draft_vocabulary)
 
 
 def named_tokens(tokenizer: PreTrainedTokenizerBase | None, width: int) -> int:

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 Embeddings = Literal["target", "random"]
 
-_STEP = 16  # hidden widths that are tried are multiples of it
+_STEPS = (
+    64,
+    16,
+    1,
+)  # of the hidden widths that are tried: the first that the target's is a multiple of
+_ROUND = 16  # inner widths are multiples of it
+_WHOLE = "full_attention"
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -33,8 +39,8 @@ def derive_draft(
 ) -> CausalModel:
     """The widest draft of at most `share` of the target's parameters, float32.
 
-    An eighth of the target's layers if nothing else is said; inner width and key heads in the
-    target's proportions.
+    An eighth of the target's layers if nothing else is said; inner width, heads and key heads in the
+    target's proportions, heads of its size.
 
     Args:
         target: Gives architecture, tokenizer and proportions.
@@ -67,9 +73,8 @@ def derive_draft(
 def _widest(target: CausalModel, depth: int, most: float) -> PreTrainedModel:
     """The widest model of so many layers and at most so many parameters, weights undefined."""
     kind = type(target.hf)
-    widths = range(_STEP, target.hf.config.hidden_size + 1, _STEP)
     smallest = None
-    for width in reversed(widths):
+    for width in reversed(_widths(target.hf.config)):
         config = _narrowed(target.hf.config, width, depth)
         with torch.device("meta"):
             size = sum(weight.numel() for weight in kind(config).parameters())
@@ -83,28 +88,43 @@ def _widest(target: CausalModel, depth: int, most: float) -> PreTrainedModel:
     )
 
 
+def _widths(config: PreTrainedConfig) -> range:
+    """Hidden widths that are tried: round ones, or of whole heads where these make up the width."""
+    if getattr(config, "head_dim", None) is None:
+        step = _group(config) * config.hidden_size // config.num_attention_heads
+    else:
+        step = next(step for step in _STEPS if config.hidden_size % step == 0)
+    return range(step, config.hidden_size + 1, step)
+
+
 def _narrowed(config: PreTrainedConfig, width: int, depth: int) -> PreTrainedConfig:
-    """The same architecture with fewer and narrower layers, in the old proportions."""
+    """The same architecture with fewer and narrower layers: heads of the old size, in whole groups."""
     new: Any = copy.deepcopy(config)
-    shorten_config(new, range(depth))
-    old_heads = new.num_attention_heads
-    head_size = getattr(new, "head_dim", None) or new.hidden_size // old_heads
-    while width % head_size and head_size % 2 == 0:
-        head_size //= 2
-    if width % head_size:
-        head_size = _STEP
-    heads = width // head_size
-    key_heads = getattr(new, "num_key_value_heads", None)
-    if key_heads is not None:
-        wanted = max(1, heads * key_heads // old_heads)
-        new.num_key_value_heads = next(n for n in range(wanted, 0, -1) if heads % n == 0)
+    count = new.num_hidden_layers
+    shorten_config(new, [(layer + 1) * count // depth - 1 for layer in range(depth)])
+    _see_far(new, config)
+    group = _group(config)
+    groups = max(1, round(new.num_attention_heads // group * width / new.hidden_size))
+    if getattr(new, "num_key_value_heads", None) is not None:
+        new.num_key_value_heads = groups
     inner = getattr(new, "intermediate_size", None)
     if inner is not None:
-        new.intermediate_size = _STEP * max(1, round(inner * width / new.hidden_size / _STEP))
-    if hasattr(new, "head_dim"):
-        new.head_dim = head_size
-    new.hidden_size, new.num_attention_heads = width, heads
+        new.intermediate_size = _ROUND * max(1, round(inner * width / new.hidden_size / _ROUND))
+    new.hidden_size, new.num_attention_heads = width, groups * group
     return new
+
+
+def _group(config: PreTrainedConfig) -> int:
+    """Heads that share a key head, or one."""
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return config.num_attention_heads // key_heads
+
+
+def _see_far(new: Any, config: PreTrainedConfig) -> None:
+    """A draft of sliding windows alone would never see the beginning of a text."""
+    kinds = getattr(config, "layer_types", None) or ()
+    if _WHOLE in kinds and _WHOLE not in new.layer_types:
+        new.layer_types[-1] = _WHOLE
 
 
 def _take_embeddings(hf: PreTrainedModel, target: PreTrainedModel) -> None:

@@ -7,6 +7,7 @@ import itertools
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
 _TOKENIZER_FILES = (
@@ -62,7 +62,28 @@ def subset_layers(
                 module.layer_idx = index  # pyright: ignore[reportArgumentType]
     assert hf.get_submodule(name) is kept, "the copy holds the layers it was cut to"
     shorten_config(hf.config.get_text_config(decoder=True), layers)
+    if not share:
+        _check_config(hf)
     return CausalModel(hf, target.tokenizer)
+
+
+def _check_config(hf: PreTrainedModel) -> None:
+    """Would the config alone give these weights? Some tell the kinds of layers by number.
+
+    Raises:
+        UnsupportedModelError: it would not, so that what is saved could not be loaded.
+    """
+    with torch.device("meta"):
+        made = type(hf)(copy.deepcopy(hf.config))
+    shapes = [
+        {name: weight.shape for name, weight in model.named_parameters(remove_duplicate=False)}
+        for model in (hf, made)
+    ]
+    if shapes[0] != shapes[1]:
+        raise UnsupportedModelError(
+            f"{hf.config.model_type} has layers of several kinds, which its config tells by their "
+            "numbers, and these layers do not fit those; choose others, or a new draft (--params)"
+        )
 
 
 def limit_vocabulary(

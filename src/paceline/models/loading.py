@@ -243,9 +243,10 @@ def _tokenizer(place: _Place) -> PreTrainedTokenizerBase | None:
 
 def _draft_vocabulary(place: _Place, hf: Any, tokenizer: Any) -> torch.Tensor | None:
     head = hf.get_output_embeddings()
-    if place.directory is None or head is None:
+    if head is None:
         return None
-    return read_draft_vocabulary(place.directory, named_tokens(tokenizer, head.weight.shape[0]))
+    directory = place.directory or model_directory(place.source)
+    return read_draft_vocabulary(directory, named_tokens(tokenizer, head.weight.shape[0]))
 
 
 def _device(device: str) -> str:

@@ -107,7 +107,9 @@ def subclone(target: CausalModel, width: Width, importance: Importance) -> Causa
     config.head_dim = _layers(target)[0].self_attn.head_dim
     config.hidden_size, config.intermediate_size = width.hidden, width.inner
     config.num_attention_heads, config.num_key_value_heads = width.num_heads, width.num_key_heads
-    hf = type(target.hf)(config).to(target.dtype).to(target.device)  # pyright: ignore
+    hf = type(target.hf)(config).to(target.device)  # pyright: ignore
+    for weight in hf.parameters():  # buffers, such as rope's frequencies, stay as exact as they are
+        weight.data = weight.data.to(target.dtype)
     body: Any = hf.base_model
     source: Any = target.hf.base_model
     scale = math.sqrt(old.hidden / width.hidden)

@@ -41,7 +41,7 @@ from paceline.train.checkpoint import (
 from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
 from paceline.train.freezing import freeze_embeddings, freeze_layers
 from paceline.train.loop import Parts
-from paceline.train.objectives import CrossEntropy
+from paceline.train.objectives import CrossEntropy, UnderRule
 from paceline.train.run import check_batches, run_training, takes_bfloat16
 from paceline.train.step import Stepper, StepPlan
 from paceline.train.vocabulary import LossVocabulary, VocabularySample
@@ -133,7 +133,7 @@ def _set_up(
     draft = load_model(start, dtype="float32", device=device)
     vocab_size = check_same_vocabulary(target, draft)
     _check_lengths(config, target, draft)
-    _check_labels(config, draft)
+    _check_terms(config, draft)
     _choose_trained(config, draft)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
     stream = _stream(config, target, shard)
@@ -214,18 +214,25 @@ def _check_lengths(config: AlignConfig, target: CausalModel, draft: CausalModel)
                 )
 
 
-def _check_labels(config: AlignConfig, draft: CausalModel) -> None:
-    """Labels that a draft may not propose can be left out only of steps in which nothing else teaches."""
+def _check_terms(config: AlignConfig, draft: CausalModel) -> None:
+    """Can what a draft of few tokens is to learn be told by these?
+
+    Labels that it may not propose can be left out only of steps in which nothing else teaches.
+    """
+    if draft.draft_vocabulary is None:
+        return
+    few = f"and {config.draft} proposes {len(draft.draft_vocabulary):,} tokens only"
     finish = config.finish
     together = [config.objective]
     if finish is not None:
         both = (*config.objective, *finish.objective)
         together.append(finish.objective if finish.end is None else both)
     labelled = [{isinstance(term, CrossEntropy) for term in terms} for terms in together]
-    if draft.draft_vocabulary is not None and {True, False} in labelled:
+    if {True, False} in labelled:
+        raise ConfigError(f"cross_entropy beside a divergence needs every label, {few}; drop one")
+    if any(isinstance(term, UnderRule) for terms in together for term in terms):
         raise ConfigError(
-            f"cross_entropy beside a divergence needs every label, and {config.draft} proposes "
-            f"{len(draft.draft_vocabulary):,} tokens only; drop one of the two"
+            f"a rule looks at whole distributions, {few}; align it plainly, or make it propose all"
         )
 
 

@@ -11,7 +11,14 @@ from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.rounds import Rounds
-from paceline.train.objectives import CrossEntropy, ForwardKL, Objective, TVDPlusPlus, as_terms
+from paceline.train.objectives import (
+    CrossEntropy,
+    ForwardKL,
+    Objective,
+    TVDPlusPlus,
+    UnderRule,
+    as_terms,
+)
 from paceline.train.recipes import RECIPES, RecipeName
 from paceline.train.settings import TrainSettings
 from paceline.train.vocabulary import LossVocabulary
@@ -190,6 +197,12 @@ class AlignConfig(TrainSettings):
             raise ValueError(
                 "tvd_plus_plus uniform weighs all tokens alike, and loss_vocabulary leaves tokens "
                 "out; drop one, or take another estimator"
+            )
+        if self.loss_vocabulary and any(
+            isinstance(term, UnderRule) for term in (*self.objective, *finish)
+        ):
+            raise ValueError(
+                "a rule looks at whole distributions, and loss_vocabulary leaves tokens out; drop one"
             )
         self._check_shards()
         if self.data.keep_states_gb is not None and self.fixed_fraction == 0:

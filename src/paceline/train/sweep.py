@@ -203,14 +203,19 @@ def cells_of(config: SweepConfig) -> Iterator[Cell]:
 
 
 def _merged(values: Changes, changes: Changes) -> Changes:
-    """Changes win, key by key of a section too, but for what is chosen as a whole (it names a kind)."""
+    """Changes win, key by key of a section too, but for what is chosen as a whole: a kind, or a rule."""
     merged = dict(values)
     for key, new in changes.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(new, dict) and "kind" not in new:
+        if isinstance(old, dict) and isinstance(new, dict) and not _is_choice(old, new):
             new = _merged(old, new)
         merged[key] = new
     return merged
+
+
+def _is_choice(old: Changes, new: Changes) -> bool:
+    """Does the new one name what it is, whatever there was?"""
+    return "kind" in new or isinstance(new.get("rule"), str) or ("rule" in new and "kind" in old)
 
 
 def _check_figure(config: SweepConfig, cell: Cell) -> None:
