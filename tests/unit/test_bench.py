@@ -168,13 +168,15 @@ def test_predictions_are_there_for_every_rule_and_for_nothing_else(
     assert next(r for r in rows if r["key"] == alone)["predicted_rejection"] == 0
 
 
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
 def test_answers_shorter_than_a_block_are_predicted_from_blocks_as_long_as_they_are(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, max_new_tokens: int
 ):
     grid = {"temperatures": [1.0], "num_speculative_tokens": [6], "rules": [{"rule": "lossless"}]}
-    bench(settings(folder, tmp_path / "run", grid=grid, max_new_tokens=3))
+    bench(settings(folder, tmp_path / "run", grid=grid, max_new_tokens=max_new_tokens))
     (row,) = read_jsonl(tmp_path / "run" / FILE)
     assert row["predicted_speedup"] > 0
+    assert (row["predicted_speedup"] == 1) == (max_new_tokens == 1), "nothing is drafted"
 
 
 def test_a_finished_bench_runs_nothing_and_a_torn_one_only_what_is_missing(

@@ -91,6 +91,22 @@ def test_predicted_tokens_per_call_is_what_decoding_gives():
     assert found.gammas[0].block_efficiency == pytest.approx(stats.block_efficiency, abs=0.04)
 
 
+def test_a_first_token_that_no_block_drafts_does_not_count():
+    """The draft knows all but what comes after the prompt; texts of four tokens."""
+    tables = torch.full((2, 3, 3), 0.1)
+    tables[:, 1:, 2] = 0.8
+    tables[0, 0, 1], tables[1, 0, 2] = 0.9, 0.9
+    tables[:, :, 0] = 0
+    target, draft = (TableModel(table / table.sum(-1, keepdim=True)) for table in tables)
+    config = _config(num_prompts=8, max_new_tokens=4, timed_prompts=0, gammas=(1, 3))
+    found = measure_models(target, draft, [[0]] * 8, config)
+    assert found.acceptance.expected_acceptance.value < 0.9
+    assert [row.block_efficiency for row in found.gammas] == pytest.approx([2, 4])
+    generations = SpeculativeDecoder(target, draft, gamma=1).generate([[0]] * 8, 5)
+    stats = sum((text.stats for text in generations[1:]), generations[0].stats)
+    assert stats.block_efficiency == 2
+
+
 def test_a_measurement_survives_json():
     target, draft = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
     found = measure_models(target, draft, PROMPTS, _config(max_new_tokens=10, timed_prompts=2))
@@ -147,9 +163,13 @@ def test_texts_that_draft_nothing_are_not_timed(few):
 
 
 def test_texts_that_all_stop_at_once_are_not_timed():
-    ends = TableModel(torch.tensor([[0.0, 1.0]] * 2), eos_token_ids=(1,))
+    """Zero ends the text at once, two goes on for ever."""
+    table = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    model = TableModel(table, eos_token_ids=(1,))
+    with pytest.raises(UsageError, match=r"longest text has 1 tokens, and a block of .* wants 2"):
+        measure_models(model, model, [[0]] * 3, _config(timed_prompts=2))
     with pytest.raises(UsageError, match="ended before anything was drafted"):
-        measure_models(ends, ends, [[0]] * 3, _config(timed_prompts=2))
+        measure_models(model, model, [[0], [2], [2]], _config(timed_prompts=1))
 
 
 def test_what_the_engine_keeps_is_measured_against_the_tokens_that_it_gave():

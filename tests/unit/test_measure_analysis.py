@@ -100,8 +100,9 @@ def test_on_its_own_text_a_rule_is_predicted_to_do_what_it_then_does(
 
 def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
     target, draft = (TableModel(values) for values in tables())
+    rules = [Lossless(), Chow(1.0)]
     lossless, alone = analyze_rules(
-        target, draft, [[1]], [[2, 3, 4, 5, 6]], [Lossless(), Chow(1.0)], SamplingParams()
+        target, draft, [[1]], [[2, 3, 4, 5, 6]], rules, SamplingParams(), gammas=(1, 2, 3, 4)
     )
     assert lossless.tvd == pytest.approx(0, abs=1e-6)
     assert lossless.kl == pytest.approx(0, abs=1e-6)

@@ -64,7 +64,7 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     target, draft = (load_model(path) for path in (folder / "target", row.stop.path))
     sampling = SamplingParams(temperature=0.6, top_p=0.9)
     scores = score_texts(target, draft, texts["prompts"], texts["completions"], sampling, silent)
-    tau = block_efficiency_from_text(scores.acceptance_BT, scores.survival_BT, scores.mask_BT, 3)
+    tau = block_efficiency_from_text(*scores.drafted, 3)
     assert row.block_efficiency[3].value == pytest.approx(tau)
     assert row.block_efficiency[3].low <= tau <= row.block_efficiency[3].high
     assert row.mbsu[3] == pytest.approx(mbsu(tau, 3, row.parameter_ratio))

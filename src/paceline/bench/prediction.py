@@ -113,12 +113,12 @@ def _predict(
     progress: Progress,
 ) -> list[Prediction]:
     texts = [list(example.tokens) for example in row.examples]
-    longest = max(map(len, texts))
+    longest = max(map(len, texts)) - 1  # block: the first token comes with the prompt
     strategies = [cell.strategy for cell in cells]
     chosen = [one for one in strategies if isinstance(one, Speculative)]
     rules = list({repr(one.rule): one.rule for one in chosen}.values())
     gammas = sorted({min(one.num_speculative_tokens, longest) for one in chosen})
-    costs = _costs(work, row, gammas, cells[0].sampling)
+    costs = _costs(work, row, [gamma for gamma in gammas if gamma], cells[0].sampling)
     analysed = analyze_rules(
         *work.pair,
         work.prompts,
@@ -136,7 +136,7 @@ def _predict(
         gamma = min(strategy.num_speculative_tokens, longest)
         effect = by_rule[repr(strategy.rule)]
         rejection = effect.rejection_rate[gamma].value
-        speedup = costs.expected_speedup(effect.block_efficiency[gamma], gamma)
+        speedup = costs.expected_speedup(effect.block_efficiency[gamma], gamma) if gamma else 1.0
         found.append(
             Prediction(
                 key=work.key_of(cell),

@@ -35,10 +35,11 @@ def block_efficiency_from_text(
     text (`_block_starts`): hard stretches are cut into more blocks. Unlike the i.i.d. estimate it
     knows that easy and hard stretches cluster.
 
-    Shapes: acceptance (beta), survival (min(1, q(y)/p(y))), mask (1 = text) [B, T] -> float.
+    Shapes: acceptance (beta), survival (min(1, q(y)/p(y))), mask (1 = text) [B, T] -> float, T the
+    positions where blocks draft: all but a text's first where that comes with the prompt.
 
     Raises:
-        ValueError: no text is longer than gamma.
+        ValueError: no text has gamma positions.
     Paper: ours. Differs: Zhou et al. 2023 use the i.i.d. estimate.
     """
     tokens_B, blocks_B = tokens_and_blocks(acceptance_BT, survival_BT, mask_BT, gamma)

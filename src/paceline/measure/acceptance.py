@@ -40,6 +40,11 @@ class TextScores(NamedTuple):
     agreement_BT: Tensor
     mask_BT: Tensor
 
+    @property
+    def drafted(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Acceptance, survival and mask where blocks draft: a text's first token comes with the prompt."""
+        return self.acceptance_BT[:, 1:], self.survival_BT[:, 1:], self.mask_BT[:, 1:]
+
 
 @torch.inference_mode()
 def score_texts(

@@ -127,7 +127,7 @@ def analyze_rules(
     `budget`: the tokens that a text may have at most, where the texts were cut there.
 
     Raises:
-        UsageError: no text, no rule, or no text as long as the largest gamma.
+        UsageError: no text, no rule, or no text longer than the largest gamma.
     """
     vocab_size = check_same_vocabulary(target, draft)
     lengths = [len(completion) for completion in completions]
@@ -135,10 +135,10 @@ def analyze_rules(
         raise UsageError(
             f"got {len(rules)} rules and {len(lengths)} texts; give at least one of each"
         )
-    if max(lengths) < max(gammas):
+    if max(lengths) <= max(gammas):
         raise UsageError(
-            f"the longest text has {max(lengths)} tokens and gamma goes to {max(gammas)}; "
-            "analyse longer texts, or smaller gammas"
+            f"the longest text has {max(lengths)} tokens and gamma goes to {max(gammas)}, which wants "
+            f"{max(gammas) + 1}; analyse longer texts, or smaller gammas"
         )
     shape = (len(rules), len(lengths), max(lengths))
     totals = RuleEffect(*(torch.zeros(shape) for _ in RuleEffect._fields))
@@ -154,10 +154,9 @@ def analyze_rules(
     rows: list[RuleRow] = []
     for number, rule in enumerate(rules):
         rejection_BT, survival_BT, *means_BT = (total[number] for total in totals)
-        efficiency = {
-            gamma: block_efficiency_from_text(1 - rejection_BT, survival_BT, mask_BT, gamma)
-            for gamma in gammas
-        }
+        # a text's first token comes with the prompt
+        drafted = 1 - rejection_BT[:, 1:], survival_BT[:, 1:], mask_BT[:, 1:]
+        efficiency = {gamma: block_efficiency_from_text(*drafted, gamma) for gamma in gammas}
         rejection = {
             gamma: _rejection_rate(rejection_BT, survival_BT, lengths_B, gamma, seed, budget)
             for gamma in gammas

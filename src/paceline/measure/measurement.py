@@ -146,16 +146,16 @@ def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
 
 
 def usable_gammas(gammas: Sequence[int], longest: int) -> list[int]:
-    """The gammas that some text is long enough for.
+    """The gammas that some text is long enough for, behind the first token, which no block drafts.
 
     Raises:
         UsageError: none is.
     """
-    usable = sorted({gamma for gamma in gammas if gamma <= longest})
+    usable = sorted({gamma for gamma in gammas if gamma < longest})
     if not usable:
         raise UsageError(
-            f"the longest text has {longest} tokens, shorter than every gamma asked for "
-            f"({min(gammas)} and more); ask for smaller gammas or more new tokens"
+            f"the longest text has {longest} tokens, and a block of the smallest gamma asked for wants "
+            f"{min(gammas) + 1}; ask for smaller gammas or more new tokens"
         )
     return usable
 
@@ -167,9 +167,7 @@ def _gamma_row(
     costs: PassCosts,
     parameters: tuple[int, int],
 ) -> GammaRow:
-    tau = speed_model.block_efficiency_from_text(
-        scores.acceptance_BT, scores.survival_BT, scores.mask_BT, gamma
-    )
+    tau = speed_model.block_efficiency_from_text(*scores.drafted, gamma)
     alpha = min(max(acceptance.expected_acceptance.value, 0.0), 1.0)
     drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
     break_even = speed_model.break_even_acceptance(gamma, drafting, block)

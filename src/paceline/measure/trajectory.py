@@ -236,8 +236,7 @@ def _row(
 
 
 def _tau(scores: TextScores, gamma: int, seed: int) -> Interval:
-    given = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
-    tokens_B, blocks_B = tokens_and_blocks(*given, gamma)
+    tokens_B, blocks_B = tokens_and_blocks(*scores.drafted, gamma)
     return ratio_interval(tokens_B, blocks_B, rng=named_generator(seed, "bootstrap"))
 
 

@@ -173,8 +173,8 @@ class AgreementEvaluator:
 
         expected_acceptance: sum over positions of sum_v min(p, q), divided by the positions.
         greedy_agreement: part of the positions where both have the same likeliest token.
-        block_efficiency: tokens a target pass at `gamma`, by prefix products; absent where every
-            text is shorter than gamma.
+        block_efficiency: tokens a target pass at `gamma`, by prefix products behind a text's first
+            token, which comes with the prompt; absent where no text is longer than gamma.
         rule_acceptance, rule_tvd: under a rule, the part of the draft's tokens that it keeps, and how
             far the text then is from the target's; absent where no rule was given.
         Paper: Zhou et al. 2023, section 3.
@@ -188,11 +188,11 @@ class AgreementEvaluator:
         if self.rule is not None:
             figures["rule_acceptance"] = float(scores.rule_acceptance_N.double().mean())
             figures["rule_tvd"] = float(scores.rule_tvd_N.double().mean())
-        if max(self.lengths) >= self.gamma:
+        if max(self.lengths) > self.gamma:
             figures["block_efficiency"] = block_efficiency_from_text(
-                self._by_text(scores.acceptance_N),
-                self._by_text(scores.survival_N),
-                self._by_text(torch.ones(len(self.labels_N))),
+                self._drafted(scores.acceptance_N),
+                self._drafted(scores.survival_N),
+                self._drafted(torch.ones(len(self.labels_N))),
                 self.gamma,
             )
         return figures
@@ -251,6 +251,6 @@ class AgreementEvaluator:
         log_probs_CK = head.rows(model.draft_vocabulary).log_probs(hidden_CD)
         return spread(log_probs_CK, model.draft_vocabulary, self.vocab_size)
 
-    def _by_text(self, values_N: Tensor) -> Tensor:
-        """One row a text, 0 beyond its end. [N] -> [B, T]."""
-        return pad_sequence(list(values_N.split(self.lengths)), batch_first=True)
+    def _drafted(self, values_N: Tensor) -> Tensor:
+        """One row a text, behind its first token, 0 beyond its end. [N] -> [B, T - 1]."""
+        return pad_sequence(list(values_N.split(self.lengths)), batch_first=True)[:, 1:]
