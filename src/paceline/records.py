@@ -336,10 +336,7 @@ class RunDirectory:
                 )
             return None
         before, now = manifest["config"], config.model_dump(mode="json")
-        if manifest.get("kind", _kind(config)) != _kind(config):
-            raise ConfigError(
-                f"output {self.path} holds a run of another kind, {manifest['kind']}; choose another"
-            )
+        self.check_kind(config)
         if not begun:
             return None
         if not resume:
@@ -355,6 +352,18 @@ class RunDirectory:
                 f"{before.get(key)}, is now {now.get(key)}); choose another output or the old values"
             )
         return manifest
+
+    def check_kind(self, config: StrictModel) -> None:
+        """Is there no run of another kind, which this one would write over?
+
+        Raises:
+            ConfigError: there is.
+        """
+        manifest = self.read_manifest()
+        if manifest is not None and manifest.get("kind", _kind(config)) != _kind(config):
+            raise ConfigError(
+                f"output {self.path} holds a run of another kind, {manifest['kind']}; choose another"
+            )
 
     def read_manifest(self) -> dict[str, Any] | None:
         """The manifest of an earlier start of this run, if there was one."""

@@ -82,6 +82,8 @@ def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
     assert "greedy:  passed" in out
     assert "sampled: passed" in out
     assert "broken rule: caught" in out
+    code, out, _ = run("verify", *_pair(folder), "--prompts", prompts, "--json")
+    assert (code, json.loads(out)["passed"]) == (0, True)
 
 
 def test_decode_with_a_draft_writes_the_targets_greedy_text(run, folder):
@@ -107,6 +109,41 @@ def test_decode_streams_the_text_on_stdout_and_remarks_on_stderr(run, folder):
     assert code == 0
     assert out.rstrip("\n") == json.loads(as_json)["text"].rstrip("\n")
     assert "tokens per target call" in err
+
+
+def test_text_is_printed_as_the_model_wrote_it(run, folder, monkeypatch):
+    """What a terminal would take for a tab stop, a line end of its own or an emoji."""
+    written = "\ta\r\nb :fire: [red]"
+    monkeypatch.setattr(
+        "paceline.cli.streaming._whole", lambda _target, tokens: written * len(tokens)
+    )
+    common = ("--prompt", "the cat", "--temperature", "0", "--max-new-tokens", "3")
+    code, out, _ = run("decode", "--target", folder / "target", *common)
+    assert code == 0
+    assert out == written * 3 + "\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("--gamma", "3"), ("--draft-weights", "int8"), ("--set", "strategy.num_speculative_tokens=2")],
+)
+def test_what_says_how_a_draft_is_used_wants_a_draft(run, folder, given):
+    code, _, err = run("decode", "--target", folder / "target", "--prompt", "the cat", *given)
+    assert code == 2
+    assert "there is none; name it by --draft" in _one_line(err)
+
+
+def test_a_wrong_configuration_of_the_demo_is_said_before_anything_is_made(run, folder, tmp_path):
+    out = tmp_path / "demo"
+    common = ("demo", "--target", folder / "target", "--out", out)
+    for given, said in (
+        (("--config", tmp_path / "nothing.yaml"), "no configuration file"),
+        (("--minutes", "0"), "max_seconds"),
+    ):
+        code, _, err = run(*common, *given)
+        assert code == 2
+        assert said in _one_line(err)
+    assert not out.exists()
 
 
 def test_decode_reads_how_from_a_configuration(run, folder, tmp_path):

@@ -331,3 +331,18 @@ def test_names_of_cells_tell_family_and_setting_apart():
     ]
     names = [family(validate(DecodingConfig, {"strategy": {"rule": rule}})) for rule in rules]
     assert names == ["lossy beta tuned", "lenient square"]
+
+
+def test_what_stands_in_a_directory_of_questions_is_part_of_the_context(
+    folder: Path, tmp_path: Path
+):
+    questions = tmp_path / "questions"
+    questions.mkdir()
+    for name in ("a", "b"):
+        write_corpus(questions / f"{name}.jsonl", [{"prompt": name, "completion": "x"}])
+    task = {"task": "pairs", "corpus": str(questions), "metric": "rouge1"}
+    config = settings(folder, tmp_path / "run", task=task)
+    first = bench_context(config)
+    assert bench_context(config) == first
+    write_corpus(questions / "b.jsonl", [{"prompt": "c", "completion": "x"}])
+    assert bench_context(config) != first

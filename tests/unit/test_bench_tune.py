@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from aligning import write_corpus, write_pair
-from paceline.bench import ResultRow, read_rows, runner
+from paceline.bench import BenchConfig, ResultRow, bench, read_rows, runner
 from paceline.bench.frontier import Frontier
 from paceline.bench.prediction import Prediction
 from paceline.bench.tune import Bound, TuneConfig, spread, tune, undominated
@@ -15,8 +15,10 @@ from paceline.core.rules import Chow, Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import DecodingConfig, Speculative
-from paceline.errors import ConfigError, NotReachedError, UsageError
+from paceline.errors import ConfigError, ModelLoadError, NotReachedError, UsageError
 from paceline.models import load_model
+from paceline.records import RunDirectory
+from paceline.train.settings import Checkpoints
 from result_rows import ALONE, example, row, steady
 
 QUESTIONS = [
@@ -224,6 +226,36 @@ def test_a_second_start_measures_nothing_and_says_the_same(
     proposed = [one.decoding for one in first.tried if one.examples == "choosing"][1:]
     monkeypatch.setattr("paceline.bench.tune.propose", lambda *_: proposed)
     assert tune(config).chosen == first.chosen
+
+
+def test_what_is_there_outlives_a_mistake(folder: Path, tmp_path: Path):
+    run = RunDirectory(tmp_path / "out")
+    run.write_manifest(Checkpoints())  # of another kind of run
+    run.write_result({"kept": True})
+    with pytest.raises(ConfigError, match="holds a run of another kind, Checkpoints"):
+        tune(settings(folder, run.path, quality_floor=0.9))
+    with pytest.raises(ConfigError, match="holds a run of another kind, Checkpoints"):
+        bench(
+            validate(
+                BenchConfig, {"target": "x", "draft": "x", "task": "arithmetic", "output": run.path}
+            )
+        )
+    assert run.read_result() == {"kept": True}
+    tuned = RunDirectory(tmp_path / "tuned")
+    tune(settings(folder, tuned.path, quality_floor=0.5))
+    with pytest.raises(ModelLoadError):
+        tune(settings(folder, tuned.path, target=str(tmp_path / "nothing"), quality_floor=0.5))
+    assert (tuned.path / "decoding.yaml").exists()
+    assert tuned.read_result() is not None
+
+
+def test_a_part_of_nothing_is_no_bound(folder: Path, tmp_path: Path):
+    """Where the target scores 0, one lucky answer is infinitely better."""
+    rows = [{"prompt": text, "completion": "xyzzy"} for text in QUESTIONS]
+    corpus = write_corpus(tmp_path / "wrong.jsonl", rows)
+    task = {"task": "pairs", "corpus": str(corpus), "metric": "rouge1"}
+    with pytest.raises(NotReachedError, match="the target itself scores 0"):
+        tune(settings(folder, tmp_path / "out", task=task, quality_floor=0.5))
 
 
 def test_a_bound_that_nothing_meets_is_one_line_with_the_nearest(folder: Path, tmp_path: Path):

@@ -13,7 +13,6 @@ def test_a_file_gets_a_line_every_half_minute(
 ):
     now = 0.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now)
-    monkeypatch.setattr(console, "stderr", console.Console(stderr=True, soft_wrap=True))
     with console.progress_bars() as progress:
         for second in range(100):
             now = float(second)
@@ -26,11 +25,15 @@ def test_a_warning_is_one_line_without_source(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    monkeypatch.setattr(console, "stderr", console.Console(stderr=True, soft_wrap=True))
     console.show_warnings_in_one_line()
     warnings.showwarning("4 prompts [of 9] lose their beginning", UserWarning, "a.py", 3)
     seen = capsys.readouterr().err
     assert seen == "paceline: warning: 4 prompts [of 9] lose their beginning\n"
+
+
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]):
+    console.stdout.print("runs/[v2]/draft, [/v2] and :smile:")
+    assert capsys.readouterr().out == "runs/[v2]/draft, [/v2] and :smile:\n"
 
 
 def test_keeping_freed_memory_changes_nothing_that_a_program_sees():

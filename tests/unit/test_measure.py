@@ -254,3 +254,14 @@ def test_the_reason_names_measurement_and_break_even_in_one_line():
     assert "measured 0.60x" in reason
     assert "acceptance 0.100 is below the break-even 0.300" in reason
     assert "\n" not in reason
+
+
+def test_texts_that_fit_are_scored_beside_one_that_is_longer():
+    """Context 12: the longest prompt with the longest completion would have no room."""
+    target, draft = (TableModel.random(6, 1, seed=seed, max_length=12) for seed in (1, 2))
+    prompts, completions = [[1, 2], [3] * 10, [4]], [[1, 2, 3, 4, 5, 1], [2], [3, 3]]
+    together = score_texts(target, draft, prompts, completions, SamplingParams(), silent)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        alone = score_texts(target, draft, [prompt], [completion], SamplingParams(), silent)
+        for found, wanted in zip(together, alone, strict=True):
+            assert torch.equal(found[row, : len(completion)], wanted[0])

@@ -53,6 +53,7 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
     run = RunDirectory(config.output)
     if run.path.exists() and not run.path.is_dir():
         raise StorageError(f"output {run.path} is a file; choose a directory")
+    run.check_kind(config)
     with run.alone():
         return _bench(config, run, progress)
 

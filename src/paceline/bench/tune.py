@@ -156,18 +156,19 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
             "or a task with a metric such as arithmetic"
         )
     run = RunDirectory(config.output)
+    run.check_kind(config)
     with run.alone():
         return _tune(config, run, progress)
 
 
 def _tune(config: TuneConfig, run: RunDirectory, progress: Progress) -> Tuned:
-    run.write_manifest(config)
-    for stale in (run.path / _FILE, run.result):  # of another bound, perhaps
-        stale.unlink(missing_ok=True)
     bound = Bound(config)
     pair = cache(lambda: load_models(config))
     choosing, confirming = (_Examples(config, name, pair, progress) for name in _STEPS)
     on_hand = choosing.measure(propose(choosing, config))
+    run.write_manifest(config)  # not before models and task have turned out to be there
+    for stale in (run.path / _FILE, run.result):  # of another bound, perhaps
+        stale.unlink(missing_ok=True)
     tried = [bound.tried(on_hand, row, "choosing") for row in on_hand.rows]
     for decoding in bound.ranked(on_hand):
         confirmed = confirming.measure([decoding])
@@ -197,6 +198,7 @@ class _Examples:
     ) -> None:
         self.alone = DecodingConfig(strategy=Autoregressive(), sampling=config.sampling)
         self.failed: list[FailedCell] = []
+        self._wants_quality = config.quality_floor is not None
         self._setting = _bench_of(config, name)
         self._context = bench_context(self._setting)
         self._pair = pair
@@ -224,14 +226,24 @@ class _Examples:
         return found
 
     def measure(self, cells: Sequence[DecodingConfig]) -> Frontier:
-        """The cells beside the target alone; those that failed are kept in `failed`."""
+        """The cells beside the target alone; those that failed are kept in `failed`.
+
+        Raises:
+            NotReachedError: a part of the target's quality is asked for, and that is 0.
+        """
         rows = self.rows(cells)
         self.failed += [
             FailedCell(decoding=row.decoding, error=row.error or "no reason recorded")
             for row in rows
             if row.status == "failed"
         ]
-        return Frontier([row for row in rows if row.status == "done"], self._setting.seed)
+        found = Frontier([row for row in rows if row.status == "done"], self._setting.seed)
+        if self._wants_quality and not found.quality(found.target).value:
+            raise NotReachedError(
+                "the target itself scores 0 on these examples, and every part of that is met by "
+                "anything; give more examples, another task, or max_latency"
+            )
+        return found
 
 
 def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:

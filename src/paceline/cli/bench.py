@@ -33,5 +33,5 @@ def bench(
     )
     if failed:
         reason = next(row.error for row in found.rows if row.status == "failed")
-        stderr.print(f"paceline: the first failed: {reason}", markup=False)
+        stderr.print(f"paceline: the first failed: {reason}")
         raise typer.Exit(1)

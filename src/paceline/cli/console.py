@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 _QUIET_S = 30  # between two lines of progress in a file
 
-stdout = Console(highlight=False, soft_wrap=True)
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+# what is printed names files and errors, in which [v2] and :smile: mean nothing
+stdout = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def show_warnings_in_one_line() -> None:
     """A warning is a remark to the user: without the line of source that it came from."""
 
     def show(message: Warning | str, *_: object) -> None:
-        stderr.print(f"paceline: warning: {message}", markup=False)
+        stderr.print(f"paceline: warning: {message}")
 
     warnings.showwarning = show
 

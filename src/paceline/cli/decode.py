@@ -49,6 +49,14 @@ def decode(
         sampling__top_k=top_k,
         sampling__repetition_penalty=repetition_penalty,
     )
+    drafts = (
+        "strategy" in decoding.model_fields_set and decoding.strategy.strategy != "autoregressive"
+    )
+    if draft is None and (drafts or draft_weights != "auto"):
+        raise UsageError(
+            "--gamma, --draft-weights and a strategy say how a draft is used, and there is none; name it "
+            "by --draft"
+        )
     text = read_prompt(prompt, prompt_file)
     stream_text(
         *load_decoder(target, draft, draft_weights, decoding),

@@ -26,10 +26,11 @@ def demo(
     from paceline.cli.draft import parse_layers
 
     story = Story(target, out, layers=parse_layers(layers))
+    wanted = story.plan(config or Path("configs/align/demo.yaml"), minutes)  # a mistake is said now
     story.prepare()
     # Few texts show a draft that is far from its target; the verdict at the end needs many.
     before = [story.measure("before", story.start, t, prompts=32, timed=2) for t in (1.0, 0.0)]
-    story.align(config or Path("configs/align/demo.yaml"), minutes)
+    story.align(wanted)
     after = [story.measure("after", story.aligned, t, prompts=64, timed=64) for t in (1.0, 0.0)]
     gamma = after[0].best_gamma or 1
     report = story.verify(gamma)

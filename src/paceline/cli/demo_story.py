@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import typer
 from pydantic import ValidationError
 from rich.table import Table
 
@@ -86,8 +87,12 @@ class Story:
             draft = limit_vocabulary(draft, target, texts, size)
             save_draft(draft, self.target, self.start, stored_dtype(self.target))
 
-    def align(self, config: Path, minutes: float) -> None:
-        """Distil; goes on where it was stopped, returns at once if it has ended."""
+    def plan(self, config: Path, minutes: float) -> AlignConfig:
+        """What `align` will do.
+
+        Raises:
+            ConfigError: the file cannot be read, or a value is wrong.
+        """
         values = read_yaml(config) | {
             "target": self.target,
             "draft": str(self.start),
@@ -95,8 +100,11 @@ class Story:
             "max_seconds": 60 * minutes,
         }
         values["data"] = values.get("data", {}) | {"train": str(self.docs.beginnings)}
-        wanted = validate(AlignConfig, values)
-        _headline(f"Align the draft with the target ({minutes:g} minutes)")
+        return validate(AlignConfig, values)
+
+    def align(self, wanted: AlignConfig) -> None:
+        """Distil; goes on where it was stopped, returns at once if it has ended."""
+        _headline(f"Align the draft with the target ({(wanted.max_seconds or 0) / 60:g} minutes)")
         with progress_bars() as progress:
             align(wanted, resume=True, progress=progress)
 
@@ -176,7 +184,7 @@ class Story:
         prompt = tokenizer.decode(tokens)
         assert isinstance(prompt, str)
         _headline("Decode one held-out prompt, coloured by where each token came from")
-        stdout.print(prompt, style="dim", end="", markup=False)
+        typer.echo(typer.style(prompt, dim=True), nl=False)
         stream_text(
             self._ready,
             SpeculativeDecoder(self._ready, self._draft(str(self.aligned)), gamma=gamma),

@@ -10,7 +10,7 @@ import typer
 from paceline.config import apply_override, read_yaml, set_key, validate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from paceline.config import StrictModel
 
@@ -41,17 +41,25 @@ def build(
     cls: type[ConfigT],
     config: Path | None,
     overrides: Sequence[str] | None,
+    one_of: Collection[str] = (),
     **given: Any,
 ) -> ConfigT:
     """A configuration from the file, then options that were given, then `--set`.
 
-    An option named `a__b` sets the key b of a.
+    An option named `a__b` sets the key b of a; `a__a` chooses what a is, and takes its place where the
+    file has another. Of the options in `one_of`, one that is given takes the place of the file's.
     """
     values = read_yaml(config) if config is not None else {}
+    if any(given.get(name) is not None for name in one_of):
+        values = {key: value for key, value in values.items() if key not in one_of}
     for name, value in given.items():
         if value is None:
             continue
-        set_key(values, name.split("__"), value, f"option --{name.split('__')[-1]}")
+        section, *keys = name.split("__")
+        old = values.get(section)
+        if keys == [section] and not (isinstance(old, dict) and old.get(section) == value):
+            values[section] = {section: value}
+        set_key(values, [section, *keys], value, f"option --{[section, *keys][-1]}")
     for override in overrides or ():
         apply_override(values, override)
     return validate(cls, values)

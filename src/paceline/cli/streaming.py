@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from paceline.cli.console import stderr, stdout
+from paceline.cli.console import stderr
 from paceline.data.prompts import Record
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.models import CausalModel
 
 COLOURS = {
-    "prefill": "default",
+    "prefill": None,
     "accepted": "green",
     "recovered": "red",
     "bonus": "blue",
@@ -76,7 +76,8 @@ def stream_text(
         blocks.append(block)
         if not as_json:
             for piece, source in _pieces(target, blocks):
-                stdout.print(piece, style=COLOURS[source] if show else None, end="", markup=False)
+                # as it is: rich would take tabs and :smile: for its own
+                typer.echo(typer.style(piece, fg=COLOURS[source]) if show else piece, nl=False)
     elapsed = time.perf_counter() - start
     _finish(target, blocks, elapsed, show=show, as_json=as_json)
 
@@ -135,7 +136,7 @@ def _finish(
         result = {"text": text, "tokens": tokens, "stats": asdict(stats), "seconds": elapsed}
         typer.echo(json.dumps(result | {"tokens_per_s": rate}))
         return
-    stdout.print()
+    typer.echo()
     remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s"
     if stats.num_target_calls:
         remark += f", {stats.block_efficiency:.2f} tokens per target call"
@@ -145,5 +146,5 @@ def _finish(
         remark += f", {stats.num_kept} of the draft's own"
     stderr.print(remark, style="dim")
     if show:
-        legend = " ".join(f"[{COLOURS[s]}]{s} {counts[s]}[/]" for s in COLOURS if counts[s])
-        stderr.print(legend)
+        legend = [typer.style(f"{s} {counts[s]}", fg=COLOURS[s]) for s in COLOURS if counts[s]]
+        typer.echo(" ".join(legend), err=True)

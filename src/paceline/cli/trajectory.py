@@ -24,9 +24,9 @@ def trajectory(
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.measure.trajectory import trajectory as run
 
-    given = {"target": target, "output": output}
     named = [str(path) for path in runs] if runs else None
-    wanted = options.build(TrajectoryConfig, config, overrides, **given, runs=named)
+    given = {"target": target, "output": output, "runs": named}
+    wanted = options.build(TrajectoryConfig, config, overrides, **given)
     if plot:
         from paceline.report.plots import load_matplotlib
 

@@ -34,7 +34,13 @@ def tune(
     given = {"target": target, "draft": draft, "output": output, "task__task": task}
     bounds = {"quality_floor": quality_floor, "max_latency": max_latency}
     wanted = options.build(
-        TuneConfig, config, overrides, **given, **bounds, sampling__temperature=temperature
+        TuneConfig,
+        config,
+        overrides,
+        one_of={*bounds, "absolute_quality"},
+        **given,
+        **bounds,
+        sampling__temperature=temperature,
     )
     with progress_bars() as progress:
         found = run(wanted, progress)
@@ -42,4 +48,7 @@ def tune(
         typer.echo(found.model_dump_json(indent=2))
     else:
         stdout.print(tuned_table(found))
-        stdout.print(f"{wanted.output}/decoding.yaml: for paceline decode --config")
+        weights = (
+            "" if wanted.draft_weights == "auto" else f" --draft-weights {wanted.draft_weights}"
+        )
+        stdout.print(f"{wanted.output}/decoding.yaml: for paceline decode{weights} --config")

@@ -1,5 +1,6 @@
 """`paceline verify`: is the output still exactly the target's?"""
 
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -35,7 +36,8 @@ def verify(
     with progress_bars() as progress:
         report = verify_losslessness(wanted, progress)
     if json:
-        typer.echo(report.model_dump_json(indent=2))
+        verdict = report.model_dump(mode="json") | {"passed": report.passed}
+        typer.echo(dumps(verdict, indent=2))
     else:
         for line in losslessness_lines(report):
             stdout.print(line)

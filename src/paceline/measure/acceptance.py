@@ -16,7 +16,7 @@ from paceline.core.sampling import apply_repetition_penalty, mark_seen, to_probs
 from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.models.session import Model
@@ -63,12 +63,23 @@ def score_texts(
     width = max(len(completion) for completion in completions)
     vocab_size = check_same_vocabulary(target, draft)
     parts: list[list[Tensor]] = []
-    for start in range(0, len(prompts), _ROWS):
-        rows = slice(start, start + _ROWS)
+    limit = min((m.max_length for m in (target, draft) if m.max_length is not None), default=None)
+    for rows in _together(prompts, completions, limit):
         scores = _score_rows(target, draft, prompts[rows], completions[rows], sampling, vocab_size)
         parts.append([_widen(score, width) for score in scores])
-        progress("scoring", min(start + _ROWS, len(prompts)), len(prompts))
+        progress("scoring", rows.stop, len(prompts))
     return TextScores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _together(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], limit: int | None
+) -> Iterator[slice]:
+    """A few rows at a time; alone where the longest completion beside the longest prompt has no room."""
+    for start in range(0, len(prompts), _ROWS):
+        stop = min(start + _ROWS, len(prompts))
+        longest = max(map(len, prompts[start:stop])) + max(map(len, completions[start:stop]))
+        step = _ROWS if limit is None or longest <= limit else 1
+        yield from (slice(row, min(row + step, stop)) for row in range(start, stop, step))
 
 
 def _score_rows(

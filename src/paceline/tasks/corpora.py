@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from paceline.config import StrictModel
-from paceline.data.prompts import CorpusConfig, Record, read_records
+from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
 from paceline.tasks.base import TaskExample, as_row, pick
@@ -138,10 +138,11 @@ def _reference(record: Record) -> str:
 
 
 def _contents(corpus: CorpusConfig) -> dict[str, str]:
-    """What stands in a local file, as a digest."""
+    """What stands in a local file, or in those of a directory, as a digest."""
     path = Path(corpus.path)
     if not path.is_file():
-        return {}
+        found = corpus_fingerprint(corpus)
+        return {"corpus": found} if found else {}
     return {"corpus": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
 
 
