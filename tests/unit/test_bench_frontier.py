@@ -9,7 +9,7 @@ from paceline.bench.frontier import Frontier
 from paceline.bench.schema import family, setting
 from paceline.core.bootstrap import Interval
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Opt
-from paceline.decode.policies import Confident
+from paceline.decode.policies import Adaptive, Confident
 from paceline.decode.strategies import Oracle, ResponseByResponse, Speculative, TokenByToken
 from paceline.errors import UsageError
 from result_rows import ALONE, example, row, steady
@@ -231,9 +231,19 @@ def test_the_target_alone_is_timed_against_itself():
         (
             steady(Speculative(rule=Chow(0.2), policy=Confident(0.5))),
             "chow confident",
-            "alpha 0.2, gamma 4",
+            "alpha 0.2, gamma 4, threshold 0.5",
+        ),
+        (
+            steady(Speculative(rule=Chow(0.2), policy=Adaptive(0.1))),
+            "chow adaptive",
+            "alpha 0.2, gamma 4, cost ratio 0.1",
         ),
         (steady(TokenByToken(alpha=0.2)), "token_cascade", "alpha 0.2"),
+        (
+            steady(TokenByToken(alpha=0.2, most_drafted=3)),
+            "token_cascade",
+            "alpha 0.2, at most 3 drafted",
+        ),
         (
             steady(ResponseByResponse(alpha=0.2, normalise=True)),
             "sequence_cascade normalised",

@@ -20,7 +20,7 @@ from paceline.bench.workbench import BenchConfig, Workbench, bench_context, cell
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import Autoregressive, DecodingConfig, build_decoder
 from paceline.errors import ContextLengthError, PacelineError, StorageError
-from paceline.measure.latency import time_request
+from paceline.measure.latency import time_request, warm_up
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
 from paceline.rng import named_generator
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from paceline.decode.decoder import Decoder
 
-_WARM_UP_TOKENS = 8
 # Cells that take turns: more of them share a slow minute, and more are lost when a bench is killed.
 _TOGETHER = 8
 
@@ -127,7 +126,7 @@ def run_together(
     running = [_Cell(work, cell) for cell in cells]
     alone = DecodingConfig(strategy=Autoregressive(), sampling=cells[0].sampling)
     baseline = build_decoder(alone, *work.pair)
-    baseline.generate([work.prompts[0]], min(_WARM_UP_TOKENS, work.max_new_tokens), work.seed)
+    warm_up(baseline, work.prompts, work.max_new_tokens, work.seed)
     order = named_generator(work.seed, "turns", cells[0].model_dump_json())
     for number in range(len(work.examples)):
         beside = None
@@ -183,7 +182,7 @@ class _Cell:
     def _start(self) -> Decoder:
         work = self._work
         decoder = self._decoder = build_decoder(self._decoding, *work.pair)
-        decoder.generate([work.prompts[0]], min(_WARM_UP_TOKENS, work.max_new_tokens), work.seed)
+        warm_up(decoder, work.prompts, work.max_new_tokens, work.seed)
         return decoder
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from paceline.config import StrictModel, describe
+from paceline.decode.cascade import MOST_DRAFTED
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
 from paceline.errors import UsageError
 
@@ -118,4 +119,12 @@ def setting(decoding: DecodingConfig) -> str:
     parts = [f"{name} {value:g}" for name, value in given if value is not None]
     if isinstance(strategy, Speculative):
         parts.append(f"gamma {strategy.num_speculative_tokens}")
+        told = ("threshold", "cost_ratio")
+        given = [(name, getattr(strategy.policy, name, None)) for name in told]
+        parts += [
+            f"{name.replace('_', ' ')} {value:g}" for name, value in given if value is not None
+        ]
+    most = getattr(strategy, "most_drafted", MOST_DRAFTED)
+    if most != MOST_DRAFTED:
+        parts.append(f"at most {most} drafted")
     return ", ".join(parts)

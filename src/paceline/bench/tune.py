@@ -366,8 +366,12 @@ class Bound:
         fastest = max(one.speedup.value for one in tried)
         if self.config.max_latency is not None:
             return f"the fastest took {1 / fastest:.3f}"
-        best = max(one.quality.value for one in tried if one.quality is not None)
-        return f"the best scored {best:.3f}"
+        drafted = [one for one in tried if not isinstance(one.decoding.strategy, Autoregressive)]
+        if self.config.quality_floor is not None:
+            parts = [one.relative_quality for one in drafted or tried]
+            return f"the best scored {max(part.value for part in parts if part):.3f} of it"
+        scores = [one.quality for one in drafted or tried]
+        return f"the best scored {max(score.value for score in scores if score):.3f}"
 
 
 def _bench_of(config: TuneConfig, name: Step) -> BenchConfig:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.progress import Progress
 
 _EXACT = Lossless()
+_WARM_TOKENS = 8
 
 
 class PassCosts(NamedTuple):
@@ -160,6 +161,16 @@ class PairedTimes(NamedTuple):
         )
 
 
+def warm_up(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
+) -> None:
+    """Decode once what is not timed: on a GPU the longest prompt to its end, so that all is recorded."""
+    prompt = max(prompts, key=len)
+    tokens = max_new_tokens if torch.cuda.is_available() else min(_WARM_TOKENS, max_new_tokens)
+    room = decoder.room(prompt)
+    decoder.generate([prompt], tokens if room is None else min(tokens, room), seed)
+
+
 def time_pairs(
     baseline: Decoder,
     method: Decoder,
@@ -182,10 +193,6 @@ def time_pairs(
         UsageError: no text was long enough for anything to be drafted.
     """
     decoders = (baseline, method)
-    # warms up; what a GPU records must be recorded before, down to the last block
-    warm_tokens = max_new_tokens if torch.cuda.is_available() else min(8, max_new_tokens)
-    for decoder in decoders:
-        decoder.generate([prompts[0]], warm_tokens, seed)
     for row, prompt in enumerate(prompts):
         room = method.room(prompt)
         if room is not None and room < max_new_tokens:
@@ -193,6 +200,8 @@ def time_pairs(
                 f"prompt {row} leaves room for {room} tokens of the {max_new_tokens} to be timed; "
                 "shorten the prompts or ask for fewer new tokens"
             )
+    for decoder in decoders:
+        warm_up(decoder, prompts, max_new_tokens, seed)
     seconds = [[0.0] * len(prompts) for _ in decoders]
     firsts = [[0.0] * len(prompts) for _ in decoders]
     tokens = [[0] * len(prompts) for _ in decoders]
