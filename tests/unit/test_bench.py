@@ -216,6 +216,8 @@ def test_a_cell_that_fails_is_recorded_the_others_go_on_and_it_is_tried_again(
     failed = [row for row in rows if row.status == "failed"]
     assert [row.decoding.strategy.strategy for row in failed] == ["token_cascade"] * 2
     assert {row.error for row in failed} == {"no room"}
+    fewer = bench(settings(folder, tmp_path / "run", grid={"rules": [{"rule": "lossless"}]}))
+    assert all(row.status == "done" for row in fewer.rows), "what is asked for no more did not fail"
     assert len(rows) == len(config.grid.cells())
     assert {row.status for row in bench(config).rows} == {"done"}
 

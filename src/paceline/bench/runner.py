@@ -71,7 +71,12 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
     if unpredicted:
         found = predict(work or prepare(config, progress), rows, unpredicted, progress)
         add_predictions(run.path, found)
-    return Progressed(rows, len(missing))
+    return Progressed(without_dropped(rows, cells), len(missing))
+
+
+def without_dropped(rows: Sequence[ResultRow], cells: Sequence[DecodingConfig]) -> list[ResultRow]:
+    """The rows but for those that failed and are asked for no more."""
+    return [row for row in rows if row.status == "done" or row.decoding in cells]
 
 
 def unfinished(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from paceline.bench.frontier import Frontier
 from paceline.bench.grid import Grid
 from paceline.bench.prediction import read_predictions
-from paceline.bench.runner import read_rows
+from paceline.bench.runner import read_rows, without_dropped
 from paceline.bench.schema import ResultRow, family
 from paceline.decode.strategies import Autoregressive
 from paceline.errors import UsageError
@@ -97,6 +97,8 @@ def read_results(folder: Path) -> Results:
         other = "only result rows of another bench" if read_rows(folder) else "no result rows"
         raise UsageError(f"{folder} has {other}; run `paceline bench` with this output first")
     planned = _planned(manifest)
+    if planned:
+        rows = without_dropped(rows, planned)
     samplings = dict.fromkeys(row.decoding.sampling for row in rows)
     samplings |= dict.fromkeys(decoding.sampling for decoding in planned)
     ordered = sorted(samplings, key=lambda sampling: sampling.temperature)
