@@ -83,7 +83,18 @@ def test_a_tuned_setting_is_one_that_decode_reads(folder: Path):
         (("task", "sums", "--out", "x.jsonl"), "sums"),
         (("task", "arithmetic", "--split", "dev", "--out", "x.jsonl"), "split must be train or"),
         (("report", "runs"), "has no result rows"),
-        (("tune", "--config", SMOKE / "tune.yaml", "--quality-floor", "0.9"), "exactly one of"),
+        (
+            (
+                "tune",
+                "--config",
+                SMOKE / "tune.yaml",
+                "--quality-floor",
+                "0.9",
+                "--max-latency",
+                "1",
+            ),
+            "exactly one of",
+        ),
         (
             ("bench", "--config", SMOKE / "bench.yaml", "--set", "grid.rules=[{rule: chow}]"),
             "alpha: Field required",
