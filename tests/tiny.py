@@ -27,7 +27,7 @@ from paceline.models import CausalModel, wrap_model
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>")
 _MERGES = (("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("a", "n"), ("Ġ", "a"), ("e", "r"))
 
-_LLAMA_LIKE = {
+LLAMA_LIKE = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 4,
@@ -40,15 +40,15 @@ _LLAMA_LIKE = {
 _GPT_LIKE = {"n_embd": 32, "n_layer": 4, "n_head": 4, "initializer_range": 0.3}
 
 CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
-    "llama": (LlamaConfig, _LLAMA_LIKE),
-    "qwen2": (Qwen2Config, {**_LLAMA_LIKE, "tie_word_embeddings": True}),
-    "qwen3": (Qwen3Config, _LLAMA_LIKE),
+    "llama": (LlamaConfig, LLAMA_LIKE),
+    "qwen2": (Qwen2Config, {**LLAMA_LIKE, "tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, LLAMA_LIKE),
     # windows shorter than the texts of the tests
-    "mistral": (MistralConfig, {**_LLAMA_LIKE, "sliding_window": 5}),
+    "mistral": (MistralConfig, {**LLAMA_LIKE, "sliding_window": 5}),
     "gemma3_text": (
         Gemma3TextConfig,
         {
-            **_LLAMA_LIKE,
+            **LLAMA_LIKE,
             "sliding_window": 4,
             "query_pre_attn_scalar": 8,
             "layer_types": ["sliding_attention", "full_attention"] * 2,

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig
 from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError, UsageError
 from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.draft import save_draft, subset_layers
-from tiny import CONFIGS, tiny_hf, tiny_model, tiny_tokenizer
+from tiny import CONFIGS, LLAMA_LIKE, tiny_hf, tiny_model, tiny_tokenizer
 
 TEXT = [5, 9, 3, 7, 11, 20, 30, 4, 8]
 
@@ -147,19 +147,9 @@ def test_a_source_without_a_tokenizer_is_refused(model_directory: Path, tmp_path
 
 def test_layers_that_a_config_cannot_tell_are_refused_before_they_are_saved():
     """deepseek_v3 and its like say how many layers come first that are another kind."""
+    experts = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
     config = Glm4MoeConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        first_k_dense_replace=2,
-        pad_token_id=2,
+        **LLAMA_LIKE, **experts, first_k_dense_replace=2, vocab_size=61, pad_token_id=2
     )
     target = CausalModel(AutoModelForCausalLM.from_config(config).eval())
     with pytest.raises(UnsupportedModelError, match="glm4_moe has layers of several kinds"):

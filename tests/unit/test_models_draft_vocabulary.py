@@ -12,7 +12,7 @@ from paceline.models import load_model, wrap_model
 from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
 from paceline.models.draft_vocabulary import count_tokens, likeliest_tokens, spread
 from paceline.models.kernels import can_pack
-from tiny import CONFIGS, tiny_hf, tiny_model
+from tiny import CONFIGS, LLAMA_LIKE, tiny_hf, tiny_model
 
 KEPT = torch.tensor([1, 4, 5, 9, 30])
 
@@ -132,14 +132,7 @@ def test_the_file_says_what_it_is(model_directory: Path, tmp_path: Path):
 
 
 def test_an_architecture_that_has_to_prove_itself_may_propose_few_tokens():
-    config = Olmo2Config(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        pad_token_id=2,
-    )
+    config = Olmo2Config(**LLAMA_LIKE, vocab_size=61, pad_token_id=2)
     model = wrap_model(AutoModelForCausalLM.from_config(config).eval(), draft_vocabulary=KEPT)
     logits_V = model.start_session().prefill([[5, 9, 3]])[0]
     assert logits_V.isfinite().nonzero().flatten().tolist() == sorted(KEPT.tolist())

@@ -249,3 +249,8 @@ def test_a_model_of_the_hub_is_known_by_its_commit_whatever_has_come_of_it(tmp_p
         before = fingerprint("a/b")
         (snapshot / "model.safetensors").write_bytes(b"weights")
         assert fingerprint("a/b") == before == ("0f" * 20)[:16]
+    own = snapshot.rename(snapshot.with_name("mine"))
+    with patch("paceline.models.loading.model_directory", return_value=own):
+        before = fingerprint(own)
+        (own / "model.safetensors").write_bytes(b"other weights")
+        assert fingerprint(own) != before, "a place that is only called like the hub's"

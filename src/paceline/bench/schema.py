@@ -114,17 +114,17 @@ def setting(decoding: DecodingConfig) -> str:
     """Where on its curve a cell lies, such as `alpha 0.2, gamma 4`."""
     strategy = decoding.strategy
     chosen = strategy.rule if isinstance(strategy, Speculative | Oracle) else strategy
-    thresholds = ("alpha", "epsilon", "threshold", "fallback", "rollback")
-    given = [(name, getattr(chosen, name, None)) for name in thresholds]
-    parts = [f"{name} {value:g}" for name, value in given if value is not None]
+    parts = _told(chosen, "alpha", "epsilon", "threshold", "fallback", "rollback")
     if isinstance(strategy, Speculative):
         parts.append(f"gamma {strategy.num_speculative_tokens}")
-        told = ("threshold", "cost_ratio")
-        given = [(name, getattr(strategy.policy, name, None)) for name in told]
-        parts += [
-            f"{name.replace('_', ' ')} {value:g}" for name, value in given if value is not None
-        ]
+        parts += _told(strategy.policy, "threshold", "cost_ratio")
     most = getattr(strategy, "most_drafted", MOST_DRAFTED)
     if most != MOST_DRAFTED:
         parts.append(f"at most {most} drafted")
     return ", ".join(parts)
+
+
+def _told(what: object, *names: str) -> list[str]:
+    """Those of its numbers that it has, by name."""
+    given = [(name, getattr(what, name, None)) for name in names]
+    return [f"{name.replace('_', ' ')} {value:g}" for name, value in given if value is not None]

@@ -165,10 +165,11 @@ def _tune(config: TuneConfig, run: RunDirectory, progress: Progress) -> Tuned:
     bound = Bound(config)
     pair = cache(lambda: load_models(config))
     choosing, confirming = (_Examples(config, name, pair, progress) for name in _STEPS)
-    on_hand = choosing.measure(propose(choosing, config))
+    candidates = propose(choosing, config)
     run.write_manifest(config)  # not before models and task have turned out to be there
     for stale in (run.path / _FILE, run.result):  # of another bound, perhaps
         stale.unlink(missing_ok=True)
+    on_hand = choosing.measure(candidates)
     tried = [bound.tried(on_hand, row, "choosing") for row in on_hand.rows]
     for decoding in bound.ranked(on_hand):
         confirmed = confirming.measure([decoding])
@@ -367,11 +368,10 @@ class Bound:
         if self.config.max_latency is not None:
             return f"the fastest took {1 / fastest:.3f}"
         drafted = [one for one in tried if not isinstance(one.decoding.strategy, Autoregressive)]
-        if self.config.quality_floor is not None:
-            parts = [one.relative_quality for one in drafted or tried]
-            return f"the best scored {max(part.value for part in parts if part):.3f} of it"
-        scores = [one.quality for one in drafted or tried]
-        return f"the best scored {max(score.value for score in scores if score):.3f}"
+        is_part = self.config.quality_floor is not None
+        scores = [one.relative_quality if is_part else one.quality for one in drafted or tried]
+        best = max(score.value for score in scores if score is not None)
+        return f"the best scored {best:.3f}" + (" of it" if is_part else "")
 
 
 def _bench_of(config: TuneConfig, name: Step) -> BenchConfig:

@@ -63,8 +63,8 @@ def build_examples(
     before it (or the rest only, with `train_document_prompts` off). Texts that fit end with the
     end-of-text token, as a label.
 
-    `pack_documents` joins all documents before they are cut, so that the pieces are
-    full and no time goes into padding; a piece may then begin in one and end in another.
+    `pack_documents` joins all documents before they are cut, so that the pieces are full and no time
+    goes into padding; a piece may then begin in one and end in another.
     """
     examples: list[Example] = []
     num_cut = num_prompts = 0

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 Embeddings = Literal["target", "random"]
 
-_STEPS = (
-    64,
-    16,
-    1,
-)  # of the hidden widths that are tried: the first that the target's is a multiple of
+# Of the hidden widths that are tried: the first that the target's is a multiple of.
+_STEPS = (64, 16, 1)
 _ROUND = 16  # inner widths are multiples of it
 _WHOLE = "full_attention"
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")

@@ -44,6 +44,7 @@ _TOKENIZERS = (
     "vocab.txt",
 )
 _STORED = frozenset({"float32", "bfloat16", "float16"})
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -106,21 +107,14 @@ def model_directory(path: str | Path) -> Path:
         ModelLoadError: Nothing there.
     """
     with quiet():
-        place = _find(path)
-        if place.directory:
-            return place.directory
-        return Path(
-            huggingface_hub.snapshot_download(
-                place.source, allow_patterns=["*.json", "*.txt", "*.model", "*.jinja"]
-            )
-        )
+        return _directory_of(_find(path))
 
 
 def fingerprint(path: str | Path) -> str:
     """Tells one model from another: by its commit on the hub, else by its files."""
     directory = model_directory(path)
-    if directory.parent.name == "snapshots":
-        return directory.name[:16]  # files come one by one
+    if directory.parent.name == "snapshots" and _COMMIT.fullmatch(directory.name):
+        return directory.name[:16]  # the files of the hub come one by one
     return files_fingerprint(
         file
         for file in sorted(directory.iterdir())
@@ -154,6 +148,14 @@ class _Place:
     @property
     def directory(self) -> Path | None:
         return Path(self.source) if Path(self.source).is_dir() else None
+
+
+def _directory_of(place: _Place) -> Path:
+    """Where its files are; those of the hub but for the weights, downloaded."""
+    if place.directory:
+        return place.directory
+    patterns = ["*.json", "*.txt", "*.model", "*.jinja"]
+    return Path(huggingface_hub.snapshot_download(place.source, allow_patterns=patterns))
 
 
 def _find(path: str | Path) -> _Place:
@@ -245,8 +247,9 @@ def _draft_vocabulary(place: _Place, hf: Any, tokenizer: Any) -> torch.Tensor | 
     head = hf.get_output_embeddings()
     if head is None:
         return None
-    directory = place.directory or model_directory(place.source)
-    return read_draft_vocabulary(directory, named_tokens(tokenizer, head.weight.shape[0]))
+    return read_draft_vocabulary(
+        _directory_of(place), named_tokens(tokenizer, head.weight.shape[0])
+    )
 
 
 def _device(device: str) -> str:

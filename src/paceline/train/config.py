@@ -184,26 +184,9 @@ class AlignConfig(TrainSettings):
                 "multiple"
             )
         finish = () if self.finish is None else self.finish.objective
-        if self.loss_vocabulary and any(
-            isinstance(term, CrossEntropy) for term in (*self.objective, *finish)
-        ):
-            raise ValueError(
-                "cross_entropy needs every label, and loss_vocabulary leaves tokens out; drop one"
-            )
-        if self.loss_vocabulary and any(
-            isinstance(term, TVDPlusPlus) and term.estimator == "uniform"
-            for term in (*self.objective, *finish)
-        ):
-            raise ValueError(
-                "tvd_plus_plus uniform weighs all tokens alike, and loss_vocabulary leaves tokens "
-                "out; drop one, or take another estimator"
-            )
-        if self.loss_vocabulary and any(
-            isinstance(term, UnderRule) for term in (*self.objective, *finish)
-        ):
-            raise ValueError(
-                "a rule looks at whole distributions, and loss_vocabulary leaves tokens out; drop one"
-            )
+        if self.loss_vocabulary is not None:
+            for term in (*self.objective, *finish):
+                _check_spares_tokens(term)
         self._check_shards()
         if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
             raise ValueError(
@@ -237,3 +220,17 @@ class AlignConfig(TrainSettings):
                 "models that are sharded are not evaluated on the way; drop data.held_out and use "
                 "trajectory on the checkpoints"
             )
+
+
+def _check_spares_tokens(term: Objective) -> None:
+    """Does this objective mean the same where tokens are left out?"""
+    match term:
+        case CrossEntropy():
+            needs = "cross_entropy needs every label"
+        case TVDPlusPlus(estimator="uniform"):
+            needs = "tvd_plus_plus uniform weighs all tokens alike"
+        case UnderRule():
+            needs = "a rule looks at whole distributions"
+        case _:
+            return
+    raise ValueError(f"{needs}, and loss_vocabulary leaves tokens out; drop one")
