@@ -7,6 +7,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # tiny models gain nothing from threads, and threads that wait for each other cost minutes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limits
+
+# isort: split
 from pathlib import Path
 
 import pytest

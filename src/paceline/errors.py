@@ -59,3 +59,7 @@ class NotReachedError(PacelineError, RuntimeError):
 
 class StorageError(PacelineError, OSError):
     """Writing failed: the disk is full or the place cannot be written."""
+
+
+class SlowerWarning(UserWarning):
+    """A fast code path cannot be used; the result is the same, and takes longer."""

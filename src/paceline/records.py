@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError, StorageError, UsageError
+from paceline.processor import level, machine_level, processor_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -235,19 +236,12 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
+        "processor_level": level(),
+        "machine_level": machine_level(),
         "cpu_count": os.cpu_count(),
         "git": _git_state(),
     }
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _git_state() -> dict[str, Any] | None:

@@ -23,7 +23,6 @@ def test_a_smoke_configuration_raises_the_acceptance_and_ends_in_a_draft(name: s
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

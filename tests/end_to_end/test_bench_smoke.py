@@ -38,7 +38,6 @@ def paceline(place: Path, *arguments: str | Path) -> subprocess.CompletedProcess
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
 

@@ -300,7 +300,7 @@ def two_processes(config: AlignConfig, file: Path) -> list[list[int]]:
         for rank in range(2)
     ]
     for process in ranks:
-        _, complaints = process.communicate(timeout=300)
+        _, complaints = process.communicate()
         assert process.returncode == 0, complaints
     return [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
 

@@ -69,7 +69,7 @@ def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: s
     hf = tiny_hf(architecture)
     writing = WritingModel(wrap_model(hf))
     uniforms = torch.rand(2, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    prompts = [TEXT[:4], TEXT[3:9]]
+    prompts = [TEXT[:2], TEXT[3:6]]  # short enough for the compiled pass on every processor
     texts: list[list[list[int]]] = []
     for _ in range(2):
         rounded = deepcopy(hf)
@@ -89,6 +89,14 @@ def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: s
             for weight in hf.parameters():
                 weight += 0.3 * torch.randn_like(weight)
     assert texts[:2] != texts[2:]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_prompts_beyond_the_compiled_pass_are_read_by_the_model_itself(architecture: str):
+    model = wrap_model(tiny_hf(architecture, max_position_embeddings=512))
+    prompts = [TEXT * 20, TEXT * 19]
+    writing = WritingModel(model).start_session()
+    assert torch.equal(writing.prefill(prompts), model.start_session().prefill(prompts))
 
 
 def test_a_copy_goes_with_its_session():

@@ -113,7 +113,7 @@ def test_packing_a_16_bit_model_is_refused_with_a_reason():
 
 def test_no_deprecation_leaks_from_packing_or_multiplying():
     script = (
-        "import torch; from paceline.models.kernels import Packer; "
+        "from paceline.models.kernels import Packer; import torch; "
         "layer = torch.nn.Linear(8, 8).half().float(); "
         "Packer(1e-3)([layer])(torch.ones(1, 8))"
     )

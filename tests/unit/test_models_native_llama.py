@@ -28,6 +28,7 @@ from paceline.core.rules import (
 )
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, Confident, Generation, SpeculativeDecoder
+from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, wrap_model
 from paceline.models.causal import recorded_hidden_states
 from paceline.models.causal_session import CausalSession
@@ -341,7 +342,9 @@ def test_a_library_that_reads_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         NativeLlama, "__call__", lambda self, tokens, *_: torch.ones(*tokens.shape, self.vocab_size)
     )
-    assert reader(prepared()) is None
+    with pytest.warns(SlowerWarning, match="gives other logits than PyTorch for this llama"):
+        model = prepared()
+    assert reader(model) is None
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
@@ -353,7 +356,8 @@ def test_without_a_compiler_models_read_through_torch(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     compiled.cache_clear()
     try:
-        model = prepared()
+        with pytest.warns(SlowerWarning, match=r"could not be compiled .* install a C compiler"):
+            model = prepared()
         assert reader(model) is None
         torch.testing.assert_close(read(model, [TEXT]), wanted)
     finally:

@@ -12,6 +12,12 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from paceline.errors import UnsupportedModelError
+from paceline.models.agreement import (
+    difference,
+    plain_logits,
+    rolled_back_logits,
+    tolerance_for,
+)
 from paceline.models.causal_session import CausalSession
 
 if TYPE_CHECKING:
@@ -97,7 +103,7 @@ def prove_rollback(model: CausalModel) -> None:
     if name in PROVEN:
         return
     try:
-        wanted, got = _plain_logits(model), _rolled_back_logits(model)
+        wanted, got = plain_logits(model), _rolled_back_logits(model)
     except torch.OutOfMemoryError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
@@ -105,37 +111,19 @@ def prove_rollback(model: CausalModel) -> None:
         raise UnsupportedModelError(
             f"{name} failed a trial of reading and rolling back three tokens ({reason}); {_ADVICE}"
         ) from e
-    # a sum in another order moves 16-bit logits visibly; a forgotten roll-back moves all of them
-    tolerance = 0.01 if model.dtype == torch.float32 else 0.5
-    scale = float(wanted.std()) + 1e-6
-    if not float((wanted - got).abs().max()) <= tolerance * scale:
+    if not difference(wanted, got) <= tolerance_for(model.dtype):
         raise UnsupportedModelError(
             f"{name} gives other logits after a roll-back than in a plain pass, so its text would be "
             f"wrong; {_ADVICE}"
         )
 
 
-def _trial_tokens(model: CausalModel) -> list[int]:
-    return [token % model.vocab_size for token in (7, 11, 5)]
-
-
-@torch.inference_mode()
-def _plain_logits(model: CausalModel) -> Tensor:
-    """After two and after three tokens, without a cache: [2, V]."""
-    tokens = torch.tensor([_trial_tokens(model)], device=model.device)
-    logits = model.hf(input_ids=tokens, use_cache=False).logits
-    return logits[0, 1:, : model.vocab_size].float()
-
-
 def _rolled_back_logits(model: CausalModel) -> Tensor:
-    """The same logits, each from a row of a ragged session that read a wrong token before."""
-    first, second, third = _trial_tokens(model)
     session = CausalSession(model)
-    session.prefill([[first], [first, second, first]])
+    logits = rolled_back_logits(model, session)
     layers: list[Any] = session.cache.layers
     plain = [isinstance(layer, DynamicLayer) and layer.is_initialized for layer in layers]
     text_config = model.hf.config.get_text_config(decoder=True)
     if len(layers) != text_config.num_hidden_layers or not all(plain):
         raise ValueError("its cache is not one set of keys and values a layer")
-    session.rollback([0, 1])
-    return session.extend(torch.tensor([[second], [third]]))[:, 0]
+    return logits

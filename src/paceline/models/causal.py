@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.errors import UnsupportedModelError, UsageError
+from paceline.models import agreement
 from paceline.models.architectures import context_length, prove_rollback, refuse_by_name
 from paceline.models.causal_session import CausalSession, evaluating
 from paceline.models.draft_vocabulary import limited
@@ -197,7 +198,8 @@ class CausalModel:
             return self
         prepared = CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
         prepared.weight_change = packer.largest_change
-        return prepared
+        tolerance = agreement.EXACT if weights == "auto" else agreement.ROUNDED
+        return agreement.unless_wrong(prepared, "reading packed weights", tolerance) or self
 
     def in_fixed_shapes(self) -> CausalModel:
         """The same model, a Llama-like one in passes that a GPU replays: see fixed_shapes.py.
@@ -209,6 +211,10 @@ class CausalModel:
         decoder = LlamaDecoder(self.hf, merged_product, self.draft_vocabulary, compiled=False)
         prepared = CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
         prepared._readers = FixedReaders(decoder)
+        tolerance = agreement.tolerance_for(self.dtype)
+        if agreement.unless_wrong(prepared, "reading recorded passes", tolerance) is None:
+            return self
+        prepared._readers = FixedReaders(decoder)  # without the recordings of the trial
         return prepared
 
     def _in_bfloat16(self, *, rounds: bool) -> CausalModel:
@@ -224,7 +230,8 @@ class CausalModel:
         decoder = LlamaDecoder(
             self.hf, make_linear, self.draft_vocabulary, change=change, rounds=rounds
         )
-        return CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
+        prepared = CausalModel(self.hf, self.tokenizer, decoder, self.draft_vocabulary)
+        return agreement.unless_wrong(prepared, "reading fused layers", agreement.ROUNDED) or self
 
     def _in_int8(self) -> CausalModel:
         if can_read_int8(self):
@@ -233,7 +240,9 @@ class CausalModel:
             if decoder.native is not None:
                 prepared = CausalModel(rounded, self.tokenizer, decoder, self.draft_vocabulary)
                 prepared.num_parameters = self.num_parameters  # a tied head was untied to round it
-                return prepared
+                name, tolerance = "reading 8-bit weights", agreement.ROUNDED
+                if agreement.unless_wrong(prepared, name, tolerance) is not None:
+                    return prepared
         raise UsageError(
             f"int8 weights need a Llama-like model on an x86 CPU and a C compiler, but "
             f"this is a {self.hf.config.model_type} in {str(self.dtype).removeprefix('torch.')} on "

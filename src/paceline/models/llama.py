@@ -11,12 +11,14 @@ Shape suffixes: B batch, N new tokens, W cache width, H heads, D head size.
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.errors import SlowerWarning
 from paceline.models.cache import RoomyCache
 from paceline.models.draft_vocabulary import spread
 from paceline.models.native_llama import NativeLlama
@@ -86,8 +88,17 @@ class LlamaDecoder:
         int8 = int8_of is not None
         if compiled and self.device.type == "cpu" and can_copy(hf, int8=int8):
             native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8, rounds=rounds)
-            self.native = native if self._agrees_with(native) else None
             native.listeners = self._listeners
+            if self._agrees_with(native):
+                self.native = native
+            else:
+                warnings.warn(
+                    f"the compiled pass gives other logits than PyTorch for this {hf.config.model_type}; "
+                    "it is not used, and the model runs more slowly: please report this, with the "
+                    "output of paceline env",
+                    SlowerWarning,
+                    stacklevel=2,
+                )
 
     @staticmethod
     def supports(hf: PreTrainedModel) -> bool:

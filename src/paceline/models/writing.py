@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.models.agreement import ROUNDED, unless_wrong
 from paceline.models.causal import CausalModel, HfDecoder
 from paceline.models.causal_session import CausalSession
 from paceline.models.llama import LlamaDecoder
@@ -30,6 +31,7 @@ class WritingModel:
         self._model = model
         possible = model.device.type == "cpu" and LlamaDecoder.supports(model.hf)
         self._copies = possible and can_copy(model.hf, in_training=True)
+        self._checked = False
 
     def start_session(self) -> ModelSession:
         model = self._model
@@ -37,7 +39,13 @@ class WritingModel:
             return CausalSession(model)
         hf, limit = model.hf, model.draft_vocabulary
         decoder = _Decoder(model, NativeLlama(hf, limit))
-        return CausalSession(CausalModel(hf, model.tokenizer, decoder, limit))
+        copy = CausalModel(hf, model.tokenizer, decoder, limit)
+        if not self._checked:
+            self._checked = True
+            if unless_wrong(copy, "the compiled copy of a model in training", ROUNDED) is None:
+                self._copies = False
+                return CausalSession(model)
+        return CausalSession(copy)
 
 
 class _Decoder(HfDecoder):

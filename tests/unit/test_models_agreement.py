@@ -1,0 +1,108 @@
+"""A fast path that reads wrong is dropped, with one warning; one that reads right is used."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.errors import SlowerWarning
+from paceline.models import wrap_model
+from paceline.models.agreement import EXACT, difference, plain_logits, rolled_back_logits
+from paceline.models.causal_session import CausalSession
+from paceline.models.fixed_session import FixedSession
+from paceline.models.fixed_shapes import FixedReader
+from paceline.models.kernels import can_pack
+from paceline.models.llama import LlamaDecoder
+from paceline.models.native_llama import NativeLlama
+from paceline.models.writing import WritingModel
+from paceline.native import compiled
+from tiny import tiny_hf
+
+packs = pytest.mark.skipif(not can_pack(), reason="FBGEMM is for x86 alone")
+has_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
+
+
+def in_16_bits(architecture: str, dtype: torch.dtype = torch.float32) -> Any:
+    return wrap_model(tiny_hf(architecture).bfloat16().to(dtype))
+
+
+def test_the_difference_is_counted_in_deviations_of_the_logits():
+    wanted = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    deviation = (4 / 3) ** 0.5
+    assert difference(wanted, wanted + 0.25) == pytest.approx(0.25 / deviation, rel=1e-5)
+    limited = torch.tensor([[1.0, -torch.inf, 1.5, -1.0]])
+    assert difference(wanted, limited) == pytest.approx(0.5 / deviation, rel=1e-5)
+    assert difference(wanted, torch.full_like(wanted, torch.nan)) == torch.inf
+
+
+@packs
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_packed_weights_that_read_wrong_are_not_used(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+):
+    model = in_16_bits(architecture)
+    assert model.prepare_for_decoding() is not model
+    parallel = "paceline.models.kernels._parallel"
+    monkeypatch.setattr("paceline.models.kernels._has_serial_kernel", lambda: False)
+    monkeypatch.setattr(parallel, lambda weight, _bias: lambda x: x @ weight.T * 1.1)
+    monkeypatch.setattr("paceline.models.llama.can_copy", lambda *_, **__: False)
+    with pytest.warns(
+        SlowerWarning, match=f"packed weights gives other .* for this {architecture}"
+    ):
+        assert model.prepare_for_decoding() is model
+
+
+@packs
+def test_fused_layers_of_a_bfloat16_model_that_read_wrong_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    model = in_16_bits("llama", torch.bfloat16)
+    assert model.prepare_for_decoding() is not model
+    monkeypatch.setattr("paceline.models.llama.can_copy", lambda *_, **__: False)
+    states = LlamaDecoder.states
+    monkeypatch.setattr(LlamaDecoder, "states", lambda *a, **k: states(*a, **k).roll(1, -1))
+    with pytest.warns(SlowerWarning, match="reading fused layers gives other logits"):
+        assert model.prepare_for_decoding() is model
+
+
+def test_recorded_passes_that_read_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch):
+    model = in_16_bits("llama")
+    assert isinstance(model.in_fixed_shapes().start_session(), FixedSession)
+    logits = FixedReader.logits
+    monkeypatch.setattr(FixedReader, "logits", lambda *a: logits(*a).flip(-1))
+    with pytest.warns(SlowerWarning, match="reading recorded passes gives other logits"):
+        assert isinstance(model.in_fixed_shapes().start_session(), CausalSession)
+
+
+def test_recorded_passes_that_cannot_be_recorded_are_not_used(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(FixedReader, "logits", refuse)
+    with pytest.warns(SlowerWarning, match=r"failed \(operation not permitted when .* capturing\)"):
+        assert in_16_bits("llama").in_fixed_shapes()._readers is None
+
+
+@packs
+@has_compiler
+def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    model = wrap_model(tiny_hf("llama"))
+    wanted = model.start_session().prefill([[5]])
+    assert not torch.equal(WritingModel(model).start_session().prefill([[5]]), wanted), "rounded"
+    read = NativeLlama.__call__
+    monkeypatch.setattr(NativeLlama, "__call__", lambda *a: read(*a).flip(-1))
+    writing = WritingModel(model)
+    with pytest.warns(SlowerWarning, match="copy of a model in training gives other logits"):
+        session = writing.start_session()
+    assert torch.equal(session.prefill([[5]]), wanted)
+    assert torch.equal(writing.start_session().prefill([[5]]), wanted), "checked once, not again"
+
+
+@packs
+def test_float32_paths_are_far_inside_of_the_tolerance():
+    for architecture in ("llama", "gpt2", "qwen3"):
+        model = in_16_bits(architecture).prepare_for_decoding()
+        apart = difference(plain_logits(model), rolled_back_logits(model, model.start_session()))
+        assert apart < EXACT / 10
