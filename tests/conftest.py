@@ -7,6 +7,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # tiny models gain nothing from threads, and threads that wait for each other cost minutes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# on a busy machine another precision may be the faster one, and a test compares runs
+os.environ.setdefault("PACELINE_PRECISION", "float32")
+
 import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limits
 
 # isort: split

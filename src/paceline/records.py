@@ -23,7 +23,7 @@ from paceline.errors import ConfigError, StorageError, UsageError
 from paceline.processor import level, machine_level, processor_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from paceline.config import StrictModel
 
@@ -291,7 +291,7 @@ class RunDirectory:
                 ) from None
             yield
 
-    def write_manifest(self, config: StrictModel, **more: str | dict[str, str]) -> None:
+    def write_manifest(self, config: StrictModel, **more: str | dict[str, Any]) -> None:
         """Record the resolved configuration, its hash, where it runs, and more by name."""
         content = more | {
             "kind": _kind(config),
@@ -300,6 +300,18 @@ class RunDirectory:
             "environment": environment(),
         }
         atomic_write_text(self.manifest, json.dumps(content, indent=2) + "\n")
+
+    def keep_choice(self, name: str, choose: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What the manifest says was chosen under this name; if it says nothing, a new choice.
+
+        The new choice is written into the manifest, so that a resumed run keeps it.
+        """
+        manifest = self.read_manifest() or {}
+        choices = manifest.setdefault("choices", {})
+        if name not in choices:
+            choices[name] = choose()
+            atomic_write_text(self.manifest, json.dumps(manifest, indent=2) + "\n")
+        return choices[name]
 
     def check(
         self, config: StrictModel, *, begun: bool, resume: bool, may_change: Collection[str]

@@ -16,7 +16,6 @@ from transformers import CONFIG_MAPPING, AutoConfig, T5Config
 
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError
 from paceline.models import load_model
-from paceline.models.kernels import native_bfloat16
 from paceline.models.loading import fingerprint, load_tokenizer
 from tiny import tiny_hf
 
@@ -75,14 +74,12 @@ def test_the_asked_dtype_is_the_dtype(model_directory: Path, dtype: str):
     assert load_model(model_directory, dtype=dtype).dtype == getattr(torch, dtype)  # pyright: ignore
 
 
-def test_auto_dtype_follows_the_hardware(model_directory: Path):
-    native = native_bfloat16(torch.device("cpu"))
-    if not torch.cuda.is_available():
-        wanted = torch.bfloat16 if native else torch.float32
-        assert load_model(model_directory).dtype == wanted
-    flags = Path("/proc/cpuinfo")
-    if flags.exists() and "amx_bf16" not in flags.read_text():
-        assert native == ("avx512_bf16" in flags.read_text())
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_auto_dtype_is_the_precision_that_was_chosen(
+    model_directory: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_PRECISION", precision)
+    assert load_model(model_directory, device="cpu").dtype == getattr(torch, precision)
 
 
 def test_a_missing_path_says_what_to_name(tmp_path: Path):

@@ -9,7 +9,9 @@ import typer
 
 def env() -> None:
     """Print versions, hardware and git state as JSON."""
+    from paceline.models.precision import measured_precisions
     from paceline.native import compiled
     from paceline.records import environment
 
-    typer.echo(json.dumps({**environment(), "compiled": compiled() is not None}, indent=2))
+    facts = {"compiled": compiled() is not None, "precision": measured_precisions()}
+    typer.echo(json.dumps(environment() | facts, indent=2))

@@ -28,11 +28,11 @@ from paceline.models.kernels import (
     bfloat16_product,
     can_pack,
     merged_product,
-    native_bfloat16,
     packed_copy,
 )
 from paceline.models.llama import LlamaDecoder
 from paceline.models.native_weights import can_copy
+from paceline.models.precision import choose_precision, shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -218,13 +218,14 @@ class CausalModel:
         return prepared
 
     def _in_bfloat16(self, *, rounds: bool) -> CausalModel:
-        """Few tokens in one compiled pass; many with products as this processor multiplies best."""
+        """Few tokens in one compiled pass; many with the products that are fastest here."""
         if not LlamaDecoder.supports(self.hf):
             return self
-        if native_bfloat16(self.device):
+        chosen = choose_precision("decoding", shapes_of(self.hf.config), self.device)
+        if chosen.precision == "bfloat16":
             make_linear, change = bfloat16_product, 0.05
         elif can_pack():
-            make_linear, change = Packer(EXACT), 1e-3
+            make_linear, change = Packer(EXACT), 0.05 if rounds else 1e-3
         else:
             return self
         decoder = LlamaDecoder(

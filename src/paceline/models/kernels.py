@@ -32,17 +32,6 @@ ROUNDED = 2.0**-11  # float16 rounds the matrix; anything beyond is overflow
 _SHARED_WORK = 1 << 19
 
 
-def native_bfloat16(device: torch.device) -> bool:
-    """Does this hardware multiply bfloat16? Where it must emulate, float32 is several times faster."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu":
-        return False
-    # private names, but there is no public way to ask
-    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return any(getattr(torch.cpu, check, bool)() for check in checks)
-
-
 def half_precision_change(weight: Tensor) -> float:
     """How far float16 moves a weight, at most, relative to the largest; infinite on overflow."""
     largest = float(weight.abs().max())

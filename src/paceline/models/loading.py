@@ -24,7 +24,7 @@ from paceline.models.architectures import refuse_by_name
 from paceline.models.causal import CausalModel, named_tokens, wrap_model
 from paceline.models.draft_vocabulary import read_draft_vocabulary
 from paceline.models.gguf import converted_gguf
-from paceline.models.kernels import native_bfloat16
+from paceline.models.precision import choose_precision, shapes_of
 from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") ->
 
     Args:
         path: A local directory, a `.gguf` file (converted once, then cached) or a hub id.
-        dtype: "auto" is bfloat16 where the hardware computes in it, else float32.
+        dtype: "auto" is the one that this machine reads such a model's texts fastest in, as
+            `precision.choose_precision` measures: float32 or bfloat16.
         device: "auto" is the GPU where there is one, else the CPU.
 
     Returns:
@@ -71,7 +72,7 @@ def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") ->
             refuse_by_name(config)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 place.source,
-                dtype=_dtype(dtype, where),
+                dtype=_dtype(dtype, config, where),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, with a clearer line
                 **place.options,
@@ -128,6 +129,18 @@ def fingerprint_if_there(path: str | Path) -> str:
         return fingerprint(path)
     except ModelLoadError:
         return ""
+
+
+def shapes_at(path: str | Path) -> list[tuple[int, int]]:
+    """`shapes_of` the model at this place.
+
+    Raises:
+        ModelLoadError: Nothing there, or a config.json that cannot be read.
+    """
+    with quiet():
+        place = _find(path)
+        with _reading(place):
+            return shapes_of(AutoConfig.from_pretrained(place.source, **place.options))
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
@@ -258,9 +271,9 @@ def _device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _dtype(dtype: DType, device: torch.device) -> torch.dtype:
+def _dtype(dtype: DType, config: Any, device: torch.device) -> torch.dtype:
     if dtype == "auto":
-        return torch.bfloat16 if native_bfloat16(device) else torch.float32
+        dtype = choose_precision("reading", shapes_of(config), device).precision
     return getattr(torch, dtype)
 
 

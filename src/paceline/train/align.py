@@ -27,9 +27,14 @@ from paceline.data.sources import (
 from paceline.data.tokens import read_prompts
 from paceline.errors import ConfigError, ContextLengthError, UsageError
 from paceline.models.draft_vocabulary import count_tokens
-from paceline.models.loading import fingerprint_if_there, load_model, model_directory, stored_dtype
+from paceline.models.loading import (
+    fingerprint_if_there,
+    load_model,
+    model_directory,
+    shapes_at,
+    stored_dtype,
+)
 from paceline.models.vocabulary import check_same_vocabulary
-from paceline.models.writing import WritingModel
 from paceline.progress import silent
 from paceline.rng import named_generator
 from paceline.train.checkpoint import (
@@ -42,7 +47,7 @@ from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_na
 from paceline.train.freezing import freeze_embeddings, freeze_layers
 from paceline.train.loop import Parts
 from paceline.train.objectives import CrossEntropy, UnderRule
-from paceline.train.run import check_batches, run_training, takes_bfloat16
+from paceline.train.run import check_batches, run_training, takes_bfloat16, writer_of
 from paceline.train.step import Stepper, StepPlan
 from paceline.train.vocabulary import LossVocabulary, VocabularySample
 
@@ -121,7 +126,7 @@ def _set_up(
     if accelerator.is_main_process:
         store.sweep()
     state = read_state(checkpoint)
-    bfloat16 = takes_bfloat16(config, accelerator.device)
+    bfloat16 = takes_bfloat16(config, shapes_at(config.target), accelerator, run)
     device = str(accelerator.device)
     dealt_out = accelerator.num_processes > 1 and "target" in config.shard
     target = load_model(
@@ -140,7 +145,9 @@ def _set_up(
     stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
     stepper.restore(read_optimizer(checkpoint))
     known = _pretraining(config, target, shard, run)
-    source = _source(config, stream, draft, target, shard, progress, bfloat16=bfloat16)
+    writes = config.fixed_fraction < 1 and config.draft_fraction > 0
+    writer = writer_of(config, draft, accelerator, run) if writes else draft
+    source = _source(config, stream, writer, target, shard, progress)
     evaluator = None
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)
@@ -279,12 +286,10 @@ def _vocabulary(
 def _source(
     config: AlignConfig,
     stream: ExampleStream,
-    draft: CausalModel,
+    draft: Model,
     target: CausalModel,
     shard: Shard,
     progress: Progress,
-    *,
-    bfloat16: bool,
 ) -> MixedText:
     """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
     read_by = target
@@ -295,7 +300,7 @@ def _source(
     if own and config.draft_fraction < 1 and not in_rounds:
         target = target.prepare_for_decoding()
     writers: tuple[tuple[Model, Literal["draft", "target"]], ...]
-    writers = (WritingModel(draft) if bfloat16 else draft, "draft"), (target, "target")
+    writers = (draft, "draft"), (target, "target")
     drafted: BatchSource
     written: BatchSource
     drafted, written = (

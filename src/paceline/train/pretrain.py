@@ -26,6 +26,7 @@ from paceline.data.sources import BatchSource, ExampleStream, FixedText, Shard, 
 from paceline.errors import ContextLengthError, PromptError, UsageError
 from paceline.models.from_scratch import NewModel, NewTokenizer, write_new_model
 from paceline.models.loading import fingerprint_if_there, load_model, model_directory, stored_dtype
+from paceline.models.precision import shapes_of
 from paceline.progress import silent
 from paceline.train.checkpoint import (
     CheckpointStore,
@@ -224,7 +225,7 @@ def _set_up(
     _check_length(config, model)
     source, stream = _source(config, records, model, shard, run)
     model.hf.requires_grad_(True)
-    bfloat16 = takes_bfloat16(config, accelerator.device)
+    bfloat16 = takes_bfloat16(config, shapes_of(model.hf.config), accelerator, run)
     width = len(model.head_weight)
     stepper = Stepper(model, None, config, accelerator, vocab_size=width, bfloat16=bfloat16)
     stepper.restore(read_optimizer(checkpoint))

@@ -14,8 +14,9 @@ from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.draft import save_draft
-from paceline.models.kernels import native_bfloat16
 from paceline.models.loading import load_model
+from paceline.models.precision import choose_precision
+from paceline.models.writing import WritingModel, choose_writer
 from paceline.native import compiled
 from paceline.progress import silent
 from paceline.records import RunDirectory, read_jsonl
@@ -23,13 +24,12 @@ from paceline.train.checkpoint import check_run_directory, clear_set_up, has_beg
 from paceline.train.loop import TrainingLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    import torch
 
     from paceline.data.sources import Shard
     from paceline.models.causal import CausalModel
+    from paceline.models.precision import Choice
     from paceline.progress import Progress
     from paceline.train.checkpoint import TrainingState
     from paceline.train.loop import Figures, Parts
@@ -120,7 +120,8 @@ def _train(
         run.result.unlink(missing_ok=True)
         if not has_begun(run):
             clear_set_up(run)
-        run.write_manifest(config, inputs=inputs)
+        before = run.read_manifest() if has_begun(run) else None
+        run.write_manifest(config, inputs=inputs, choices=(before or {}).get("choices", {}))
     progress("loading", 0, 1)
     compiled()  # once a machine, and not in the time of the first step
     parts, state = set_up(accelerator, run, progress)
@@ -145,11 +146,51 @@ def _check_launcher() -> None:
             )
 
 
-def takes_bfloat16(config: TrainSettings, device: torch.device) -> bool:
-    """Whether passes run in bfloat16; weights and sums stay float32."""
-    if config.precision == "auto":
-        return native_bfloat16(device)
-    return config.precision == "bfloat16"
+def takes_bfloat16(
+    config: TrainSettings,
+    shapes: Sequence[tuple[int, int]],
+    accelerator: Accelerator,
+    run: RunDirectory,
+) -> bool:
+    """Whether passes run in bfloat16; weights and sums stay float32.
+
+    "auto" is measured on products of these shapes when a run begins, and kept in its manifest.
+    """
+    if config.precision != "auto":
+        return config.precision == "bfloat16"
+    choice = _keep_choice(
+        run,
+        "precision",
+        lambda: choose_precision("training", shapes, accelerator.device),
+        accelerator,
+    )
+    return choice == "bfloat16"
+
+
+def writer_of(
+    config: TrainSettings, model: CausalModel, accelerator: Accelerator, run: RunDirectory
+) -> CausalModel | WritingModel:
+    """What a model in training writes with: itself, or copies with weights rounded to bfloat16.
+
+    "auto" is measured on the model when a run begins, and kept in its manifest.
+    """
+    precision: str = config.precision
+    if precision == "auto":
+        rows = config.batch_size // config.gradient_accumulation_steps
+        precision = _keep_choice(run, "writing", lambda: choose_writer(model, rows), accelerator)
+    return WritingModel(model) if precision == "bfloat16" else model
+
+
+def _keep_choice(
+    run: RunDirectory, name: str, choose: Callable[[], Choice], accelerator: Accelerator
+) -> str:
+    """The precision that the run keeps under this name; all processes have the main one's."""
+    kept: list[str | None] = [None]
+    if accelerator.is_main_process:
+        kept = [run.keep_choice(name, lambda: choose()._asdict())["precision"]]
+    broadcast_object_list(kept)
+    assert kept[0] is not None, "the main process chooses"
+    return kept[0]
 
 
 def check_batches(

@@ -37,7 +37,8 @@ class TrainSettings(StrictModel):
             the run.
         chunk_tokens: Tokens whose logits exist at a time.
         shard: Models whose weights are dealt out over the processes instead of copied to each.
-        precision: `auto` takes bfloat16 where the hardware computes in it.
+        precision: Of passes; weights and sums are float32. `auto` times products of the model's shapes
+            in float32 and in bfloat16 when the run begins, and keeps the faster for the whole run.
         device: `auto` takes the accelerator if there is one.
     """
 
