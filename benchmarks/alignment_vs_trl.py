@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,8 +31,9 @@ from paceline.data.collate import Row
 from paceline.data.examples import Example
 from paceline.data.sources import ExampleStream, SampledText, TextBatch
 from paceline.models import load_model
-from paceline.models.loading import load_tokenizer
-from paceline.models.writing import WritingModel
+from paceline.models.loading import load_tokenizer, shapes_at
+from paceline.models.writing import WritingModel, choose_writer
+from paceline.records import RunDirectory
 from paceline.train import AlignConfig
 from paceline.train.run import takes_bfloat16
 from paceline.train.step import Stepper, StepPlan
@@ -137,9 +139,15 @@ class Ours:
         from accelerate import Accelerator
 
         accelerator = Accelerator()
-        bfloat16 = takes_bfloat16(config, accelerator.device)
+        shapes = shapes_at(options.target)
+        with tempfile.TemporaryDirectory() as folder:
+            run = RunDirectory(Path(folder))
+            bfloat16 = takes_bfloat16(config, shapes, accelerator, run)
         target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
         draft = load_model(options.draft, dtype="float32")
+        chosen = choose_writer(draft, options.batch)
+        print(f"passes in {'bfloat16' if bfloat16 else 'float32'}; {chosen.reason}")
+        writer = WritingModel(draft) if chosen.precision == "bfloat16" else draft
         self.stepper = Stepper(
             draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
         )
@@ -151,7 +159,7 @@ class Ours:
         self.examples = examples
         self.source = SampledText(
             ExampleStream(examples, options.batch, seed=0),
-            WritingModel(draft),
+            writer,
             "draft",
             sampling=SamplingParams(),
             max_new_tokens=options.completion_tokens,
