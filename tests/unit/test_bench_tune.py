@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from aligning import write_corpus, write_pair
-from paceline.bench import BenchConfig, ResultRow, bench, read_rows, runner
-from paceline.bench.frontier import Frontier
+from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.prediction import Prediction
-from paceline.bench.tune import Bound, TuneConfig, spread, tune, undominated
+from paceline.bench.tune import TuneConfig, spread, tune, undominated
 from paceline.config import load_config, validate
 from paceline.core.rules import Chow, Lossless
 from paceline.core.sampling import SamplingParams
@@ -19,7 +18,6 @@ from paceline.errors import ConfigError, ModelLoadError, NotReachedError, UsageE
 from paceline.models import load_model
 from paceline.records import RunDirectory
 from paceline.train.settings import Checkpoints
-from result_rows import ALONE, example, row, steady
 
 QUESTIONS = [
     f"the {a} sat near the {b}" for a in ("cat", "hen", "man", "ant") for b in ("inn", "tin", "pan")
@@ -51,8 +49,8 @@ def settings(folder: Path, output: Path, **changes: Any) -> TuneConfig:
         "rules": [{"rule": "chow", "alpha": [0.5, 1.0]}, {"rule": "token_v3", "alpha": 0.5}],
         "num_speculative_tokens": [1, 3],
         "num_candidates": 3,
-        "num_examples": 5,
-        "num_confirmed": 6,
+        "num_examples": 4,
+        "num_confirmed": 8,
         "num_timed": 3,
         "max_new_tokens": 8,
         "sampling": {"temperature": 0.0},
@@ -111,52 +109,12 @@ def test_a_floor_above_the_targets_quality_takes_more_than_the_proof(folder: Pat
         tune(settings(folder, tmp_path / "run", quality_floor=50.0, sampling={"temperature": 1.0}))
 
 
-def frontier_of(**cells: ResultRow) -> Frontier:
-    return Frontier([steady(ALONE), *cells.values()])
-
-
-def names(ranked: list[DecodingConfig], **cells: ResultRow) -> list[str]:
-    known = {cell.decoding.model_dump_json(): name for name, cell in cells.items()}
-    return [known.get(one.model_dump_json(), "alone") for one in ranked]
-
-
-def test_of_settings_as_good_the_faster_one_comes_first_and_the_target_alone_last(
+def test_too_few_examples_of_the_task_are_known_before_a_model_is_loaded(
     folder: Path, tmp_path: Path
 ):
-    """At temperature 0 lossless decoding and the target alone have one and the same quality."""
-    cells = {
-        "lossless": steady(Lossless(), 1.0, 1.3),
-        "slower": steady(Chow(0.1), 1.0, 1.1),
-        "worse": steady(Chow(0.9), 0.5, 2.0),
-    }
-    frontier = frontier_of(**cells)
-    budget = Bound(settings(folder, tmp_path, max_latency=1.0))
-    assert names(budget.ranked(frontier), **cells) == ["lossless", "slower", "alone", "worse"]
-    floor = Bound(settings(folder, tmp_path, quality_floor=0.9))
-    assert names(floor.ranked(frontier), **cells) == ["lossless", "slower", "alone"]
-
-
-def test_lossless_decoding_meets_a_floor_by_proof_whatever_luck_its_samples_have(
-    folder: Path, tmp_path: Path
-):
-    cells = {"lossless": steady(Lossless(), 0.5, 1.3), "chow": steady(Chow(0.1), 0.5, 1.4)}
-    frontier = frontier_of(**cells)
-    floor = Bound(settings(folder, tmp_path, quality_floor=1.0))
-    assert names(floor.ranked(frontier), **cells) == ["lossless", "alone"]
-    assert floor.tried(frontier, cells["lossless"], "confirming").met
-    more = Bound(settings(folder, tmp_path, quality_floor=1.01))
-    assert more.ranked(frontier) == []
-
-
-def test_confirming_takes_more_than_a_lucky_mean(folder: Path, tmp_path: Path):
-    """0.99 of the target's quality in the data, below 0.98 in about every third resample."""
-    lucky = row(Chow(0.2), [example(1.0, 0.5)] * 95 + [example(0.8, 0.5)] * 5)
-    frontier = Frontier([steady(ALONE, count=100), lucky])
-    bound = Bound(settings(folder, tmp_path, quality_floor=0.988, confidence=0.8))
-    assert bound.tried(frontier, lucky, "choosing").met
-    assert not bound.tried(frontier, lucky, "confirming").met
-    near = Bound(settings(folder, tmp_path, quality_floor=0.98, confidence=0.8))
-    assert near.tried(frontier, lucky, "confirming").met
+    nowhere = settings(folder, tmp_path, target="nowhere", quality_floor=0.9, num_confirmed=9)
+    with pytest.raises(UsageError, match="has 12 distinct examples, 13 were asked for"):
+        tune(nowhere)
 
 
 def test_a_candidate_that_fails_is_named_and_the_others_go_on(
@@ -200,13 +158,13 @@ def test_a_tune_that_fails_leaves_no_setting_of_an_earlier_one(folder: Path, tmp
 def test_choosing_and_confirming_share_no_example(folder: Path, tmp_path: Path):
     config = settings(folder, tmp_path / "run", quality_floor=0.5)
     tune(config)
-    seen = config.task.examples("test", 11, 0)
-    assert len({example.record.text for example in seen}) == 11
+    seen = config.task.examples("test", 12, 0)
+    assert len({example.record.text for example in seen}) == 12
     sizes = {
         name: {len(row.examples) for row in read_rows(tmp_path / "run" / name)}
         for name in ("choosing", "confirming")
     }
-    assert sizes == {"choosing": {5}, "confirming": {6}}
+    assert sizes == {"choosing": {4}, "confirming": {8}}
     first = [row.examples[0].tokens for row in read_rows(tmp_path / "run" / "choosing")]
     other = [row.examples[0].tokens for row in read_rows(tmp_path / "run" / "confirming")]
     assert set(first).isdisjoint(other)
@@ -262,7 +220,7 @@ def test_a_bound_that_nothing_meets_is_one_line_with_the_nearest(folder: Path, t
     with pytest.raises(NotReachedError, match=r"meets a quality of 50 of the target's; the best"):
         tune(settings(folder, tmp_path / "run", quality_floor=50.0))
     with pytest.raises(NotReachedError, match=r"meets 1e-06 of the target's latency; the fastest"):
-        tune(settings(folder, tmp_path / "fast", max_latency=1e-6))
+        tune(settings(folder, tmp_path / "fast", max_latency=1e-6, num_timed=None))
 
 
 def test_a_floor_without_a_metric_and_two_bounds_are_one_line(folder: Path, tmp_path: Path):
@@ -272,11 +230,11 @@ def test_a_floor_without_a_metric_and_two_bounds_are_one_line(folder: Path, tmp_
     with pytest.raises(ConfigError, match="exactly one of quality_floor"):
         settings(folder, tmp_path / "run")
     with pytest.raises(ConfigError, match="exactly one of quality_floor"):
-        settings(folder, tmp_path / "run", quality_floor=0.9, max_latency=1.0)
+        settings(folder, tmp_path / "run", quality_floor=0.9, max_latency=1.0, num_timed=8)
 
 
 def test_a_latency_budget_is_met_without_a_metric(folder: Path, tmp_path: Path):
     text = {"task": "text", "corpus": str(folder / "questions.jsonl")}
-    found = tune(settings(folder, tmp_path / "run", task=text, max_latency=1000.0))
+    found = tune(settings(folder, tmp_path / "run", task=text, max_latency=1000.0, num_timed=None))
     assert found.chosen.quality is None
     assert found.chosen.speedup.value > 1e-3

@@ -68,7 +68,7 @@ class Frontier:
         self.speed_CR = torch.stack([self._speed(row) for row in rows])
         at = self.rows.index(self.target)
         self.relative_CR = self.quality_CR / self.quality_CR[at]
-        proven_C = torch.tensor([row is self.target or _is_lossless(row) for row in rows])
+        proven_C = torch.tensor([row is self.target or is_lossless(row) for row in rows])
         granted_CR = self.relative_CR.nan_to_num(1).clamp(min=1)
         self.granted_CR = granted_CR.where(proven_C[:, None], self.relative_CR)
 
@@ -180,7 +180,8 @@ def _quantiles(values_R: Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _is_lossless(row: ResultRow) -> bool:
+def is_lossless(row: ResultRow) -> bool:
+    """Whether the cell has the target's quality by proof."""
     strategy = row.decoding.strategy
     return isinstance(strategy, Speculative) and isinstance(strategy.rule, Lossless)
 

@@ -5,149 +5,55 @@
        target finds its tokens; those that another one beats at both are dropped, and some of the
        rest proposed
     3  the proposed ones are measured; so is lossless decoding
-    4  the best of them is measured again on other examples, then the next best, until one is
-       confirmed there: with several tries on the same examples luck has several chances, so that
-       `confidence` of the resamples have to agree
+    4  they are tested on other examples in an order that step 3 fixes, as `bound.py` says, and the
+       best one that is confirmed there is chosen
 
 Lossless decoding has the target's quality by proof. Above temperature 0 its answers are other samples
 than the target's own, so a measured difference is luck: a floor relative to the target is met by it.
 
 The first three steps are a bench in `choosing/`, the last one another in `confirming/`, so that a
-stopped run goes on.
+stopped run can be resumed.
 """
 
 from __future__ import annotations
 
 from functools import cache, cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import Field, field_validator, model_validator
-
+from paceline.bench.bound import Bound, confirm, statement
 from paceline.bench.frontier import Frontier
-from paceline.bench.grid import RuleChoice, expand_all
 from paceline.bench.prediction import predict
 from paceline.bench.runner import read_rows, run_cells, unfinished
+from paceline.bench.tuned import FailedCell, Step, Tried, TuneConfig, Tuned
 from paceline.bench.workbench import BenchConfig, bench_context, prepare
-from paceline.config import StrictModel, to_yaml
+from paceline.config import to_yaml
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.errors import NotReachedError, UsageError
-from paceline.measure.frontier import DEFAULT_RULES
 from paceline.measure.pair import ModelsConfig, load_models
-from paceline.measure.results import IntervalRow
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
-from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from torch import Tensor
 
     from paceline.bench.prediction import Prediction
     from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import Workbench
     from paceline.measure.pair import Pair
 
+__all__ = ["Bound", "FailedCell", "Tried", "TuneConfig", "Tuned", "tune"]
+
 _FILE = "decoding.yaml"
-Step = Literal["choosing", "confirming"]
 _STEPS: tuple[Step, Step] = ("choosing", "confirming")
-
-
-class TuneConfig(ModelsConfig):
-    """What is wanted, of which models, on which task; exactly one of the three bounds.
-
-    Attributes:
-        quality_floor: Least mean score, as part of the target's own.
-        absolute_quality: Least mean score.
-        max_latency: Most seconds a token, as part of the target's own.
-        output: The run directory; `decoding.yaml` in it is for `decode --config`.
-        sampling: How tokens will be drawn.
-        rules: Candidates; a setting that is a list stands for one rule of each.
-        num_speculative_tokens: Block lengths that are considered.
-        num_candidates: How many are measured beside lossless decoding.
-        num_examples: To choose on.
-        num_confirmed: Others, to confirm on.
-        num_timed: Of either, those that the target alone is timed on, too; None: all.
-        confidence: The part of the resamples that has to meet the bound, too, for a candidate to be
-            among the first tried and to be confirmed.
-    """
-
-    task: TaskChoice
-    output: Path
-    quality_floor: float | None = Field(default=None, gt=0)
-    absolute_quality: float | None = Field(default=None, gt=0, le=1)
-    max_latency: float | None = Field(default=None, gt=0)
-    sampling: SamplingParams = SamplingParams()
-    rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
-    num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(1, 2, 3, 4, 6), min_length=1
-    )
-    num_candidates: int = Field(default=8, ge=1)
-    num_examples: int = Field(default=64, ge=2)
-    num_confirmed: int = Field(default=64, ge=2)
-    num_timed: int | None = Field(default=None, ge=1)
-    confidence: float = Field(default=0.8, ge=0, le=1)
-
-    @field_validator("rules", mode="before")
-    @classmethod
-    def _one_of_each(cls, value: Any) -> Any:
-        return expand_all(value)
-
-    @model_validator(mode="after")
-    def _one_bound(self) -> TuneConfig:
-        given = [self.quality_floor, self.absolute_quality, self.max_latency]
-        if sum(bound is not None for bound in given) != 1:
-            raise ValueError(
-                "give exactly one of quality_floor, absolute_quality and max_latency, such as "
-                "quality_floor 0.98"
-            )
-        return self
-
-
-class Tried(StrictModel):
-    """A candidate with what was measured of it.
-
-    Attributes:
-        examples: Those to choose on, or those to confirm on.
-        quality: Mean score; `relative_quality` as part of the target's; None without a metric.
-        speedup: Seconds a token of the target alone / of this, whole requests.
-        met: Whether the figures meet the bound; when confirming, `confidence` of the resamples, too.
-            Of lossless decoding and a floor of no more than the target's own quality, always.
-    """
-
-    decoding: DecodingConfig
-    examples: Step
-    quality: IntervalRow | None
-    relative_quality: IntervalRow | None
-    speedup: IntervalRow
-    met: bool
-
-
-class FailedCell(StrictModel):
-    """A candidate that could not be measured, and why."""
-
-    decoding: DecodingConfig
-    error: str
-
-
-class Tuned(StrictModel):
-    """The setting that was confirmed, and all that was measured on the way."""
-
-    schema_version: Literal[1] = 1
-    chosen: Tried
-    tried: tuple[Tried, ...]
-    failed: tuple[FailedCell, ...]
-    config: TuneConfig
 
 
 def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
     """Choose a setting and write it to `decoding.yaml`.
 
     Raises:
-        UsageError: a model or the task cannot be used, or a floor is asked for without a metric.
+        UsageError: a model or the task cannot be used, the task has too few examples, or a floor is
+            asked for without a metric.
         NotReachedError: nothing that was measured meets the bound on the examples to confirm on.
     """
     if config.max_latency is None and config.task.metric is None:
@@ -155,6 +61,8 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
             f"task {config.task.task} has no metric, so no quality floor can be met; give max_latency, "
             "or a task with a metric such as arithmetic"
         )
+    # too few examples to choose and confirm on are found out before the models are loaded
+    config.task.examples("test", config.num_examples + config.num_confirmed, config.seed)
     run = RunDirectory(config.output)
     run.check_kind(config)
     with run.alone():
@@ -165,29 +73,45 @@ def _tune(config: TuneConfig, run: RunDirectory, progress: Progress) -> Tuned:
     bound = Bound(config)
     pair = cache(lambda: load_models(config))
     choosing, confirming = (_Examples(config, name, pair, progress) for name in _STEPS)
+    for step in (choosing, confirming):
+        step.load()  # a prompt that is too long is named before anything is measured
     candidates = propose(choosing, config)
     run.write_manifest(config)  # not before models and task have turned out to be there
     for stale in (run.path / _FILE, run.result):  # of another bound, perhaps
         stale.unlink(missing_ok=True)
     on_hand = choosing.measure(candidates)
     tried = [bound.tried(on_hand, row, "choosing") for row in on_hand.rows]
-    for decoding in bound.ranked(on_hand):
-        confirmed = confirming.measure([decoding])
-        row = next((row for row in confirmed.rows if row.decoding == decoding), None)
-        if row is None:  # it failed here
-            continue
-        tried.append(bound.tried(confirmed, row, "confirming"))
-        if tried[-1].met:
-            failed = (*choosing.failed, *confirming.failed)
-            found = Tuned(chosen=tried[-1], tried=tuple(tried), failed=failed, config=config)
-            atomic_write_text(run.path / _FILE, to_yaml(decoding))
-            run.write_result(found.model_dump(mode="json"))
-            return found
-    failed = len(choosing.failed) + len(confirming.failed)
-    beside = f" ({failed} more failed, see results.jsonl)" if failed else ""
-    raise NotReachedError(
-        f"none of {len(tried)} measurements{beside} meets {bound}; {bound.nearest(tried)}; loosen the "
-        "bound, or align the draft further"
+    tests = confirm(bound.test_order(on_hand), lambda one: _test(bound, confirming, one))
+    tried += tests
+    confirmed = [one for one in tests if one.met]
+    failed = (*choosing.failed, *confirming.failed)
+    if not confirmed:
+        raise NotReachedError(_not_reached(bound, tried, len(failed)))
+    found = Tuned(
+        chosen=confirmed[-1],
+        tried=tuple(tried),
+        failed=failed,
+        num_tests=sum(one.lower_limit is not None for one in tests),
+        statement=statement(bound, tests),
+        config=config,
+    )
+    atomic_write_text(run.path / _FILE, to_yaml(found.chosen.decoding))
+    run.write_result(found.model_dump(mode="json"))
+    return found
+
+
+def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Tried | None:
+    """One setting on the confirming examples; None: it failed to decode them."""
+    frontier = confirming.measure([decoding])
+    row = next((row for row in frontier.rows if row.decoding == decoding), None)
+    return None if row is None else bound.tried(frontier, row, "confirming")
+
+
+def _not_reached(bound: Bound, tried: Sequence[Tried], num_failed: int) -> str:
+    beside = f" ({num_failed} more failed, see results.jsonl)" if num_failed else ""
+    advice = bound.config.shortage or "loosen the bound, or align the draft further"
+    return (
+        f"none of {len(tried)} measurements{beside} meets {bound}; {bound.nearest(tried)}; {advice}"
     )
 
 
@@ -209,6 +133,14 @@ class _Examples:
     def work(self) -> Workbench:
         """Models and examples, loaded when something is to be run."""
         return prepare(self._setting, self.progress, self._pair())
+
+    def load(self) -> None:
+        """Load models and examples now.
+
+        Raises:
+            UsageError: they cannot be used.
+        """
+        _ = self.work
 
     def rows(self, cells: Sequence[DecodingConfig]) -> list[ResultRow]:
         """Rows of these cells and the target alone; what is there already is not run again.
@@ -295,83 +227,6 @@ def spread(candidates: Sequence[DecodingConfig], count: int) -> list[DecodingCon
         return [candidates[0]]
     last = len(candidates) - 1
     return [candidates[round(number * last / (count - 1))] for number in range(count)]
-
-
-class Bound:
-    """What is asked of a setting, and which of those that meet it is better."""
-
-    def __init__(self, config: TuneConfig) -> None:
-        self.config = config
-
-    def __str__(self) -> str:
-        config = self.config
-        if config.quality_floor is not None:
-            return f"a quality of {config.quality_floor:g} of the target's"
-        if config.absolute_quality is not None:
-            return f"a quality of {config.absolute_quality:g}"
-        return f"{config.max_latency:g} of the target's latency"
-
-    def met(self, frontier: Frontier, row: ResultRow) -> Tensor:
-        """In the data, and in each resample, [1 + R]."""
-        at, config = frontier.rows.index(row), self.config
-        if config.quality_floor is not None:
-            return frontier.granted_CR[at] >= config.quality_floor
-        if config.absolute_quality is not None:
-            return frontier.quality_CR[at] >= config.absolute_quality
-        assert config.max_latency is not None, "the configuration has one bound"
-        return frontier.speed_CR[at] >= 1 / config.max_latency
-
-    def surely_met(self, frontier: Frontier, row: ResultRow) -> bool:
-        """In as many of the resamples as `confidence` says."""
-        met_R = self.met(frontier, row)[1:]
-        return float(met_R.float().mean()) >= self.config.confidence
-
-    def ranked(self, frontier: Frontier) -> list[DecodingConfig]:
-        """Those that surely meet it first, then those that do in the data; the better ones first.
-
-        Of two as good, the faster one, and the target alone last of all.
-        """
-        if self.config.max_latency is None:
-            better_C = frontier.speed_CR[:, 0]
-        else:
-            better_C = frontier.granted_CR[:, 0].nan_to_num(0)
-        found: list[tuple[tuple[bool, float, bool, float], DecodingConfig]] = []
-        for at, row in enumerate(frontier.rows):
-            if self.met(frontier, row)[0]:
-                place = (
-                    self.surely_met(frontier, row),
-                    float(better_C[at]),
-                    row is not frontier.target,
-                    float(frontier.speed_CR[at, 0]),
-                )
-                found.append((place, row.decoding))
-        return [decoding for _, decoding in sorted(found, key=lambda f: f[0], reverse=True)]
-
-    def tried(self, frontier: Frontier, row: ResultRow, examples: Step) -> Tried:
-        """The row's figures."""
-        has_metric = row.metric is not None
-        met = bool(self.met(frontier, row)[0])
-        if examples == "confirming":
-            met = met and self.surely_met(frontier, row)
-        return Tried(
-            decoding=row.decoding,
-            examples=examples,
-            quality=IntervalRow.of(frontier.quality(row)) if has_metric else None,
-            relative_quality=IntervalRow.of(frontier.relative_quality(row)) if has_metric else None,
-            speedup=IntervalRow.of(frontier.speedup(row)),
-            met=met,
-        )
-
-    def nearest(self, tried: Sequence[Tried]) -> str:
-        """How near the measurements came."""
-        fastest = max(one.speedup.value for one in tried)
-        if self.config.max_latency is not None:
-            return f"the fastest took {1 / fastest:.3f}"
-        drafted = [one for one in tried if not isinstance(one.decoding.strategy, Autoregressive)]
-        is_part = self.config.quality_floor is not None
-        scores = [one.relative_quality if is_part else one.quality for one in drafted or tried]
-        best = max(score.value for score in scores if score is not None)
-        return f"the best scored {best:.3f}" + (" of it" if is_part else "")
 
 
 def _bench_of(config: TuneConfig, name: Step) -> BenchConfig:

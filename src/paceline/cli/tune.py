@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import progress_bars, stderr, stdout
 
 
 def tune(
@@ -26,7 +26,11 @@ def tune(
     overrides: options.Overrides = None,
     json: options.Json = False,
 ) -> None:
-    """One-pass analysis proposes, measurement confirms; writes a configuration for `decode`."""
+    """Choose a decoding rule and block length that meet a bound, and confirm it on other examples.
+
+    Writes a configuration for `decode`. A setting that misses the bound is chosen in at most
+    1 - confidence of all runs (`--set confidence=0.95`), whatever the number of settings tested.
+    """
     from paceline.bench.tune import TuneConfig
     from paceline.bench.tune import tune as run
     from paceline.cli.tables import tuned_table
@@ -42,12 +46,15 @@ def tune(
         **bounds,
         sampling__temperature=temperature,
     )
+    if wanted.shortage:
+        stderr.print(f"paceline: warning: {wanted.shortage}")
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:
         typer.echo(found.model_dump_json(indent=2))
     else:
         stdout.print(tuned_table(found))
+        stdout.print(found.statement)
         weights = (
             "" if wanted.draft_weights == "auto" else f" --draft-weights {wanted.draft_weights}"
         )
