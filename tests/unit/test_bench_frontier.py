@@ -112,8 +112,6 @@ def test_the_choice_among_cells_is_made_anew_in_each_resample():
     assert single is not None
     assert single.value == pytest.approx((3.0, 3.0, 3.0))
     assert single.share == pytest.approx(0.75, abs=0.05)  # 2000 draws: 5 standard deviations
-    speed_R = found.speed_at([fast, slow], 0.5)
-    assert sorted({round(speed, 6) for speed in speed_R.tolist()}) == [2.0, 3.0]
 
 
 def test_what_no_cell_reaches_is_not_reached():
@@ -122,9 +120,6 @@ def test_what_no_cell_reaches_is_not_reached():
     found = Frontier([alone, worse, slower])
     assert found.fastest([worse], 1.0) is None
     assert found.finest([slower]) is None
-    assert found.speed_at([worse], 1.0).tolist()[0] == 1.0
-    # nobody would serve the cell that has the quality and is slower than the target
-    assert set(found.speed_at([worse, slower], 1.0).tolist()) == {1.0}
     reached = found.fastest([worse, slower], 1.0)
     assert reached is not None
     assert (reached.row, reached.value.value) == (slower, 0.5)

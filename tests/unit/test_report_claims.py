@@ -1,196 +1,184 @@
 """The paper's claims, on rows whose verdict is known beforehand."""
 
-from typing import get_args
+from typing import Any
 
 import pytest
 import torch
 
 from paceline.bench.frontier import Frontier
-from paceline.bench.schema import ResultRow
+from paceline.bench.schema import ResultRow, family
 from paceline.core.bootstrap import Interval
 from paceline.core.rules import (
-    AnyRule,
     BiLDRule,
     Chow,
-    ChowLog,
     Diff,
-    Lenient,
-    Lossless,
     Lossy,
     Opt,
     TokenV1,
     TokenV2,
     TokenV3,
 )
-from paceline.decode.policies import Confident
-from paceline.decode.strategies import (
-    BigLittle,
-    Oracle,
-    ResponseByResponse,
-    Speculative,
-    TokenByToken,
-)
+from paceline.decode.strategies import TokenByToken
 from paceline.report import claims
 from paceline.report.claims import Finding
 from result_rows import ALONE, example, read_tables, row, steady
 
+OURS, PAPER = "ours", "the paper's"
 
-def judged(*cells: ResultRow) -> dict[str, Finding]:
+
+def judged(*cells: ResultRow) -> dict[tuple[str, str], Finding]:
+    """By claim and statistic."""
     alone = steady(ALONE, count=len(cells[0].examples))
-    return {found.claim.label: found for found in claims.judge(Frontier([alone, *cells]))}
+    found = claims.judge(Frontier([alone, *cells]))
+    return {(one.claim.label, one.statistic.name): one for one in found}
 
 
-def test_the_ladder_is_the_mean_of_the_speeds_at_the_floors():
-    """At 1 only the slowest, at 0.98 too, at 0.95 the middle one, at 0.9 the fastest."""
-    token = [steady(TokenV1(0.1), 1.0, 2.0), steady(TokenV2(0.5), 0.96, 3.0)]
-    token.append(steady(TokenV3(0.9), 0.9, 4.0))
-    found = judged(*token, steady(Chow(0.2), 0.95, 1.5))["a"]
-    first, second = found.sides or ()
-    assert [one.value for one in first.by_floor] == pytest.approx([2.0, 2.0, 3.0, 4.0])
-    assert first.value.value == pytest.approx((2 + 2 + 3 + 4) / 4)
-    assert [one.value for one in second.by_floor] == pytest.approx([1.0, 1.0, 1.5, 1.5])
-    assert found.difference == pytest.approx((2.75 - 1.25,) * 3)
-    assert found.num_cells == (3, 1)
-    assert found.verdict == "held"
+def verdicts(*cells: ResultRow) -> dict[tuple[str, str], str]:
+    return {key: one.verdict for key, one in judged(*cells).items()}
 
 
-def test_a_cell_slower_than_the_target_counts_as_the_target():
-    (first, _) = judged(steady(Opt(0.1), 1.0, 0.4), steady(Chow(0.2), 1.0, 2.0))["b"].sides or ()
-    assert first.value == Interval(1.0, 1.0, 1.0)
+def counted(
+    rule: Any, calls: int, seconds: float = 0.5, score: float = 1.0, rejected: int = 1
+) -> ResultRow:
+    """10 tokens after the first with so many target calls; 10 drafted tokens were judged."""
+    given = example(score, seconds, calls=calls, examined=10, rejected=rejected)
+    return row(rule, [given] * 20)
 
 
-def test_the_other_way_round_the_claim_did_not_hold():
-    assert judged(steady(Opt(0.1), 1.0, 1.5), steady(Diff(0.1), 1.0, 2.0))["b"].verdict == (
-        "did not hold"
+SPEED, CALLS = "measured speedup", "target calls saved a token"
+REJECTION = "accepted part of the judged draft tokens"
+AT_QUALITY, IN_TIME = "speedup at the target's quality", "quality within the target's latency"
+
+
+def test_every_claim_is_judged_by_the_papers_statistic_and_by_measured_latency():
+    sources = {
+        claim.label: [one.source.split(":")[0] for one in claim.statistics]
+        for claim in claims.CLAIMS
+    }
+    assert {label: set(each) for label, each in sources.items()} == {
+        label: {OURS, PAPER} for label in ("a", "b", "c", "d1", "d2", "e1", "e2", "f")
+    }
+    assert {label: each[-1] for label, each in sources.items()} == dict.fromkeys(sources, OURS)
+
+
+def test_beta_one_is_judged_by_target_calls_and_not_by_the_tuned_betas_solver():
+    """Both call the target 4 times in 10 tokens; the tuned one needs longer for its solver."""
+    found = verdicts(counted(Lossy(0.1), 4, 0.5), counted(Lossy(0.1, "tuned"), 4, 0.8))
+    assert found["f", SPEED] == "held"
+    assert found["f", CALLS] == "not decided"
+    slower = verdicts(counted(Lossy(0.1), 5, 0.5), counted(Lossy(0.1, "tuned"), 4, 0.8))
+    assert (slower["f", SPEED], slower["f", CALLS]) == ("held", "did not hold")
+
+
+def test_beta_one_may_save_two_calls_in_a_hundred_tokens_less():
+    near = [example(calls=41, num_tokens=101)] * 20, [example(calls=40, num_tokens=101)] * 20
+    far = [example(calls=43, num_tokens=101)] * 20, [example(calls=40, num_tokens=101)] * 20
+    for (one, tuned), verdict in ((near, "held"), (far, "did not hold")):
+        found = verdicts(row(Lossy(0.1), one), row(Lossy(0.1, "tuned"), tuned))
+        assert found["f", CALLS] == verdict
+
+
+def test_the_token_cascade_is_judged_by_target_calls_whatever_its_implementation_costs():
+    """It calls the target 3 times in 10 tokens where Chow calls it 5 times, and is slower all the same."""
+    cells = (counted(Chow(0.1), 5, 0.5), counted(TokenByToken(alpha=0.1), 3, 0.9))
+    found = verdicts(*cells)
+    assert found["d1", CALLS] == "did not hold"
+    assert found["d1", SPEED] == "not decided", "three of the four pairs are not measured"
+    complete = [counted(rule, 5, 0.5) for rule in (Diff(0.1), Opt(0.1), TokenV3(0.1))]
+    assert verdicts(*cells, *complete)["d1", SPEED] == "held"
+
+
+def test_token_specific_rules_are_compared_by_their_rejections():
+    """V3 rejects less than V1 and more than V2, and is the slowest of the three."""
+    cells = (
+        counted(TokenV3(0.1), 5, 0.9, rejected=2),
+        counted(TokenV1(0.1), 5, 0.5, rejected=3),
+        counted(TokenV2(0.1), 5, 0.5, rejected=1),
     )
+    found = verdicts(*cells)
+    assert (found["e1", REJECTION], found["e2", REJECTION]) == ("held", "did not hold")
+    assert (found["e1", SPEED], found["e2", SPEED]) == ("did not hold", "did not hold")
+
+
+RIVALS = (Opt(0.1), Diff(0.1), Chow(0.1), BiLDRule(1.0), Lossy(0.1))
+
+
+def test_the_best_rule_has_to_beat_every_other_one():
+    slower = [steady(rule, 1.0, 1.5) for rule in RIVALS]
+    assert verdicts(steady(TokenV3(0.1), 1.0, 2.0), *slower)["a", AT_QUALITY] == "held"
+    one_faster = [*slower[:-1], steady(RIVALS[-1], 1.0, 2.5)]
+    found = judged(steady(TokenV3(0.1), 1.0, 2.0), *one_faster)["a", AT_QUALITY]
+    assert found.verdict == "did not hold"
+    assert found.decisive is not None
+    assert found.decisive.second.name == "lossy beta 1.0"
+    missing = judged(steady(TokenV3(0.1), 1.0, 2.0), *slower[:-1])["a", AT_QUALITY]
+    assert (missing.verdict, missing.reason) == ("not decided", "1 of 5 pairs not measured")
+
+
+def test_two_statistics_of_one_claim_may_disagree():
+    """V3 is the fastest at the target's quality, but another rule answers better within its latency."""
+    others = [steady(rule, 1.0, 1.5) for rule in RIVALS[1:]]
+    found = verdicts(steady(TokenV3(0.1), 1.0, 2.0), steady(Opt(0.1), 1.2, 1.5), *others)
+    assert found["a", AT_QUALITY] == "held"
+    assert found["a", IN_TIME] == "did not hold"
 
 
 def test_which_is_faster_on_some_examples_only_is_not_decided():
     """Either is the faster one, by as much, on half of the examples."""
     quick, slow = example(seconds=0.4), example(seconds=0.6)
-    found = judged(row(Opt(0.1), [quick, slow] * 10), row(Diff(0.1), [slow, quick] * 10))["b"]
-    assert found.verdict == "not decided here"
-    assert found.difference is not None
-    assert found.difference.low < 0 < found.difference.high
+    cells = row(TokenV3(0.1), [quick, slow] * 10), row(TokenV1(0.1), [slow, quick] * 10)
+    found = judged(*cells)["e1", SPEED]
+    assert (found.verdict, found.reason) == ("not decided", "an interval contains the line")
+    assert found.decisive is not None
+    assert found.decisive.difference.low < 0 < found.decisive.difference.high
 
 
-def test_a_group_without_a_finished_cell_is_not_measured():
+def test_a_side_without_a_finished_cell_is_not_measured():
     found = judged(steady(TokenV3(0.1)), steady(Chow(0.2)))
-    assert found["e1"].verdict == found["f"].verdict == "not measured"
-    assert found["e1"].num_cells == (1, 0)
-    assert found["e1"].difference is None
+    assert found["e1", SPEED].verdict == found["f", CALLS].verdict == "not measured"
+    assert found["e1", SPEED].comparisons == ()
 
 
 def test_what_is_the_same_in_every_resample_decides_nothing():
     """Neither beta ever has the quality: that neither is worse says nothing of them."""
-    found = judged(steady(Lossy(0.5), 0.1, 3.0), steady(Lossy(0.5, "tuned"), 0.2, 2.0))["f"]
-    assert found.difference == Interval(0.0, 0.0, 0.0)
-    assert found.verdict == "not decided here"
+    found = judged(steady(Lossy(0.5), 0.1, 3.0), steady(Lossy(0.5, "tuned"), 0.2, 2.0))["f", SPEED]
+    assert found.decisive is not None
+    assert found.decisive.difference == Interval(0.0, 0.0, 0.0)
+    assert (found.verdict, found.reason) == (
+        "not decided",
+        "neither side of a pair reaches the quality",
+    )
 
 
 @pytest.mark.parametrize(
     ("low", "high", "margin", "verdict"),
     [
         (0.01, 0.5, 0.0, "held"),
-        (-0.01, 0.5, 0.0, "not decided here"),
-        (0.0, 0.5, 0.0, "not decided here"),
+        (-0.01, 0.5, 0.0, "not decided"),
+        (0.0, 0.5, 0.0, "not decided"),
         (-0.5, -0.01, 0.0, "did not hold"),
         (-0.019, 0.0, 0.02, "held"),
-        (-0.021, 0.5, 0.02, "not decided here"),
-        (-0.5, -0.01, 0.02, "not decided here"),
+        (-0.021, 0.5, 0.02, "not decided"),
+        (-0.5, -0.01, 0.02, "not decided"),
         (-0.5, -0.021, 0.02, "did not hold"),
-        (float("nan"), float("nan"), 0.0, "not decided here"),
+        (float("nan"), float("nan"), 0.0, "not decided"),
     ],
 )
 def test_an_interval_decides_by_its_ends(low: float, high: float, margin: float, verdict: str):
     assert claims.verdict_of(Interval((low + high) / 2, low, high), margin) == verdict
 
 
-def test_beta_one_may_be_slower_by_less_than_two_hundredths():
-    near = judged(steady(Lossy(0.1), 1.0, 1.99), steady(Lossy(0.1, "tuned"), 1.0, 2.0))["f"]
-    far = judged(steady(Lossy(0.1), 1.0, 1.97), steady(Lossy(0.1, "tuned"), 1.0, 2.0))["f"]
-    assert (near.verdict, far.verdict) == ("held", "did not hold")
+def test_every_group_of_a_claim_is_a_family_of_the_benches():
+    """A misspelt family would never be measured."""
+    rules = [Opt(0.1), Diff(0.1), Chow(0.1), BiLDRule(1.0), Lossy(0.1), Lossy(0.1, "tuned")]
+    rules += [TokenV1(0.1), TokenV2(0.1), TokenV3(0.1), TokenByToken(alpha=0.1)]
+    known = {family(steady(rule).decoding) for rule in rules}
+    named = {group.name for claim in claims.CLAIMS for pair in claim.pairs for group in pair}
+    assert named == known
 
 
-def test_quality_at_high_speed_is_that_of_cells_at_the_upper_quartile():
-    """Speeds 1, 2, 3, 4, 5 have their 75th percentile at 4; the oracle and the target are not asked."""
-    cells = [
-        steady(Chow(0.1), 1.0, 1.0),
-        steady(Chow(0.2), 0.9, 2.0),
-        steady(Chow(0.3), 0.8, 3.0),
-        steady(Chow(0.4), 0.3, 4.0),
-        steady(TokenByToken(alpha=0.9), 0.5, 5.0),
-        steady(Oracle(rule=Diff(0.2)), 1.0, 9.0),
-    ]
-    found = judged(*cells)["d2"]
-    first, second = found.sides or ()
-    assert (first.value.value, second.value.value) == pytest.approx((0.5, 0.3))
-    assert found.difference == pytest.approx((0.2,) * 3)
-    assert found.verdict == "held"
-    frontier = Frontier([steady(ALONE), *cells])
-    assert claims.high_speed(frontier).tolist()[0] == pytest.approx(4.0)
-
-
-def test_a_group_that_is_never_so_fast_has_no_quality_there():
-    cells = [steady(Chow(0.1), 1.0, 1.5), steady(TokenByToken(alpha=0.9), 0.25, 3.0)]
-    first, second = judged(*cells)["d2"].sides or ()
-    assert (first.value.value, second.value.value) == pytest.approx((0.25, 0.0))
-
-
-SOME = {
-    "lossless": Lossless(),
-    "lenient": Lenient("square", 0.5),
-    "lossy": Lossy(0.2),
-    "lossy tuned": Lossy(0.2, "tuned"),
-    "bild": BiLDRule(1.0),
-    "chow": Chow(0.2),
-    "chow_log": ChowLog(0.2),
-    "opt": Opt(0.2),
-    "token_v1": TokenV1(0.2),
-    "chow confident": Speculative(rule=Chow(0.2), policy=Confident(0.5)),
-    "token_cascade": TokenByToken(alpha=0.2),
-    "sequence_cascade normalised": ResponseByResponse(alpha=0.2, normalise=True),
-    "big_little": BigLittle(fallback=0.5, rollback=1.0),
-    "oracle": Oracle(rule=Opt(0.2)),
-}
-CASCADES = ["bild", "chow", "chow_log", "opt", "token_v1", "chow confident"]
-
-
-@pytest.mark.parametrize(
-    ("group", "members"),
-    [
-        (claims.TOKEN, ["token_v1"]),
-        (claims.OPT, ["opt"]),
-        (claims.LOSSY, ["lenient", "lossy", "lossy tuned"]),
-        (claims.CASCADES, CASCADES),
-        (claims.SEQUENTIAL, ["token_cascade", "sequence_cascade normalised", "big_little"]),
-        (claims.BETA_ONE, ["lossy"]),
-        (claims.BETA_TUNED, ["lossy tuned"]),
-        (claims.V1, ["token_v1"]),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_groups_hold_their_families_and_no_oracle(group: claims.Group, members: list[str]):
-    cells = {name: steady(strategy) for name, strategy in SOME.items()}
-    found = group.cells(Frontier([steady(ALONE), *cells.values()]))
-    assert {name for name, cell in cells.items() if cell in found} == set(members)
-
-
-def test_a_family_is_not_of_the_group_whose_name_it_only_begins_with():
-    group = claims.Group("", ("chow", "lossy beta 1.0"))
-    has = [group.has(name) for name in ("chow", "chow confident", "chow_log", "lossy beta 1.05")]
-    assert has == [True, True, False, False]
-
-
-def test_every_rule_is_token_specific_or_among_the_others():
-    tags = {str(rule.__dataclass_fields__["rule"].default) for rule in get_args(AnyRule)}
-    sides = [{tag for tag in tags if group.has(tag)} for group in (claims.TOKEN, claims.OTHERS)]
-    assert sides[0] | sides[1] == tags
-    assert not sides[0] & sides[1]
-
-
-def test_equal_groups_are_rarely_told_apart():
-    """200 benches of 40 answers in which both groups are equally fast and equally good.
+def test_equal_families_are_rarely_told_apart():
+    """200 benches of 40 answers in which both families are equally fast and equally good.
 
     The odds are 5% if the interval is exact and about 6% with 40 answers: more than 24 of 200 happens
     once in 38,000 at 5%, once in 2,000 at 6%; the seed is fixed. The mutant, which takes every answer
@@ -207,36 +195,59 @@ def test_equal_groups_are_rarely_told_apart():
             for _ in range(2)
         ]
         for times in decided:
-            found = judged(row(Opt(0.1), cells[0] * times), row(Chow(0.1), cells[1] * times))["b"]
-            decided[times] += found.verdict in ("held", "did not hold")
+            pair = row(TokenV3(0.1), cells[0] * times), row(TokenV1(0.1), cells[1] * times)
+            decided[times] += verdicts(*pair)["e1", SPEED] in ("held", "did not hold")
     assert decided[1] <= 24
     assert decided[2] > 24
 
 
-def test_the_text_names_cells_floors_and_verdicts():
-    cells = [steady(Opt(0.1), 1.0, 2.0), steady(Opt(0.2), 0.95, 3.0), steady(Chow(0.1), 1.0, 1.5)]
+def test_the_text_names_claim_statistic_pair_and_verdict():
+    cells = [steady(TokenV3(0.1), 1.0, 2.0), steady(TokenV3(0.2), 0.95, 3.0)]
+    cells += [steady(TokenV1(0.1), 1.0, 1.5)]
     text = claims.claims_text(Frontier([steady(ALONE), *cells]))
-    verdicts, sides = read_tables(text)
-    (second,) = (line for line in verdicts if line["claim"] == "OPT is second")
-    assert second["cells"] == "2 : 1"
-    assert second["first - second"] == "1.000 [1.000, 1.000]"
-    assert second["here"] == "held"
-    (opt,) = (line for line in sides if line["group"] == "OPT")
-    assert opt["speedup at 0.98"] == "2.000 [2.000, 2.000]"
-    assert opt["speedup at 0.95"] == "3.000 [3.000, 3.000]"
-    assert opt["value"] == "2.500 [2.500, 2.500]"
-    assert "75th percentile" in claims.explanation()
-    assert "winner's curse" in claims.explanation()
+    first, sides = read_tables(text)
+    (line,) = (one for one in first if one[""] == "e1" and one["judged by"] == "ours: latency")
+    assert line["claim"] == "token-specific V3 is better than V1"
+    assert line["statistic"] == "measured speedup"
+    assert line["pair"] == "token_v3 : token_v1"
+    assert line["cells"] == "1 of 2 : 1"
+    assert line["here"] == "held"
+    (v1,) = (
+        one
+        for one in sides
+        if one["family"] == "token_v1" and one["statistic"] == "measured speedup"
+    )
+    assert v1["at quality 0.98"] == "1.500 [1.500, 1.500]"
+    assert v1["value"] == "1.500 [1.500, 1.500]"
+    for words in (
+        "rejection rate",
+        "fraction of target calls",
+        "winner's curse",
+        "pays the target",
+    ):
+        assert words in claims.explanation()
 
 
 def test_the_target_alone_leaves_every_claim_unmeasured():
-    (verdicts,) = read_tables(claims.claims_text(Frontier([steady(ALONE)])))
-    assert {line["here"] for line in verdicts} == {"not measured"}
+    (lines,) = read_tables(claims.claims_text(Frontier([steady(ALONE)])))
+    assert {line["here"] for line in lines} == {"not measured (a side has no finished cell)"}
 
 
 def test_nothing_is_decided_by_a_handful_of_examples():
     """Every resample of one example is that example: an interval of no width that says nothing."""
-    few = [steady(TokenV3(0.1), 1.0, 3.0, count=19), steady(Chow(0.2), 1.0, 1.5, count=19)]
-    assert judged(*few)["a"].verdict == claims.UNDECIDED
-    enough = [steady(TokenV3(0.1), 1.0, 3.0), steady(Chow(0.2), 1.0, 1.5)]
-    assert judged(*enough)["a"].verdict == claims.HELD
+    few = [steady(TokenV3(0.1), 1.0, 3.0, count=19), steady(TokenV1(0.2), 1.0, 1.5, count=19)]
+    found = judged(*few)["e1", SPEED]
+    assert (found.verdict, found.reason) == ("not decided", "19 examples, fewer than 20")
+    enough = [steady(TokenV3(0.1), 1.0, 3.0), steady(TokenV1(0.2), 1.0, 1.5)]
+    assert judged(*enough)["e1", SPEED].verdict == "held"
+
+
+def test_untimed_examples_count_for_target_calls_but_not_for_latency():
+    untimed, timed = example(calls=4, baseline_s=None), example(calls=4)
+    fewer, also = example(calls=2, baseline_s=None), example(calls=2)
+    alone = row(ALONE, [untimed] * 15 + [timed] * 5)
+    cells = [row(Lossy(0.1), [fewer] * 15 + [also] * 5)]
+    cells.append(row(Lossy(0.1, "tuned"), [untimed] * 15 + [timed] * 5))
+    found = claims.judge(Frontier([alone, *cells]))
+    verdict = {one.statistic.name: one.verdict for one in found if one.claim.label == "f"}
+    assert verdict == {CALLS: "held", SPEED: "not decided"}

@@ -7,6 +7,7 @@ choice among cells is made anew in every resample, so that an interval knows of 
 # C cells, N examples, R resamples
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -97,11 +98,21 @@ class Frontier:
 
     def rejection_rate(self, row: ResultRow) -> Interval:
         """Rejected / examined drafted tokens; NaN where nothing is judged."""
-        return interval(self._ratio(row, lambda e: e.num_rejected, lambda e: e.num_examined))
+        return interval(self.rejection_rates[self.rows.index(row)])
 
     def deferral_rate(self, row: ResultRow) -> Interval:
         """Target calls / tokens after the first one."""
-        return interval(self._ratio(row, lambda e: e.num_target_calls, lambda e: len(e.tokens) - 1))
+        return interval(self.deferral_rates[self.rows.index(row)])
+
+    @cached_property
+    def rejection_rates(self) -> Tensor:
+        """Rejected / examined drafted tokens of each cell in each resample, [C, 1 + R]."""
+        return torch.stack([self._ratio(row, _rejected, _examined) for row in self.rows])
+
+    @cached_property
+    def deferral_rates(self) -> Tensor:
+        """Target calls / tokens after the first one, [C, 1 + R]."""
+        return torch.stack([self._ratio(row, _calls, _decoded_tokens) for row in self.rows])
 
     def fastest(self, cells: Sequence[ResultRow], floor: float) -> Reached | None:
         """The largest speedup with at least `floor` of the target's quality; None: not reached."""
@@ -110,12 +121,6 @@ class Frontier:
     def finest(self, cells: Sequence[ResultRow], speedup: float = 1.0) -> Reached | None:
         """The best quality, as part of the target's, at no less than this speedup."""
         return self._best(cells, self.relative_CR, self.speed_CR, speedup)
-
-    def speed_at(self, cells: Sequence[ResultRow], floor: float) -> Tensor:
-        """`fastest` in each resample, [R]; 1 where nothing but the target alone reaches the floor."""
-        at = torch.tensor([self.rows.index(row) for row in cells])
-        speed_CR = self.speed_CR[at].where(self.granted_CR[at] >= floor, 1.0)
-        return speed_CR.amax(0).clamp(min=1)
 
     def families(self) -> dict[str, list[ResultRow]]:
         """The cells by the curve they lie on."""
@@ -166,16 +171,16 @@ class Frontier:
         return over_N[self._picks_RN].sum(-1) / under_N[self._picks_RN].sum(-1)
 
 
-def interval(values_R: Tensor) -> Interval:
-    """The data's own value, first, with the 95% interval of the resamples."""
-    low, high = _quantiles(values_R[1:][values_R[1:].isfinite()])
+def interval(values_R: Tensor, tail: float = _TAIL) -> Interval:
+    """The data's own value, first, with the interval of the resamples; `tail` is left out on each side."""
+    low, high = _quantiles(values_R[1:][values_R[1:].isfinite()], tail)
     return Interval(float(values_R[0]), low, high)
 
 
-def _quantiles(values_R: Tensor) -> tuple[float, float]:
+def _quantiles(values_R: Tensor, tail: float = _TAIL) -> tuple[float, float]:
     if not len(values_R):
         return float("nan"), float("nan")
-    tails = torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64)
+    tails = torch.tensor([tail, 1 - tail], dtype=torch.float64)
     low, high = torch.quantile(values_R.double(), tails)
     return float(low), float(high)
 
@@ -188,6 +193,22 @@ def is_lossless(row: ResultRow) -> bool:
 
 def _one(_: ExampleRow) -> float:
     return 1.0
+
+
+def _rejected(example: ExampleRow) -> float:
+    return example.num_rejected
+
+
+def _examined(example: ExampleRow) -> float:
+    return example.num_examined
+
+
+def _calls(example: ExampleRow) -> float:
+    return example.num_target_calls
+
+
+def _decoded_tokens(example: ExampleRow) -> float:
+    return len(example.tokens) - 1
 
 
 def _score(example: ExampleRow) -> float:

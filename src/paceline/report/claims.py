@@ -1,153 +1,201 @@
 """What "Faster Cascades via Speculative Decoding" claims, and whether it held in these rows.
 
-Two groups of cells are compared by one statistic, in the data and in each resample, the best cell
-chosen anew every time. The ladder speed S of a group is the mean, over floors of quality relative to
-the target's, of the largest speedup with at least that quality (1 where the group has none above the
-target's speed). The claim on low latency also compares the best quality at a high speed.
+Each claim compares families of cells in pairs. It is judged by the statistic that the paper uses for
+it, and beside it by measured latency. `comparison.py` defines the statistics.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-import torch
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.bench.frontier import interval
-from paceline.bench.schema import family
+from paceline.report.comparison import (
+    ACCEPTED,
+    CALLS_SAVED,
+    SPEEDUP,
+    AtQuality,
+    Comparison,
+    Group,
+    QualityAt,
+    Statistic,
+    compare,
+)
 from paceline.report.markdown import NOTHING, figure, number, table
-from paceline.report.tables import HEAD_ROOM, TARGET_ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from paceline.bench.frontier import Frontier
-    from paceline.bench.schema import ResultRow
     from paceline.core.bootstrap import Interval
 
 FLOORS = (1.0, 0.98, 0.95, 0.9)
-HIGH_SPEED = 0.75
 MARGIN = 0.02
-# A resample of fewer timed examples says too little of how others would come out.
+# A resample of fewer examples says too little of how others would come out.
 LEAST = 20
 
-HELD, BROKEN, UNDECIDED = "held", "did not hold", "not decided here"
+HELD, BROKEN, UNDECIDED = "held", "did not hold", "not decided"
 UNMEASURED = "not measured"
 
+_PAPER, _OURS = "the paper's", "ours"
+SPEED_AT_QUALITY = AtQuality(
+    "speedup at the target's quality", f"{_PAPER}: Table 2", SPEEDUP, (1.0,)
+)
+QUALITY_IN_TIME = QualityAt(
+    "quality within the target's latency", f"{_PAPER}: Table 2", SPEEDUP, 1.0
+)
+REJECTION = AtQuality(
+    "accepted part of the judged draft tokens",
+    f"{_PAPER}: rejection rate, Figures 3, 10 and 11",
+    ACCEPTED,
+    FLOORS,
+)
+TUNED_CALLS = AtQuality(
+    "target calls saved a token", f"{_PAPER}: fraction of target calls, E.6", CALLS_SAVED, FLOORS
+)
+CASCADE_CALLS = AtQuality(
+    "target calls saved a token",
+    f"{_PAPER}: fraction of target calls, Figure 1",
+    CALLS_SAVED,
+    FLOORS,
+)
+QUALITY_AT_FEW_CALLS = QualityAt(
+    "quality at few target calls",
+    f"{_PAPER}: fraction of target calls, Figure 1",
+    CALLS_SAVED,
+    None,
+)
+SPEED = AtQuality("measured speedup", f"{_OURS}: latency", SPEEDUP, FLOORS)
+QUALITY_AT_SPEED = QualityAt("quality at a high speed", f"{_OURS}: latency", SPEEDUP, None)
 
-class Group(NamedTuple):
-    """Families that are compared as one; a name stands for all families that begin with that word."""
-
-    name: str
-    families: tuple[str, ...]
-
-    def cells(self, frontier: Frontier) -> list[ResultRow]:
-        """The group's finished cells."""
-        return [row for row in frontier.rows if self.has(family(row.decoding))]
-
-    def has(self, name: str) -> bool:
-        """Whether a family is of the group: `sequence_cascade normalised` is of sequence_cascade."""
-        return any(f"{name} ".startswith(f"{one} ") for one in self.families)
-
-
-_PLUG_IN = ("chow", "chow_log", "diff", "diff_log", "bild")
-_OPT = ("opt", "opt_log")
-_TOKEN = ("token_v1", "token_v2", "token_v3")
-_LOSSY = ("lossy", "lenient")
-
-TOKEN = Group("token-specific", _TOKEN)
-OTHERS = Group("all other rules", (*_PLUG_IN, *_OPT, *_LOSSY, "lossless"))
-OPT = Group("OPT", _OPT)
-REMAINING = Group("remaining plug-in and lossy rules", (*_PLUG_IN, *_LOSSY))
-CASCADES = Group("speculative cascades", (*_PLUG_IN, *_OPT, *_TOKEN))
-LOSSY = Group("lossy speculative decoding", _LOSSY)
-SEQUENTIAL = Group("sequential cascades", ("token_cascade", "sequence_cascade", "big_little"))
-V1, V2, V3 = (Group(name, (name,)) for name in _TOKEN)
-BETA_ONE = Group("beta 1", ("lossy beta 1.0",))
-BETA_TUNED = Group("beta tuned", ("lossy beta tuned",))
+CHOW, DIFF, OPT, BILD = Group("chow"), Group("diff"), Group("opt"), Group("bild")
+V1, V2, V3 = Group("token_v1"), Group("token_v2"), Group("token_v3")
+BETA_ONE, BETA_TUNED = Group("lossy beta 1.0"), Group("lossy beta tuned")
+TOKEN_CASCADE = Group("token_cascade")
 
 
 class Claim(NamedTuple):
-    """One comparison: `first` is claimed to be better than `second`, or worse by less than `margin`."""
+    """Every one of `firsts` is claimed to be better than every one of `seconds`.
+
+    Attributes:
+        margin: What the first may be worse by.
+    """
 
     label: str
     sentence: str
-    first: Group
-    second: Group
-    statistic: Literal["ladder", "quality at high speed"] = "ladder"
+    firsts: tuple[Group, ...]
+    seconds: tuple[Group, ...]
+    statistics: tuple[Statistic, ...]
     margin: float = 0.0
 
+    @property
+    def pairs(self) -> list[tuple[Group, Group]]:
+        """What is compared."""
+        return list(itertools.product(self.firsts, self.seconds))
 
+
+_TABLE_2 = (SPEED_AT_QUALITY, QUALITY_IN_TIME)
 CLAIMS = (
-    Claim("a", "token-specific rules are best (claimed at temperature 1)", TOKEN, OTHERS),
-    Claim("b", "OPT is second", OPT, REMAINING),
-    Claim("c", "speculative cascades beat lossy speculative decoding", CASCADES, LOSSY),
+    Claim(
+        "a",
+        "token-specific V3 is better than every other rule (claimed at temperature 1)",
+        (V3,),
+        (OPT, DIFF, CHOW, BILD, BETA_ONE),
+        (*_TABLE_2, REJECTION, SPEED),
+    ),
+    Claim(
+        "b",
+        "OPT is second: better than every rule but token-specific V3",
+        (OPT,),
+        (DIFF, CHOW, BILD, BETA_ONE),
+        (*_TABLE_2, SPEED),
+    ),
+    Claim(
+        "c",
+        "the speculative cascades Diff, OPT and token-specific V3 are better than lossy speculative "
+        "decoding",
+        (DIFF, OPT, V3),
+        (BETA_ONE,),
+        (*_TABLE_2, SPEED),
+    ),
     Claim(
         "d1",
-        "sequential cascades are not competitive near the target's quality",
-        CASCADES,
-        SEQUENTIAL,
+        "speculative cascades cost less than the token cascade near the target's quality",
+        (CHOW, DIFF, OPT, V3),
+        (TOKEN_CASCADE,),
+        (CASCADE_CALLS, SPEED),
     ),
     Claim(
         "d2",
-        "sequential cascades are better at low latency",
-        SEQUENTIAL,
-        CASCADES,
-        "quality at high speed",
+        "the token cascade answers better at low cost than speculative cascades",
+        (TOKEN_CASCADE,),
+        (CHOW, DIFF, OPT, V3),
+        (QUALITY_AT_FEW_CALLS, QUALITY_AT_SPEED),
     ),
-    Claim("e1", "token-specific V3 is better than V1", V3, V1),
-    Claim("e2", "token-specific V3 is better than V2", V3, V2),
-    Claim("f", "lossy beta 1 is no worse than tuned", BETA_ONE, BETA_TUNED, margin=MARGIN),
+    Claim("e1", "token-specific V3 is better than V1", (V3,), (V1,), (REJECTION, SPEED)),
+    Claim("e2", "token-specific V3 is better than V2", (V3,), (V2,), (REJECTION, SPEED)),
+    Claim(
+        "f",
+        "lossy speculative decoding with beta 1 is no worse than with a tuned beta",
+        (BETA_ONE,),
+        (BETA_TUNED,),
+        (TUNED_CALLS, SPEED),
+        margin=MARGIN,
+    ),
 )
 
 
-class Side(NamedTuple):
-    """What one group reached: of the ladder, a figure for each floor as well."""
-
-    num_cells: int
-    value: Interval
-    by_floor: tuple[Interval, ...]
-
-
 class Finding(NamedTuple):
-    """A claim with its verdict; None where a group has no finished cell."""
+    """A claim by one statistic, with its verdict and, where it is not decided, the reason."""
 
     claim: Claim
+    statistic: Statistic
     verdict: str
-    num_cells: tuple[int, int]
-    difference: Interval | None = None
-    sides: tuple[Side, Side] | None = None
+    reason: str
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def decisive(self) -> Comparison | None:
+        """The comparison that speaks most against the claim."""
+        return min(self.comparisons, key=lambda one: one.difference.low, default=None)
 
 
 def judge(frontier: Frontier) -> list[Finding]:
-    """Every claim, on the finished cells of one temperature."""
-    return [_judge(claim, frontier) for claim in CLAIMS]
-
-
-def _judge(claim: Claim, frontier: Frontier) -> Finding:
-    groups = [group.cells(frontier) for group in (claim.first, claim.second)]
-    counts = (len(groups[0]), len(groups[1]))
-    if 0 in counts:
-        return Finding(claim, UNMEASURED, counts)
-    if claim.statistic == "ladder":
-        floors_GFR = torch.stack([ladder(frontier, cells) for cells in groups])
-        values_GR = floors_GFR.mean(1)
-        by_floor = [tuple(interval(speed_R) for speed_R in floors_FR) for floors_FR in floors_GFR]
-    else:
-        speed_R = high_speed(frontier)
-        values_GR = torch.stack([quality_at(frontier, cells, speed_R) for cells in groups])
-        by_floor = [(), ()]
-    difference_R = values_GR[0] - values_GR[1]
-    found = interval(difference_R)
-    sides = [
-        Side(count, interval(value_R), floors)
-        for count, value_R, floors in zip(counts, values_GR, by_floor, strict=True)
+    """Every claim by each of its statistics, on the finished cells of one temperature."""
+    return [
+        _judge(claim, statistic, frontier) for claim in CLAIMS for statistic in claim.statistics
     ]
-    # with hardly a resample in which they differ, neither has been tried
-    untried = found.low == found.high == 0 or frontier.num_timed < LEAST
-    verdict = UNDECIDED if untried else verdict_of(found, claim.margin)
-    return Finding(claim, verdict, counts, found, (sides[0], sides[1]))
+
+
+def _judge(claim: Claim, statistic: Statistic, frontier: Frontier) -> Finding:
+    measured = [pair for pair in claim.pairs if all(group.cells(frontier) for group in pair)]
+    found = [
+        compare(frontier, first, second, statistic, len(measured)) for first, second in measured
+    ]
+    comparisons = tuple(one for one in found if one is not None)
+    verdict, reason = _verdict(claim, statistic, frontier, comparisons)
+    return Finding(claim, statistic, verdict, reason, comparisons)
+
+
+def _verdict(
+    claim: Claim, statistic: Statistic, frontier: Frontier, comparisons: Sequence[Comparison]
+) -> tuple[str, str]:
+    if not comparisons:
+        return UNMEASURED, "a side has no finished cell"
+    count = statistic.cost.num_examples(frontier)
+    if count < LEAST:
+        return UNDECIDED, f"{count} examples, fewer than {LEAST}"
+    tried = [one for one in comparisons if not one.is_untried]
+    if any(verdict_of(one.strict, claim.margin) == BROKEN for one in tried):
+        return BROKEN, ""
+    if len(tried) < len(comparisons):
+        return UNDECIDED, "neither side of a pair reaches the quality"
+    if any(verdict_of(one.difference, claim.margin) != HELD for one in tried):
+        return UNDECIDED, "an interval contains the line"
+    missing = len(claim.pairs) - len(comparisons)
+    if missing:
+        return UNDECIDED, f"{missing} of {len(claim.pairs)} pairs not measured"
+    return HELD, ""
 
 
 def verdict_of(difference: Interval, margin: float = 0.0) -> str:
@@ -157,85 +205,99 @@ def verdict_of(difference: Interval, margin: float = 0.0) -> str:
     return BROKEN if difference.high < -margin else UNDECIDED
 
 
-def ladder(frontier: Frontier, cells: Sequence[ResultRow]) -> Tensor:
-    """The largest speedup at each of FLOORS, [F, 1 + R]; S is its mean over the floors."""
-    return torch.stack([frontier.speed_at(cells, floor) for floor in FLOORS])
-
-
-def high_speed(frontier: Frontier) -> Tensor:
-    """The 75th percentile of the speeds of all cells but the target and the oracle."""
-    left_out = Group("", (TARGET_ALONE, HEAD_ROOM))
-    at = [n for n, row in enumerate(frontier.rows) if not left_out.has(family(row.decoding))]
-    return frontier.speed_CR[at].quantile(HIGH_SPEED, dim=0)
-
-
-def quality_at(frontier: Frontier, cells: Sequence[ResultRow], speed_R: Tensor) -> Tensor:
-    """The best quality / target's at no less than this speed; 0 where no cell is so fast."""
-    at = [frontier.rows.index(row) for row in cells]
-    fast_CR = frontier.speed_CR[at] >= speed_R
-    return frontier.relative_CR[at].where(fast_CR, 0.0).amax(0)
-
-
 def claims_text(frontier: Frontier) -> str:
-    """The verdicts, and what each group reached."""
+    """The verdicts, and what each family reached."""
     findings = judge(frontier)
     parts = [_verdicts(findings)]
-    if any(found.sides for found in findings):
-        speed = figure(interval(high_speed(frontier)))
-        parts += [_sides(findings), f"The high speed of claim d2: {speed}."]
+    if any(found.comparisons for found in findings):
+        levels = [
+            f"{statistic.name}: {figure(interval(statistic.least_gain(frontier)))}"
+            for statistic in (QUALITY_AT_FEW_CALLS, QUALITY_AT_SPEED)
+        ]
+        parts += [_sides(findings), f"The levels of claim d2. {'; '.join(levels)}."]
     return "\n\n".join(parts)
 
 
 def _verdicts(findings: Sequence[Finding]) -> str:
-    header = ["", "claim", "first", "second", "cells", "first - second", "here"]
-    lines = [
-        [
-            found.claim.label,
-            found.claim.sentence,
-            found.claim.first.name,
-            found.claim.second.name,
-            f"{found.num_cells[0]} : {found.num_cells[1]}",
-            NOTHING if found.difference is None else figure(found.difference),
-            found.verdict,
-        ]
-        for found in findings
-    ]
+    header = ["", "claim", "judged by", "statistic", "pair", "cells", "first - second", "here"]
+    lines: list[list[str]] = []
+    for found in findings:
+        one = found.decisive
+        cells = NOTHING
+        if one is not None:
+            cells = f"{one.num_compared} of {one.first.num_cells} : {one.second.num_cells}"
+        lines.append(
+            [
+                found.claim.label,
+                found.claim.sentence,
+                found.statistic.source,
+                found.statistic.name,
+                NOTHING if one is None else f"{one.first.name} : {one.second.name}",
+                cells,
+                NOTHING if one is None else figure(one.difference),
+                f"{found.verdict} ({found.reason})" if found.reason else found.verdict,
+            ]
+        )
     return table(header, lines)
 
 
 def _sides(findings: Sequence[Finding]) -> str:
-    speeds = [f"speedup at {floor:g}" for floor in FLOORS]
     lines: list[list[str]] = []
     for found in findings:
-        claim = found.claim
-        if found.sides is None:
-            continue
-        for group, side in zip((claim.first, claim.second), found.sides, strict=True):
-            name = "S" if claim.statistic == "ladder" else claim.statistic
-            floors = [figure(one) for one in side.by_floor] or [NOTHING] * len(FLOORS)
-            count = str(side.num_cells)
-            lines.append([claim.label, group.name, count, name, figure(side.value), *floors])
-    return table(["", "group", "cells", "statistic", "value", *speeds], lines)
+        for one in found.comparisons:
+            for side in (one.first, one.second):
+                floors = [figure(value) for value in side.by_floor] or [NOTHING] * len(FLOORS)
+                pair = f"{one.first.name} : {one.second.name}"
+                lines.append(
+                    [
+                        found.claim.label,
+                        found.statistic.name,
+                        pair,
+                        side.name,
+                        f"{one.num_compared} of {side.num_cells}",
+                        figure(side.value),
+                        *floors,
+                    ]
+                )
+    at = [f"at quality {floor:g}" for floor in FLOORS]
+    return table(["", "statistic", "pair", "family", "cells", "value", *at], lines)
 
 
 def explanation() -> str:
     """How the claims were judged, in words."""
     floors = ", ".join(f"{floor:g}" for floor in FLOORS)
     return (
-        f"The ladder speed S of a group is the mean, over the floors {floors}, of its largest "
-        "speedup with at least that part of the target's quality; it counts as 1 where no cell of "
-        "the group has the quality and is faster than the target alone. S of the first group minus "
-        "S of the second is computed in the data and in each of the resamples of the examples, the "
-        f"best cells chosen anew in each; a claim **{HELD}** if the 95% interval of the difference "
-        f"lies above 0, **{BROKEN}** if it lies below, and is **{UNDECIDED}** else, also where both "
-        f"groups are the same in at least 95% of the resamples. Claim f asks for no worse, so there "
-        f"the line is -{number(MARGIN)} instead of 0. Claim d2 compares instead the best quality / target's among "
-        "the cells that are at least as fast as the 75th percentile of all cells (without the target "
-        "and the oracle, which is in no group); it counts as 0 where a group has no cell so fast. "
-        "Lossless decoding has the target's quality by proof, whatever its samples scored. With fewer "
-        f"than {LEAST} timed examples nothing is decided.\n\n"
-        "A group with more cells has more chances that one of them looks good by luck (the winner's "
-        "curse); choosing anew in each resample shows how unsure the choice is but does not take the "
-        "advantage away, so mind the numbers of cells. Each interval is that of one comparison: where "
-        "the numbers are alike, one of twenty without any difference is decided all the same."
+        "Each claim is judged by the statistic that the paper uses for it, and beside it by measured "
+        "latency. A claim compares families of cells in pairs; the table shows the pair that speaks "
+        "most against it.\n\n"
+        "- **speedup at the target's quality**: the largest speedup among the cells with at least the "
+        "target's quality, 1 where a family has none (Table 2).\n"
+        "- **quality within the target's latency**: the best quality / target's among the cells that "
+        "are no slower than the target, 0 where a family has none (Table 2).\n"
+        "- **accepted part of the judged draft tokens**: 1 - rejection rate, the mean over the floors "
+        f"{floors} of the largest value among the cells with at least that part of the target's "
+        "quality, 0 where a family has none. The paper plots quality against the rejection rate "
+        "(Figures 3, 10, 11).\n"
+        "- **target calls saved a token**: the same with 1 - target calls / tokens. The paper plots "
+        "quality against the fraction of target calls where latency would be unfair: a tuned beta "
+        "costs a solver and one more draft pass (E.6), and cascades that do not speculate are another "
+        "program (Figure 1). Here the token cascade pays the target's pass over the prompt even where "
+        "the draft answers alone, and judges outside of the compiled code; the paper's Figure 2 "
+        "compares it by latency, so mind that the measured latency of claims d1 and d2 speaks against "
+        "it.\n"
+        "- **measured speedup**: the same with the speedup, 1 where a family has no cell with the "
+        "quality that is faster than the target.\n"
+        "- **quality at few target calls**, **quality at a high speed**: the best quality / target's "
+        "among the cells that save more than three quarters of all cells do (without the target and "
+        "oracles), 0 where a family has none.\n\n"
+        "First - second is computed in the data and in each resample of the examples, the best cells "
+        f"chosen anew in each. A claim **{HELD}** if the 95% interval of every pair lies above the "
+        f"line, and **{BROKEN}** if that of some pair lies below it, at 95% for all pairs together; "
+        f"otherwise it is **{UNDECIDED}**. The line is 0; for claim f, which says no worse, it is "
+        f"-{number(MARGIN)}. With fewer than {LEAST} examples, nothing is decided.\n\n"
+        "The best of many cells looks better by luck (the winner's curse), so both families of a pair "
+        "count with as many cells: the larger one with the expected best of as many of its cells as "
+        "the smaller one has, over all choices of them. Lossless decoding has the target's quality "
+        "by proof, whatever its samples scored. Each interval is that of one comparison: one of twenty "
+        "without any difference is decided all the same."
     )

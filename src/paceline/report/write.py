@@ -81,9 +81,10 @@ def _summaries(results: Results) -> str:
 
 def _claims(results: Results) -> str:
     parts = [
-        'Of "Faster Cascades via Speculative Decoding", from its section 6 and its appendices E.6 '
-        f"and E.7. {claims.explanation()}"
+        'From section 6 and appendices E.6 and E.7 of "Faster Cascades via Speculative Decoding".'
     ]
+    if any(section.judged for section in results.sections):
+        parts.append(claims.explanation())
     for section in results.sections:
         text = claims.claims_text(section.judged) if section.judged else section.silence
         parts.append(f"### {_title(section)}\n\n{text}")

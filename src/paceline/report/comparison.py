@@ -1,0 +1,195 @@
+"""Two families of cells compared by one statistic, with as many cells on either side.
+
+A statistic is a number for each resample of the examples, larger is better: the least cost at a quality,
+or the best quality at a cost. Both take the best cell of a family, and the best of many cells looks
+better by luck alone. So the larger family counts with the expected best of as many of its cells as the
+smaller one has, over all choices of them.
+"""
+
+# C cells, F floors or levels, R resamples
+from __future__ import annotations
+
+from math import comb
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from paceline.bench.frontier import interval
+from paceline.bench.schema import family
+from paceline.report.tables import HEAD_ROOM, TARGET_ALONE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from paceline.bench.frontier import Frontier
+    from paceline.bench.schema import ResultRow
+    from paceline.core.bootstrap import Interval
+
+HIGH = 0.75
+_TAIL = 0.025
+
+
+class Group(NamedTuple):
+    """A family of cells; the name stands for all families that begin with these words."""
+
+    name: str
+
+    def cells(self, frontier: Frontier) -> list[ResultRow]:
+        """The group's finished cells."""
+        return [row for row in frontier.rows if self.has(family(row.decoding))]
+
+    def has(self, name: str) -> bool:
+        """Whether a family is of the group: `chow confident` is of chow, `chow_log` is not."""
+        return f"{name} ".startswith(f"{self.name} ")
+
+
+class Cost(NamedTuple):
+    """What a way of decoding saves, larger is better.
+
+    Attributes:
+        gain: Of each cell in each resample, [C, 1 + R].
+        alone: That of the target alone.
+        is_timed: Whether only timed examples count.
+    """
+
+    gain: Callable[[Frontier], Tensor]
+    alone: float
+    is_timed: bool
+
+    def num_examples(self, frontier: Frontier) -> int:
+        """The examples that it is measured on."""
+        return frontier.num_timed if self.is_timed else len(frontier.target.examples)
+
+
+SPEEDUP = Cost(lambda frontier: frontier.speed_CR, 1.0, is_timed=True)
+CALLS_SAVED = Cost(lambda frontier: 1 - frontier.deferral_rates, 0.0, is_timed=False)
+ACCEPTED = Cost(lambda frontier: 1 - frontier.rejection_rates, 0.0, is_timed=False)
+
+
+class AtQuality(NamedTuple):
+    """The largest gain among the cells with at least a part of the target's quality, for each floor.
+
+    Where no cell of the family has it, the gain is that of the target alone.
+    """
+
+    name: str
+    source: str
+    cost: Cost
+    floors: tuple[float, ...]
+
+    def values(self, frontier: Frontier, cells: Sequence[ResultRow], count: int) -> Tensor:
+        """The expected best of `count` cells, [F, 1 + R]."""
+        at = _places(frontier, cells)
+        gain_CR = self.cost.gain(frontier)[at].nan_to_num(self.cost.alone)
+        gain_CR = gain_CR.clamp(min=self.cost.alone)
+        return torch.stack(
+            [
+                best_of(gain_CR.where(frontier.granted_CR[at] >= floor, self.cost.alone), count)
+                for floor in self.floors
+            ]
+        )
+
+
+class QualityAt(NamedTuple):
+    """The best quality, as part of the target's, among the cells with at least a gain.
+
+    It counts as 0 where no cell of the family has the gain. `level` None: the gain that a quarter
+    of all cells exceed, without the target alone and oracles.
+    """
+
+    name: str
+    source: str
+    cost: Cost
+    level: float | None
+
+    def values(self, frontier: Frontier, cells: Sequence[ResultRow], count: int) -> Tensor:
+        """The expected best of `count` cells, [1, 1 + R]."""
+        at = _places(frontier, cells)
+        reached_CR = self.cost.gain(frontier)[at] >= self.least_gain(frontier)
+        return best_of(frontier.relative_CR[at].where(reached_CR, 0.0), count)[None]
+
+    def least_gain(self, frontier: Frontier) -> Tensor:
+        """The least gain, in each resample."""
+        gain_CR = self.cost.gain(frontier)
+        if self.level is not None:
+            return torch.full_like(gain_CR[0], self.level)
+        left_out = [Group(TARGET_ALONE), Group(HEAD_ROOM)]
+        at = [
+            place
+            for place, row in enumerate(frontier.rows)
+            if not any(group.has(family(row.decoding)) for group in left_out)
+        ]
+        return gain_CR[at].nan_to_num(self.cost.alone).quantile(HIGH, dim=0)
+
+
+Statistic = AtQuality | QualityAt
+
+
+class Side(NamedTuple):
+    """One family's figure; `by_floor`: at each floor, where there are several."""
+
+    name: str
+    num_cells: int
+    value: Interval
+    by_floor: tuple[Interval, ...]
+
+
+class Comparison(NamedTuple):
+    """Two families by one statistic.
+
+    Attributes:
+        num_compared: Cells of either that count.
+        difference: First - second, with its 95% interval.
+        strict: The same with an interval that allows for as many comparisons as were made.
+    """
+
+    first: Side
+    second: Side
+    num_compared: int
+    difference: Interval
+    strict: Interval
+
+    @property
+    def is_untried(self) -> bool:
+        """Both are the same in all but a few resamples: neither reached anything."""
+        return self.difference.low == self.difference.high == 0
+
+
+def compare(
+    frontier: Frontier, first: Group, second: Group, statistic: Statistic, num_comparisons: int
+) -> Comparison | None:
+    """First - second; None where one of them has no finished cell."""
+    groups = (first.cells(frontier), second.cells(frontier))
+    count = min(map(len, groups))
+    if count == 0:
+        return None
+    values = [statistic.values(frontier, cells, count) for cells in groups]
+    sides = [
+        Side(
+            group.name,
+            len(cells),
+            interval(values_FR.mean(0)),
+            tuple(map(interval, values_FR)) if len(values_FR) > 1 else (),
+        )
+        for group, cells, values_FR in zip((first, second), groups, values, strict=True)
+    ]
+    difference_R = values[0].mean(0) - values[1].mean(0)
+    strict = interval(difference_R, _TAIL / num_comparisons)
+    return Comparison(sides[0], sides[1], count, interval(difference_R), strict)
+
+
+def best_of(values_CR: Tensor, count: int) -> Tensor:
+    """The mean, over all choices of `count` of the C rows, of their largest value. [C, R] -> [R].
+
+    The i-th smallest of C values is the largest of comb(i - 1, count - 1) of the comb(C, count) choices.
+    """
+    total = comb(len(values_CR), count)
+    weights = [comb(below, count - 1) / total for below in range(len(values_CR))]
+    weights_C1 = torch.tensor(weights, dtype=values_CR.dtype)[:, None]
+    return (values_CR.sort(dim=0).values * weights_C1).sum(0)
+
+
+def _places(frontier: Frontier, cells: Sequence[ResultRow]) -> Tensor:
+    return torch.tensor([frontier.rows.index(row) for row in cells])
