@@ -9,6 +9,7 @@ from aligning import write_corpus, write_pair
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.prediction import Prediction
 from paceline.bench.tune import TuneConfig, spread, tune, undominated
+from paceline.cli.tune import tune as tune_command
 from paceline.config import load_config, validate
 from paceline.core.rules import Chow, Lossless
 from paceline.core.sampling import SamplingParams
@@ -107,6 +108,19 @@ def test_the_setting_holds_on_unseen_examples_and_decode_reads_it(folder: Path, 
 def test_a_floor_above_the_targets_quality_takes_more_than_the_proof(folder: Path, tmp_path: Path):
     with pytest.raises(NotReachedError, match="meets a quality of 50 of the target's"):
         tune(settings(folder, tmp_path / "run", quality_floor=50.0, sampling={"temperature": 1.0}))
+
+
+def test_the_command_warns_of_too_few_examples_before_it_loads_a_model(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    given = {"target": "nowhere", "draft": "nowhere", "output": str(tmp_path / "run")}
+    task = f"task={{task: pairs, corpus: {folder / 'questions.jsonl'}, metric: rouge1}}"
+    counts = ["num_examples=4", "num_confirmed=8"]
+    with pytest.raises(ModelLoadError):
+        tune_command(**given, quality_floor=0.98, overrides=[task, *counts])
+    assert "to confirm a quality of 0.98 at confidence 0.8 takes at least 80 examples" in (
+        capsys.readouterr().err
+    )
 
 
 def test_too_few_examples_of_the_task_are_known_before_a_model_is_loaded(

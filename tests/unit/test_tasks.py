@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.task import task as task_command
 from paceline.config import StrictModel, load_config, to_yaml
 from paceline.data import read_records
 from paceline.data.prompts import CorpusConfig
@@ -132,3 +133,25 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         write_examples(Arithmetic(), "train", 1, tmp_path / "file" / "a.jsonl")
+
+
+def test_examples_that_repeat_are_counted_and_said(tmp_path: Path, capsys: Any):
+    """Sums of two digits: 200 expressions, of which the training split has at most 9 in 10."""
+    path = tmp_path / "train.jsonl"
+    terms = ["min_terms=2", "max_terms=2", "max_digits=1"]
+    task_command("arithmetic", path, count=1000, overrides=terms)
+    lines = path.read_text().splitlines()
+    num_distinct = len(set(lines))
+    assert len(lines) == 1000
+    assert num_distinct < 200
+    said = capsys.readouterr()
+    assert f"1000 examples, {num_distinct} distinct" in said.out
+    assert f"only {num_distinct} of 1000 examples are distinct" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_examples_that_do_not_repeat_are_not_warned_of(tmp_path: Path, capsys: Any):
+    task_command("arithmetic", tmp_path / "test.jsonl", split="test", count=50)
+    said = capsys.readouterr()
+    assert said.out.endswith("test.jsonl: 50 examples\n")
+    assert said.err == ""

@@ -12,13 +12,13 @@ def bench(
     config: options.ConfigFile = None,
     target: options.Target = None,
     draft: options.Draft = None,
-    output: Annotated[
-        str | None, typer.Option(help="Run directory; one that is there goes on.")
+    output: Annotated[str | None, typer.Option(help="Run directory; resumes if it exists.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Start no new cells after so many seconds.")
     ] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Begin no cell after this.")] = None,
     overrides: options.Overrides = None,
 ) -> None:
-    """Measure every cell of a grid; finished ones are kept, so that it can be stopped any time."""
+    """Measure every cell of a grid. Finished cells are kept: a bench can be stopped and resumed."""
     from paceline.bench import BenchConfig
     from paceline.bench import bench as run
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import stdout
+from paceline.cli.console import stderr, stdout
 
 
 def task(
@@ -27,5 +27,11 @@ def task(
     values: dict[str, object] = {"task": name}
     for override in overrides or ():
         apply_override(values, override)
-    write_examples(build_task(values), split, count, out, seed)
-    stdout.print(f"{out}: {count} examples")
+    num_distinct = write_examples(build_task(values), split, count, out, seed)
+    repeats = "" if num_distinct == count else f", {num_distinct} distinct"
+    stdout.print(f"{out}: {count} examples{repeats}")
+    if num_distinct < count / 2:
+        stderr.print(
+            f"paceline: warning: only {num_distinct} of {count} examples are distinct; ask for fewer, "
+            "or for a larger task, such as --set max_terms=6 for arithmetic"
+        )

@@ -12,9 +12,7 @@ def tune(
     config: options.ConfigFile = None,
     target: options.Target = None,
     draft: options.Draft = None,
-    output: Annotated[
-        str | None, typer.Option(help="Run directory; one that is there goes on.")
-    ] = None,
+    output: Annotated[str | None, typer.Option(help="Run directory; resumes if it exists.")] = None,
     task: Annotated[str | None, typer.Option(help="arithmetic, docstrings, text or pairs.")] = None,
     quality_floor: Annotated[
         float | None, typer.Option(help="Least quality, as part of the target's.")

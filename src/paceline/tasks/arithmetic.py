@@ -31,7 +31,7 @@ _DRAWN_AT_ONCE = 1000
 class Arithmetic(StrictModel):
     """Prompt "4 - 3 + 12 =", reference answer " 1 + 12 = 13"; only the last number is judged.
 
-    Test examples are distinct; training examples are drawn as they come, repetitions too.
+    Test examples are distinct. Training examples are drawn with replacement and may repeat.
 
     Attributes:
         min_terms: Least numbers in an expression.

@@ -75,15 +75,20 @@ class Task(Protocol):
         ...
 
 
-def write_examples(task: Task, split: Split, count: int, path: Path, seed: int = 0) -> None:
+def write_examples(task: Task, split: Split, count: int, path: Path, seed: int = 0) -> int:
     """Write examples with their reference answers as JSON lines that `read_records` reads.
+
+    Returns:
+        How many of the examples are distinct: a task may draw training examples with replacement.
 
     Raises:
         UsageError: as `Task.examples`.
         StorageError: the file cannot be written.
     """
-    rows = [as_row(example.record) for example in task.examples(split, count, seed)]
-    atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    examples = task.examples(split, count, seed)
+    lines = [json.dumps(as_row(example.record)) + "\n" for example in examples]
+    atomic_write_text(path, "".join(lines))
+    return len(set(lines))
 
 
 def as_row(record: Record) -> dict[str, Any]:
