@@ -63,6 +63,39 @@ def test_the_median_moves_with_the_run():
         guard.check(step, figures(1.01**step), SAVED)
 
 
+def test_a_loss_of_another_objective_is_compared_with_losses_of_its_own():
+    guard = settled()
+    for step in range(1, 31):  # a hundred times the first objective's
+        guard.check(step, figures(100.0), SAVED, phase=1)
+    assert guard.calm
+    assert (guard.phase, list(guard.recent)) == (1, [100.0] * 30)
+    for step in (31, 32):
+        guard.check(step, figures(1001.0), SAVED, phase=1)
+    with pytest.raises(TrainingError, match="exploded: 1001 at step 33, usually 100"):
+        guard.check(33, figures(1001.0), SAVED, phase=1)
+
+
+def test_an_objective_of_a_smaller_scale_is_not_held_to_the_larger_one():
+    guard = settled()
+    for step in range(1, 21):
+        guard.check(step, figures(0.01), SAVED, phase=1)
+    for step in (21, 22):
+        guard.check(step, figures(0.2), SAVED, phase=1)
+    with pytest.raises(TrainingError, match=r"exploded: 0.2 at step 23, usually 0.01"):
+        guard.check(23, figures(0.2), SAVED, phase=1)
+
+
+@pytest.mark.parametrize("num_steps", [30, 100, 1000])
+def test_weights_that_move_in_a_straight_line_never_double_the_median_of_their_phase(
+    num_steps: int,
+):
+    """From nothing to another objective: loss n / N after n of N steps, the worst case of a blend."""
+    guard = LossGuard(2.01, [1e-6] * 50)
+    for step in range(1, num_steps + 1):
+        guard.check(step, figures(1e-6 + step / num_steps), SAVED, phase=1)
+        assert guard.calm
+
+
 def test_a_gradient_that_is_no_number_three_times_in_a_row_ends_the_run():
     guard = settled()
     for norms in ([float("nan"), float("inf"), 1.0], [float("inf")] * 2):

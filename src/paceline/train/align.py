@@ -182,12 +182,13 @@ class Planner:
         if self.vocabulary is not None:
             tokens = self.vocabulary.draw(named_generator(seed, "loss vocabulary", num_drawn))
         rng_of_row = partial(named_generator, seed, "tokens of the draft", num_drawn)
-        return StepPlan(self._terms(position), tokens, rng_of_row)
-
-    def _terms(self, position: float) -> list[Objective]:
-        """Both objectives by their shares; what has none is left out."""
         finish = self.config.finish
         late = 0.0 if finish is None else finish.share(position)
+        return StepPlan(self._terms(late), tokens, rng_of_row, phase=int(late > 0))
+
+    def _terms(self, late: float) -> list[Objective]:
+        """Both objectives by their shares; one without a share is left out."""
+        finish = self.config.finish
         after = () if finish is None else finish.objective
         shares = ((self.config.objective, 1 - late), (after, late))
         return [

@@ -37,6 +37,8 @@ class TrainingState:
     Attributes:
         num_drawn: The state of the text source.
         time_position: How far the schedule is by the clock; see `TrainingLoop`.
+        recent_losses: What the loss guard compares with.
+        phase: Of the run that `recent_losses` are from; see `StepPlan`.
     """
 
     step: int = 0
@@ -44,6 +46,7 @@ class TrainingState:
     num_drawn: int = 0
     time_position: float = 0.0
     recent_losses: list[float] = field(default_factory=list)
+    phase: int = 0
 
 
 class CheckpointStore:

@@ -23,11 +23,17 @@ _PATIENCE = 3  # steps in a row: one strange batch is no divergence
 
 
 class LossGuard:
-    """Ends a run whose loss or gradient is not finite, or whose loss exploded."""
+    """Ends a run whose loss or gradient is not finite, or whose loss exploded.
 
-    def __init__(self, max_ratio: float, recent: Iterable[float] = ()) -> None:
+    A loss is compared with the median of recent losses of the same phase of the run, because another
+    objective has another scale. While another objective is blended in, the loss grows at most in
+    proportion to the steps of the phase, so it stays below twice that median.
+    """
+
+    def __init__(self, max_ratio: float, recent: Iterable[float] = (), phase: int = 0) -> None:
         self.max_ratio = max_ratio
         self.recent = deque(recent, maxlen=_WINDOW)
+        self.phase = phase
         self.num_high = 0
         self.num_bad_gradients = 0
 
@@ -36,8 +42,14 @@ class LossGuard:
         """Whether this is a state worth saving."""
         return self.num_high == 0 and self.num_bad_gradients == 0
 
-    def check(self, step: int, figures: StepFigures, saved: Path | None) -> None:
+    def check(self, step: int, figures: StepFigures, saved: Path | None, *, phase: int = 0) -> None:
         """Look at one step.
+
+        Args:
+            step: Its number.
+            figures: Its loss and gradient.
+            saved: The last good checkpoint, if any.
+            phase: Losses of another phase are not comparable with this one.
 
         Raises:
             DivergedError: training cannot go on; the message names the last good checkpoint.
@@ -50,6 +62,9 @@ class LossGuard:
             raise _failure(
                 f"the gradient was not finite {_PATIENCE} times up to step {step}", saved
             )
+        if phase != self.phase:
+            self.phase = phase
+            self.recent.clear()
         usual = statistics.median(self.recent) if len(self.recent) >= _SETTLED else math.inf
         high = figures.loss > self.max_ratio * usual
         self.num_high = self.num_high + 1 if high else 0

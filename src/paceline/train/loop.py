@@ -77,7 +77,7 @@ class TrainingLoop:
         self.parts = parts
         self.config = parts.config
         self.state = state
-        self.guard = LossGuard(parts.config.max_loss_ratio, state.recent_losses)
+        self.guard = LossGuard(parts.config.max_loss_ratio, state.recent_losses, state.phase)
         self.saved = parts.store.latest()
         self._clock = time.monotonic() - state.elapsed_s
         self._last_save_s = state.elapsed_s
@@ -130,7 +130,7 @@ class TrainingLoop:
                 "elapsed_s": round(self.state.elapsed_s, 3),
             }
         )
-        self.guard.check(self.state.step, figures, self.saved)
+        self.guard.check(self.state.step, figures, self.saved, phase=plan.phase)
         self._report(f"loss {figures.loss:.3f}")
 
     def _next_batch(self) -> TextBatch:
@@ -221,7 +221,7 @@ class TrainingLoop:
             )
         draft, optimizer = self.parts.stepper.whole()
         if self.parts.accelerator.is_main_process:
-            self.state.recent_losses = list(self.guard.recent)
+            self.state.recent_losses, self.state.phase = list(self.guard.recent), self.guard.phase
             self.parts.store.save(draft, optimizer, self.state)
         self.parts.accelerator.wait_for_everyone()
         self.saved = self.parts.store.latest()

@@ -69,11 +69,13 @@ class StepPlan(NamedTuple):
         vocabulary: The tokens it is taken over, see `VocabularySample.draw`; None: all.
         rng_of_row: For an objective that draws tokens: each row's own generator, by the row's number
             in the step over all processes.
+        phase: Steps of one phase have losses of one scale; another objective begins another phase.
     """
 
     terms: Sequence[Objective]
     vocabulary: tuple[Tensor, Tensor] | None = None
     rng_of_row: Callable[[int], torch.Generator] | None = None
+    phase: int = 0
 
 
 class DraftLoss(nn.Module):
@@ -176,6 +178,7 @@ class Stepper:
         self.accelerator = accelerator
         self.vocab_size = vocab_size
         draft.hf.eval()
+        _train_padding(draft)
         if target is not None:
             target.hf.eval().requires_grad_(False)
         loss = DraftLoss(
@@ -330,6 +333,16 @@ def _sum(accelerator: Accelerator, values: Tensor) -> Tensor:
     summed = accelerator.reduce(values, "sum")
     assert isinstance(summed, Tensor)
     return summed
+
+
+def _train_padding(draft: CausalModel) -> None:
+    """Let the embedding of the padding token have a gradient.
+
+    Masks go by position, so no padding is ever read. Where the token that ends a text is the padding
+    token, too, `nn.Embedding` would leave out the gradient of a token that is.
+    """
+    embeddings: Any = draft.hf.get_input_embeddings()
+    embeddings.padding_idx = None
 
 
 def _head(model: CausalModel) -> Head:

@@ -28,7 +28,7 @@ def rows_added_in_place(model: CausalModel) -> Iterator[None]:
     embedding: Any = model.hf.get_input_embeddings()
     head: Any = model.hf.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight and embedding.weight.requires_grad
-    if not tied or type(embedding) is not nn.Embedding or embedding.scale_grad_by_freq:
+    if not (tied and _only_looks_up(embedding)):
         yield
         return
     handle = embedding.register_forward_hook(_leave_rows)
@@ -36,6 +36,12 @@ def rows_added_in_place(model: CausalModel) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def _only_looks_up(embedding: nn.Module) -> bool:
+    if type(embedding) is not nn.Embedding:
+        return False
+    return embedding.padding_idx is None and not embedding.scale_grad_by_freq
 
 
 def _leave_rows(embedding: nn.Embedding, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
@@ -48,8 +54,6 @@ def _leave_rows(embedding: nn.Embedding, inputs: tuple[Tensor], output: Tensor) 
         weight = embedding.weight
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
-        if embedding.padding_idx is not None:
-            slopes_BTD = slopes_BTD * (tokens_BT != embedding.padding_idx)[..., None]
         weight.grad.index_add_(0, tokens_BT.flatten(), slopes_BTD.flatten(0, 1).to(weight.dtype))
 
     rows_BTD.register_hook(add)
