@@ -7,7 +7,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.data.examples import Example
-from paceline.data.rounds import Rounds, TargetRounds
+from paceline.data.rounds import Rounds, TargetRounds, WritingClock
 from paceline.data.sources import ExampleStream, Shard, TextBatch
 from paceline.models.causal import CausalModel, recorded_hidden_states
 from paceline.models.kernels import can_pack
@@ -28,6 +28,7 @@ def rounds(
     batch_size: int = 2,
     shard: Shard | None = None,
     eos_token_ids: tuple[int, ...] = (),
+    clock: WritingClock | None = None,
     **settings: int,
 ) -> TargetRounds:
     shard = shard or Shard()
@@ -39,6 +40,7 @@ def rounds(
         max_new_tokens=6,
         eos_token_ids=eos_token_ids,
         shard=shard,
+        clock=clock,
     )
 
 
@@ -124,6 +126,24 @@ def test_a_round_that_would_eat_the_time_left_is_not_begun():
     assert set(texts(again)) == set(first)
     patient.stream.num_drawn = source.stream.num_drawn
     assert texts([source.next_batch(1e6)]) == texts([patient.next_batch(1e6)])
+
+
+@pytest.mark.parametrize(("seconds_left", "num_texts"), [(12.0, 4), (11.9, 2), (0.1, 2), (24.0, 8)])
+def test_a_run_that_is_resumed_near_its_end_writes_no_more_than_it_has_time_for(
+    seconds_left: float, num_texts: int
+):
+    """A round of eight texts takes eight seconds; a third of the time left may go into writing."""
+    clock = WritingClock(8.0)
+    source, whole = rounds(rows=8, uses=1, clock=clock), rounds(rows=8, uses=1)
+    for one in (source, whole):
+        one.stream.num_drawn = 16  # the third round
+    found = [source.next_batch(seconds_left) for _ in range(4)]
+    third_round = set(texts([whole.next_batch() for _ in range(4)]))
+    assert set(texts(found)) <= third_round
+    assert len(set(texts(found))) == num_texts
+    assert set(Counter(texts(found)).values()) == {8 // num_texts}
+    assert all(len(batch.rows) == 2 for batch in found)
+    assert (clock.seconds == 8.0) == (num_texts < 8), "part of a round says nothing of a whole one"
 
 
 def test_when_no_round_is_begun_any_more_the_latest_ones_are_used_together(

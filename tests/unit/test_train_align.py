@@ -211,7 +211,7 @@ def test_weights_that_are_no_numbers_are_never_saved(folder: Path, tmp_path: Pat
         assert all(bool(weight.isfinite().all()) for weight in weights)
 
 
-LINEAR = {"kind": "adamw", "schedule": {"kind": "linear"}, "warmup_fraction": 0.1}
+LINEAR: dict[str, Any] = {"kind": "adamw", "schedule": {"kind": "linear"}, "warmup_fraction": 0.1}
 
 
 def test_a_run_of_so_many_seconds_ends_with_them(folder: Path, tmp_path: Path):
@@ -219,8 +219,7 @@ def test_a_run_of_so_many_seconds_ends_with_them(folder: Path, tmp_path: Path):
         align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.0, optimizer=LINEAR)
     )
     rates = [row["learning_rate"] for row in read_jsonl(run / "metrics.jsonl")]
-    assert rates[0] == 0.0
-    assert max(rates) < 1e-3
+    assert 0 < rates[0] < max(rates) < 1e-3, "no step is thrown away"
     elapsed = [row["elapsed_s"] for row in read_jsonl(run / "metrics.jsonl")]
     assert elapsed[-1] >= 1.0
     assert elapsed[-2] <= 1.0  # written to the millisecond
@@ -236,12 +235,39 @@ def test_under_a_budget_of_seconds_the_schedule_moves_with_the_seconds_of_steps_
         align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.5, optimizer=LINEAR)
     )
     rows = read_jsonl(run / "metrics.jsonl")
-    # the loop looks at the clock before the text, after it and after the step: a third is the step
-    assert [row["elapsed_s"] for row in rows] == [round(3 * k / 64, 3) for k in range(1, 33)]
-    # by hand: after step j there are 96 - 3 j ticks, and 97 - 3 j were there before its products
-    for step in (10, 20, 32):
-        left = math.prod((96 - 3 * j) / (97 - 3 * j) for j in range(1, step))
-        assert rows[step - 1]["learning_rate"] == pytest.approx(1e-3 * left, rel=1e-9)
+    # the loop looks at the clock before the text, after it, before the update and after it
+    assert [row["elapsed_s"] for row in rows] == [round(4 * k / 64, 3) for k in range(1, 25)]
+    # by hand, in ticks: step j begins with 98 - 4 j left, has its gradient at 97 - 4 j and ends at 96 - 4 j
+    for step in (1, 10, 20, 24):
+        left = math.prod((96 - 4 * j) / (98 - 4 * j) for j in range(1, step))
+        left *= (97 - 4 * step) / (98 - 4 * step)
+        wanted = 1e-3 * left * min(1, (1 - left) / LINEAR["warmup_fraction"])
+        assert rows[step - 1]["learning_rate"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_figures_before_the_first_step_do_not_count_as_training(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = 0.0
+
+    def tick() -> float:
+        nonlocal now
+        now += 1 / 64
+        return now
+
+    def pass_time(*_: object) -> dict[str, float]:
+        nonlocal now
+        now += 100.0
+        return {"expected_acceptance": 0.5}
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=tick))
+    monkeypatch.setattr("paceline.train.evaluation.AgreementEvaluator.evaluate", pass_time)
+    config = align_config(
+        folder, tmp_path / "run", num_steps=1, max_seconds=500.0, **held_out(folder)
+    )
+    row = read_jsonl(align(config) / "metrics.jsonl")[-1]
+    assert row["step"] == 1
+    assert row["elapsed_s"] < 1
 
 
 def test_steps_end_a_run_that_has_time_left(folder: Path, tmp_path: Path):

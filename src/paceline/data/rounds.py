@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +52,13 @@ class Rounds(StrictModel):
     train_prompts: bool = False
 
 
+@dataclass
+class WritingClock:
+    """How long the latest whole round took to write; a run keeps it with its state."""
+
+    seconds: float = 0.0
+
+
 class TargetRounds:
     """Prompts of the corpus, continued by the target, `rows` at a time, each used `uses` times.
 
@@ -70,6 +78,7 @@ class TargetRounds:
         eos_token_ids: tuple[int, ...],
         shard: Shard,
         progress: Progress = silent,
+        clock: WritingClock | None = None,
     ) -> None:
         assert rounds.rows % stream.batch_size == 0, "a round is cut into whole batches"
         self.stream = stream
@@ -80,46 +89,58 @@ class TargetRounds:
         self.eos_token_ids = eos_token_ids
         self.progress = progress
         self._prompts = ExampleStream(stream.examples, rounds.rows, seed=stream.seed, shard=shard)
+        self._clock = clock or WritingClock()
+        self._size = len(range(stream.batch_size)[stream.mine])
         self._number = -1
-        self._writing_s = 0.0
-        self._rows: list[Row] = []
         self._latest: deque[list[Row]] = deque(maxlen=_KEPT)
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the current round, in a fresh order every time it is gone through.
 
         A round that would take more than a third of the time left is not begun: the latest rounds
-        are used again instead, all together, since the last one alone would be learnt by heart.
+        are used again instead, all together, since the last one alone would be learnt by heart. Where
+        there are none, in a run that was resumed, the part of the round is written that takes a third.
         """
         batch = self.stream.num_drawn // self.stream.batch_size
         self.stream.num_drawn += self.stream.batch_size
         batches_a_use = self.rounds.rows // self.stream.batch_size
         batches_a_round = batches_a_use * self.rounds.uses
         number = batch // batches_a_round
-        if number != self._number and seconds_left >= 3 * self._writing_s:
-            started = time.monotonic()
-            self._rows = self._write(number)
-            self._latest.append(self._rows)
-            self._number = number
-            self._writing_s = time.monotonic() - started
-        size = len(self._rows) // batches_a_use
+        if number != self._number:
+            self._begin(number, seconds_left)
         past = batch - self._number * batches_a_round
         if past < batches_a_round:
-            return self._batch(self._rows, size, past, "round order")
+            return self._batch(self._latest[-1], past, "round order")
         rows = [row for round_ in self._latest for row in round_]
-        return self._batch(rows, size, past - batches_a_round, "order of latest rounds")
+        return self._batch(rows, past - batches_a_round, "order of latest rounds")
 
-    def _batch(self, rows: Sequence[Row], size: int, index: int, stream_name: str) -> TextBatch:
+    def _begin(self, number: int, seconds_left: float) -> None:
+        """Write the round if there is time, else a part of it if there is no text at all."""
+        if seconds_left >= 3 * self._clock.seconds:
+            started = time.monotonic()
+            self._latest.append(self._write(number, self.rounds.rows))
+            self._number = number
+            self._clock.seconds = time.monotonic() - started
+        elif not self._latest:
+            batches = self.rounds.rows // self.stream.batch_size
+            batches = int(batches * seconds_left / (3 * self._clock.seconds))
+            self._latest.append(self._write(number, max(1, batches) * self.stream.batch_size))
+            self._number = number - 1  # none of a whole round
+
+    def _batch(self, rows: Sequence[Row], index: int, stream_name: str) -> TextBatch:
         """Batch `index` of these rows, gone through again and again, each time in a new order."""
+        size = self._size
         use, index = divmod(index, len(rows) // size)
         rng = named_generator(self.stream.seed, stream_name, self._number, use)
         order = torch.randperm(len(rows), generator=rng)
         chosen = order[index * size : (index + 1) * size]
         return TextBatch([rows[int(row)] for row in chosen], "target")
 
-    def _write(self, number: int) -> list[Row]:
+    def _write(self, number: int, count: int) -> list[Row]:
+        """The first `count` texts of a round, over all processes."""
         self._prompts.num_drawn = number * self.rounds.rows
-        prompts = [example.prompt for example in self._prompts.take_batch()]
+        count = len(range(count)[self.stream.mine])
+        prompts = [example.prompt for example in self._prompts.take_batch()][:count]
         rng = named_generator(self.stream.seed, "target round", number)
         uniforms_BN = self.stream.my_uniforms(self.rounds.rows, self.max_new_tokens, rng)
         rows: list[Row] = []

@@ -14,7 +14,7 @@ from paceline.data.examples import Lengths, build_examples
 from paceline.data.packing import PackedText
 from paceline.data.prompts import corpus_fingerprint, read_records
 from paceline.data.read_text import ReadText
-from paceline.data.rounds import TargetRounds
+from paceline.data.rounds import TargetRounds, WritingClock
 from paceline.data.sources import (
     BatchSource,
     BlendedText,
@@ -145,9 +145,10 @@ def _set_up(
     stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
     stepper.restore(read_optimizer(checkpoint))
     known = _pretraining(config, target, shard, run)
+    writing = WritingClock(state.writing_s)
     writes = config.fixed_fraction < 1 and config.draft_fraction > 0
     writer = writer_of(config, draft, accelerator, run) if writes else draft
-    source = _source(config, stream, writer, target, shard, progress)
+    source = _source(config, stream, writer, target, shard, progress, writing)
     evaluator = None
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)
@@ -165,6 +166,7 @@ def _set_up(
         evaluator=evaluator,
         evaluate_every=config.evaluation.every_steps,
         progress=progress,
+        writing=writing,
     )
     return parts, state
 
@@ -291,6 +293,7 @@ def _source(
     target: CausalModel,
     shard: Shard,
     progress: Progress,
+    writing: WritingClock,
 ) -> MixedText:
     """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
     read_by = target
@@ -325,6 +328,7 @@ def _source(
             eos_token_ids=target.eos_token_ids,
             shard=shard,
             progress=progress,
+            clock=writing,
         )
     kept_gb = config.data.keep_states_gb
     fixed = FixedText(stream)

@@ -39,6 +39,7 @@ class TrainingState:
         time_position: How far the schedule is by the clock; see `TrainingLoop`.
         recent_losses: What the loss guard compares with.
         phase: Of the run that `recent_losses` are from; see `StepPlan`.
+        writing_s: How long a round of the target's text takes to write; see `WritingClock`.
     """
 
     step: int = 0
@@ -47,6 +48,7 @@ class TrainingState:
     time_position: float = 0.0
     recent_losses: list[float] = field(default_factory=list)
     phase: int = 0
+    writing_s: float = 0.0
 
 
 class CheckpointStore:

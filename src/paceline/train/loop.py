@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from paceline.data.rounds import WritingClock
 from paceline.errors import DivergedError, PromptError, TrainingError
 from paceline.records import append_jsonl
 from paceline.train.guard import LossGuard, StopRequest
@@ -49,6 +50,7 @@ class Parts:
         plan: A step's objective, by how far the run is (in [0, 1]) and how many examples it drew.
         stored_dtype: Of the saved model; None: as it is trained.
         evaluate_every: Steps from one evaluation to the next; None: none on the way.
+        writing: What a source that writes rounds of text reads and sets.
     """
 
     config: TrainSettings
@@ -63,6 +65,7 @@ class Parts:
     evaluator: Evaluator | None
     evaluate_every: int | None
     progress: Progress
+    writing: WritingClock = field(default_factory=WritingClock)
 
 
 class TrainingLoop:
@@ -79,7 +82,9 @@ class TrainingLoop:
         self.state = state
         self.guard = LossGuard(parts.config.max_loss_ratio, state.recent_losses, state.phase)
         self.saved = parts.store.latest()
-        self._clock = time.monotonic() - state.elapsed_s
+        self._clock = 0.0  # when the run's seconds began
+        self._moved = 0.0  # when the schedule was moved last
+        self._rate = 0.0
         self._last_save_s = state.elapsed_s
         parts.stream.num_drawn = state.num_drawn
         # A run that is given more time goes back in its schedule.
@@ -92,6 +97,7 @@ class TrainingLoop:
             TrainingError: the loss is not finite or exploded, or somebody asked to stop.
             StorageError: a checkpoint could not be written.
         """
+        self._clock = time.monotonic() - self.state.elapsed_s
         with StopRequest() as request:
             while not self._finished():
                 self._advance()
@@ -109,23 +115,20 @@ class TrainingLoop:
     def _advance(self) -> None:
         started = time.monotonic()
         self.state.step += 1
-        rate = learning_rate(self.config.optimizer, self.state.step, self._position())
         plan = self.parts.plan(self._position(), self.parts.stream.num_drawn)
         batch = self._next_batch()
-        text_came = time.monotonic()
-        figures = self.parts.stepper.step(batch.rows, rate, plan)
+        self._moved = time.monotonic()
+        figures = self.parts.stepper.step(batch.rows, self._rate_of_step, plan)
         self.state.num_drawn = self.parts.stream.num_drawn
-        now = time.monotonic()
-        self.state.elapsed_s = now - self._clock
-        self._move_schedule(now - text_came)
+        self._move_schedule()
         self._write(
             {
                 "step": self.state.step,
                 "loss": figures.loss,
-                "learning_rate": rate,
+                "learning_rate": self._rate,
                 "gradient_norm": figures.gradient_norm,
                 "num_tokens": figures.num_tokens,
-                "tokens_per_s": round(figures.num_tokens / (now - started), 1),
+                "tokens_per_s": round(figures.num_tokens / (self._moved - started), 1),
                 "origin": batch.origin,
                 "elapsed_s": round(self.state.elapsed_s, 3),
             }
@@ -146,11 +149,28 @@ class TrainingLoop:
                 f"{error}; the state after step {self.state.step} is saved: mend the text, and resume"
             ) from None
 
-    def _move_schedule(self, step_s: float) -> None:
+    def _rate_of_step(self) -> float:
+        """The step's learning rate, asked for when its gradient is there.
+
+        How far a step moves a schedule of seconds is not known before. A rate by the position at which
+        the step began would be 0 for the first one.
+        """
+        self._move_schedule()
         if self.config.max_seconds:
-            left_s = self._seconds_left()
-            left = 1.0 - self.state.time_position
-            self.state.time_position += left * step_s / (left_s + step_s)
+            self._agree(stopped=False)
+        self._rate = learning_rate(self.config.optimizer, self.state.step, self._position())
+        return self._rate
+
+    def _move_schedule(self) -> None:
+        """Read the clock; under a budget of seconds, move the schedule by what passed of the step."""
+        now = time.monotonic()
+        self.state.elapsed_s = now - self._clock
+        passed_s, left_s = now - self._moved, self._seconds_left()
+        if self.config.max_seconds and passed_s > 0:
+            self.state.time_position += (
+                (1 - self.state.time_position) * passed_s / (left_s + passed_s)
+            )
+        self._moved = now
 
     def _seconds_left(self) -> float:
         if not self.config.max_seconds:
@@ -158,7 +178,7 @@ class TrainingLoop:
         return max(0.0, self.config.max_seconds - self.state.elapsed_s)
 
     def _position(self) -> float:
-        """How far the schedule is when this step ends, in [0, 1]."""
+        """How far the schedule is, the step at hand included, in [0, 1]."""
         return min(1.0, max(self._steps_done(), self.state.time_position))
 
     def _spent(self) -> float:
@@ -222,6 +242,7 @@ class TrainingLoop:
         draft, optimizer = self.parts.stepper.whole()
         if self.parts.accelerator.is_main_process:
             self.state.recent_losses, self.state.phase = list(self.guard.recent), self.guard.phase
+            self.state.writing_s = self.parts.writing.seconds
             self.parts.store.save(draft, optimizer, self.state)
         self.parts.accelerator.wait_for_everyone()
         self.saved = self.parts.store.latest()

@@ -27,8 +27,8 @@ class TrainSettings(StrictModel):
         output: The run directory.
         mean: Mean over sequences of their means (the paper's), or over tokens.
         num_steps: Budget in optimiser steps; with it alone a run is deterministic.
-        max_seconds: Budget in seconds of training, set-up and the last evaluation not counted; the
-            schedule follows whichever budget is nearer its end.
+        max_seconds: Budget in seconds of training; set-up and the evaluations before and after do not
+            count. The schedule follows whichever budget is nearer its end.
         batch_size: Sequences of an optimiser step, over all processes and accumulation.
         gradient_accumulation_steps: Parts that a step is cut into, to save memory; the result is
             the same.

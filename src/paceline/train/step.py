@@ -218,8 +218,12 @@ class Stepper:
         if optimizer is not None:
             restore_state(self.loss, self.optimizer, optimizer)
 
-    def step(self, rows: Sequence[Row], learning_rate: float, plan: StepPlan) -> StepFigures:
+    def step(
+        self, rows: Sequence[Row], learning_rate: float | Callable[[], float], plan: StepPlan
+    ) -> StepFigures:
         """Score the rows, add up gradients over their parts, update unless one is not finite.
+
+        `learning_rate`: a function is called when the gradient is there, on all processes.
 
         Every part is divided by the units of the whole step, over parts and processes, so that
         cutting a step up does not change it.
@@ -295,10 +299,12 @@ class Stepper:
         size = len(rows) // self.config.gradient_accumulation_steps
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def _update(self, learning_rate: float) -> float:
+    def _update(self, learning_rate: float | Callable[[], float]) -> float:
         """Clip, update, forget the gradient. -> the gradient's norm before clipping."""
         limit = self.config.max_gradient_norm or torch.inf
         norm = whole_number(nn.utils.clip_grad_norm_(self.parameters, limit))
+        if callable(learning_rate):
+            learning_rate = learning_rate()
         if torch.isfinite(torch.tensor(norm)):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
