@@ -16,7 +16,7 @@ from paceline.errors import ConfigError, GenerationError
 from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.processes import in_processes
 from paceline.progress import silent
-from paceline.records import RunDirectory
+from paceline.records import RunDirectory, append_jsonl, read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,13 +80,25 @@ def _generate(
     run.write_manifest(config, plan=digest)
     total = sum(len(shard.requests) for shard in shards)
     done = total - sum(len(shard.requests) for shard in missing)
-    started = time.monotonic()
+    if not done:  # nothing of an earlier start is left
+        run.metrics.unlink(missing_ok=True)
+    began = time.monotonic() - _elapsed_s(run)
     progress("generating", done, total)
     for shard in _write(config, missing, store):
+        num_tokens = sum(len(answer.completion_tokens) for answer in store.read([shard.name]))
+        elapsed_s = round(time.monotonic() - began, 3)
+        append_jsonl(
+            run.metrics, {"file": shard.name, "num_tokens": num_tokens, "elapsed_s": elapsed_s}
+        )
         done += len(shard.requests)
         progress("generating", done, total)
-    elapsed = time.monotonic() - started
-    run.write_result(_result(store, shards, {shard.name for shard in missing}, elapsed))
+    run.write_result(_result(run, store, shards))
+
+
+def _elapsed_s(run: RunDirectory) -> float:
+    """Seconds of writing so far, over all starts; those after a start's last whole file are lost."""
+    rows = read_jsonl(run.metrics)
+    return rows[-1]["elapsed_s"] if rows else 0.0
 
 
 def _write(
@@ -135,23 +147,24 @@ def _check_directory(
         )
 
 
-def _result(
-    store: ShardStore, shards: Sequence[Shard], new: set[str], elapsed_s: float
-) -> dict[str, Any]:
-    """Counts over all files, and the speed of those of this start."""
+def _result(run: RunDirectory, store: ShardStore, shards: Sequence[Shard]) -> dict[str, Any]:
+    """Counts over all files, and the speed over all starts."""
     stop_reasons: Counter[str] = Counter()
     temperatures: Counter[str] = Counter()
-    tokens = {True: 0, False: 0}
+    num_tokens = 0
     for shard in shards:
         for answer in store.read([shard.name]):
-            tokens[shard.name in new] += len(answer.completion_tokens)
+            num_tokens += len(answer.completion_tokens)
             stop_reasons[answer.stop_reason] += 1
             temperatures[f"{answer.temperature:g}"] += 1
+    elapsed_s = _elapsed_s(run)
+    timed = sum(row["num_tokens"] for row in read_jsonl(run.metrics))
     return {
         "num_records": stop_reasons.total(),
         "num_files": len(shards),
-        "num_tokens": sum(tokens.values()),
+        "num_tokens": num_tokens,
         "stop_reasons": dict(stop_reasons),
         "temperatures": dict(temperatures),
-        "tokens_per_s": round(tokens[True] / elapsed_s, 1),
+        "elapsed_s": elapsed_s,
+        "tokens_per_s": round(timed / elapsed_s, 1) if elapsed_s else 0.0,
     }
