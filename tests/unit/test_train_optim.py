@@ -1,4 +1,6 @@
+import io
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -77,11 +79,107 @@ def test_a_model_of_matrices_alone_has_one_group():
     assert len(optimizer.param_groups) == 1
 
 
-def test_the_step_of_adafactor_is_relative_to_the_size_of_the_weight():
+def by_algorithm_4(
+    start: list[list[float]], grads: list[list[list[float]]], rate: float
+) -> list[list[float]]:
+    """Shazeer and Stern 2018, algorithm 4 with sums as printed, entry by entry in float64."""
+    x = [row[:] for row in start]
+    height, width = len(x), len(x[0])
+    entries = [(i, j) for i in range(height) for j in range(width)]
+    r, c = [0.0] * height, [0.0] * width
+    for t, g in enumerate(grads, start=1):
+        beta = 1 - t**-0.8
+        for i in range(height):
+            r[i] = beta * r[i] + (1 - beta) * sum(g[i][j] ** 2 + 1e-30 for j in range(width))
+        for j in range(width):
+            c[j] = beta * c[j] + (1 - beta) * sum(g[i][j] ** 2 + 1e-30 for i in range(height))
+        u = {(i, j): g[i][j] / math.sqrt(r[i] * c[j] / sum(r)) for i, j in entries}
+        rms_u = math.sqrt(sum(value**2 for value in u.values()) / len(entries))
+        rms_x = math.sqrt(sum(x[i][j] ** 2 for i, j in entries) / len(entries))
+        for i, j in entries:
+            x[i][j] -= max(1e-3, rms_x) * rate * u[i, j] / max(1.0, rms_u)
+    return x
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-2, 1.0])
+def test_adafactor_with_the_floor_of_its_paper_is_algorithm_4(size: float):
+    """Gradients that shrink: later updates are smaller than those that a normalised gradient makes."""
+    start = [[0.5, -0.25, 1.0], [0.1, 0.7, -0.4]]
+    pattern = [[[1.0, -2.0, 0.5], [0.3, 0.0, 4.0]], [[0.2, 0.1, -0.1], [0.05, 0.3, 0.2]]]
+    grads = [[[size * v for v in row] for row in g] for g in (*pattern, *pattern[1:])]
+    weight = nn.Parameter(torch.tensor(start))
+    optimizer = build_optimizer(Adafactor(learning_rate=0.1, floor="paper"), [weight])
+    for grad in grads:
+        weight.grad = torch.tensor(grad)
+        optimizer.step()
+    wanted = torch.tensor(by_algorithm_4(start, grads, 0.1))
+    torch.testing.assert_close(weight.detach(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_adafactor_with_the_floor_of_its_paper_takes_vectors_whole_and_gradients_of_zero():
+    # V = (g^2 + (t^0.8 - 1) g'^2) / t^0.8; t = 2: beta = 1 - 2^-0.8
+    vector, still = nn.Parameter(torch.tensor([2.0, 2.0])), nn.Parameter(torch.ones(2, 3))
+    optimizer = build_optimizer(Adafactor(learning_rate=0.1, floor="paper"), [vector, still])
+    for grad in ([1e-6, 1e-6], [5e-7, -2e-7]):
+        vector.grad, still.grad = torch.tensor(grad), torch.zeros(2, 3)
+        optimizer.step()
+    share = 2**-0.8
+    second = [g / math.sqrt(share * g**2 + (1 - share) * 1e-12) for g in (5e-7, -2e-7)]
+    wanted = [1.8 - 0.1 * 1.8 * update for update in second]
+    assert vector.tolist() == pytest.approx(wanted, rel=1e-5)
+    assert still.tolist() == torch.ones(2, 3).tolist()
+
+
+def test_adafactor_with_the_floor_of_torch_makes_updates_of_one_size_from_small_gradients():
+    """The default of torch: nothing of an earlier gradient ten times as large shows."""
+    start = torch.tensor([[0.5, -0.25, 1.0], [0.1, 0.7, -0.4]])
+    moved = {}
+    for floor in ("paper", "torch"):
+        weight = nn.Parameter(start.clone())
+        optimizer = build_optimizer(Adafactor(learning_rate=0.1, floor=floor), [weight])
+        for size in (1e-5, 1e-6):
+            before = weight.detach().clone()
+            weight.grad = size * torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.1, 4.0]])
+            optimizer.step()
+        rms = float((weight.detach() - before).square().mean().sqrt())
+        moved[floor] = rms / (0.1 * float(before.square().mean().sqrt()))
+    assert moved["torch"] == pytest.approx(1.0, rel=1e-5)
+    assert moved["paper"] < 0.2
+
+
+@pytest.mark.parametrize("floor", ["paper", "torch"])
+def test_the_state_of_adafactor_is_restored(floor: Literal["paper", "torch"]):
+    def make() -> tuple[nn.Parameter, torch.optim.Optimizer]:
+        weight = nn.Parameter(torch.full((2, 3), 5.0))
+        return weight, build_optimizer(Adafactor(learning_rate=0.01, floor=floor), [weight])
+
+    (whole, one), (first, two), (second, three) = make(), make(), make()
+    grads = [torch.arange(1.0, 7).view(2, 3) * size for size in (1.0, 0.1, 0.01)]
+    for grad in grads:
+        whole.grad = grad.clone()
+        one.step()
+    for grad in grads[:2]:
+        first.grad = grad.clone()
+        two.step()
+    with torch.no_grad():
+        second.copy_(first)
+    stored = io.BytesIO()
+    torch.save(two.state_dict(), stored)
+    stored.seek(0)
+    three.load_state_dict(torch.load(stored, weights_only=True))
+    second.grad = grads[2].clone()
+    three.step()
+    assert torch.equal(second, whole)
+
+
+@pytest.mark.parametrize("floor", ["paper", "torch"])
+def test_the_step_of_adafactor_is_relative_to_the_size_of_the_weight(
+    floor: Literal["paper", "torch"],
+):
     # Shazeer and Stern 2018, section 8: alpha = max(1e-3, RMS(weight)) * rate. The first update of
     # a constant gradient has RMS 1: weights of 5 move by 5 * rate, weights of 0 by 1e-3 * rate.
     weights = [nn.Parameter(torch.full((2, 3), 5.0)), nn.Parameter(torch.zeros(2, 3))]
-    optimizer = build_optimizer(Adafactor(learning_rate=0.01), weights)
+    optimizer = build_optimizer(Adafactor(learning_rate=0.01, floor=floor), weights)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     optimizer.step()

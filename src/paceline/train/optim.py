@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 
 from paceline.config import StrictModel
+from paceline.train.adafactor import PaperAdafactor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,11 +69,17 @@ class Warmup(StrictModel):
 class Adafactor(Warmup):
     """Adafactor (Shazeer and Stern 2018); the learning rate is relative to a weight's size.
 
+    Attributes:
+        floor: `paper` adds 1e-30 to squared gradients, as Shazeer and Stern do. `torch` bounds the
+            rows' mean square from below by 1.2e-7, as `torch.optim.Adafactor` does: gradients below
+            its root, 3.5e-4, make updates of one size, whatever the gradients before them were.
+
     Paper: Zhou et al. 2023, Table B.1. Differs: the warm-up is the same part of the run, 1/60,
     instead of 5,000 steps of whatever length; at 300,000 steps they are one.
     """
 
     kind: Literal["adafactor"] = "adafactor"
+    floor: Literal["paper", "torch"] = "torch"
     learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     schedule: Schedule = CoolDown()
@@ -100,6 +107,8 @@ def build_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> to
     ]
     groups = [group for group in groups if group["params"]]
     match config:
+        case Adafactor(floor="paper"):
+            return PaperAdafactor(groups, lr=config.learning_rate)
         case Adafactor():
             return torch.optim.Adafactor(groups, lr=config.learning_rate)
         case AdamW():
