@@ -64,7 +64,8 @@ def plain_losses(
     Constant learning rate 3e-3; the mean over rows of the mean over their completions.
     """
     target = load_model(folder / "target", dtype="float32").hf
-    draft = load_model(folder / "draft", dtype="float32").hf
+    draft: Any = load_model(folder / "draft", dtype="float32").hf
+    draft.get_input_embeddings().padding_idx = None  # a token like any other, where it is read
     optimizer = torch.optim.AdamW(draft.parameters(), lr=3e-3, weight_decay=0.0)
     found = []
     for rows in rows_of_steps:

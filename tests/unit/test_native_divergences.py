@@ -43,6 +43,31 @@ def expected(
     return losses.detach(), draft.grad
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_part_of_a_vocabulary_is_held_against_the_whole_target(
+    objective: object, dtype: torch.dtype
+):
+    """The first 203 of 300 tokens; what is left of the target stands in the normalisers."""
+    terms, labels, weights = parsed(objective), torch.arange(9), torch.arange(9.0) / 9
+    target, draft = (3 * normal(9, width, seed=width).to(dtype) for width in (300, 203))
+    whole_C = target.double().logsumexp(-1)
+    q = draft.double().requires_grad_()
+    p = target.double()[:, :203]
+    log_coverage_C = p.logsumexp(-1) - whole_C
+    wanted = token_losses(
+        terms, p.log_softmax(-1), q.log_softmax(-1), labels, log_coverage_C=log_coverage_C
+    )
+    (wanted * weights.double()).sum().backward()
+    assert q.grad is not None
+    got = losses_and_slopes(
+        native_terms(terms), target[:, :203], draft, labels, weights, whole_C.float()
+    )
+    torch.testing.assert_close(got.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
+    rounded = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    assert float((draft - q.grad).abs().max()) <= rounded * max(1.0, float(q.grad.abs().max()))
+
+
 def check(terms: list[Objective], target: Tensor, draft: Tensor, tolerance: float) -> None:
     rows, vocab_size = draft.shape
     labels = torch.arange(rows) % vocab_size

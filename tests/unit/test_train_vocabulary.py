@@ -1,12 +1,16 @@
 """A divergence over part of the vocabulary: what it leaves out comes back on average."""
 
 import itertools
+import math
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from paceline.core.fused import Head
 from paceline.rng import named_generator
+from paceline.train.objectives import Objective, TVDPlusPlus, token_losses
+from paceline.train.policies import Policies
 from paceline.train.vocabulary import LossVocabulary, VocabularySample, places_of
 
 
@@ -67,3 +71,79 @@ def test_labels_stand_where_their_token_does_or_nowhere():
     places, known = places_of(torch.tensor([4, 0, 2, 4]), torch.tensor([2, 5, 4]), 6)
     assert places.tolist() == [2, 0, 0, 2]
     assert known.tolist() == [True, False, True, True]
+
+
+P = torch.tensor(
+    [0.5, 0.3, 0.2], dtype=torch.float64
+)  # the target; the draft proposes the first two
+
+
+def loss_and_slope(objective: str, q: list[float]) -> tuple[float, list[float]]:
+    """Of a draft over the first two tokens, and by its logits."""
+    terms = [TypeAdapter(Objective).validate_python({"kind": objective})]
+    logits = torch.tensor([q], dtype=torch.float64).log().requires_grad_()
+    coverage = P[:2].sum()
+    target_log_probs = (P[:2] / coverage).log()[None]
+    loss = token_losses(
+        terms,
+        target_log_probs,
+        logits.log_softmax(-1),
+        torch.zeros(1, dtype=torch.int64),
+        log_coverage_C=coverage.log()[None],
+    )
+    loss.sum().backward()
+    assert logits.grad is not None
+    return float(loss.detach()), logits.grad[0].tolist()
+
+
+def test_tvd_over_some_tokens_is_one_less_what_is_accepted_of_them():
+    # min(0.5, 0.4) + min(0.3, 0.6) = 0.7; by log q -0.4 for the first token alone, by its logit
+    # -0.4 + 0.4 * 0.4; the target renormalised, (0.625, 0.375), would give 0.225
+    assert loss_and_slope("tvd", [0.4, 0.6]) == (
+        pytest.approx(0.3),
+        pytest.approx([-0.24, 0.24]),
+    )
+
+
+def test_negative_log_acceptance_over_some_tokens_is_the_log_of_what_is_accepted_of_them():
+    assert loss_and_slope("negative_log_acceptance", [0.4, 0.6]) == (
+        pytest.approx(-math.log(0.7)),
+        pytest.approx([-0.24 / 0.7, 0.24 / 0.7]),
+    )
+
+
+@pytest.mark.parametrize("objective", ["tvd", "negative_log_acceptance"])
+def test_a_draft_that_gives_every_token_its_due_cannot_be_better(objective: str):
+    """0.8 is all that two tokens can have accepted; a renormalised target would still push."""
+    loss, slope = loss_and_slope(objective, [0.6, 0.4])
+    assert loss == pytest.approx(0.2 if objective == "tvd" else -math.log(0.8))
+    assert slope == pytest.approx([0, 0], abs=1e-12)
+
+
+def test_forward_kl_over_some_tokens_is_to_the_target_renormalised():
+    # what the draft cannot propose would make it infinite
+    loss, slope = loss_and_slope("forward_kl", [0.625, 0.375])
+    assert loss == pytest.approx(0)
+    assert slope == pytest.approx([0, 0], abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["exact", "uniform"])
+def test_tvd_plus_plus_over_some_tokens_rewards_by_the_whole_target(estimator: str):
+    """Both tokens have their due: no token is wanted more than it is proposed, and all rewards are 0."""
+    term = TVDPlusPlus(estimator=estimator)
+    logits = torch.tensor([[0.6, 0.4]], dtype=torch.float64).log().requires_grad_()
+    served = P[:2].log()[None]
+    policies = Policies([term], [None], lambda moments: moments)
+    policies.look_at([(served, logits.detach())])
+    loss = token_losses(
+        [term],
+        served - math.log(0.8),
+        logits.log_softmax(-1),
+        torch.zeros(1, dtype=torch.int64),
+        policies.of(slice(0, 1)),
+        log_coverage_C=torch.tensor([math.log(0.8)], dtype=torch.float64),
+    )
+    loss.sum().backward()
+    assert float(loss.detach()) == pytest.approx(0.2)
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([0, 0], abs=1e-12)

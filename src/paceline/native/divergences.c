@@ -14,10 +14,12 @@
 
 typedef uint16_t u8 __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-/* Each [size], which is the vocabulary and up to seven entries without mass. */
+/* Each [size], which is the vocabulary and up to seven entries without mass. `coverage` is the target's
+   mass on these tokens: p and log_p are normalised over them, what is served is coverage p. */
 typedef struct {
     float *log_p, *p, *log_q, *q, *slopes;
     int64_t size;
+    float coverage, log_coverage;
 } Row;
 
 /* Adds `part` to `total` every stretch. */
@@ -60,8 +62,8 @@ INLINE void put_slopes(char *out, int bytes, int64_t i, int64_t left, f8 slopes)
     }
 }
 
-/* Log-softmax and softmax of a row of logits. */
-INLINE void normalise(const char *logits, int bytes, int64_t vocab, const Row *row, float *logs,
+/* Log-softmax and softmax of a row of logits. -> their log-sum-exp. */
+INLINE float normalise(const char *logits, int bytes, int64_t vocab, const Row *row, float *logs,
                       float *probs) {
     f8 most = (f8){} - INFINITY, part = {};
     for (int64_t i = 0; i < row->size; i += LANES) {
@@ -83,6 +85,7 @@ INLINE void normalise(const char *logits, int bytes, int64_t vocab, const Row *r
         put(probs, i, at(probs, i) * scale);
         put(logs, i, at(logs, i) - shift);
     }
+    return shift;
 }
 
 static double forward_kl(const Row *row, float weight) {
@@ -120,16 +123,17 @@ static double jsd(const Row *row, float weight, float beta) {
     return total;
 }
 
+/* 1 - sum min(p, q); of tokens that are not here |p - q| is p. */
 static double tvd(const Row *row, float weight) {
     double total = 0.0;
     f8 part = {};
     SUMMED(i) {
-        f8 p = at(row->p, i), q = at(row->q, i), difference = q - p;
+        f8 p = row->coverage * at(row->p, i), q = at(row->q, i), difference = q - p;
         f8 sign = where(difference > 0.0f, (f8){} + 1.0f) - where(difference < 0.0f, (f8){} + 1.0f);
         part += 0.5f * sign * difference;
         put(row->slopes, i, at(row->slopes, i) + 0.5f * weight * sign * q);
     }
-    return total;
+    return total + 0.5 * (1.0 - (double)row->coverage);
 }
 
 /* In the logarithm, so that an overlap of e^-200 is still a number with a slope. */
@@ -137,19 +141,19 @@ static double negative_log_acceptance(const Row *row, float weight) {
     f8 most = (f8){} - INFINITY, part = {};
     double total = 0.0;
     for (int64_t i = 0; i < row->size; i += LANES) {
-        f8 p = at(row->log_p, i), q = at(row->log_q, i), less = select8(q < p, q, p);
+        f8 p = at(row->log_p, i) + row->log_coverage, q = at(row->log_q, i), less = select8(q < p, q, p);
         most = select8(less > most, less, most);
     }
     float largest = most[0];
     for (int lane = 1; lane < LANES; lane++) largest = most[lane] > largest ? most[lane] : largest;
     SUMMED(i) {
-        f8 p = at(row->log_p, i), q = at(row->log_q, i), less = select8(q < p, q, p) - largest;
+        f8 p = at(row->log_p, i) + row->log_coverage, q = at(row->log_q, i), less = select8(q < p, q, p) - largest;
         part += select8(less < -87.0f, (f8){}, exp8(less));
     }
     float share = weight / (float)total;
     for (int64_t i = 0; i < row->size; i += LANES) {
         f8 q = at(row->log_q, i), less = q - largest;
-        f8 here = where((q < at(row->log_p, i)) & (less >= -87.0f), share * exp8(less));
+        f8 here = where((q < at(row->log_p, i) + row->log_coverage) & (less >= -87.0f), share * exp8(less));
         put(row->slopes, i, at(row->slopes, i) - here);
     }
     return -((double)largest + log(total));
@@ -185,10 +189,14 @@ INLINE void write_slopes(const Row *row, float weight, char *out, int bytes, int
                    weight * (at(row->slopes, i) - sum * at(row->q, i)));
 }
 
-INLINE void one_row(const Losses *losses, int bytes, int64_t r, const Row *row) {
+INLINE void one_row(const Losses *losses, int bytes, int64_t r, Row *row) {
     int64_t vocab = losses->vocab, place = r * vocab * bytes;
     normalise(losses->draft + place, bytes, vocab, row, row->log_q, row->q);
-    if (losses->target) normalise(losses->target + place, bytes, vocab, row, row->log_p, row->p);
+    if (losses->target) {
+        float sum = normalise(losses->target + place, bytes, vocab, row, row->log_p, row->p);
+        row->log_coverage = losses->normalisers ? sum - losses->normalisers[r] : 0.0f;
+        row->coverage = expf(row->log_coverage);
+    }
     for (int64_t i = 0; i < row->size; i += LANES) put(row->slopes, i, (f8){});
     double loss = 0.0;
     for (int64_t k = 0; k < losses->num_terms; k++)
@@ -202,7 +210,7 @@ void losses_and_slopes(const Losses *losses, int64_t threads) {
 #pragma omp parallel num_threads(threads)
     {
         float *room = malloc((size_t)(5 * size) * sizeof *room);
-        const Row row = {room, room + size, room + 2 * size, room + 3 * size, room + 4 * size, size};
+        Row row = {room, room + size, room + 2 * size, room + 3 * size, room + 4 * size, size, 1, 0};
 #pragma omp for
         for (int64_t r = 0; r < losses->rows; r++) {
             if (losses->bytes == 4)

@@ -23,6 +23,8 @@ typedef struct {
     char *draft;           /* likewise; afterwards what the losses times the weights rise by */
     const int64_t *labels; /* [rows] */
     const float *weights;  /* [rows] */
+    const float *normalisers; /* [rows]: log-sum-exp of the target's logits over its whole vocabulary,
+                                 of which these are part; null where they are all of it */
     float *losses;         /* [rows]: the sum of the terms; the row's weight is not in it */
 } Losses;
 

@@ -39,7 +39,8 @@ class _Losses(ctypes.Structure):
     _fields_ = (
         ("terms", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_terms", "rows", "vocab", "bytes")),
-        *((name, ctypes.c_void_p) for name in ("target", "draft", "labels", "weights", "losses")),
+        *((name, ctypes.c_void_p) for name in ("target", "draft", "labels", "weights")),
+        *((name, ctypes.c_void_p) for name in ("normalisers", "losses")),
     )
 
 
@@ -55,10 +56,15 @@ def losses_and_slopes(
     draft_logits_CV: Tensor,
     labels_C: Tensor,
     weights_C: Tensor,
+    normalisers_C: Tensor | None = None,
 ) -> Tensor:
     """The weighted sum of the terms for each token, float32, [C].
 
     The draft's logits are overwritten with the slopes of the losses times `weights_C`.
+
+    `normalisers_C`: where these logits are part of the target's, the log-sum-exp of all of them. TVD and
+    negative log acceptance are then taken with the target's true probabilities; the others with
+    probabilities that sum to 1 over this part.
     """
     library = compiled()
     assert library is not None, "ask can_differentiate first"
@@ -69,6 +75,8 @@ def losses_and_slopes(
         assert target_logits_CV.shape == draft_logits_CV.shape, "one vocabulary"
     labels_C = labels_C.contiguous()
     weights_C = weights_C.float().contiguous()
+    if normalisers_C is not None:
+        normalisers_C = normalisers_C.float().contiguous()
     losses_C = torch.empty(rows)
     array = (Term * len(terms))(*terms)
     losses = _Losses(
@@ -81,6 +89,7 @@ def losses_and_slopes(
         draft_logits_CV.data_ptr(),
         labels_C.data_ptr(),
         weights_C.data_ptr(),
+        None if normalisers_C is None else normalisers_C.data_ptr(),
         losses_C.data_ptr(),
     )
     library.losses_and_slopes(ctypes.byref(losses), torch.get_num_threads())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import torch
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
@@ -56,13 +57,13 @@ class JSD(Weighted):
 
 
 class TVD(Weighted):
-    """1 - acceptance."""
+    """1 - acceptance, sum_v min(p, q); of a draft that proposes some tokens, over those."""
 
     kind: Literal["tvd"] = "tvd"
 
 
 class NegativeLogAcceptance(Weighted):
-    """-log acceptance."""
+    """-log acceptance, counted as in TVD."""
 
     kind: Literal["negative_log_acceptance"] = "negative_log_acceptance"
 
@@ -151,18 +152,31 @@ def reads_target(terms: Sequence[Objective]) -> bool:
     return any(not isinstance(term, CrossEntropy) for term in terms)
 
 
+def counts_acceptance(terms: Sequence[Objective]) -> bool:
+    """Whether a term is of what is accepted, so that it needs the target's whole distribution."""
+    return any(isinstance(term, TVD | NegativeLogAcceptance | TVDPlusPlus) for term in terms)
+
+
 def token_losses(
     terms: Sequence[Objective],
     target_log_probs_CV: Tensor | None,
     draft_log_probs_CV: Tensor,
     labels_C: Tensor,
     policies: Sequence[Policy | None] = (),
+    *,
+    log_coverage_C: Tensor | None = None,
 ) -> Tensor:
     """The weighted sum of all terms for each token, in nats (TVD: a plain number). -> [C].
 
-    `policies`: a term's own, for TVD++.
+    Args:
+        terms: The objective.
+        target_log_probs_CV: Normalised over the V tokens that the draft proposes.
+        draft_log_probs_CV: The same.
+        labels_C: Places of the labels among them.
+        policies: A term's own, for TVD++.
+        log_coverage_C: Log of the target's mass on these tokens; None: it is 1.
     """
-    given = target_log_probs_CV, draft_log_probs_CV, labels_C
+    given = target_log_probs_CV, draft_log_probs_CV, labels_C, log_coverage_C
     losses = [
         term.weight * _token_loss(term, *given, policies[index] if policies else None)
         for index, term in enumerate(terms)
@@ -175,11 +189,24 @@ def _token_loss(
     target_log_probs: Tensor | None,
     draft_log_probs: Tensor,
     labels_C: Tensor,
+    log_coverage_C: Tensor | None,
     policy: Policy | None,
 ) -> Tensor:
     if isinstance(term, CrossEntropy):
         return -draft_log_probs.gather(-1, labels_C[:, None]).squeeze(-1)
     assert target_log_probs is not None, "only cross entropy does without the target"
+    if log_coverage_C is not None and counts_acceptance([term]):
+        target_log_probs = target_log_probs + log_coverage_C[:, None]
+        missed_C = -torch.expm1(log_coverage_C)  # the target's mass on all other tokens
+        loss_C = _divergence(term, target_log_probs, draft_log_probs, policy)
+        # of the others |p - q| is p; a logarithm of what is accepted has no part of theirs
+        return loss_C if isinstance(term, NegativeLogAcceptance) else loss_C + 0.5 * missed_C
+    return _divergence(term, target_log_probs, draft_log_probs, policy)
+
+
+def _divergence(
+    term: Objective, target_log_probs: Tensor, draft_log_probs: Tensor, policy: Policy | None
+) -> Tensor:
     match term:
         case ForwardKL():
             return divergences.forward_kl(target_log_probs, draft_log_probs)
@@ -196,6 +223,8 @@ def _token_loss(
             return tvd_plus_plus(target_log_probs, draft_log_probs, estimator, *policy)
         case UnderRule(rule=rule, loss=loss):
             return rule_loss(rule, target_log_probs, draft_log_probs, loss)
+        case CrossEntropy():
+            raise AssertionError("no divergence")
 
 
 def has_native_terms(terms: Sequence[Objective]) -> bool:

@@ -21,7 +21,9 @@ from paceline.core.fused import Head, chunked_loss, chunked_loss_of_logits, chun
 from paceline.core.reduction import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.native.divergences import can_differentiate, losses_and_slopes
+from paceline.train.coverage import Normalisers, TargetScores
 from paceline.train.objectives import (
+    counts_acceptance,
     has_native_terms,
     native_terms,
     reads_target,
@@ -107,8 +109,12 @@ class DraftLoss(nn.Module):
         target_hidden_ND: Tensor | None,
         plan: StepPlan,
         uniforms: Sequence[Tensor | None],
+        normalisers_N: Tensor | None,
     ) -> Tensor:
-        """Sum over trained positions of weight times loss."""
+        """Sum over trained positions of weight times loss.
+
+        `normalisers_N`: of a draft that proposes some tokens, the target's log-sum-exp over all.
+        """
         labels_N = batch.labels_BT[batch.mask_BT]
         weights_N = weights_BT[batch.mask_BT]
         vocab_size: int | None = self.vocab_size
@@ -119,27 +125,17 @@ class DraftLoss(nn.Module):
             draft_head = draft_head.rows(*plan.vocabulary)
             labels_N, _ = places_of(labels_N, plan.vocabulary[0], self.vocab_size)
             vocab_size = None
+        target = TargetScores(target_hidden_ND, target_head, vocab_size, normalisers_N)
         policies = Policies(plan.terms, uniforms, self.add_up)
 
-        def target_logits(rows: slice) -> Tensor | None:
-            if target_hidden_ND is None:
-                return None
-            assert target_head is not None, "hidden states are a target's"
-            with torch.no_grad():
-                return target_head.logits(target_hidden_ND[rows], vocab_size)
-
-        def target_log_probs(rows: slice) -> Tensor | None:
-            logits_CV = target_logits(rows)
-            return None if logits_CV is None else logits_CV.float().log_softmax(-1)
-
         def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
-            given = target_log_probs(rows), draft_log_probs_CV, labels_N[rows]
-            return token_losses(plan.terms, *given, policies.of(rows))
+            target_log_probs_CV, log_coverage_C = target.log_probs(rows)
+            given = target_log_probs_CV, draft_log_probs_CV, labels_N[rows], policies.of(rows)
+            return token_losses(plan.terms, *given, log_coverage_C=log_coverage_C)
 
         def slopes_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
-            terms = native_terms(plan.terms)
-            given = target_logits(rows), draft_logits_CV, labels_N[rows], weights_N[rows]
-            return losses_and_slopes(terms, *given)
+            given = target.logits(rows), draft_logits_CV, labels_N[rows], weights_N[rows]
+            return losses_and_slopes(native_terms(plan.terms), *given, target.normalisers(rows))
 
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
             hidden_ND = self.draft.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
@@ -149,7 +145,7 @@ class DraftLoss(nn.Module):
                     hidden_ND, draft_head, slopes_of_chunk, weights_N, **size
                 )
             policies.look_at(
-                (target_log_probs(rows), draft_head.log_probs(hidden_ND[rows], vocab_size))
+                (target.served_log_probs(rows), draft_head.log_probs(hidden_ND[rows], vocab_size))
                 for rows in chunks(len(hidden_ND), self.chunk_tokens)
             )
             return chunked_loss(hidden_ND, draft_head, loss_of_chunk, weights_N, **size)
@@ -177,6 +173,7 @@ class Stepper:
         self.config = config
         self.accelerator = accelerator
         self.vocab_size = vocab_size
+        self._normalisers = Normalisers(vocab_size, config.chunk_tokens)
         draft.hf.eval()
         _train_padding(draft)
         if target is not None:
@@ -241,7 +238,8 @@ class Stepper:
             with self._synchronised(last=last), self._embedded():
                 hidden_ND = self.score(parts[index], batch, plan.terms)
                 uniforms = self._uniforms(index * len(parts[index]), batch, plan)
-                loss = self.loss(batch, weights_BT, hidden_ND, plan, uniforms)
+                whole_N = self._normalisers_of(parts[index], batch, hidden_ND, plan.terms)
+                loss = self.loss(batch, weights_BT, hidden_ND, plan, uniforms, whole_N)
                 # Data parallelism averages gradients over processes; these parts are to be summed.
                 (loss * self.accelerator.num_processes).backward()
             total += loss.detach()
@@ -285,6 +283,22 @@ class Stepper:
             next(read) if row.target_hidden_TD is None else row.target_hidden_TD for row in rows
         ]
         return torch.cat([state.to(batch.tokens_BT.device) for state in states])
+
+    def _normalisers_of(
+        self,
+        rows: Sequence[Row],
+        batch: TokenBatch,
+        hidden_ND: Tensor | None,
+        terms: Sequence[Objective],
+    ) -> Tensor | None:
+        """What acceptance over some tokens needs of the whole target; None where nothing is needed."""
+        if hidden_ND is None or self.draft.draft_vocabulary is None:
+            return None
+        if not counts_acceptance(terms):
+            return None
+        assert self.target is not None, "hidden states are a target's"
+        lengths = batch.mask_BT.sum(-1).tolist()
+        return self._normalisers.of(rows, lengths, hidden_ND, _head(self.target))
 
     def _states(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """Row by row, [T, D] each."""
