@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from aligning import losses, write_pair
+from aligning import losses, write_corpus, write_pair
+from paceline.records import read_jsonl
 
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
+QUICK = Path(__file__).parents[2] / "configs" / "align" / "quick.yaml"
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(SMOKE.glob("align*.yaml"))])
@@ -27,7 +29,37 @@ def test_a_smoke_configuration_raises_the_acceptance_and_ends_in_a_draft(name: s
     )
     assert done.returncode == 0, done.stderr
     assert "run/draft" in done.stdout
+    assert "expected acceptance" in done.stdout
     assert len(losses(tmp_path / "run")) == 12
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["after"]["expected_acceptance"] > result["before"]["expected_acceptance"]
     assert (tmp_path / "run" / "draft" / "model.safetensors").exists()
+
+
+def test_the_quick_configuration_compares_before_and_after(tmp_path: Path):
+    """On its own training text, a little of which it holds out; in steps instead of seconds here."""
+    folder = write_pair(tmp_path / "tiny")
+    rows = [
+        {"text": f"the {word} sat on the mat {number}"} for number in range(9) for word in "abc"
+    ]
+    write_corpus(folder / "corpus.jsonl", rows)
+    changes = {"max_seconds": "null", "num_steps": 3, "max_completion_tokens": 20, "device": "cpu"}
+    changes |= {"evaluation.max_prompt_tokens": 4, "data.train": folder / "corpus.jsonl"}
+    paths = {"--target": folder / "target", "--draft": folder / "draft", "--output": "run"}
+    options = [word for pair in paths.items() for word in pair]
+    for key, value in changes.items():
+        options += ["--set", f"{key}={value}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.cli.main", "align", "--config", QUICK, *options],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("expected acceptance"))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    for when in ("before", "after"):
+        assert f"{result[when]['expected_acceptance']:.3f} (" in line
+    assert len(read_jsonl(tmp_path / "run" / "held_out.jsonl")) == 16

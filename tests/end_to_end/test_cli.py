@@ -282,6 +282,16 @@ def _one_line(err):
             "use forward_kl or reverse_kl",
         ),
         ("align --config nowhere.yaml", "nowhere.yaml"),
+        (
+            "align --resume --target {t} --draft {d} --output {out} --set num_steps=1 "
+            "--set data.train={p}",
+            "holds no run; name the directory of the stopped run",
+        ),
+        (
+            "pretrain --resume --train {p} --output {out} --set model.kind=llama --set num_steps=1",
+            "holds no run",
+        ),
+        ("generate-data --resume --target {t} --prompts {p} --output {out}", "holds no run"),
         ("validate align {broken}", "YAML"),
     ],
 )

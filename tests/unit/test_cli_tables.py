@@ -5,13 +5,20 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from paceline.cli.tables import frontier_table, rule_name, sweep_tables, trajectory_tables
+from paceline.cli.tables import (
+    alignment_table,
+    frontier_table,
+    rule_name,
+    sweep_tables,
+    trajectory_tables,
+)
 from paceline.config import validate
 from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
 from paceline.core.sampling import SamplingParams
 from paceline.measure.frontier import AnalyzeConfig, FrontierRow, PredictedFrontier
 from paceline.measure.results import IntervalRow
 from paceline.measure.trajectory import Stop, TrajectoryRow
+from paceline.train.config import Evaluation
 from paceline.train.sweep import Sweep, SweepConfig
 
 RULES = (Lossless(), Lenient("exponential", 0.8), Lossy(0.25, "tuned"), BiLDRule(12.5))
@@ -25,6 +32,19 @@ def shown(what: RenderableType) -> list[str]:
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
     return text.splitlines()
+
+
+def test_an_alignment_shows_its_figures_before_and_after_with_intervals():
+    before = {"expected_acceptance": 0.31, "greedy_agreement": 0.25, "num_tokens": 480.0}
+    before |= {"expected_acceptance_low": 0.285, "expected_acceptance_high": 0.336}
+    after = before | {"expected_acceptance": 0.43, "block_efficiency": 1.8125}
+    lines = shown(alignment_table({"before": before, "after": after}, Evaluation(gamma=3)))
+    assert lines[0].split() == ["before", "after"]
+    acceptance = ["expected", "acceptance", "0.310", "(0.285-0.336)", "0.430", "(0.285-0.336)"]
+    assert lines[1].split() == acceptance
+    assert lines[2].split() == ["greedy", "agreement", "0.250", "0.250"]
+    assert lines[3].split() == ["tokens", "per", "target", "call,", "gamma", "3", "-", "1.812"]
+    assert "480 held-out tokens" in lines[4]
 
 
 def test_the_predicted_frontier_fits_eighty_columns():

@@ -16,16 +16,27 @@ def align(
     recipe: Annotated[
         str | None, typer.Option(help="supervised_kd, seq_kd, imit_kd, f_distill or gkd.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
     overrides: options.Overrides = None,
 ) -> None:
     """Distil the target into the draft; the aligned draft is OUTPUT/draft."""
+    from paceline.cli.tables import alignment_table
+    from paceline.records import RunDirectory
     from paceline.train import AlignConfig
     from paceline.train import align as run
 
     wanted = options.build(
         AlignConfig, config, overrides, target=target, draft=draft, output=output, recipe=recipe
     )
+    if resume:
+        options.check_resumable(wanted.output)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
+    result = RunDirectory(directory).read_result()
+    if result is not None and result["after"] is not None:
+        stdout.print(alignment_table(result, wanted.evaluation))
+    else:
+        stdout.print(
+            "not evaluated: set data.held_out or data.held_out_from_train to compare drafts"
+        )
     stdout.print(f"{directory / 'draft'}: the aligned draft; figures in {directory}/result.json")

@@ -15,7 +15,7 @@ def generate_data(
     prompts: options.Prompts = None,
     output: Annotated[str | None, typer.Option(help="Run directory to make.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that write.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
     overrides: options.Overrides = None,
 ) -> None:
     """Let the target answer prompts at several temperatures; the records are OUTPUT/data/*.parquet."""
@@ -24,6 +24,8 @@ def generate_data(
 
     given = {"target": target, "prompts": prompts, "output": output, "workers": workers}
     wanted = options.build(GenerateDataConfig, config, overrides, **given)
+    if resume:
+        options.check_resumable(wanted.output)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
     result = json.loads((directory / "result.json").read_text("utf-8"))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from paceline.config import apply_override, read_yaml, set_key, validate
+from paceline.errors import ConfigError
+from paceline.records import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -63,3 +65,17 @@ def build(
     for override in overrides or ():
         apply_override(values, override)
     return validate(cls, values)
+
+
+def check_resumable(output: Path) -> None:
+    """Is there a run that `--resume` can mean?
+
+    Raises:
+        ConfigError: there is none; a mistyped name would train from scratch.
+    """
+    run = RunDirectory(output)
+    if not run.manifest.exists():
+        raise ConfigError(
+            f"--resume: {output} holds no run; name the directory of the stopped run, or leave "
+            "--resume out to start a new one"
+        )

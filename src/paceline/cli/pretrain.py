@@ -14,7 +14,7 @@ def pretrain(
         str | None, typer.Option(help="Text: .txt, .jsonl, .parquet, directory or hub data set.")
     ] = None,
     output: Annotated[str | None, typer.Option(help="Run directory to make.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
     overrides: options.Overrides = None,
 ) -> None:
     """Train a new or an existing model to predict the next token; it is OUTPUT/model."""
@@ -22,6 +22,8 @@ def pretrain(
     from paceline.train import pretrain as run
 
     wanted = options.build(PretrainConfig, config, overrides, data__train=train, output=output)
+    if resume:
+        options.check_resumable(wanted.output)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
     stdout.print(f"{directory / 'model'}: the model; figures in {directory}/result.json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.measure.measurement import Measurement
     from paceline.measure.results import IntervalRow
     from paceline.measure.trajectory import TrajectoryRow
+    from paceline.train.config import Evaluation
     from paceline.train.sweep import Sweep
 
 
@@ -83,6 +84,34 @@ def _speed_lines(found: Measurement) -> Iterator[str]:
         f"from the first token on {speed.decoding_speedup}, "
         f"{speed.measured_over_predicted:.2f} of the predicted {speed.predicted_speedup:.3f}"
     )
+
+
+def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:
+    """Figures on held-out text before and after; `result` is an aligned run's."""
+    table = Table("", "before", "after", box=None, pad_edge=False)
+    names = {
+        "expected_acceptance": "expected acceptance",
+        "greedy_agreement": "greedy agreement",
+        "block_efficiency": f"tokens per target call, gamma {evaluation.gamma}",
+        "rule_acceptance": "acceptance under the rule",
+        "rule_tvd": "TVD to the target under the rule",
+    }
+    for key, name in names.items():
+        if key in result["after"]:
+            table.add_row(name, *(_evaluated(result[when], key) for when in ("before", "after")))
+    remark = (
+        f"on {result['after']['num_tokens']:,.0f} held-out tokens of the target, temperature "
+        f"{evaluation.sampling.temperature:g}; 95% intervals over texts"
+    )
+    return Group(table, remark)
+
+
+def _evaluated(figures: dict[str, float] | None, key: str) -> str:
+    if figures is None or key not in figures:
+        return "-"
+    if f"{key}_low" not in figures:
+        return f"{figures[key]:.3f}"
+    return f"{figures[key]:.3f} ({figures[f'{key}_low']:.3f}-{figures[f'{key}_high']:.3f})"
 
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:

@@ -80,6 +80,11 @@ class Record:
     id: str | None = None
     open_ended: bool = False
 
+    @property
+    def content(self) -> str:
+        """The text alone, the same for duplicates."""
+        return json.dumps([self.text, self.completion, self.messages])
+
 
 def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
     """Read every text of a corpus.

@@ -9,7 +9,7 @@ from paceline.data.prompts import CorpusConfig, Record, Text, read_records
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
@@ -31,9 +31,16 @@ def read_prompts(
     Raises:
         PromptError: as `read_records`.
     """
+    return encode_prompts(read_records(corpus), tokenizer, max_tokens=max_tokens)
+
+
+def encode_prompts(
+    records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int | None = None
+) -> list[list[int]]:
+    """The same, of records that were read."""
     prompts: list[list[int]] = []
     num_cut = 0
-    for record in read_records(corpus):
+    for record in records:
         tokens, _ = encode(record, tokenizer)
         if max_tokens is not None and len(tokens) > max_tokens:
             if record.kind == "document":

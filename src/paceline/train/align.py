@@ -6,26 +6,14 @@ Paper: Zhou et al. 2023, Alg. A.2.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
-import torch
-
-from paceline.data.examples import Lengths, build_examples
-from paceline.data.packing import PackedText
-from paceline.data.prompts import corpus_fingerprint, read_records
-from paceline.data.read_text import ReadText
-from paceline.data.rounds import TargetRounds, WritingClock
-from paceline.data.sources import (
-    BatchSource,
-    BlendedText,
-    ExampleStream,
-    FixedText,
-    MixedText,
-    SampledText,
-    Shard,
-)
-from paceline.data.tokens import read_prompts
-from paceline.errors import ConfigError, ContextLengthError, UsageError
+from paceline.data.examples import Lengths
+from paceline.data.prompts import corpus_fingerprint
+from paceline.data.rounds import WritingClock
+from paceline.data.sources import BlendedText, Shard
+from paceline.data.tokens import encode_prompts
+from paceline.errors import ConfigError, ContextLengthError
 from paceline.models.draft_vocabulary import count_tokens
 from paceline.models.loading import (
     fingerprint_if_there,
@@ -47,17 +35,20 @@ from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_na
 from paceline.train.freezing import freeze_embeddings, freeze_layers
 from paceline.train.loop import Parts
 from paceline.train.objectives import CrossEntropy, UnderRule
-from paceline.train.run import check_batches, run_training, takes_bfloat16, writer_of
+from paceline.train.run import run_training, takes_bfloat16, writer_of
 from paceline.train.step import Stepper, StepPlan
+from paceline.train.texts import lengths_of, pretraining_of, records_of, source_of, stream_of
 from paceline.train.vocabulary import LossVocabulary, VocabularySample
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from accelerate import Accelerator
 
+    from paceline.data.prompts import Record
+    from paceline.data.sources import ExampleStream
     from paceline.models.causal import CausalModel
-    from paceline.models.session import Model
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import TrainingState
@@ -141,18 +132,19 @@ def _set_up(
     _check_terms(config, draft)
     _choose_trained(config, draft)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
-    stream = _stream(config, target, shard)
+    records, held_out = records_of(config)
+    stream = stream_of(config, records, target, shard)
     stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
     stepper.restore(read_optimizer(checkpoint))
-    known = _pretraining(config, target, shard, run)
+    known = pretraining_of(config, target, shard, run)
     writing = WritingClock(state.writing_s)
     writes = config.fixed_fraction < 1 and config.draft_fraction > 0
     writer = writer_of(config, draft, accelerator, run) if writes else draft
-    source = _source(config, stream, writer, target, shard, progress, writing)
+    source = source_of(config, stream, writer, target, shard, progress, writing)
     evaluator = None
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)
-        evaluator = _evaluator(config, target, run, vocab_size, progress, texts)
+        evaluator = _evaluator(config, held_out, target, run, vocab_size, progress, texts)
     parts = Parts(
         config=config,
         accelerator=accelerator,
@@ -211,8 +203,8 @@ def _choose_trained(config: AlignConfig, draft: CausalModel) -> None:
 def _check_lengths(config: AlignConfig, target: CausalModel, draft: CausalModel) -> None:
     """Every text that can come up must fit both contexts."""
     settings = config.evaluation
-    longest = {"max_prompt_tokens + max_completion_tokens": _lengths(config)}
-    if config.data.held_out is not None:
+    longest = {"max_prompt_tokens + max_completion_tokens": lengths_of(config)}
+    if config.data.evaluates:
         held_out = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)
         longest["evaluation.max_prompt_tokens + max_new_tokens"] = held_out
     for model, name in ((target, "target"), (draft, "draft")):
@@ -246,28 +238,6 @@ def _check_terms(config: AlignConfig, draft: CausalModel) -> None:
         )
 
 
-def _lengths(config: AlignConfig) -> Lengths:
-    return Lengths(config.max_prompt_tokens, config.max_completion_tokens)
-
-
-def _stream(config: AlignConfig, target: CausalModel, shard: Shard) -> ExampleStream:
-    """The training corpus, tokenised and cut to size."""
-    if target.tokenizer is None:
-        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
-    check_batches(config, config.batch_size, shard)
-    check_batches(config, config.pretraining_rows, shard, "rows of pretraining text")
-    examples = build_examples(
-        read_records(config.data.train),
-        target.tokenizer,
-        _lengths(config),
-        eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
-        train_document_prompts=config.data.train_document_prompts,
-        pack_documents=config.data.pack_documents,
-    )
-    own_rows = config.batch_size - config.pretraining_rows
-    return ExampleStream(examples, own_rows, seed=config.seed, shard=shard)
-
-
 def _vocabulary(
     config: AlignConfig, stream: ExampleStream, draft: CausalModel, vocab_size: int
 ) -> VocabularySample | None:
@@ -286,85 +256,9 @@ def _vocabulary(
     return VocabularySample(config.loss_vocabulary, counts_V.argsort(descending=True, stable=True))
 
 
-def _source(
-    config: AlignConfig,
-    stream: ExampleStream,
-    draft: Model,
-    target: CausalModel,
-    shard: Shard,
-    progress: Progress,
-    writing: WritingClock,
-) -> MixedText:
-    """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
-    read_by = target
-    # a copy for writing takes memory: only for a target that writes
-    own = config.fixed_fraction < 1
-    # a hundred rows at once: what multiplies bfloat16 attends faster in it, too
-    in_rounds = config.target_rounds is not None and target.dtype == torch.bfloat16
-    if own and config.draft_fraction < 1 and not in_rounds:
-        target = target.prepare_for_decoding()
-    writers: tuple[tuple[Model, Literal["draft", "target"]], ...]
-    writers = (draft, "draft"), (target, "target")
-    drafted: BatchSource
-    written: BatchSource
-    drafted, written = (
-        SampledText(
-            stream,
-            model,
-            origin,
-            sampling=config.sampling,
-            max_new_tokens=config.max_completion_tokens,
-            eos_token_ids=target.eos_token_ids,
-        )
-        for model, origin in writers
-    )
-    if config.target_rounds is not None:
-        written = TargetRounds(
-            stream,
-            target,
-            config.target_rounds,
-            sampling=config.sampling,
-            max_new_tokens=config.max_completion_tokens,
-            eos_token_ids=target.eos_token_ids,
-            shard=shard,
-            progress=progress,
-            clock=writing,
-        )
-    kept_gb = config.data.keep_states_gb
-    fixed = FixedText(stream)
-    if config.fixed_fraction > 0:
-        fixed.check()
-    return MixedText(
-        stream,
-        fixed if kept_gb is None else ReadText(stream, read_by, kept_gb),
-        drafted,
-        written,
-        fixed_fraction=config.fixed_fraction,
-        draft_fraction=config.draft_fraction,
-    )
-
-
-def _pretraining(
-    config: AlignConfig, target: CausalModel, shard: Shard, run: RunDirectory
-) -> PackedText | None:
-    """The text that the draft knows, read as it is needed."""
-    if config.data.pretraining is None:
-        return None
-    assert target.tokenizer is not None, "asked before"
-    return PackedText(
-        config.data.pretraining,
-        target.tokenizer,
-        sum(_lengths(config)),
-        config.pretraining_rows,
-        eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
-        seed=config.seed,
-        shard=shard,
-        marks=run.path / "packing.jsonl",
-    )
-
-
 def _evaluator(
     config: AlignConfig,
+    records: Sequence[Record] | None,
     target: CausalModel,
     run: RunDirectory,
     vocab_size: int,
@@ -373,11 +267,9 @@ def _evaluator(
 ) -> AgreementEvaluator | None:
     """Held-out text of the target, written once a run, or once for all runs that share `texts`."""
     settings = config.evaluation
-    if config.data.held_out is None or target.tokenizer is None:
+    if records is None or target.tokenizer is None:
         return None
-    prompts = read_prompts(
-        config.data.held_out, target.tokenizer, max_tokens=settings.max_prompt_tokens
-    )
+    prompts = encode_prompts(records, target.tokenizer, max_tokens=settings.max_prompt_tokens)
     cache = run.path / "held_out.jsonl"
     shared = None
     if texts is not None:

@@ -29,7 +29,9 @@ class AlignData(StrictModel):
 
     Attributes:
         train: Documents, prompts, or prompts with completions.
-        held_out: Prompts that the target answers once, for evaluation; None: no evaluation.
+        held_out: Prompts that the target answers once, for evaluation.
+        held_out_from_train: In the place of `held_out`, take so many texts out of `train`, chosen by
+            the run's seed, and their duplicates. None and no `held_out`: no evaluation.
         train_document_prompts: Whether a document used as it is trains its first tokens too.
         pack_documents: Join documents before cutting them to size, so that no row is padded.
         pretraining: Text that the draft knows, so that it does not forget: always as it is, packed, and
@@ -41,11 +43,23 @@ class AlignData(StrictModel):
 
     train: CorpusConfig
     held_out: CorpusConfig | None = None
+    held_out_from_train: int | None = Field(default=None, ge=1)
     train_document_prompts: bool = True
     pack_documents: bool = False
     pretraining: CorpusConfig | None = None
     pretraining_fraction: float = Field(default=0.1, gt=0, lt=1)
     keep_states_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    @property
+    def evaluates(self) -> bool:
+        """Is there text to judge the draft by?"""
+        return self.held_out is not None or self.held_out_from_train is not None
+
+    @model_validator(mode="after")
+    def _holds_out_once(self) -> AlignData:
+        if self.held_out is not None and self.held_out_from_train is not None:
+            raise ValueError("held_out and held_out_from_train both say what to judge by; drop one")
+        return self
 
 
 class Evaluation(StrictModel):
@@ -215,7 +229,7 @@ class AlignConfig(TrainSettings):
                 "a target that is sharded reads with all processes at once, so data.keep_states_gb "
                 "cannot spare one of them; drop it"
             )
-        if self.shard and self.data.held_out is not None:
+        if self.shard and self.data.evaluates:
             raise ValueError(
                 "models that are sharded are not evaluated on the way; drop data.held_out and use "
                 "trajectory on the checkpoints"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from paceline.core.bootstrap import ratio_interval
 from paceline.core.fused import Head
 from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from paceline.core.bootstrap import Interval
     from paceline.core.rule import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.causal import CausalModel
@@ -175,6 +177,8 @@ class AgreementEvaluator:
         greedy_agreement: part of the positions where both have the same likeliest token.
         block_efficiency: tokens a target pass at `gamma`, by prefix products behind a text's first
             token, which comes with the prompt; absent where no text is longer than gamma.
+        expected_acceptance_low and _high, greedy_agreement_low and _high: 95% intervals of the two over
+            texts; absent where there is one text.
         rule_acceptance, rule_tvd: under a rule, the part of the draft's tokens that it keeps, and how
             far the text then is from the target's; absent where no rule was given.
         Paper: Zhou et al. 2023, section 3.
@@ -185,6 +189,13 @@ class AgreementEvaluator:
             "greedy_agreement": float(scores.agreement_N.double().mean()),
             "num_tokens": float(len(self.labels_N)),
         }
+        if len(self.lengths) > 1:
+            for name, values_N in (
+                ("expected_acceptance", scores.acceptance_N),
+                ("greedy_agreement", scores.agreement_N),
+            ):
+                interval = self._interval(values_N.double())
+                figures |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
         if self.rule is not None:
             figures["rule_acceptance"] = float(scores.rule_acceptance_N.double().mean())
             figures["rule_tvd"] = float(scores.rule_tvd_N.double().mean())
@@ -196,6 +207,12 @@ class AgreementEvaluator:
                 self.gamma,
             )
         return figures
+
+    def _interval(self, values_N: Tensor) -> Interval:
+        """Of a mean over positions; texts are what is independent."""
+        sums_B = torch.stack([part.sum() for part in values_N.split(self.lengths)])
+        rng = named_generator(0, "intervals of an evaluation")
+        return ratio_interval(sums_B, torch.tensor(self.lengths), rng=rng)
 
     @torch.no_grad()
     def _scores(self, draft: CausalModel) -> PositionScores:

@@ -220,7 +220,7 @@ def _is_choice(old: Changes, new: Changes) -> bool:
 
 def _check_figure(config: SweepConfig, cell: Cell) -> None:
     """Will this run have it?"""
-    if cell.config.data.held_out is None:
+    if not cell.config.data.evaluates:
         raise ConfigError(f"{cell.row}, {cell.column} has no data.held_out to be judged on")
     if config.figure.startswith("rule_") and cell.config.evaluation.rule is None:
         raise ConfigError(f"{config.figure} needs evaluation.rule in base")
