@@ -304,6 +304,17 @@ def test_what_cannot_be_used_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_weights_that_are_no_numbers_are_not_blamed_on_the_architecture(tmp_path: Path, name: str):
+    folder = write_pair(tmp_path)
+    hf: Any = load_model(folder / name, dtype="float32").hf
+    with torch.no_grad():
+        hf.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    hf.save_pretrained(folder / name)
+    with pytest.raises(ModelLoadError, match="NaN"):
+        align(align_config(folder, tmp_path / "run"))
+
+
 def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path):
     folder = write_pair(tmp_path)
     words = json.loads((folder / "draft" / "tokenizer.json").read_text())

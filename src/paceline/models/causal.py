@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.errors import UnsupportedModelError, UsageError
+from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
 from paceline.models import agreement
 from paceline.models.architectures import context_length, prove_rollback, refuse_by_name
 from paceline.models.causal_session import CausalSession, evaluating
@@ -110,6 +110,7 @@ class CausalModel:
 
         Raises:
             UnsupportedModelError: The model scales or caps its logits after the projection.
+            ModelLoadError: Its logits are no numbers.
         """
         if not self._logits_are_projected:
             raise UnsupportedModelError(
@@ -128,6 +129,11 @@ class CausalModel:
         with torch.inference_mode(), evaluating(self.hf):
             wanted = self.hf(input_ids=tokens, use_cache=False).logits.float()
             got = F.linear(self.body(tokens), self._head.weight, self.head_bias).float()
+        if not bool(wanted.isfinite().all()):
+            raise ModelLoadError(
+                f"this {self.hf.config.model_type} gives logits that are NaN or infinite, so its "
+                "weights are damaged; copy or make it again"
+            )
         return float((wanted - got).abs().max()) <= 0.01 * float(wanted.abs().max())
 
     @property
