@@ -9,8 +9,9 @@ from torch import Tensor
 
 from paceline.models.int8 import round_rows
 from paceline.native import compiled
-from paceline.native.compilation import WITHOUT_TILES, library_with
+from paceline.native.compilation import library_with
 from paceline.native.llama import Matrix
+from processor_levels import LEVEL_FLAGS
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 
@@ -19,10 +20,10 @@ ROUNDING = 2.0**-24  # of a number in float32
 COUNTS = [1, 2, 5, 6, 8, 10, 11, 16, 21, 33, 64]
 
 
-@pytest.fixture(params=["as it is", "without tiles"])
+@pytest.fixture(params=LEVEL_FLAGS)
 def library(request: pytest.FixtureRequest) -> Any:
-    """The library of this processor, and the one of those that do not multiply tiles."""
-    made = library_with(WITHOUT_TILES if request.param == "without tiles" else ())
+    """The library of this processor, and those of processors with fewer instructions."""
+    made = library_with(LEVEL_FLAGS[request.param])
     if not made.may_multiply():
         pytest.skip("the kernel gives no room for tiles")
     letters = {"i": ctypes.c_int64, "p": ctypes.c_void_p}

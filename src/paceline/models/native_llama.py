@@ -116,9 +116,13 @@ class NativeLlama:
         *,
         int8: bool = False,
         rounds: bool = False,
+        library: ctypes.CDLL | None = None,
     ) -> None:
-        """`rounds`: products may round what comes to bfloat16, which is faster for many tokens."""
-        library = compiled()
+        """`rounds`: products may round activations to bfloat16, which tiles multiply faster.
+
+        `library`: the compiled sources; by default those for this processor.
+        """
+        library = library or compiled()
         assert library is not None, "NativeLlama needs a compiled library; ask `can_copy` first"
         self._library = library
         self.most_tokens: int = library.most_tokens(rounds)

@@ -1,6 +1,18 @@
-/* Products for any processor with vectors: bfloat16 weights are widened to float32 by a shift, which
-   takes pairs apart. So a vector is laid out "paired": of each 16 entries first those at even places,
-   then those at odd places; and so are the rows of 8-bit matrices. */
+/* Products for processors without tiles, in float32 vectors.
+
+   Layout. A matrix is packed in panels of 16 rows. An int8 panel holds the first entry of each row,
+   then the second entry of each row, and so on. A bfloat16 panel holds two entries of each row at a
+   time: a shift widens the first one to float32, a mask widens the second one. In a loaded vector each
+   lane is a row, so a product is a broadcast activation times a vector of weights, each lane sums its
+   own row, and no sum goes across lanes.
+
+   Blocking. Tokens are processed in chunks whose sums stay in registers: 12 tokens x 32 rows with
+   AVX-512, 6 x 16 with AVX2. Each vector of weights is loaded and widened once for the whole chunk.
+   A chunk's activations are laid out span by span, so that those of its tokens are a constant distance
+   apart and one register addresses them all.
+
+   Order of sums. Products are summed in order over spans of SPAN entries, then the spans are summed in
+   order. The order does not depend on the number of tokens. */
 
 #include "products.h"
 
@@ -12,216 +24,266 @@
 #include <immintrin.h>
 #endif
 
-#define ROWS 2     /* rows of a matrix side by side; `gated` takes a gate and its up */
-#define TOKENS 4   /* tokens at a time */
+#define ROWS 16    /* of a panel */
+#define PANELS 2   /* at a time; `gated` takes one of gates and one of ups */
+#define SPAN 32    /* shorter spans round less but cost more additions */
+#define AHEAD 4096 /* prefetch distance in bytes: hardware prefetchers stop at the end of a page */
 #define APART __attribute__((noinline))
-#define AHEAD 4096 /* bytes to fetch early: a page, where the processor's own foresight ends */
 
-/* beyond, products are bound by arithmetic; rounding vectors would not make it less */
+/* Tokens whose sums of one panel fit in registers, and those whose sums of two panels do. */
+#ifdef __AVX512F__
+#define WIDTH 16
+#define MOST 12
+#define MOST_PAIRED 12
+#else
+#define WIDTH 8
+#define MOST 6
+#define MOST_PAIRED 2
+#endif
+#define VECTORS (ROWS / WIDTH)
+
+typedef float wide __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t wide_int __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef signed char wide_char __attribute__((vector_size(WIDTH), aligned(1), may_alias));
+
+/* Beyond, torch is as fast or nearly so. Rounding activations would not help: vdpbf16ps does fewer
+   products a cycle than float32 FMA on some processors. */
 int64_t most_tokens(int64_t rounds) {
     (void)rounds;
-    return 8;
+    return WIDTH == 16 ? 192 : 64;
 }
 int64_t may_multiply(void) { return 1; }
 void begin_products(Tiles *others) { (void)others; }
 void end_products(const Tiles *others) { (void)others; }
 
-INLINE int64_t paired(int64_t i) { return (i & ~(int64_t)15) | ((i & 1) << 3) | ((i & 15) >> 1); }
+static int64_t panels_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 
-int64_t packed_size(int64_t rows, int64_t size, int64_t bytes) { return rows * size * bytes; }
+int64_t packed_size(int64_t rows, int64_t size, int64_t bytes) {
+    return panels_of(rows) * ROWS * size * bytes;
+}
 
 void pack(const char *weights, int64_t rows, int64_t size, int64_t bytes, char *packed) {
-    if (bytes == 2) {
-        memcpy(packed, weights, (size_t)(rows * size * bytes));
-        return;
+    const int64_t width = size * bytes, group = bytes * bytes; /* an int8, or two bfloat16 */
+#pragma omp parallel for
+    for (int64_t p = 0; p < panels_of(rows); p++) {
+        char *panel = packed + p * ROWS * width;
+        memset(panel, 0, (size_t)(ROWS * width));
+        for (int64_t r = p * ROWS; r < rows && r < (p + 1) * ROWS; r++)
+            for (int64_t i = 0; i < width; i += group)
+                memcpy(panel + i * ROWS + r % ROWS * group, weights + r * width + i, (size_t)group);
     }
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < size; i++) packed[r * size + paired(i)] = weights[r * size + i];
 }
 
 void read_row(const Matrix *matrix, int64_t row, int64_t size, float *out) {
-    const uint16_t *weights = (const uint16_t *)matrix->weights + row * size;
-    for (int64_t i = 0; i < size; i++) out[i] = widen(weights[i]);
+    const uint16_t *panel = (const uint16_t *)matrix->weights + row / ROWS * ROWS * size;
+    for (int64_t i = 0; i < size; i++) out[i] = widen(panel[i / 2 * 2 * ROWS + row % ROWS * 2 + i % 2]);
 }
 
-int64_t operand_size(int64_t size, int64_t num_tokens) { return size * num_tokens; }
+/* Chunks differ in size by at most one token. */
+static int64_t chunks_of(int64_t num_tokens) { return (num_tokens + MOST - 1) / MOST; }
+static int64_t begin_of(int64_t chunk, int64_t num_tokens) {
+    return chunk * num_tokens / chunks_of(num_tokens);
+}
+static int64_t padded(int64_t size) { return (size + SPAN - 1) / SPAN * SPAN; }
+
+int64_t operand_size(int64_t size, int64_t num_tokens) { return num_tokens * padded(size); }
 
 void lay_out(const Matrix *matrix, const float *x, int64_t size, int64_t num_tokens,
              float *operand) {
     (void)matrix;
-    for (int64_t i = 0; i < size * num_tokens; i += 2 * LANES) {
-        f8 first = *(const f8 *)(x + i), second = *(const f8 *)(x + i + LANES);
-        *(f8 *)(operand + i) = __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14);
-        *(f8 *)(operand + i + LANES) =
-            __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15);
+    for (int64_t c = 0; c < chunks_of(num_tokens); c++) {
+        int64_t begin = begin_of(c, num_tokens), count = begin_of(c + 1, num_tokens) - begin;
+        float *chunk = operand + begin * padded(size);
+        for (int64_t t = 0; t < count; t++)
+            for (int64_t i = 0; i < size; i += LANES) {
+                float *here = chunk + i / SPAN * SPAN * count + t * SPAN + i % SPAN;
+                *(f8 *)here = *(const f8 *)(x + (begin + t) * size + i);
+            }
     }
 }
 
-INLINE f8 even_weights(i8 pairs) { return (f8)(pairs << 16); }
-INLINE f8 odd_weights(i8 pairs) { return (f8)(pairs & (int32_t)0xffff0000); }
-INLINE f8 small_weights(const char *weights) {
-#ifdef __AVX2__ /* gcc 12 takes the portable line apart, entry by entry */
-    i8 numbers = (i8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)weights));
+INLINE wide small_weights(const char *weights) {
+#if defined(__AVX512F__)
+    return (wide)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)weights)));
+#elif defined(__AVX2__) /* gcc 12 takes the portable line apart, entry by entry */
+    return (wide)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)weights)));
 #else
-    i8 numbers = __builtin_convertvector(*(const b8 *)weights, i8);
+    wide_int numbers = __builtin_convertvector(*(const wide_char *)weights, wide_int);
+    return __builtin_convertvector(numbers, wide);
 #endif
-    return __builtin_convertvector(numbers, f8);
 }
 
-/* Products of `rows` rows of weights, `bytes` each, with `m` paired vectors: sums[row][token]. */
-INLINE void some_rows(const char *const *w, int bytes, const float *x, int64_t size, int rows,
-                      int m, float sums[][TOKENS]) {
-    f8 evens[ROWS][TOKENS] = {}, odds[ROWS][TOKENS] = {};
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < size; i += 2 * LANES) {
-        f8 even_w[ROWS], odd_w[ROWS];
-        for (int row = 0; row < rows; row++) {
-            const char *here = w[row] + i * bytes;
-            /* once a line of 64 bytes is enough, but wider weights come faster with more */
-            if (bytes == 2 || !(i & 63)) __builtin_prefetch(here + AHEAD);
-            if (bytes == 2) {
-                i8 pairs = *(const i8 *)here;
-                even_w[row] = even_weights(pairs), odd_w[row] = odd_weights(pairs);
-            } else {
-                even_w[row] = small_weights(here), odd_w[row] = small_weights(here + LANES);
+/* Two entries of each row of a panel, as float32. */
+INLINE void load_pair(int bytes, const char *weights, wide pair[2][VECTORS]) {
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++)
+        if (bytes == 2) {
+            wide_int both = *((const wide_int *)weights + v);
+            pair[0][v] = (wide)(both << 16);
+            pair[1][v] = (wide)(both & (int32_t)0xffff0000);
+        } else {
+            pair[0][v] = small_weights(weights + v * WIDTH);
+            pair[1][v] = small_weights(weights + ROWS + v * WIDTH);
+        }
+}
+
+/* Weights of a panel. For entry i, `ahead + i * step` is prefetched. */
+typedef struct {
+    const char *weights, *ahead;
+    int64_t step;
+} Panel;
+
+/* sums[panel][token][row] += products of `panels` panels with `m` tokens over entries [begin, end), at
+   most SPAN. `bytes`, `panels` and `m` are compile-time constants, so inner loops unroll fully. */
+INLINE void add_span(int bytes, const Panel *w, const float *x, int64_t begin, int64_t end, int panels,
+                     int m, float (*sums)[MOST][ROWS]) {
+    wide acc[PANELS][VECTORS][MOST] = {};
+    for (int64_t i = begin; i < end; i += 2) {
+        wide pairs[PANELS][2][VECTORS];
+#pragma GCC unroll 2
+        for (int p = 0; p < panels; p++) {
+            __builtin_prefetch(w[p].ahead + i * w[p].step);
+            load_pair(bytes, w[p].weights + i * ROWS * bytes, pairs[p]);
+        }
+#pragma GCC unroll 12
+        for (int t = 0; t < m; t++)
+#pragma GCC unroll 2
+            for (int k = 0; k < 2; k++)
+#pragma GCC unroll 2
+                for (int p = 0; p < panels; p++)
+#pragma GCC unroll 2
+                    for (int v = 0; v < VECTORS; v++)
+                        acc[p][v][t] += pairs[p][k][v] * x[t * SPAN + i - begin + k];
+    }
+    __asm__ volatile("" ::: "memory"); /* gcc would keep copies of all sums on the stack */
+    for (int t = 0; t < m; t++)
+        for (int p = 0; p < panels; p++)
+            for (int v = 0; v < VECTORS; v++) *((wide *)sums[p][t] + v) += acc[p][v][t];
+}
+
+/* sums[panel][token][row] of two panels and a chunk of `m` tokens. */
+INLINE void two_panels(int bytes, const Panel w[PANELS], const float *x, int64_t size, int m,
+                       float (*restrict sums)[MOST][ROWS]) {
+    for (int p = 0; p < PANELS; p++)
+        for (int t = 0; t < m; t++)
+            for (int v = 0; v < VECTORS; v++) *((wide *)sums[p][t] + v) = (wide){};
+    for (int64_t i = 0; i < size; i += SPAN, x += m * SPAN) {
+        const int64_t end = size - i < SPAN ? size : i + SPAN;
+        if (m <= MOST_PAIRED) {
+            add_span(bytes, w, x, i, end, 2, m, sums);
+        } else {
+            add_span(bytes, w, x, i, end, 1, m, sums);
+            add_span(bytes, w + 1, x, i, end, 1, m, sums + 1);
+        }
+    }
+}
+
+/* A function for each number of tokens in a chunk. */
+typedef void Products(const Panel w[PANELS], const float *x, int64_t size,
+                      float sums[PANELS][MOST][ROWS]);
+
+#define PRODUCTS(bytes, m)                                                                        \
+    static APART void products_##bytes##_##m(const Panel w[PANELS], const float *x, int64_t size, \
+                                             float sums[PANELS][MOST][ROWS]) {                    \
+        two_panels(bytes, w, x, size, m, sums);                                                   \
+    }
+#define NAME(bytes, m) [m - 1] = products_##bytes##_##m,
+#define UP_TO_6(what, bytes)                                                                      \
+    what(bytes, 1) what(bytes, 2) what(bytes, 3) what(bytes, 4) what(bytes, 5) what(bytes, 6)
+#if MOST == 12
+#define ALL(what, bytes)                                                                          \
+    UP_TO_6(what, bytes) what(bytes, 7) what(bytes, 8) what(bytes, 9) what(bytes, 10)             \
+    what(bytes, 11) what(bytes, 12)
+#else
+#define ALL(what, bytes) UP_TO_6(what, bytes)
+#endif
+ALL(PRODUCTS, 1)
+ALL(PRODUCTS, 2)
+static Products *const all_products[2][MOST] = {{ALL(NAME, 1)}, {ALL(NAME, 2)}};
+
+typedef struct {
+    const float *bias;
+    const int64_t *places;
+    float *out;
+    int64_t rows, stride;
+    int add;
+} Goal;
+
+/* Where the sums of rows [row, row + 16) of a token go. */
+INLINE void deliver(const Goal *goal, const float *sums, int64_t row, int64_t token) {
+    float *out = goal->out + token * goal->stride;
+    int64_t count = goal->rows - row < ROWS ? goal->rows - row : ROWS;
+    if (count == ROWS && !goal->bias && !goal->places) {
+        for (int v = 0; v < VECTORS; v++) {
+            wide *here = (wide *)(out + row) + v, sum = *((const wide *)sums + v);
+            if (goal->add) sum += *here;
+            *here = sum;
+        }
+        return;
+    }
+    for (int64_t r = row; r < row + count; r++) {
+        float sum = sums[r - row] + (goal->bias ? goal->bias[r] : 0.0f);
+        float *here = out + (goal->places ? goal->places[r] : r);
+        *here = goal->add ? *here + sum : sum;
+    }
+}
+
+static void scale(float *sums, const float *scales, int64_t count) {
+    for (int64_t r = 0; r < count && r < ROWS; r++) sums[r] *= scales[r];
+}
+
+/* gates = silu(gates) * ups. */
+INLINE void gate(float *gates, const float *ups) {
+    for (int r = 0; r < ROWS; r += LANES) {
+        f8 here = *(const f8 *)(gates + r);
+        *(f8 *)(gates + r) = here * *(const f8 *)(ups + r) / (1.0f + exp8(-here));
+    }
+}
+
+/* A thread's part of `multiply`, and of `gated`, where the second panel is one of `up`. */
+static void multiply_part(const Matrix *matrix, int64_t rows, int64_t size, const float *operand,
+                          int64_t num_tokens, const Goal *goal, int gates) {
+    const int64_t bytes = matrix->scales ? 1 : 2, width = ROWS * size * bytes;
+    const int64_t panels = panels_of(rows) / (gates ? 2 : 1), me = omp_get_thread_num();
+    const int64_t begin = my_part(panels, me), end = my_part(panels, me + 1);
+    const int64_t stream = gates ? end - begin : (end - begin + 1) / 2;
+    const int64_t chunks = chunks_of(num_tokens);
+    float sums[PANELS][MOST][ROWS] __attribute__((aligned(64)));
+    for (int64_t panel = begin; panel < begin + stream; panel++) {
+        /* the second stream may be one panel shorter; the first panel is then computed twice */
+        int64_t other = gates ? panel + panels : panel + stream < end ? panel + stream : panel;
+        const int64_t row[PANELS] = {panel * ROWS, other * ROWS};
+        for (int64_t c = 0; c < chunks; c++) {
+            int64_t first = begin_of(c, num_tokens), count = begin_of(c + 1, num_tokens) - first;
+            Panel w[PANELS]; /* with several chunks, each prefetches its share of the next panel */
+            for (int p = 0; p < PANELS; p++) {
+                const char *here = matrix->weights + row[p] / ROWS * width;
+                w[p] = (Panel){here, chunks == 1 ? here + AHEAD : here + width + c * width / chunks,
+                               ROWS * bytes / chunks};
+            }
+            all_products[bytes - 1][count - 1](w, operand + first * padded(size), size, sums);
+            for (int64_t t = 0; t < count; t++) {
+                for (int p = 0; p < PANELS && matrix->scales; p++)
+                    scale(sums[p][t], matrix->scales + row[p], rows - row[p]);
+                if (gates) gate(sums[0][t], sums[1][t]);
+                deliver(goal, sums[0][t], row[0], first + t);
+                if (!gates && other != panel) deliver(goal, sums[1][t], row[1], first + t);
             }
         }
-        for (int t = 0; t < m; t++) {
-            const float *here = x + t * size + i;
-            f8 even = *(const f8 *)here, odd = *(const f8 *)(here + LANES);
-            for (int row = 0; row < rows; row++) {
-                evens[row][t] += even_w[row] * even;
-                odds[row][t] += odd_w[row] * odd;
-            }
-        }
-    }
-    for (int row = 0; row < rows; row++)
-        for (int t = 0; t < m; t++) sums[row][t] = sum_lanes(evens[row][t] + odds[row][t]);
-}
-
-/* The same for ROWS rows, taken in as many at a time as the registers hold the sums of. */
-INLINE void few_tokens(const char *const *w, int bytes, const float *x, int64_t size, int m,
-                       float sums[ROWS][TOKENS]) {
-    if (m == 1)
-        some_rows(w, bytes, x, size, ROWS, 1, sums);
-    else if (m == 2)
-        some_rows(w, bytes, x, size, ROWS, 2, sums);
-    else
-        for (int row = 0; row < ROWS; row++)
-            if (m == 3)
-                some_rows(w + row, bytes, x, size, 1, 3, sums + row);
-            else
-                some_rows(w + row, bytes, x, size, 1, TOKENS, sums + row);
-}
-
-/* sums[row][token] of these rows of the matrix, scales applied. */
-INLINE void products(const Matrix *matrix, const int64_t rows[ROWS], const float *x, int64_t size,
-                     int m, float sums[ROWS][TOKENS]) {
-    const int bytes = matrix->scales ? 1 : 2;
-    const char *w[ROWS];
-    for (int row = 0; row < ROWS; row++) w[row] = matrix->weights + rows[row] * size * bytes;
-    if (bytes == 2) {
-        few_tokens(w, 2, x, size, m, sums);
-    } else {
-        few_tokens(w, 1, x, size, m, sums);
-        for (int row = 0; row < ROWS; row++)
-            for (int t = 0; t < m; t++) sums[row][t] *= matrix->scales[rows[row]];
     }
 }
-
-/* A thread's part of `multiply`; made apart for each small number of tokens, so that all sums of a
-   row stay in registers. */
-INLINE void multiply_part(const Matrix *matrix, const float *bias, const int64_t *places,
-                          int64_t rows, int64_t size, const float *x, int64_t num_tokens,
-                          float *out, int64_t stride, int add) {
-    int64_t me = omp_get_thread_num(), begin = my_part(rows, me), end = my_part(rows, me + 1);
-    int64_t stream = (end - begin + ROWS - 1) / ROWS;
-    for (int64_t step = begin; step < begin + stream; step++) {
-        int64_t these[ROWS];
-        for (int row = 0; row < ROWS; row++) {
-            int64_t r = step + row * stream;
-            these[row] = r < end ? r : step; /* the last stream may be shorter: once more, then */
-        }
-        for (int64_t first = 0; first < num_tokens; first += TOKENS) {
-            int m = num_tokens - first < TOKENS ? (int)(num_tokens - first) : TOKENS;
-            float sums[ROWS][TOKENS], *here = out + first * stride;
-            products(matrix, these, x + first * size, size, m, sums);
-            for (int row = 0; row < ROWS; row++) {
-                int64_t r = these[row];
-                if (row && r == step) break;
-                int64_t place = places ? places[r] : r;
-                float more = bias ? bias[r] : 0.0f;
-                for (int t = 0; t < m; t++) {
-                    float sum = sums[row][t] + more;
-                    here[t * stride + place] = add ? here[t * stride + place] + sum : sum;
-                }
-            }
-        }
-    }
-}
-
-#define MULTIPLY(name, num_tokens)                                                               \
-    static APART void name(const Matrix *matrix, const float *bias, const int64_t *places,       \
-                           int64_t rows, int64_t size, const float *x, int64_t count, float *out,\
-                           int64_t stride, int add) {                                            \
-        multiply_part(matrix, bias, places, rows, size, x, num_tokens, out, stride, add);        \
-    }
-MULTIPLY(multiply_1, 1)
-MULTIPLY(multiply_2, 2)
-MULTIPLY(multiply_3, 3)
-MULTIPLY(multiply_4, 4)
-MULTIPLY(multiply_many, count)
 
 void multiply(const Matrix *matrix, const float *bias, const int64_t *places, int64_t rows,
-              int64_t size, const float *x, int64_t num_tokens, float *out, int64_t stride,
+              int64_t size, const float *operand, int64_t num_tokens, float *out, int64_t stride,
               int add) {
-    (num_tokens == 1   ? multiply_1
-     : num_tokens == 2 ? multiply_2
-     : num_tokens == 3 ? multiply_3
-     : num_tokens == 4 ? multiply_4
-                       : multiply_many)(matrix, bias, places, rows, size, x, num_tokens, out,
-                                        stride, add);
+    const Goal goal = {bias, places, out, rows, stride, add};
+    multiply_part(matrix, rows, size, operand, num_tokens, &goal, 0);
 }
 
-/* A thread's part of `gated`. */
-INLINE void gated_part(const Matrix *gate_up, int64_t inner, int64_t size, const float *x,
-                       int64_t num_tokens, float *act) {
-    int64_t units = inner / LANES, me = omp_get_thread_num();
-    for (int64_t u = my_part(units, me); u < my_part(units, me + 1); u++)
-        for (int64_t first = 0; first < num_tokens; first += TOKENS) {
-            int m = num_tokens - first < TOKENS ? (int)(num_tokens - first) : TOKENS;
-            f8 gate[TOKENS], up[TOKENS];
-            for (int lane = 0; lane < LANES; lane++) {
-                int64_t r = u * LANES + lane, rows[ROWS] = {r, r + inner};
-                float sums[ROWS][TOKENS];
-                products(gate_up, rows, x + first * size, size, m, sums);
-                for (int t = 0; t < m; t++) gate[t][lane] = sums[0][t], up[t][lane] = sums[1][t];
-            }
-            for (int t = 0; t < m; t++) {
-                f8 value = gate[t] * up[t] / (1.0f + exp8(-gate[t]));
-                *(f8 *)(act + (first + t) * inner + u * LANES) = value;
-            }
-        }
-}
-
-#define GATED(name, num_tokens)                                                                  \
-    static APART void name(const Matrix *gate_up, int64_t inner, int64_t size, const float *x,   \
-                           int64_t count, float *act) {                                          \
-        gated_part(gate_up, inner, size, x, num_tokens, act);                                    \
-    }
-GATED(gated_1, 1)
-GATED(gated_2, 2)
-GATED(gated_3, 3)
-GATED(gated_4, 4)
-GATED(gated_many, count)
-
-void gated(const Matrix *gate_up, int64_t inner, int64_t size, const float *x, int64_t num_tokens,
-           float *act) {
-    (num_tokens == 1   ? gated_1
-     : num_tokens == 2 ? gated_2
-     : num_tokens == 3 ? gated_3
-     : num_tokens == 4 ? gated_4
-                       : gated_many)(gate_up, inner, size, x, num_tokens, act);
+void gated(const Matrix *gate_up, int64_t inner, int64_t size, const float *operand,
+           int64_t num_tokens, float *act) {
+    const Goal goal = {0, 0, act, inner, inner, 0};
+    multiply_part(gate_up, 2 * inner, size, operand, num_tokens, &goal, 1);
 }
 
 #endif

@@ -1,8 +1,8 @@
-/* Matrices times a few vectors; a thread does its part.
+/* Matrices times a few vectors; each thread computes its part.
 
-   products.c does it for any processor, tiles.c for those that multiply tiles (AMX). Both read the
-   weights once, in an order of their own, and sum in one order whatever else is in the block, so
-   that a token's sums do not depend on it. */
+   products.c is for any processor with vectors, tiles.c for those that multiply tiles (AMX). Each
+   packs the weights in its own layout and reads them from memory once. The order of a token's sums
+   does not depend on the other tokens. */
 
 #ifndef PACELINE_PRODUCTS_H
 #define PACELINE_PRODUCTS_H
