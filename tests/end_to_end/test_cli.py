@@ -56,16 +56,23 @@ def test_measure_prints_json_and_its_exit_code_is_the_verdict(run, folder):
     prompts = folder / "corpus.jsonl"
     code, out, _ = run("measure", *_pair(folder), "--prompts", prompts, "--json", *MEASURE)
     found = json.loads(out)
-    assert code == (0 if found["verdict"]["go"] else 1)
+    assert (code, found["verdict"]["decided"], found["verdict"]["go"]) == (3, False, False)
     assert found["acceptance"]["num_tokens"] <= 4 * 8
     assert [row["gamma"] for row in found["gammas"]] == [1, 2]
 
 
-def test_measure_prints_a_table_and_a_verdict_in_one_sentence(run, folder):
+def test_measure_prints_a_table_and_a_verdict_in_one_sentence(run, folder, tmp_path):
     prompts = folder / "corpus.jsonl"
     _, out, _ = run("measure", *_pair(folder), "--prompts", prompts, *MEASURE)
     assert "expected acceptance" in out
-    assert out.strip().splitlines()[-1].startswith(("GO: ", "NO-GO: "))
+    assert "TOO FEW: measured " in out
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"prompt number {number}\n" for number in range(16)), "utf-8")
+    many = "--set", "num_prompts=16", "--set", "timed_prompts=16"
+    code, out, _ = run("measure", *_pair(folder), "--prompts", prompts, *MEASURE, *many)
+    assert "\ntried on 4 other requests, tokens/s by gamma: " in out
+    (verdict,) = (line for line in out.splitlines() if line.startswith(("GO: ", "NO-GO: ")))
+    assert code == (0 if verdict.startswith("GO") else 1)
 
 
 def test_a_draft_equal_to_its_target_has_acceptance_one(run, folder):
@@ -195,7 +202,7 @@ def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
         "--prompts",
         folder / "corpus.jsonl",
     )
-    assert run("measure", *arguments, *MEASURE)[0] in (0, 1)
+    assert run("measure", *arguments, *MEASURE)[0] == 3
 
 
 def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path):

@@ -176,7 +176,7 @@ def test_answers_shorter_than_a_block_are_predicted_from_blocks_as_long_as_they_
     bench(settings(folder, tmp_path / "run", grid=grid, max_new_tokens=max_new_tokens))
     (row,) = read_jsonl(tmp_path / "run" / FILE)
     assert row["predicted_speedup"] > 0
-    assert (row["predicted_speedup"] == 1) == (max_new_tokens == 1), "nothing is drafted"
+    assert (row["predicted_speedup"] == 1) == (max_new_tokens < 3), "nothing is drafted"
 
 
 def test_a_finished_bench_runs_nothing_and_a_torn_one_only_what_is_missing(

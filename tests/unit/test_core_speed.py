@@ -12,9 +12,11 @@ from paceline.core.speed import (
     block_efficiency_from_text,
     block_efficiency_iid,
     break_even_acceptance,
+    drafted_per_block,
     examined_places,
     mbsu,
     predicted_speedup,
+    tokens_and_blocks,
 )
 
 # A chain of three tokens in quarters, so that every text of T tokens is one of 4^T equal draws.
@@ -111,19 +113,25 @@ def test_numbers_that_cannot_be_are_refused_in_one_line(call, said: str):
     assert str(caught.value) == said
 
 
-def all_texts(length: int) -> Tensor:
-    """Every equally likely text of the target after token 0, [4^length, length]."""
+END = 2
+
+
+def all_texts(budget: int, end: int | None) -> tuple[Tensor, Tensor]:
+    """Every equally likely text of the target after token 0, [4^budget, budget], and its mask."""
     quarters = (TARGET * 4).long()
     draws = [
         [v for v in range(3) for _ in range(int(quarters[context, v]))] for context in range(3)
     ]
     texts: list[list[int]] = []
-    for picks in product(range(4), repeat=length):
-        text = [0]
+    masks: list[list[int]] = []
+    for picks in product(range(4), repeat=budget):
+        text, mask = [0], list[int]()
         for pick in picks:
-            text.append(draws[text[-1]][pick])
+            mask.append(int(text[-1] != end))
+            text.append(draws[text[-1]][pick] if mask[-1] else text[-1])
         texts.append(text[1:])
-    return torch.tensor(texts)
+        masks.append(mask)
+    return torch.tensor(texts), torch.tensor(masks)
 
 
 def scores(texts_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,93 +142,163 @@ def scores(texts_BT: Tensor) -> tuple[Tensor, Tensor]:
     return acceptance, survival
 
 
-def enumerated_efficiency(length: int, gamma: int) -> float:
-    """Tokens over blocks of real blocks, started up to position length - gamma.
+def engine(budget: int, gamma: int, end: int | None) -> tuple[float, float, float]:
+    """Expected tokens, blocks and drafted tokens of an engine's text after token 0.
 
-    Every draft of gamma tokens, every number of accepted ones, every recovered or bonus token.
+    Every draft of up to gamma tokens, every number of accepted ones, every recovered or bonus token,
+    from the first token to the end of text or of the budget.
     """
-    p, q = TARGET.tolist(), DRAFT.tolist()
-    starts = [dict.fromkeys(range(3), 0.0) for _ in range(length + gamma + 2)]
+    q = DRAFT.tolist()
+    starts = [dict.fromkeys(range(3), 0.0) for _ in range(budget + 1)]
     starts[0][0] = 1.0
-    tokens = blocks = 0.0
-    for start in range(length - gamma + 1):
-        for context, mass in starts[start].items():
+    tokens = blocks = num_drafted = 0.0
+    for place in range(budget):
+        for context, mass in starts[place].items():
+            count = min(gamma, budget - place - 1)
             blocks += mass
-            for drafted in product(range(3), repeat=gamma):
-                reach, last = mass, context
-                for count, token in enumerate(drafted):
-                    drawn = reach * q[last][token]
-                    kept = reach * min(p[last][token], q[last][token])
-                    excess = [max(0.0, a - b) for a, b in zip(p[last], q[last], strict=True)]
-                    # The draft goes on behind a rejected token; its drafts are summed out.
-                    later = math.prod(
-                        q[a][b] for a, b in zip(drafted[count:], drafted[count + 1 :], strict=False)
-                    )
-                    for recovered, weight in enumerate(excess):
-                        share = (drawn - kept) * later * weight / sum(excess)
-                        starts[start + count + 1][recovered] += share
-                        tokens += share * (count + 1)
-                    reach, last = kept, token
-                for bonus in range(3):
-                    starts[start + gamma + 1][bonus] += reach * p[last][bonus]
-                tokens += reach * (gamma + 1)
+            num_drafted += mass * count
+            for drafted in product(range(3), repeat=count):
+                proposed = math.prod(
+                    q[a][b] for a, b in zip((context, *drafted), drafted, strict=False)
+                )
+                for emitted, chance in outcomes(context, drafted, end):
+                    tokens += mass * proposed * chance * len(emitted)
+                    if emitted[-1] != end:
+                        starts[place + len(emitted)][emitted[-1]] += mass * proposed * chance
+    return tokens, blocks, num_drafted
+
+
+def outcomes(context: int, drafted: tuple[int, ...], end: int | None):
+    """What a block may emit for this draft, with its probability."""
+    p, q = TARGET.tolist(), DRAFT.tolist()
+    kept, last = 1.0, context
+    for count, token in enumerate(drafted):
+        if q[last][token] == 0:
+            return
+        accept = min(1.0, p[last][token] / q[last][token])
+        excess = [max(0.0, a - b) for a, b in zip(p[last], q[last], strict=True)]
+        if accept < 1:
+            for other, weight in enumerate(excess):
+                yield (*drafted[:count], other), kept * (1 - accept) * weight / sum(excess)
+        kept, last = kept * accept, token
+        if token == end:
+            yield drafted[: count + 1], kept
+            return
+    for bonus in range(3):
+        yield (*drafted, bonus), kept * p[last][bonus]
+
+
+ends = pytest.mark.parametrize("end", [None, END])
+
+
+def estimated(budget: int, gamma: int, end: int | None) -> float:
+    texts, mask = all_texts(budget, end)
+    return block_efficiency_from_text(*scores(texts), mask, gamma, budget=budget)
+
+
+@ends
+@pytest.mark.parametrize("gamma", [0, 1, 2, 3, 9])
+@pytest.mark.parametrize("budget", [1, 2, 4, 6])
+def test_efficiency_from_text_is_what_enumerating_an_engine_gives(
+    budget: int, gamma: int, end: int | None
+):
+    tokens, blocks, drafted = engine(budget, gamma, end)
+    texts, mask = all_texts(budget, end)
+    assert estimated(budget, gamma, end) == pytest.approx(tokens / blocks, abs=1e-12)
+    found_tokens, found_blocks = tokens_and_blocks(*scores(texts), mask, gamma)
+    assert float(found_tokens.mean()) == pytest.approx(tokens, abs=1e-12)
+    assert float(found_blocks.mean()) == pytest.approx(blocks, abs=1e-12)
+    mean = drafted_per_block(scores(texts)[1], mask, gamma)
+    assert mean == pytest.approx(drafted / blocks, abs=1e-12)
+
+
+def starts_with_whole_windows(budget: int, gamma: int, end: int | None) -> float:
+    """The mutant: only blocks with gamma positions of text left count, as if no text ended."""
+    texts, mask = all_texts(budget, end)
+    acceptance, survival = scores(texts)
+    starts = [[1.0] + [0.0] * (budget + gamma + 1) for _ in texts]
+    tokens = blocks = 0.0
+    for row, start in enumerate(starts):
+        for place in range(int(mask[row].sum())):
+            passed, total = start[place], start[place]
+            for offset in range(place, place + gamma):
+                stays = float(survival[row, offset]) if offset < int(mask[row].sum()) else 0.0
+                total += passed * float(acceptance[row, offset]) if offset < budget else 0.0
+                start[offset + 1] += passed * (1 - stays)
+                passed *= stays
+            start[place + gamma + 1] += passed
+            if place + gamma <= int(mask[row].sum()):
+                tokens, blocks = tokens + total, blocks + start[place]
     return tokens / blocks
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3])
-def test_efficiency_from_text_is_what_enumerating_every_block_gives(gamma: int):
-    texts = all_texts(6)
-    acceptance, survival = scores(texts)
-    found = block_efficiency_from_text(acceptance, survival, torch.ones_like(texts), gamma)
-    assert found == pytest.approx(enumerated_efficiency(6, gamma), abs=1e-12)
+@ends
+@pytest.mark.parametrize("gamma", [2, 3])
+def test_counting_whole_windows_alone_is_caught(gamma: int, end: int | None):
+    tokens, blocks, _ = engine(5, gamma, end)
+    assert starts_with_whole_windows(5, gamma, end) > 1.05 * tokens / blocks
 
 
-def test_efficiency_of_one_block_is_one_plus_the_chances_of_longer_and_longer_prefixes():
-    # Only the start at 0 has three tokens left: 1 + sum over drafts of prod min(p, q).
-    texts = all_texts(3)
-    acceptance, survival = scores(texts)
-    overlap = torch.minimum(TARGET, DRAFT).tolist()
-    chances = 0.0
-    for size in (1, 2, 3):
-        for draft in product(range(3), repeat=size):
-            path = (0, *draft)
-            chances += math.prod(overlap[a][b] for a, b in zip(path, draft, strict=False))
-    found = block_efficiency_from_text(acceptance, survival, torch.ones_like(texts), 3)
-    assert found == pytest.approx(1 + chances, abs=1e-12)
+@pytest.mark.parametrize(("gamma", "tau"), [(8, 11 / 2), (4, 11 / 3), (10, 11), (20, 11)])
+def test_a_perfect_draft_writes_a_short_text_in_whole_blocks(gamma: int, tau: float):
+    ones = torch.ones(1, 11)
+    assert block_efficiency_from_text(ones, ones, ones, gamma) == pytest.approx(tau)
 
 
-def test_constant_acceptance_gives_the_iid_figure():
-    constant = torch.full((4, 40), 0.6)
-    found = block_efficiency_from_text(constant, constant, torch.ones(4, 40), 5)
-    assert found == pytest.approx(block_efficiency_iid(0.6, 5), abs=1e-6)
+def test_an_accepted_end_of_text_has_no_bonus_behind_it():
+    # 11 tokens, the last one ends the text; the budget would allow 40. Blocks of 10 + 1, and of
+    # 11 where gamma is 11 or more.
+    ones = torch.ones(1, 11)
+    for gamma in (10, 11, 20):
+        assert block_efficiency_from_text(ones, ones, ones, gamma, budget=40) == 11
+    assert block_efficiency_from_text(ones, ones, ones, 5, budget=40) == pytest.approx(11 / 2)
+    assert drafted_per_block(ones, ones, 20, budget=40) == 20
+    assert drafted_per_block(ones, ones, 20) == 10
+
+
+def test_each_text_may_have_a_budget_of_its_own():
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0]])
+    half = 0.5 * mask
+    # cut at 3: the last token is never judged. Ended at 3: it is, and may be an accepted draft.
+    tokens, blocks = tokens_and_blocks(half, half, mask, 1, budget=torch.tensor([3, 9]))
+    # P(a block starts): at 0 1, at 1 0.5, at 2 0.5 + 0.5 x 0.5
+    assert blocks.tolist() == [2.25, 2.25]
+    assert tokens.tolist() == [2.25 + 0.5 * 1.5, 2.25 + 0.5 * 2.25 - 0.5 * 0.75]
+
+
+def test_constant_acceptance_gives_the_iid_figure_in_long_texts():
+    constant = torch.full((1, 4000), 0.6)
+    found = block_efficiency_from_text(constant, constant, torch.ones(1, 4000), 5)
+    assert found == pytest.approx(block_efficiency_iid(0.6, 5), rel=1e-3)
 
 
 def test_a_hard_stretch_counts_by_its_blocks_and_not_by_its_tokens():
-    # 10 tokens kept in blocks of 4 + bonus, then 10 that are all rejected. Starts up to 16 count:
-    # 0 and 5 with 5 tokens each, 10 to 16 with one each.
+    # 10 tokens kept in blocks of 4 + bonus, then 10 that are all rejected: 2 blocks and 10
     kept = torch.cat([torch.ones(1, 10), torch.zeros(1, 10)], 1)
     found = block_efficiency_from_text(kept, kept, torch.ones(1, 20), 4)
-    assert found == pytest.approx((2 * 5 + 7) / 9)
+    assert found == pytest.approx(20 / 12)
 
 
-def test_what_is_masked_and_texts_shorter_than_a_block_do_not_count():
+def test_what_is_masked_does_not_count():
     acceptance = torch.tensor([[0.5, 0.5, 0.5, 9.0], [0.5, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
-    found = block_efficiency_from_text(acceptance, acceptance.clamp(max=0.5), mask, 2)
-    assert found == pytest.approx(1.75)
+    budget = torch.tensor([3, 1])
+    found = block_efficiency_from_text(acceptance, acceptance, mask, 2, budget=budget)
+    # text 1: starts at 0 (1), 1 (0.5) and 2 (0.5 x 0.5 + 0.5 x 0.5); judged at 0 (1) and 1 (1)
+    assert found == pytest.approx((2 + 2 * 0.5 + 1) / (2 + 1))
 
 
 def test_without_a_draft_a_block_gives_one_token():
     assert block_efficiency_from_text(torch.ones(1, 3), torch.ones(1, 3), torch.ones(1, 3), 0) == 1
 
 
-@pytest.mark.parametrize(
-    "mask", [torch.ones(2, 3), torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])]
-)
-def test_texts_that_are_all_shorter_than_a_block_are_an_error(mask: Tensor):
-    ones = torch.ones(mask.shape)
-    with pytest.raises(ValueError, match="no text has 4 tokens; use a smaller gamma"):
-        block_efficiency_from_text(ones, ones, mask, 4)
+def test_texts_without_a_token_are_an_error():
+    nothing = torch.zeros(2, 3)
+    for call in (block_efficiency_from_text, tokens_and_blocks):
+        with pytest.raises(ValueError, match="no text has a token where a block could draft"):
+            call(nothing, nothing, nothing, 4)
+    with pytest.raises(ValueError, match="no text has a token"):
+        drafted_per_block(nothing, nothing, 4)
 
 
 def walked(survival: list[float], gamma: int) -> list[float]:

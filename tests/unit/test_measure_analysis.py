@@ -110,12 +110,39 @@ def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
     p, q = tables()
     distances = [cascades.tvd(p[before], q[before]) for before in (1, 2, 3, 4, 5)]
     assert alone.tvd == pytest.approx(math.fsum(distances) / 5, abs=1e-6)
-    assert alone.block_efficiency[3] == pytest.approx(4)
+    # alone drafts the first token, too: 4 tokens and 1 in blocks of 3, all 5 in a block of 4
+    assert alone.block_efficiency[3] == pytest.approx(5 / 2)
+    assert alone.block_efficiency[4] == pytest.approx(5)
+
+
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 0.999999)], ids=str)
+def test_the_first_token_is_a_drafted_position_but_of_an_exact_rule(rule: Rule):
+    """Both rules do the same at each position; the draft is wrong after the prompt alone."""
+    target = torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    draft = target.clone()
+    draft[0] = torch.tensor([0.0, 0.0, 1.0])
+    models = [TableModel(table) for table in (target, draft)]
+    texts = [[1, 2, 1, 2, 1, 2]] * 4
+    (row,) = analyze_rules(*models, [[0]] * 4, texts, [rule], SamplingParams(), (1,), budget=6)
+    if rule.exact:  # 5 positions behind the first token: 2 + 2 + 1
+        assert row.rejection_rate[1].value == pytest.approx(0, abs=1e-5)
+        assert row.block_efficiency[1] == pytest.approx(5 / 3, rel=1e-5)
+    else:  # judged: the first, which is never the draft's here; then as above
+        # 6 tokens in 1 + 3 blocks of which 3 were judged; acceptance at the first is 1/3
+        assert row.rejection_rate[1].value == pytest.approx((2 / 3) / 3, rel=1e-5)
+        assert row.block_efficiency[1] == pytest.approx((4 + 1 / 3 + 2) / 4, rel=1e-5)
+
+
+def test_texts_of_one_token_are_no_blocks_of_an_exact_rule():
+    target, draft = (TableModel(values) for values in tables())
+    (row,) = analyze_rules(target, draft, [[1]], [[2]], [Lossless()], SamplingParams(), (2,))
+    assert math.isnan(row.rejection_rate[2].value)
+    assert (row.block_efficiency[2], row.drafted_per_block[2]) == (1, 0)
 
 
 @pytest.mark.parametrize(
     ("texts", "chosen", "says"),
-    [([], RULES, "0 texts"), ([[1, 2]], [], "0 rules"), ([[1, 2]], RULES, "2 tokens")],
+    [([], RULES, "0 texts"), ([[1, 2]], [], "0 rules")],
 )
 def test_nothing_to_analyse_is_one_line(texts: list[list[int]], chosen: list[Rule], says: str):
     target, draft = (TableModel(values) for values in tables())

@@ -88,6 +88,19 @@ def test_rows_that_are_there_are_not_measured_again(folder: Path, tmp_path: Path
         trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
 
 
+def test_rows_of_an_earlier_version_are_measured_again(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "out", runs=[str(folder / "second")])
+    rows = trajectory(made)
+    kept = tmp_path / "out" / "rows.jsonl"
+    old = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+    for row in old:
+        del row["schema_version"]
+        row["num_tokens"] = 1
+    kept.write_text("".join(json.dumps(row) + "\n" for row in old), "utf-8")
+    assert trajectory(made) == rows
+    assert trajectory(made) == rows
+
+
 def test_a_mistake_leaves_the_directory_free(folder: Path, tmp_path: Path):
     out = tmp_path / "out"
     for changes in ({"target": str(tmp_path / "nowhere")}, {"tasks": {"a": "nowhere.jsonl"}}):

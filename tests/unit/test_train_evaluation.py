@@ -76,14 +76,27 @@ def test_a_draft_that_is_its_target_is_always_accepted(pair: Pair):
     )
     assert figures["expected_acceptance"] == pytest.approx(1.0, abs=1e-6)
     assert figures["greedy_agreement"] == 1.0
-    assert figures["block_efficiency"] == pytest.approx(3.0, abs=1e-5)
+    # Behind the first token: one text of 4 tokens, cut there, 3 and 1; nine of 2 that ended, in 1 block
+    assert figures["block_efficiency"] == pytest.approx((4 + 9 * 2) / (2 + 9), abs=1e-5)
 
 
-def test_texts_shorter_than_gamma_have_no_block_efficiency(pair: Pair):
-    figures = AgreementEvaluator(
-        *pair[:1], ROWS, SamplingParams(), gamma=6, vocab_size=266
-    ).evaluate(pair[1])
-    assert "block_efficiency" not in figures
+def test_a_text_shorter_than_what_was_asked_for_ended_by_itself(pair: Pair):
+    target = pair[0]
+    for asked, blocks in ((5, 2), (9, 2), (None, 2)):
+        evaluator = AgreementEvaluator(
+            target, ROWS[:1], SamplingParams(), gamma=2, vocab_size=266, max_new_tokens=asked
+        )
+        assert evaluator.evaluate(target)["block_efficiency"] == pytest.approx(4 / blocks, abs=1e-5)
+    evaluator = AgreementEvaluator(
+        target, ROWS[:1], SamplingParams(), gamma=4, vocab_size=266, max_new_tokens=9
+    )
+    assert evaluator.evaluate(target)["block_efficiency"] == pytest.approx(4, abs=1e-5)
+
+
+def test_texts_of_one_token_have_no_block_efficiency(pair: Pair):
+    rows = [Row([5, 6, 7], 2), Row([8, 9], 1)]
+    evaluator = AgreementEvaluator(pair[0], rows, SamplingParams(), gamma=2, vocab_size=266)
+    assert "block_efficiency" not in evaluator.evaluate(pair[1])
 
 
 def test_chunks_do_not_show(pair: Pair, monkeypatch: pytest.MonkeyPatch):

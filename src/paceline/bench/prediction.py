@@ -37,7 +37,7 @@ class Prediction(StrictModel):
         key: Of the cell.
         predicted_rejection: Rejected / judged drafted tokens; None where no token would be judged.
         predicted_surprisal: How unlikely the target finds what the rule makes, nats a token.
-        predicted_speedup: tau / (c gamma + block cost), passes timed here.
+        predicted_speedup: tau / (c drafted per block + block cost), passes timed here.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -113,11 +113,11 @@ def _predict(
     progress: Progress,
 ) -> list[Prediction]:
     texts = [list(example.tokens) for example in row.examples]
-    longest = max(map(len, texts)) - 1  # block: the first token comes with the prompt
+    most = work.max_new_tokens - 1  # a block leaves one token of the budget to the target
     strategies = [cell.strategy for cell in cells]
     chosen = [one for one in strategies if isinstance(one, Speculative)]
     rules = list({repr(one.rule): one.rule for one in chosen}.values())
-    gammas = sorted({min(one.num_speculative_tokens, longest) for one in chosen})
+    gammas = sorted({min(one.num_speculative_tokens, most) for one in chosen})
     costs = _costs(work, row, [gamma for gamma in gammas if gamma], cells[0].sampling)
     analysed = analyze_rules(
         *work.pair,
@@ -133,10 +133,11 @@ def _predict(
     by_rule = dict(zip(map(repr, rules), analysed, strict=True))
     found: list[Prediction] = []
     for cell, strategy in zip(cells, chosen, strict=True):
-        gamma = min(strategy.num_speculative_tokens, longest)
+        gamma = min(strategy.num_speculative_tokens, most)
         effect = by_rule[repr(strategy.rule)]
         rejection = effect.rejection_rate[gamma].value
-        speedup = costs.expected_speedup(effect.block_efficiency[gamma], gamma) if gamma else 1.0
+        tau, drafted = effect.block_efficiency[gamma], effect.drafted_per_block[gamma]
+        speedup = costs.expected_speedup(tau, gamma, drafted) if gamma else 1.0
         found.append(
             Prediction(
                 key=work.key_of(cell),

@@ -28,8 +28,8 @@ def demo(
     story = Story(target, out, layers=parse_layers(layers))
     wanted = story.plan(config or Path("configs/align/demo.yaml"), minutes)  # a mistake is said now
     story.prepare()
-    # Few texts show a draft that is far from its target; the verdict at the end needs many.
-    before = [story.measure("before", story.start, t, prompts=32, timed=2) for t in (1.0, 0.0)]
+    # Few texts show a draft that is far from its target; a narrow interval at the end needs many.
+    before = [story.measure("before", story.start, t, prompts=32, timed=8) for t in (1.0, 0.0)]
     story.align(wanted)
     after = [story.measure("after", story.aligned, t, prompts=64, timed=64) for t in (1.0, 0.0)]
     gamma = after[0].best_gamma or 1

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from paceline.cli.console import progress_bars, stdout
 from paceline.cli.streaming import stream_text
-from paceline.cli.tables import losslessness_lines, measurement_table
+from paceline.cli.tables import losslessness_lines, measurement_table, verdict_style
 from paceline.config import StrictModel, read_yaml, validate
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
@@ -129,8 +129,7 @@ class Story:
         _headline(f"Measure the draft {name} alignment ({when})")
         found = _remember(path, draft, Measurement, config, self._measure)
         stdout.print(measurement_table(found))
-        style = "bold green" if found.verdict.go else "bold red"
-        stdout.print(str(found.verdict), style=style)
+        stdout.print(str(found.verdict), style=verdict_style(found.verdict))
         return found
 
     def _measure(self, config: MeasureConfig, progress: Progress) -> Measurement:
@@ -210,7 +209,7 @@ def before_and_after(before: Sequence[Measurement], after: Sequence[Measurement]
             (f"greedy agreement, text at {at}", lambda m: str(m.acceptance.greedy_agreement)),
             (f"tokens per target call, {at}", _tau),
             (f"measured speedup, {at}", _speedup),
-            (f"verdict, {at}", lambda m: "GO" if m.verdict.go else "NO-GO"),
+            (f"verdict, {at}", lambda m: m.verdict.word),
         ]
         for name, figure in rows:
             table.add_row(name, figure(old), figure(new))

@@ -17,8 +17,8 @@ def measure(
     overrides: options.Overrides = None,
     json: options.Json = False,
 ) -> None:
-    """Measure acceptance, cost and real speed of a draft; exit code 1 on NO-GO."""
-    from paceline.cli.tables import measurement_table
+    """Measure acceptance, cost and real speed of a draft; exit code 1 on NO-GO, 3 without a verdict."""
+    from paceline.cli.tables import measurement_table, verdict_style
     from paceline.measure import MeasureConfig
     from paceline.measure import measure as run
 
@@ -36,5 +36,5 @@ def measure(
         typer.echo(found.model_dump_json(indent=2))
     else:
         stdout.print(measurement_table(found))
-        stdout.print(str(found.verdict), style="bold green" if found.verdict.go else "bold red")
-    raise typer.Exit(0 if found.verdict.go else 1)
+        stdout.print(str(found.verdict), style=verdict_style(found.verdict))
+    raise typer.Exit(found.verdict.exit_code)

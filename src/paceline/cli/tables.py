@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.measure.measurement import Measurement
     from paceline.measure.results import IntervalRow
     from paceline.measure.trajectory import TrajectoryRow
+    from paceline.measure.verdict import Verdict
     from paceline.train.config import Evaluation
     from paceline.train.sweep import Sweep
 
@@ -43,6 +44,13 @@ def measurement_table(found: Measurement) -> Group:
     passes = f"target {cost.target_pass_s * 1e3:.1f} ms, draft {cost.draft_pass_s * 1e3:.1f} ms"
     summary.add_row("one pass", f"{passes}, cost ratio {cost.cost_ratio:.3f}")
     return Group(summary, _gamma_table(found), *_speed_lines(found))
+
+
+def verdict_style(verdict: Verdict) -> str:
+    """Green for GO, red for NO-GO, yellow without a verdict."""
+    if not verdict.decided:
+        return "bold yellow"
+    return "bold green" if verdict.go else "bold red"
 
 
 def _gamma_table(found: Measurement) -> Table:
@@ -76,6 +84,10 @@ def _gamma_table(found: Measurement) -> Table:
 def _speed_lines(found: Measurement) -> Iterator[str]:
     if (speed := found.speed) is None:
         return
+    if found.tried:
+        count = max(one.num_requests for one in found.tried)
+        tried = ", ".join(f"{one.gamma}: {one.tokens_per_s:.1f}" for one in found.tried)
+        yield f"tried on {count} other requests, tokens/s by gamma: {tried}"
     yield (
         f"measured speedup {speed.speedup} at gamma {speed.gamma}: "
         f"{speed.baseline_tokens_per_s:.1f} -> {speed.speculative_tokens_per_s:.1f} tokens/s"

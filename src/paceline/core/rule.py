@@ -32,6 +32,16 @@ class Rule(ABC):
     uses_confidence: bool = False
     entrywise: bool = False
 
+    @property
+    def num_undrafted(self) -> int:
+        """Tokens at the start of a text that no block drafts.
+
+        Under an exact rule the first token is the target's own, from its pass over the prompt. Under
+        the others it is drafted and judged like every token. Figures of drafted positions leave out
+        this many positions; nothing else decides that.
+        """
+        return 1 if self.exact else 0
+
     @abstractmethod
     def accept_probs(
         self,

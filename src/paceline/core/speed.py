@@ -24,65 +24,107 @@ def block_efficiency_iid(acceptance: float, gamma: int) -> float:
 
 
 def block_efficiency_from_text(
-    acceptance_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, gamma: int
+    acceptance_BT: Tensor,
+    survival_BT: Tensor,
+    mask_BT: Tensor,
+    gamma: int,
+    *,
+    budget: int | Tensor | None = None,
 ) -> float:
     """tau from products of per-position acceptance along target-sampled text.
 
-    A block started at t emits 1 + sum_i P(first i drafted tokens stay) tokens, and over y ~ p
-    P(first i stay) = E[prod_{j<i} min(1, q(y_j)/p(y_j)) * beta_i], beta = sum_v min(p, q): the
-    survival of the tokens that were passed and the acceptance at the last one. Every start t with
-    gamma positions of text left counts by the probability that a block starts there, given the
-    text (`_block_starts`): hard stretches are cut into more blocks. Unlike the i.i.d. estimate it
-    knows that easy and hard stretches cluster.
+    Expected tokens / expected blocks of an engine that writes these texts; `tokens_and_blocks` has
+    the formulas. Unlike the i.i.d. estimate, tau accounts for easy and hard stretches that cluster
+    and for the last block of a text, which the budget or the end of text makes shorter.
 
-    Shapes: acceptance (beta), survival (min(1, q(y)/p(y))), mask (1 = text) [B, T] -> float, T the
-    positions where blocks draft: all but a text's first where that comes with the prompt.
+    Args:
+        acceptance_BT: beta = sum_v min(p, q), [B, T].
+        survival_BT: min(1, q(y)/p(y)) of the text's token y, [B, T].
+        mask_BT: 1 where there is text, [B, T]. T counts the positions where blocks draft: without
+            a text's first token under a rule that leaves that to the prompt's pass.
+        gamma: Tokens that a block drafts at most.
+        budget: Positions that a text may have, one number or one per text [B]. A text that fills
+            its budget was cut there; a shorter one ended with an end-of-text token. None: T.
 
     Raises:
-        ValueError: no text has gamma positions.
+        ValueError: the mask holds no text.
     Paper: ours. Differs: Zhou et al. 2023 use the i.i.d. estimate.
     """
-    tokens_B, blocks_B = tokens_and_blocks(acceptance_BT, survival_BT, mask_BT, gamma)
+    tokens_B, blocks_B = tokens_and_blocks(
+        acceptance_BT, survival_BT, mask_BT, gamma, budget=budget
+    )
     return float(tokens_B.sum() / blocks_B.sum())
 
 
 def tokens_and_blocks(
-    acceptance_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, gamma: int
+    acceptance_BT: Tensor,
+    survival_BT: Tensor,
+    mask_BT: Tensor,
+    gamma: int,
+    *,
+    budget: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Expected tokens and blocks of each text, whose ratio of sums is `block_efficiency_from_text`.
 
-    Shapes: [B, T] -> [B] each, float64.
+    Over y ~ p, a token at a drafted position was an accepted draft with its survival, independently
+    of the others given the text. So the text alone gives P(a block starts at t); blocks are the sum
+    of that. A block emits its accepted tokens and one more, but nothing behind an accepted
+    end-of-text token:
+
+        tokens = blocks + sum_t P(token t is judged) beta_t - P(the end of text is an accepted draft)
+
+    A block drafts at most one token less than the budget has left, so that the last token of a text
+    that was cut is never judged. An end of text is: an engine does not know where it will fall.
+    With survival in the place of beta, tokens would be the text's length; E[survival] = beta, and
+    beta varies less.
+
+    Shapes: [B, T] -> [B] each, float64; 0 for a text without positions.
 
     Raises:
-        ValueError: no text is longer than gamma.
+        ValueError: the mask holds no text.
     """
-    _check(gamma)
-    if gamma == 0:
-        ones_B = torch.ones(mask_BT.shape[0], dtype=torch.float64)
-        return ones_B, ones_B
-    length = mask_BT.shape[1]
-    if length < gamma:
-        raise ValueError(f"no text has {gamma} tokens; use a smaller gamma or longer texts")
-    starts = length - gamma + 1
-    total = torch.ones(mask_BT.shape[0], starts, dtype=torch.float64)
-    passed = torch.ones_like(total)
-    for offset in range(gamma):
-        window = slice(offset, offset + starts)
-        total += passed * acceptance_BT[:, window].double()
-        passed *= survival_BT[:, window].double()
-    # A start counts when the last position of its window is still text.
-    whole = mask_BT[:, gamma - 1 :].bool()
-    if not whole.any():
-        raise ValueError(f"no text has {gamma} tokens; use a smaller gamma or longer texts")
-    weight = _block_starts(survival_BT, gamma)[:, :starts] * whole
-    return (weight * total).sum(-1), weight.sum(-1)
+    mask_BT, budget_B = _text(mask_BT, budget)
+    survival_BT = survival_BT.cpu().double() * mask_BT
+    judged_BT = judged_places(survival_BT, mask_BT, gamma, budget=budget)
+    length_B = mask_BT.sum(-1)
+    ends_BT = torch.arange(mask_BT.shape[1]) == length_B[:, None] - 1
+    ends_BT &= (length_B < budget_B)[:, None]
+    blocks_B = (_block_starts(survival_BT, gamma) * mask_BT).sum(-1)
+    accepted_B = (judged_BT * acceptance_BT.cpu().double()).sum(-1)
+    return blocks_B + accepted_B - (judged_BT * survival_BT * ends_BT).sum(-1), blocks_B
+
+
+def judged_places(
+    survival_BT: Tensor, mask_BT: Tensor, gamma: int, *, budget: int | Tensor | None = None
+) -> Tensor:
+    """`examined_places` of texts that have ends: 0 beyond them, and where the budget ends.
+
+    Shapes: as in `block_efficiency_from_text` -> [B, T], float64.
+
+    Raises:
+        ValueError: the mask holds no text.
+    Paper: ours.
+    """
+    mask_BT, budget_B = _text(mask_BT, budget)
+    drafted_BT = mask_BT & (torch.arange(mask_BT.shape[1]) < budget_B[:, None] - 1)
+    return examined_places(survival_BT.cpu() * mask_BT, gamma) * drafted_BT
+
+
+def _text(mask_BT: Tensor, budget: int | Tensor | None) -> tuple[Tensor, Tensor]:
+    """Where there is text, and each text's budget, [B]."""
+    mask_BT = mask_BT.bool().cpu()
+    if not mask_BT.any():
+        raise ValueError("no text has a token where a block could draft; give longer texts")
+    width = mask_BT.shape[1]
+    return mask_BT, torch.as_tensor(width if budget is None else budget).expand(len(mask_BT))
 
 
 def _block_starts(survival_BT: Tensor, gamma: int) -> Tensor:
     """P(a block starts at t | the text), the first one at 0. [B, T] -> [B, T].
 
     Given the text, each drafted token was accepted with its survival, on its own; a rejected
-    position ends the block with the recovered token, a whole block with the bonus token.
+    position ends the block with the recovered token, a whole block with the bonus token. The budget
+    changes nothing here: a block that it shortens ends with the text.
     """
     batch, length = survival_BT.shape
     starts = torch.zeros(batch, length + gamma + 1, dtype=torch.float64)
@@ -97,13 +139,31 @@ def _block_starts(survival_BT: Tensor, gamma: int) -> Tensor:
     return starts[:, :length]
 
 
+def drafted_per_block(
+    survival_BT: Tensor, mask_BT: Tensor, gamma: int, *, budget: int | Tensor | None = None
+) -> float:
+    """Mean number of tokens that a block drafts: gamma, or what the budget has left less one.
+
+    Shapes and `budget`: as in `block_efficiency_from_text`.
+
+    Raises:
+        ValueError: the mask holds no text.
+    Paper: ours.
+    """
+    _check(gamma)
+    mask_BT, budget_B = _text(mask_BT, budget)
+    starts_BT = _block_starts(survival_BT.cpu() * mask_BT, gamma) * mask_BT
+    room_BT = budget_B[:, None] - torch.arange(mask_BT.shape[1]) - 1
+    return float((starts_BT * room_BT.clamp(max=gamma)).sum() / starts_BT.sum())
+
+
 def examined_places(survival_BT: Tensor, gamma: int) -> Tensor:
     """P(the token drafted at t is judged | the text), the first block starting at 0.
 
     A token is judged where a block starts, and behind every token of the block that stayed. Rates of
     what blocks do are means over these places, not over all.
 
-    Shapes: survival [B, T], 0 beyond a text's end -> [B, T].
+    Shapes: survival [B, T], 0 beyond a text's end -> [B, T]. `judged_places` knows of budgets.
     Paper: ours. Differs: a mean over the text counts places that no block drafts at.
     """
     _check(gamma)

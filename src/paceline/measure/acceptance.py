@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.core.rules import Lossless
 from paceline.core.sampling import apply_repetition_penalty, mark_seen, to_probs
+from paceline.core.speed import drafted_per_block, tokens_and_blocks
 from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.models.session import Model
     from paceline.progress import Progress
 
+_UNDRAFTED = Lossless().num_undrafted
 # Rows scored together: [rows, 64 tokens, 50k vocabulary] of two models is about 200 MB at 8.
 _ROWS = 4
 
@@ -42,8 +45,34 @@ class TextScores(NamedTuple):
 
     @property
     def drafted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Acceptance, survival and mask where blocks draft: a text's first token comes with the prompt."""
-        return self.acceptance_BT[:, 1:], self.survival_BT[:, 1:], self.mask_BT[:, 1:]
+        """Acceptance, survival and mask where blocks of a lossless engine draft."""
+        scores = self.acceptance_BT, self.survival_BT, self.mask_BT
+        acceptance_BT, survival_BT, mask_BT = (score[:, _UNDRAFTED:] for score in scores)
+        return acceptance_BT, survival_BT, mask_BT
+
+    def tokens_and_blocks(self, gamma: int, budget_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Expected tokens and blocks of each text in a lossless engine, [B] each.
+
+        `budget_B`: the tokens that each text might have, as `budgets_of` gives them.
+        """
+        return tokens_and_blocks(*self.drafted, gamma, budget=budget_B - _UNDRAFTED)
+
+    def drafted_per_block(self, gamma: int, budget_B: Tensor) -> float:
+        """Mean number of tokens that a block drafts; less than gamma where the budget ends."""
+        _, survival_BT, mask_BT = self.drafted
+        return drafted_per_block(survival_BT, mask_BT, gamma, budget=budget_B - _UNDRAFTED)
+
+
+def budgets_of(writer: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
+    """The tokens that each text might have: what was asked for, or what the context has room for.
+
+    A text that is shorter ended with an end-of-text token. -> [B].
+    """
+    room = [
+        max_new_tokens if writer.max_length is None else writer.max_length - len(prompt)
+        for prompt in prompts
+    ]
+    return torch.tensor(room).clamp(max=max_new_tokens)
 
 
 @torch.inference_mode()

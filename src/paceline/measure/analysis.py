@@ -16,9 +16,9 @@ from torch import Tensor
 from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.cascade_rules import BinaryCascade
 from paceline.core.sampling import UNTEMPERED, to_probs
-from paceline.core.speed import block_efficiency_from_text, examined_places
+from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
 from paceline.errors import UsageError
-from paceline.measure.acceptance import forced_logits
+from paceline.measure.acceptance import budgets_of, forced_logits
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
@@ -96,9 +96,11 @@ def _binary_effect(rule: BinaryCascade, at: Position) -> RuleEffect:
 class RuleRow(NamedTuple):
     """One rule over all texts.
 
-    `rejection_rate`, by gamma, with its interval over texts: at the places where blocks draft, which
-    a text's first token is not, nor one that spends its budget; NaN where no place is left. `tvd`,
-    `kl` and `surprisal` are means over all positions; `block_efficiency` by gamma.
+    `rejection_rate`, by gamma, with its interval over texts: at the places where blocks draft. These
+    leave out the first token of a text under an exact rule (`Rule.num_undrafted`), and a token that
+    spends the budget; NaN where no place is left. `block_efficiency` and `drafted_per_block`, the
+    mean length of a block's draft, by gamma: of the same blocks; 1 and 0 where there is none. `tvd`,
+    `kl` and `surprisal` are of the whole text: the same positions for every rule.
     """
 
     rule: Rule
@@ -107,6 +109,7 @@ class RuleRow(NamedTuple):
     kl: float
     surprisal: float
     block_efficiency: dict[int, float]
+    drafted_per_block: dict[int, float]
 
 
 @torch.inference_mode()
@@ -124,21 +127,17 @@ def analyze_rules(
 ) -> list[RuleRow]:
     """One row a rule, in order.
 
-    `budget`: the tokens that a text may have at most, where the texts were cut there.
+    `budget`: the tokens that a text might have at most; shorter ones, unless the context was full,
+    ended with an end-of-text token. None: the longest text was cut.
 
     Raises:
-        UsageError: no text, no rule, or no text longer than the largest gamma.
+        UsageError: no text or no rule.
     """
     vocab_size = check_same_vocabulary(target, draft)
     lengths = [len(completion) for completion in completions]
     if not rules or not lengths:
         raise UsageError(
             f"got {len(rules)} rules and {len(lengths)} texts; give at least one of each"
-        )
-    if max(lengths) <= max(gammas):
-        raise UsageError(
-            f"the longest text has {max(lengths)} tokens and gamma goes to {max(gammas)}, which wants "
-            f"{max(gammas) + 1}; analyse longer texts, or smaller gammas"
         )
     shape = (len(rules), len(lengths), max(lengths))
     totals = RuleEffect(*(torch.zeros(shape) for _ in RuleEffect._fields))
@@ -151,39 +150,67 @@ def analyze_rules(
         progress("analysing", row + 1, len(lengths))
     lengths_B = torch.tensor(lengths)
     mask_BT = torch.arange(max(lengths)) < lengths_B[:, None]
+    budget_B = budgets_of(target, prompts, max(lengths) if budget is None else budget)
+    budget_B = budget_B.clamp(min=lengths_B)  # the writer's context may be longer than the target's
     rows: list[RuleRow] = []
     for number, rule in enumerate(rules):
         rejection_BT, survival_BT, *means_BT = (total[number] for total in totals)
-        # a text's first token comes with the prompt
-        drafted = 1 - rejection_BT[:, 1:], survival_BT[:, 1:], mask_BT[:, 1:]
-        efficiency = {gamma: block_efficiency_from_text(*drafted, gamma) for gamma in gammas}
-        rejection = {
-            gamma: _rejection_rate(rejection_BT, survival_BT, lengths_B, gamma, seed, budget)
-            for gamma in gammas
-        }
+        drafted = _Drafted(rule, rejection_BT, survival_BT, mask_BT, budget_B)
         tvd, kl, surprisal = (float(part_BT.sum() / mask_BT.sum()) for part_BT in means_BT)
-        rows.append(RuleRow(rule, rejection, tvd, kl, surprisal, efficiency))
+        rows.append(
+            RuleRow(
+                rule,
+                {gamma: drafted.rejection_rate(gamma, seed) for gamma in gammas},
+                tvd,
+                kl,
+                surprisal,
+                {gamma: drafted.block_efficiency(gamma) for gamma in gammas},
+                {gamma: drafted.per_block(gamma) for gamma in gammas},
+            )
+        )
     return rows
 
 
-def _rejection_rate(
-    rejection_BT: Tensor,
-    survival_BT: Tensor,
-    lengths_B: Tensor,
-    gamma: int,
-    seed: int,
-    budget: int | None,
-) -> Interval:
-    """Rejected / examined over the places that blocks of this length draft at."""
-    lasts_B = lengths_B if budget is None else lengths_B.clamp(max=budget - 1)
-    width = rejection_BT.shape[1]
-    drafted_BT = torch.arange(1, width) < lasts_B[:, None]
-    examined_BT = examined_places(survival_BT[:, 1:], gamma) * drafted_BT
-    examined_B = examined_BT.sum(-1)
-    if not examined_B.any():
-        return Interval(float("nan"), float("nan"), float("nan"))
-    rejected_B = (examined_BT * rejection_BT[:, 1:].double()).sum(-1)
-    return ratio_interval(rejected_B, examined_B, rng=named_generator(seed, "bootstrap"))
+class _Drafted:
+    """The positions of the texts where blocks draft under a rule."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        rejection_BT: Tensor,
+        survival_BT: Tensor,
+        mask_BT: Tensor,
+        budget_B: Tensor,
+    ) -> None:
+        first = rule.num_undrafted
+        self._rejection_BT, self._survival_BT = rejection_BT[:, first:], survival_BT[:, first:]
+        self._mask_BT, self._budget_B = mask_BT[:, first:], budget_B - first
+        self._any = bool(self._mask_BT.any())
+
+    def block_efficiency(self, gamma: int) -> float:
+        if not self._any:
+            return 1.0
+        return block_efficiency_from_text(
+            1 - self._rejection_BT, self._survival_BT, self._mask_BT, gamma, budget=self._budget_B
+        )
+
+    def per_block(self, gamma: int) -> float:
+        if not self._any:
+            return 0.0
+        return drafted_per_block(self._survival_BT, self._mask_BT, gamma, budget=self._budget_B)
+
+    def rejection_rate(self, gamma: int, seed: int) -> Interval:
+        """Rejected / judged drafted tokens."""
+        nothing = Interval(float("nan"), float("nan"), float("nan"))
+        if not self._any:
+            return nothing
+        judged_BT = judged_places(self._survival_BT, self._mask_BT, gamma, budget=self._budget_B)
+        judged_B = judged_BT.sum(-1)
+        if not judged_B.any():
+            return nothing
+        rejected_B = (judged_BT * self._rejection_BT.double()).sum(-1)
+        rng = named_generator(seed, "bootstrap")
+        return ratio_interval(rejected_B, judged_B, rng=rng, most=1.0)
 
 
 def _positions(

@@ -120,7 +120,8 @@ def analyze_models(
     prompts = prompts[: config.num_prompts]
     texts: list[list[int]] = []
     sample_texts(draft if config.text == "draft" else target, prompts, config, texts, progress)
-    gammas = usable_gammas(config.gammas, max(len(text) for text in texts))
+    longest = max(len(text) for text in texts)
+    gammas = usable_gammas(config.gammas, longest, config.max_new_tokens)
     # in the middle of a typical text, as a measurement does
     middle = [*prompts[0], *texts[0]][: len(prompts[0]) + config.max_new_tokens // 2]
     timer = PassTimer(target, draft, middle, gammas, config.sampling)
@@ -153,7 +154,8 @@ def analyze_models(
 
 def _row(rule: AnyRule, row: RuleRow, costs: PassCosts) -> FrontierRow:
     speedups = {
-        gamma: costs.expected_speedup(tau, gamma) for gamma, tau in row.block_efficiency.items()
+        gamma: costs.expected_speedup(tau, gamma, row.drafted_per_block[gamma])
+        for gamma, tau in row.block_efficiency.items()
     }
     best = max(speedups, key=lambda gamma: speedups[gamma])
     return FrontierRow(

@@ -57,9 +57,17 @@ class PassCosts(NamedTuple):
         """Target pass over gamma + 1 tokens, and their judgement / target pass over one."""
         return self.judging_s[gamma] / self.target_pass_s
 
-    def expected_speedup(self, block_efficiency: float, gamma: int) -> float:
-        """What this machine can reach: target passes that a block saves / its own time."""
-        ratio, block = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
+    def expected_speedup(
+        self, block_efficiency: float, gamma: int, drafted: float | None = None
+    ) -> float:
+        """What this machine can reach: target passes that a block saves / its own time.
+
+        `drafted`: mean tokens drafted per block, where that is less than gamma; both costs of a
+        block are taken as linear in it.
+        """
+        part = 1.0 if drafted is None else drafted / gamma
+        ratio = part * self.drafting_cost_ratio(gamma)
+        block = 1 + part * (self.block_cost_ratio(gamma) - 1)
         return predicted_speedup(block_efficiency, gamma, ratio, block)
 
 
@@ -194,11 +202,10 @@ def time_pairs(
     """
     decoders = (baseline, method)
     for row, prompt in enumerate(prompts):
-        room = method.room(prompt)
-        if room is not None and room < max_new_tokens:
+        if not has_room(method, prompt, max_new_tokens):
             raise ContextLengthError(
-                f"prompt {row} leaves room for {room} tokens of the {max_new_tokens} to be timed; "
-                "shorten the prompts or ask for fewer new tokens"
+                f"prompt {row} leaves room for {method.room(prompt)} tokens of the {max_new_tokens} to "
+                "be timed; shorten the prompts or ask for fewer new tokens"
             )
     for decoder in decoders:
         warm_up(decoder, prompts, max_new_tokens, seed)
@@ -228,6 +235,12 @@ def time_pairs(
     return PairedTimes(
         seconds[0], seconds[1], firsts[0], firsts[1], tokens[0], tokens[1], stats, num_repeats
     )
+
+
+def has_room(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> bool:
+    """Whether this many new tokens fit behind the prompt."""
+    room = decoder.room(prompt)
+    return room is None or room >= max_new_tokens
 
 
 def time_request(

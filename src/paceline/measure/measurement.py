@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -13,10 +13,18 @@ from paceline.core import speed as speed_model
 from paceline.core.bootstrap import ratio_interval
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
-from paceline.measure.acceptance import TextScores, score_texts
+from paceline.measure.acceptance import TextScores, budgets_of, score_texts
+from paceline.measure.choosing import candidates, choose_gamma, num_choosing
 from paceline.measure.latency import PassCosts, PassTimer, time_pairs
 from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
-from paceline.measure.results import AcceptanceRow, CostRow, GammaRow, IntervalRow, SpeedRow
+from paceline.measure.results import (
+    AcceptanceRow,
+    CostRow,
+    GammaRow,
+    IntervalRow,
+    SpeedRow,
+    TriedRow,
+)
 from paceline.measure.verdict import Verdict, judge
 from paceline.progress import Progress, silent
 from paceline.records import environment
@@ -35,7 +43,10 @@ _FEWEST_TIMED = 3
 
 
 class MeasureConfig(PairConfig):
-    """What to measure. `timed_prompts` 0 leaves the paired timing out."""
+    """What to measure.
+
+    `timed_prompts`: requests to time, those that choose gamma included; 0 leaves the timing out.
+    """
 
     num_prompts: int = Field(default=32, ge=1)
     gammas: tuple[Gamma, ...] = Field(default=(1, 2, 3, 4, 5, 6, 8), min_length=1)
@@ -47,13 +58,17 @@ class MeasureConfig(PairConfig):
 class Measurement(StrictModel):
     """All that was found, with what it was found on."""
 
-    schema_version: int = 1
+    schema_version: Literal[2] = 2
     config: MeasureConfig
     acceptance: AcceptanceRow
     cost: CostRow
     gammas: list[GammaRow]
     best_gamma: int
-    """The gamma of the largest expected speedup; 0 where decoding without a draft is best."""
+    """The gamma to serve: the timed one, else that of the largest expected speedup.
+
+    0 where decoding without a draft is as fast or faster."""
+    tried: list[TriedRow]
+    """The gammas timed to choose the one of `speed`; empty where only the expected best was timed."""
     speed: SpeedRow | None
     verdict: Verdict
     environment: dict[str, object]
@@ -92,7 +107,9 @@ def measure_models(
     completions = completions[: len(prompts)]
     scores = score_texts(target, draft, prompts, completions, config.sampling, progress)
     acceptance = summarise_acceptance(scores, config.seed)
-    gammas = usable_gammas(config.gammas, int(scores.mask_BT.sum(-1).max()))
+    budget_B = budgets_of(target, prompts, config.max_new_tokens)
+    longest = int(scores.mask_BT.sum(-1).max())
+    gammas = usable_gammas(config.gammas, longest, int(budget_B.max()))
     # A pass is timed in the middle of a typical text.
     middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
     timer = PassTimer(target, draft, middle, gammas, config.sampling)
@@ -101,12 +118,13 @@ def measure_models(
         progress("timing passes", number + 1, config.pass_repeats)
     costs = timer.costs()
     parameters = target.num_parameters, draft.num_parameters
-    rows = [_gamma_row(gamma, scores, acceptance, costs, parameters) for gamma in gammas]
-    best = max(rows, key=lambda row: row.expected_speedup)
-    timed = None
+    rows = [_gamma_row(gamma, scores, budget_B, acceptance, costs, parameters) for gamma in gammas]
+    expected = max(rows, key=lambda row: row.expected_speedup)
+    chosen, tried, timed = expected, list[TriedRow](), None
     if config.timed_prompts:  # also where a loss is expected: a no-go is measured, too
-        timer = PassTimer(target, draft, middle, [], config.sampling)
-        timed = _time_requests(target, draft, prompts, best, timer, config, progress)
+        chosen, tried, timed = _time(target, draft, prompts, rows, middle, config, progress)
+    verdict = judge(acceptance, chosen, timed)
+    gain = timed.speedup.value if timed and verdict.decided else chosen.expected_speedup
     return Measurement(
         config=config,
         acceptance=acceptance,
@@ -118,9 +136,10 @@ def measure_models(
             draft_parameters=parameters[1],
         ),
         gammas=rows,
-        best_gamma=best.gamma if best.expected_speedup > 1 else 0,
+        best_gamma=chosen.gamma if gain > 1 else 0,
+        tried=tried,
         speed=timed,
-        verdict=judge(acceptance, best, timed),
+        verdict=verdict,
         environment=environment(),
     )
 
@@ -131,7 +150,7 @@ def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
 
     def interval(score_BT: Tensor) -> IntervalRow:
         rng = named_generator(seed, "bootstrap")
-        return IntervalRow.of(ratio_interval(score_BT.sum(-1), lengths_B, rng=rng))
+        return IntervalRow.of(ratio_interval(score_BT.sum(-1), lengths_B, rng=rng, most=1.0))
 
     reached_T = scores.mask_BT.sum(0)
     by_position_T = scores.acceptance_BT.sum(0) / reached_T.clamp(min=1)
@@ -145,17 +164,25 @@ def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
     )
 
 
-def usable_gammas(gammas: Sequence[int], longest: int) -> list[int]:
-    """The gammas that some text is long enough for, behind the first token, which no block drafts.
+def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]:
+    """The gammas that a block can draft: no block drafts the first token, nor past the budget.
+
+    `longest`: tokens of the longest text; `budget`: the most that a text might have.
 
     Raises:
-        UsageError: none is.
+        UsageError: there is none, or no text has a token that a block could give.
     """
-    usable = sorted({gamma for gamma in gammas if gamma < longest})
+    if longest < 2:
+        raise UsageError(
+            "every text has 1 token, which the target's pass over the prompt gives: no block drafts; "
+            "use other prompts or more new tokens"
+        )
+    most = max(1, budget - 2)
+    usable = sorted({gamma for gamma in gammas if gamma <= most})
     if not usable:
         raise UsageError(
-            f"the longest text has {longest} tokens, and a block of the smallest gamma asked for wants "
-            f"{min(gammas) + 1}; ask for smaller gammas or more new tokens"
+            f"in texts of at most {budget} tokens a block drafts at most {most}, and the smallest gamma "
+            f"asked for is {min(gammas)}; ask for smaller gammas or more new tokens"
         )
     return usable
 
@@ -163,11 +190,14 @@ def usable_gammas(gammas: Sequence[int], longest: int) -> list[int]:
 def _gamma_row(
     gamma: int,
     scores: TextScores,
+    budget_B: Tensor,
     acceptance: AcceptanceRow,
     costs: PassCosts,
     parameters: tuple[int, int],
 ) -> GammaRow:
-    tau = speed_model.block_efficiency_from_text(*scores.drafted, gamma)
+    tokens_B, blocks_B = scores.tokens_and_blocks(gamma, budget_B)
+    tau = float(tokens_B.sum() / blocks_B.sum())
+    drafted = scores.drafted_per_block(gamma, budget_B)
     alpha = min(max(acceptance.expected_acceptance.value, 0.0), 1.0)
     drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
     break_even = speed_model.break_even_acceptance(gamma, drafting, block)
@@ -175,29 +205,63 @@ def _gamma_row(
         gamma=gamma,
         block_efficiency_iid=speed_model.block_efficiency_iid(alpha, gamma),
         block_efficiency=tau,
+        drafted_per_block=drafted,
         break_even_acceptance=None if math.isinf(break_even) else break_even,
         predicted_speedup=speed_model.predicted_speedup(tau, gamma, costs.cost_ratio),
         mbsu=speed_model.mbsu(tau, gamma, parameters[1] / parameters[0]),
         drafting_cost_ratio=drafting,
         block_cost_ratio=block,
-        expected_speedup=costs.expected_speedup(tau, gamma),
+        expected_speedup=costs.expected_speedup(tau, gamma, drafted),
     )
+
+
+def _speculative(
+    target: Model, draft: Model, gamma: int, config: MeasureConfig
+) -> SpeculativeDecoder:
+    return SpeculativeDecoder(target, draft, gamma=gamma, sampling=config.sampling)
+
+
+def _time(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[GammaRow],
+    middle: Sequence[int],
+    config: MeasureConfig,
+    progress: Progress,
+) -> tuple[GammaRow, list[TriedRow], SpeedRow]:
+    """The fastest gamma, what was tried, and its timing on requests that did not choose it."""
+    asked = prompts[: config.timed_prompts]
+    choosing = num_choosing(len(asked))
+    chosen, tried = candidates(rows)[0], list[TriedRow]()
+    if choosing:
+        chosen, tried = choose_gamma(
+            candidates(rows),
+            lambda gamma: _speculative(target, draft, gamma, config),
+            asked[:choosing],
+            max_new_tokens=config.max_new_tokens,
+            seed=config.seed + len(asked) * config.timed_repeats,  # none of the seeds below
+            progress=progress,
+        )
+    timer = PassTimer(target, draft, middle, [], config.sampling)
+    timed = _time_requests(target, draft, asked[choosing:], chosen, timer, config, progress)
+    return chosen, tried, timed
 
 
 def _time_requests(
     target: Model,
     draft: Model,
     prompts: Sequence[Sequence[int]],
-    best: GammaRow,
+    chosen: GammaRow,
     timer: PassTimer,
     config: MeasureConfig,
     progress: Progress,
 ) -> SpeedRow:
-    """Paired timing at the best gamma, with single passes in between to compare it with."""
+    """Paired timing at the chosen gamma, with single passes in between to compare it with."""
     times = time_pairs(
         AutoregressiveDecoder(target, config.sampling),
-        SpeculativeDecoder(target, draft, gamma=best.gamma, sampling=config.sampling),
-        prompts[: config.timed_prompts],
+        _speculative(target, draft, chosen.gamma, config),
+        prompts,
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,
         num_repeats=config.timed_repeats,
@@ -209,10 +273,10 @@ def _time_requests(
     rng = named_generator(config.seed, "bootstrap-speed")
     decoding = IntervalRow.of(times.decoding_speedup(rng))
     ratio, tau = timer.costs().cost_ratio, times.stats.block_efficiency
-    predicted = speed_model.predicted_speedup(best.block_efficiency, best.gamma, ratio)
-    reachable = speed_model.predicted_speedup(tau, best.gamma, ratio)
+    predicted = speed_model.predicted_speedup(chosen.block_efficiency, chosen.gamma, ratio)
+    reachable = speed_model.predicted_speedup(tau, chosen.gamma, ratio)
     return SpeedRow(
-        gamma=best.gamma,
+        gamma=chosen.gamma,
         num_requests=len(times.baseline_s),
         num_tokens=sum(times.method_tokens),
         speedup=IntervalRow.of(times.speedup(rng)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import ConfigDict
+
 from paceline.config import StrictModel
 
 if TYPE_CHECKING:
@@ -11,7 +13,12 @@ if TYPE_CHECKING:
 
 
 class IntervalRow(StrictModel):
-    """A ratio of sums with its 95% interval, resampled over prompts."""
+    """A ratio of sums with its 95% interval over prompts.
+
+    A bound that nothing is known of, as of one request, is infinite: "Infinity" in JSON.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
     value: float
     low: float
@@ -58,7 +65,9 @@ class GammaRow(StrictModel):
     block_efficiency_iid: float
     """(1 - alpha^(gamma+1)) / (1 - alpha)."""
     block_efficiency: float
-    """From products of per-position acceptance along the text."""
+    """From products of per-position acceptance along the text; a text's last block is shorter."""
+    drafted_per_block: float
+    """Mean tokens drafted per block: `gamma`, but for blocks near the end of the budget."""
     break_even_acceptance: float | None
     """None: no acceptance suffices."""
     predicted_speedup: float
@@ -70,11 +79,26 @@ class GammaRow(StrictModel):
     block_cost_ratio: float
     """Target pass over gamma + 1 tokens / over one; the prediction above takes it for 1."""
     expected_speedup: float
-    """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio): what this machine can reach."""
+    """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio): what this machine can reach.
+
+    Both costs are taken for `drafted_per_block` tokens."""
+
+
+class TriedRow(StrictModel):
+    """A gamma that was timed to choose one, on requests that `SpeedRow` does not use."""
+
+    gamma: int
+    num_requests: int
+    tokens_per_s: float
+    """Of whole requests. Compare gammas of the same `num_requests`."""
+    expected_speedup: float
 
 
 class SpeedRow(StrictModel):
-    """Requests at one gamma, interleaved: seconds a token, baseline / speculative."""
+    """Requests at one gamma, interleaved: seconds a token, baseline / speculative.
+
+    Where several gammas were tried, these requests are not the ones that chose among them.
+    """
 
     gamma: int
     num_requests: int

@@ -9,17 +9,17 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.sampling import SamplingParams
-from paceline.core.speed import mbsu, tokens_and_blocks
+from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
 from paceline.errors import UsageError
-from paceline.measure.acceptance import TextScores, score_texts
+from paceline.measure.acceptance import TextScores, budgets_of, score_texts
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, sample_texts
 from paceline.measure.results import IntervalRow
@@ -33,9 +33,12 @@ from paceline.rng import named_generator
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from torch import Tensor
+
     from paceline.models import CausalModel
     from paceline.progress import Progress
 
+_SCHEMA = 2
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
 
 
@@ -96,6 +99,7 @@ class Stop(StrictModel):
 class TrajectoryRow(StrictModel):
     """One draft on one task under one sampling."""
 
+    schema_version: Literal[2] = 2
     stop: Stop
     task: str
     sampling: SamplingParams
@@ -130,7 +134,9 @@ def _measure(
     progress: Progress,
 ) -> list[TrajectoryRow]:
     kept = config.output / "rows.jsonl"
-    rows = [TrajectoryRow.model_validate(row) for row in read_jsonl(kept)]
+    # rows of an earlier version have another block efficiency; they are measured again
+    known_rows = (row for row in read_jsonl(kept) if row.get("schema_version") == _SCHEMA)
+    rows = [TrajectoryRow.model_validate(row) for row in known_rows]
     known = {_key(row.stop, row.task, row.sampling) for row in rows}
     target = load_model(config.target)
     if target.tokenizer is None:
@@ -215,10 +221,9 @@ def _row(
     scores = score_texts(target, draft, *texts, sampling, silent)
     lengths_B = scores.mask_BT.sum(-1)
     ratio = draft.num_parameters / target.num_parameters
-    taus = {
-        gamma: _tau(scores, gamma, config.seed)
-        for gamma in usable_gammas(config.gammas, int(lengths_B.max()))
-    }
+    budget_B = budgets_of(target, texts[0], config.max_new_tokens)
+    gammas = usable_gammas(config.gammas, int(lengths_B.max()), int(budget_B.max()))
+    taus = {gamma: _tau(scores, gamma, budget_B, config.seed) for gamma in gammas}
     rng = named_generator(config.seed, "bootstrap")
     return TrajectoryRow(
         stop=stop,
@@ -228,16 +233,16 @@ def _row(
         num_tokens=int(lengths_B.sum()),
         parameter_ratio=ratio,
         expected_acceptance=IntervalRow.of(
-            ratio_interval(scores.acceptance_BT.sum(-1), lengths_B, rng=rng)
+            ratio_interval(scores.acceptance_BT.sum(-1), lengths_B, rng=rng, most=1.0)
         ),
         block_efficiency={gamma: IntervalRow.of(tau) for gamma, tau in taus.items()},
         mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
     )
 
 
-def _tau(scores: TextScores, gamma: int, seed: int) -> Interval:
-    tokens_B, blocks_B = tokens_and_blocks(*scores.drafted, gamma)
-    return ratio_interval(tokens_B, blocks_B, rng=named_generator(seed, "bootstrap"))
+def _tau(scores: TextScores, gamma: int, budget_B: Tensor, seed: int) -> Interval:
+    rng = named_generator(seed, "bootstrap")
+    return ratio_interval(*scores.tokens_and_blocks(gamma, budget_B), rng=rng, most=gamma + 1)
 
 
 def _prompts(config: TrajectoryConfig, task: str, target: CausalModel) -> list[list[int]]:

@@ -1,29 +1,52 @@
-"""GO or NO-GO, in one sentence that names the number it hangs on."""
+"""GO, NO-GO or TOO FEW, in one sentence that names the number the verdict depends on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from paceline.config import StrictModel
+from paceline.core.bootstrap import LEAST_UNITS
 
 if TYPE_CHECKING:
     from paceline.measure.results import AcceptanceRow, GammaRow, SpeedRow
 
 
 class Verdict(StrictModel):
-    """Whether to serve the draft, and why."""
+    """Whether to serve the draft, and why.
+
+    Attributes:
+        go: It is surely faster.
+        decided: False where too few requests were measured for a verdict; `go` is false then.
+        reason: One sentence.
+    """
 
     go: bool
+    decided: bool = True
     reason: str
 
     def __str__(self) -> str:
-        return f"{'GO' if self.go else 'NO-GO'}: {self.reason}"
+        return f"{self.word}: {self.reason}"
+
+    @property
+    def word(self) -> str:
+        """`GO`, `NO-GO` or `TOO FEW`."""
+        if not self.decided:
+            return "TOO FEW"
+        return "GO" if self.go else "NO-GO"
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command line: 0 GO, 1 NO-GO, 3 no verdict."""
+        if not self.decided:
+            return 3
+        return 0 if self.go else 1
 
 
 def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow | None) -> Verdict:
     """GO when speculation is sure to be faster: the whole interval of the speedup is above 1.
 
-    Without timing, when the expected speedup at the best gamma is above 1.
+    Without timing, when the expected speedup at the best gamma is above 1. No verdict rests on fewer
+    than 8 requests (`core.bootstrap.LEAST_UNITS`), or without timing on fewer than 8 texts.
     """
     alpha = acceptance.expected_acceptance.value
     needed = best.break_even_acceptance
@@ -33,20 +56,31 @@ def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow | None) -> 
         word = "above" if alpha > needed else "below"
         standing = f"acceptance {alpha:.3f} is {word} the break-even {needed:.3f}"
     if speed is None:
-        go = best.expected_speedup > 1
-        return Verdict(
-            go=go, reason=f"expected {best.expected_speedup:.2f}x at gamma {best.gamma}; {standing}"
-        )
+        expected = f"expected {best.expected_speedup:.2f}x at gamma {best.gamma}"
+        if acceptance.num_prompts < LEAST_UNITS:
+            return _too_few(expected, acceptance.num_prompts, "text", "num_prompts")
+        return Verdict(go=best.expected_speedup > 1, reason=f"{expected}; {standing}")
+    if speed.num_requests < LEAST_UNITS:
+        measured = f"measured {speed.speedup.value:.2f}x at gamma {speed.gamma}"
+        return _too_few(measured, speed.num_requests, "request", "timed_prompts")
     low, high = speed.speedup.low, speed.speedup.high
     measured = (
         f"measured {speed.speedup.value:.2f}x ({low:.2f} to {high:.2f}) at gamma {speed.gamma}"
     )
-    if speed.num_requests == 1:
-        return Verdict(
-            go=False, reason=f"{measured}, on one request, which says little of others; {standing}"
-        )
     if low > 1:
         return Verdict(go=True, reason=f"{measured}; {standing}")
     if high < 1:
         return Verdict(go=False, reason=f"{measured}, slower than no draft; {standing}")
     return Verdict(go=False, reason=f"{measured}, which may be no gain at all; {standing}")
+
+
+def _too_few(figure: str, count: int, unit: str, setting: str) -> Verdict:
+    units = f"{count} {unit}{'s' if count != 1 else ''}"
+    return Verdict(
+        go=False,
+        decided=False,
+        reason=(
+            f"{figure} on {units}, and a verdict takes {LEAST_UNITS}; set {setting}={LEAST_UNITS} or "
+            "more and give as many prompts"
+        ),
+    )

@@ -285,4 +285,5 @@ def _evaluator(
         gamma=settings.gamma,
         vocab_size=vocab_size,
         rule=settings.rule,
+        max_new_tokens=settings.max_new_tokens,
     )

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from paceline.core.bootstrap import ratio_interval
 from paceline.core.fused import Head
+from paceline.core.rules import Lossless
 from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
 from paceline.data.collate import Row, collate
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.train.config import Evaluation
     from paceline.train.loop import Figures
 
+_UNDRAFTED = Lossless().num_undrafted
 _ROWS = 8  # texts written or read at a time
 _CHUNK = 256  # positions whose probabilities exist at a time
 
@@ -156,8 +158,10 @@ class AgreementEvaluator:
         gamma: int,
         vocab_size: int,
         rule: Rule | None = None,
+        max_new_tokens: int | None = None,
     ) -> None:
         self.rule = rule
+        self.max_new_tokens = max_new_tokens
         self.target = target
         self.sampling = sampling
         self.gamma = gamma
@@ -176,7 +180,8 @@ class AgreementEvaluator:
         expected_acceptance: sum over positions of sum_v min(p, q), divided by the positions.
         greedy_agreement: part of the positions where both have the same likeliest token.
         block_efficiency: tokens a target pass at `gamma`, by prefix products behind a text's first
-            token, which comes with the prompt; absent where no text is longer than gamma.
+            token, which comes with the prompt; absent where every text has one token. A text shorter
+            than `max_new_tokens` (None: than the longest) ended by itself.
         expected_acceptance_low and _high, greedy_agreement_low and _high: 95% intervals of the two over
             texts; absent where there is one text.
         rule_acceptance, rule_tvd: under a rule, the part of the draft's tokens that it keeps, and how
@@ -199,12 +204,14 @@ class AgreementEvaluator:
         if self.rule is not None:
             figures["rule_acceptance"] = float(scores.rule_acceptance_N.double().mean())
             figures["rule_tvd"] = float(scores.rule_tvd_N.double().mean())
-        if max(self.lengths) > self.gamma:
+        if max(self.lengths) > _UNDRAFTED:
+            budget = self.max_new_tokens or max(self.lengths)
             figures["block_efficiency"] = block_efficiency_from_text(
                 self._drafted(scores.acceptance_N),
                 self._drafted(scores.survival_N),
                 self._drafted(torch.ones(len(self.labels_N))),
                 self.gamma,
+                budget=budget - _UNDRAFTED,
             )
         return figures
 
@@ -270,4 +277,5 @@ class AgreementEvaluator:
 
     def _drafted(self, values_N: Tensor) -> Tensor:
         """One row a text, behind its first token, 0 beyond its end. [N] -> [B, T - 1]."""
-        return pad_sequence(list(values_N.split(self.lengths)), batch_first=True)[:, 1:]
+        rows_BT = pad_sequence(list(values_N.split(self.lengths)), batch_first=True)
+        return rows_BT[:, _UNDRAFTED:]

@@ -146,7 +146,7 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     for cell, result in _results(config, cells):
         if "diverged" not in result and config.figure not in result["after"]:
             raise ConfigError(
-                f"{cell.config.output} has no {config.figure}; its texts are shorter than gamma"
+                f"{cell.config.output} has no {config.figure}; each of its texts is a single token"
             )
         found[cell.name] = result
         progress("runs", len(found), len(cells), cell.name)

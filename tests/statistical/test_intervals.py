@@ -1,0 +1,171 @@
+"""Coverage of the intervals in simulated requests, and how often they say GO at a speedup of 1.
+
+Coverage in a simulation of n samples is binomial; the floors lie 4 standard deviations below what
+larger simulations found (the table in `paceline.core.bootstrap`), odds of a false alarm below 1e-4 for
+each case under another seed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.bootstrap import (
+    LEAST_UNITS,
+    Interval,
+    ratio_interval,
+    ratio_of_ratios_interval,
+)
+
+RESAMPLES = 500
+SAMPLES = {8: 800, 16: 500, 64: 250}
+FLOORS = {
+    "equal": {8: 0.946, 16: 0.941, 64: 0.912},
+    "cut": {8: 0.924, 16: 0.92, 64: 0.893},
+    "skewed": {8: 0.88, 16: 0.89, 64: 0.877},
+}
+OF_ACCEPTANCE = {8: 0.865, 16: 0.89, 64: 0.87}
+
+
+class Requests(NamedTuple):
+    """Seconds and tokens of the baseline and of the method, [N] each."""
+
+    baseline_s: Tensor
+    baseline_tokens: Tensor
+    method_s: Tensor
+    method_tokens: Tensor
+
+
+def lengths(kind: str, count: int, rng: torch.Generator) -> Tensor:
+    """New tokens: all of 64, log-normal and cut at 64 (about half are), or log-normal to 512."""
+    if kind == "equal":
+        return torch.full((count,), 64.0, dtype=torch.float64)
+    normal = torch.randn(count, generator=rng, dtype=torch.float64)
+    if kind == "cut":
+        return (0.9 * normal + 4).exp().ceil().clamp(2, 64)
+    return (normal + 3).exp().ceil().clamp(2, 512)
+
+
+def requests(kind: str, same: bool, count: int, rng: torch.Generator) -> Requests:
+    """Requests that take 0.5 for the prompt, then 1 a token, or 1.6 a block of 1 to 2.9 tokens.
+
+    How many tokens a block gives is the text's own; both ways share how slow a request is. `same`: both
+    write texts of one length, as greedy decoding does.
+    """
+    normals = torch.randn(3, count, generator=rng, dtype=torch.float64)
+    slow, *noise = (0.1 * normals[0]).exp(), *(0.03 * normals[1:]).exp()
+    baseline_tokens = lengths(kind, count, rng)
+    method_tokens = baseline_tokens if same else lengths(kind, count, rng)
+    uniform = torch.rand(count, generator=rng, dtype=torch.float64)
+    blocks = (method_tokens * (0.35 + 0.65 * uniform**1.5)).ceil()
+    return Requests(
+        slow * (0.5 + baseline_tokens * noise[0]),
+        baseline_tokens,
+        slow * (0.5 + 1.6 * blocks * noise[1]),
+        method_tokens,
+    )
+
+
+def speedup(found: Requests) -> float:
+    sums = [float(part.sum()) for part in found]
+    return sums[0] / sums[1] / (sums[2] / sums[3])
+
+
+@functools.cache
+def true_speedup(kind: str, same: bool) -> float:
+    return speedup(requests(kind, same, 1_000_000, torch.Generator().manual_seed(99)))
+
+
+def studentised(found: Requests, rng: torch.Generator) -> Interval:
+    return ratio_of_ratios_interval(found[:2], found[2:], rng=rng, num_resamples=RESAMPLES)
+
+
+def percentile(found: Requests, rng: torch.Generator) -> Interval:
+    """The mutant."""
+    picks = torch.randint(len(found[0]), (RESAMPLES, len(found[0])), generator=rng)
+    sums = [part[picks].sum(-1) for part in found]
+    values = sums[0] / sums[1] / (sums[2] / sums[3])
+    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return Interval(speedup(found), float(low), float(high))
+
+
+Way = Callable[[Requests, torch.Generator], Interval]
+
+
+def coverage(way: Way, kind: str, same: bool, count: int, samples: int) -> float:
+    rng, truth = torch.Generator().manual_seed(count), true_speedup(kind, same)
+    held = 0
+    for _ in range(samples):
+        found = way(requests(kind, same, count, rng), rng)
+        held += found.low <= truth <= found.high
+    return held / samples
+
+
+worlds = pytest.mark.parametrize(
+    ("kind", "same"),
+    [("equal", True), ("cut", True), ("cut", False), ("skewed", True), ("skewed", False)],
+)
+
+
+@pytest.mark.parametrize("count", SAMPLES)
+@worlds
+def test_the_interval_of_a_speedup_holds_the_truth(kind: str, same: bool, count: int):
+    assert coverage(studentised, kind, same, count, SAMPLES[count]) > FLOORS[kind][count]
+
+
+def test_the_percentile_bootstrap_is_caught():
+    assert coverage(percentile, "cut", True, 8, SAMPLES[8]) < FLOORS["cut"][8]
+    assert coverage(percentile, "cut", True, 3, 400) < 0.83
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_few_requests_give_wide_intervals_that_hold_the_truth(count: int):
+    """500 samples; larger simulations found 90 to 93%."""
+    assert coverage(studentised, "cut", True, count, 500) > 0.846
+
+
+@worlds
+def test_a_draft_that_gains_nothing_is_rarely_called_go(kind: str, same: bool):
+    """800 times 8 requests at a true speedup of 1; 2.5% is nominal, 1.5 to 4.2% were found.
+
+    The percentile bootstrap of 2 requests says GO one time in four.
+    """
+    rng, truth = torch.Generator().manual_seed(7), true_speedup(kind, same)
+
+    def goes(way: Way, count: int, samples: int) -> float:
+        total = 0
+        for _ in range(samples):
+            found = requests(kind, same, count, rng)
+            at_one = found._replace(method_s=found.method_s * truth)
+            total += way(at_one, rng).low > 1
+        return total / samples
+
+    assert goes(studentised, LEAST_UNITS, 800) < 0.042 + 4 * math.sqrt(0.042 * 0.958 / 800)
+    assert goes(percentile, 2, 400) > 0.16
+
+
+@pytest.mark.parametrize("count", SAMPLES)
+@pytest.mark.parametrize("kind", ["cut", "skewed"])
+def test_the_interval_of_acceptance_holds_the_truth(kind: str, count: int):
+    """Acceptance is the text's own, and noisier in a short text."""
+
+    def accepted(size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        tokens = lengths(kind, size, rng)
+        own = 0.35 + 0.5 * torch.rand(size, generator=rng, dtype=torch.float64)
+        noise = 0.3 * torch.randn(size, generator=rng, dtype=torch.float64) / tokens.sqrt()
+        return (own + noise).clamp(0, 1) * tokens, tokens
+
+    tops, bottoms = accepted(1_000_000, torch.Generator().manual_seed(98))
+    truth = float(tops.sum() / bottoms.sum())
+    rng, held = torch.Generator().manual_seed(count), 0
+    for _ in range(SAMPLES[count]):
+        tops, bottoms = accepted(count, rng)
+        found = ratio_interval(tops, bottoms, rng=rng, num_resamples=RESAMPLES, most=1.0)
+        held += found.low <= truth <= found.high
+    assert held / SAMPLES[count] > OF_ACCEPTANCE[count]
