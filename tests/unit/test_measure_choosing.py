@@ -74,7 +74,7 @@ class Clock:
     def now(self) -> float:
         return 10 * self.target.num_passes + self.draft_s * self.draft.num_passes
 
-    def measure(self, timed_prompts: int = 32) -> Measurement:
+    def measure(self, timed_prompts: int = 32, seed: int = 0) -> Measurement:
         config = MeasureConfig(
             target="t",
             draft="d",
@@ -83,6 +83,7 @@ class Clock:
             timed_prompts=timed_prompts,
             max_new_tokens=40,
             pass_repeats=1,
+            seed=seed,
         )
         return measure_models(self.target, self.draft, PROMPTS, config)
 
@@ -100,12 +101,13 @@ def test_a_wrong_prediction_is_put_right_by_timing(monkeypatch: pytest.MonkeyPat
     assert found.best_gamma == (found.speed.gamma if found.speed.speedup.value > 1 else 0)
 
 
-def test_a_right_prediction_stays(monkeypatch: pytest.MonkeyPatch):
-    found = Clock(monkeypatch, draft_s=1).measure()
+@pytest.mark.parametrize("seed", range(4))
+def test_luck_with_a_few_texts_does_not_choose(monkeypatch: pytest.MonkeyPatch, seed: int):
+    """Blocks cost what was expected; four requests alone give tau within 10% or so."""
+    found = Clock(monkeypatch, draft_s=1).measure(timed_prompts=16, seed=100 * seed)
     assert found.speed is not None
     expected = {one.gamma: one.expected_speedup for one in found.gammas}
-    assert expected[found.speed.gamma] > 0.97 * max(expected.values())
-    assert found.verdict.go
+    assert expected[found.speed.gamma] > 0.995 * max(expected.values())
 
 
 def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: pytest.MonkeyPatch):

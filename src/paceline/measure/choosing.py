@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.core.bootstrap import LEAST_UNITS
+from paceline.decode.result import count_blocks
 from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.measure.results import TriedRow
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.decode.decoder import Decoder
+    from paceline.decode.result import Block
     from paceline.measure.results import GammaRow
     from paceline.progress import Progress
 
@@ -51,43 +53,62 @@ def choose_gamma(
 ) -> tuple[GammaRow, list[TriedRow]]:
     """The fastest of the candidates, and what was tried.
 
-    Two rounds, each on half of the prompts: all candidates, then all but the slowest of three. Nothing
-    else may be concluded from these requests: the fastest is also the luckiest.
+    Compared by tokens of the scored texts per block / measured seconds per block: few requests tell
+    what a block costs, while how many tokens these few blocks gave is mostly luck. Two rounds, each
+    on half of the prompts: all candidates, then all but the slowest of three. Nothing else may be
+    concluded from these requests.
     """
-    running = [row for row in rows if _fits(decoder_of(row.gamma), prompts, max_new_tokens)]
-    if len(running) < 2:
+    timed = [
+        _Timed(row, decoder)
+        for row in rows
+        for decoder in [decoder_of(row.gamma)]
+        if all(has_room(decoder, prompt, max_new_tokens) for prompt in prompts)
+    ]
+    if len(timed) < 2:
         return rows[0], []
-    decoders = {row.gamma: decoder_of(row.gamma) for row in running}
-    for decoder in decoders.values():
-        warm_up(decoder, prompts, max_new_tokens, seed)
-    seconds = dict.fromkeys(decoders, 0.0)
-    tokens = dict.fromkeys(decoders, 0)
-    counts = dict.fromkeys(decoders, 0)
+    for one in timed:
+        warm_up(one.decoder, prompts, max_new_tokens, seed)
+    running = list(timed)
     for number, prompt in enumerate(prompts):
         if number == (len(prompts) + 1) // 2 and len(running) > _ROUNDS:
-            running.remove(max(running, key=lambda row: seconds[row.gamma] / tokens[row.gamma]))
+            running.remove(min(running, key=lambda one: one.tokens_per_s))
         for place in range(len(running)):
-            gamma = running[(place + number) % len(running)].gamma
-            _, spent_s, blocks = time_request(
-                decoders[gamma], prompt, max_new_tokens, seed + number
-            )
-            seconds[gamma] += spent_s
-            tokens[gamma] += sum(len(block.tokens) for block in blocks)
-            counts[gamma] += 1
+            one = running[(place + number) % len(running)]
+            one.add(time_request(one.decoder, prompt, max_new_tokens, seed + number))
         progress("choosing gamma", number + 1, len(prompts))
     tried = [
         TriedRow(
-            gamma=row.gamma,
-            num_requests=counts[row.gamma],
-            tokens_per_s=tokens[row.gamma] / seconds[row.gamma],
-            expected_speedup=row.expected_speedup,
+            gamma=one.row.gamma,
+            num_requests=one.num_requests,
+            tokens_per_s=one.tokens_per_s,
+            expected_speedup=one.row.expected_speedup,
         )
-        for row in rows
-        if row.gamma in decoders
+        for one in timed
     ]
-    fastest = min(running, key=lambda row: seconds[row.gamma] / tokens[row.gamma])
-    return fastest, tried
+    return max(running, key=lambda one: one.tokens_per_s).row, tried
 
 
-def _fits(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> bool:
-    return all(has_room(decoder, prompt, max_new_tokens) for prompt in prompts)
+class _Timed:
+    """A candidate and what its requests took behind their first tokens."""
+
+    def __init__(self, row: GammaRow, decoder: Decoder) -> None:
+        self.row = row
+        self.decoder = decoder
+        self.num_requests = 0
+        self._seconds = 0.0
+        self._num_blocks = 0
+
+    def add(self, request: tuple[float, float, list[Block]]) -> None:
+        first_s, all_s, blocks = request
+        self.num_requests += 1
+        self._seconds += all_s - first_s
+        self._num_blocks += count_blocks(blocks).num_blocks
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0 where no text had a block."""
+        return (
+            self._num_blocks * self.row.block_efficiency / self._seconds
+            if self._num_blocks
+            else 0.0
+        )
