@@ -130,6 +130,17 @@ def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: 
         assert not {one[part] for one in asked[:10]} & {one[part] for one in asked[10:]}
 
 
+def test_a_gamma_that_the_context_has_no_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock(monkeypatch, draft_s=5)
+    clock.costs = clock.costs._replace(drafting_s={gamma: 5.0 * gamma for gamma in range(1, 9)})
+    all_tried = {one.gamma for one in clock.measure(timed_prompts=16).tried}
+    best = max(clock.measure().gammas, key=lambda one: one.expected_speedup).gamma
+    assert max(all_tried) > best
+    clock.target.max_length = 3 + 40 + best
+    found = clock.measure(timed_prompts=16)
+    assert {one.gamma for one in found.tried} == {one for one in all_tried if one <= best}
+
+
 def test_few_requests_time_the_expected_best_alone(monkeypatch: pytest.MonkeyPatch):
     found = Clock(monkeypatch, draft_s=5).measure(timed_prompts=8)
     assert found.speed is not None

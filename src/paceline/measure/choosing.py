@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.decode.result import count_blocks
-from paceline.measure.latency import has_room, time_request, warm_up
+from paceline.measure.latency import time_request, warm_up
 from paceline.measure.results import TriedRow
 
 if TYPE_CHECKING:
@@ -58,14 +59,7 @@ def choose_gamma(
     on half of the prompts: all candidates, then all but the slowest of three. Nothing else may be
     concluded from these requests.
     """
-    timed = [
-        _Timed(row, decoder)
-        for row in rows
-        for decoder in [decoder_of(row.gamma)]
-        if all(has_room(decoder, prompt, max_new_tokens) for prompt in prompts)
-    ]
-    if len(timed) < 2:
-        return rows[0], []
+    timed = [_Timed(row, decoder_of(row.gamma)) for row in rows]
     for one in timed:
         warm_up(one.decoder, prompts, max_new_tokens, seed)
     running = list(timed)
@@ -89,26 +83,23 @@ def choose_gamma(
 
 
 class _Timed:
-    """A candidate and what its requests took behind their first tokens."""
+    """A candidate and what its blocks took."""
 
     def __init__(self, row: GammaRow, decoder: Decoder) -> None:
         self.row = row
         self.decoder = decoder
         self.num_requests = 0
-        self._seconds = 0.0
-        self._num_blocks = 0
+        self._block_s: list[float] = []
 
     def add(self, request: tuple[float, float, list[Block]]) -> None:
         first_s, all_s, blocks = request
         self.num_requests += 1
-        self._seconds += all_s - first_s
-        self._num_blocks += count_blocks(blocks).num_blocks
+        if num_blocks := count_blocks(blocks).num_blocks:
+            self._block_s.append((all_s - first_s) / num_blocks)
 
     @property
     def tokens_per_s(self) -> float:
-        """0 where no text had a block."""
-        return (
-            self._num_blocks * self.row.block_efficiency / self._seconds
-            if self._num_blocks
-            else 0.0
-        )
+        """With the median over requests, since one that was interrupted says nothing; 0 without a block."""
+        if not self._block_s:
+            return 0.0
+        return self.row.block_efficiency / statistics.median(self._block_s)

@@ -15,7 +15,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, budgets_of, score_texts
 from paceline.measure.choosing import candidates, choose_gamma, num_choosing
-from paceline.measure.latency import PassCosts, PassTimer, time_pairs
+from paceline.measure.latency import PassCosts, PassTimer, has_room, time_pairs
 from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
 from paceline.measure.results import (
     AcceptanceRow,
@@ -232,12 +232,21 @@ def _time(
 ) -> tuple[GammaRow, list[TriedRow], SpeedRow]:
     """The fastest gamma, what was tried, and its timing on requests that did not choose it."""
     asked = prompts[: config.timed_prompts]
-    choosing = num_choosing(len(asked))
-    chosen, tried = candidates(rows)[0], list[TriedRow]()
+
+    def decoder_of(gamma: int) -> SpeculativeDecoder:
+        return _speculative(target, draft, gamma, config)
+
+    def fits(row: GammaRow) -> bool:
+        decoder = decoder_of(row.gamma)
+        return all(has_room(decoder, prompt, config.max_new_tokens) for prompt in asked)
+
+    chosen, *others = candidates(rows)
+    others, tried = [row for row in others if fits(row)], list[TriedRow]()
+    choosing = num_choosing(len(asked)) if others and fits(chosen) else 0
     if choosing:
         chosen, tried = choose_gamma(
-            candidates(rows),
-            lambda gamma: _speculative(target, draft, gamma, config),
+            [chosen, *others],
+            decoder_of,
             asked[:choosing],
             max_new_tokens=config.max_new_tokens,
             seed=config.seed + len(asked) * config.timed_repeats,  # none of the seeds below

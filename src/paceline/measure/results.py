@@ -90,7 +90,7 @@ class TriedRow(StrictModel):
     gamma: int
     num_requests: int
     tokens_per_s: float
-    """Behind the first token: block efficiency of the scored texts / measured seconds per block."""
+    """Behind the first token: block efficiency of the scored texts / median seconds per block."""
     expected_speedup: float
 
 
