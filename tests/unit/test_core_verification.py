@@ -200,3 +200,51 @@ def test_equal_distributions_are_kept_whole_whatever_the_uniforms():
     verdict = run(same, Lossless())
     assert (verdict.num_accepted_B == 4).all()
     assert verdict.is_bonus_B.all()
+
+
+class RecoversFromConfidences(Rule):
+    """Keeps a quarter of every token's drafts; recovers from what the untempered models say."""
+
+    uses_confidence = True
+
+    def accept_probs(
+        self,
+        target_probs: Tensor,
+        draft_probs: Tensor,
+        *,
+        target_raw: Tensor | None = None,
+        draft_raw: Tensor | None = None,
+    ) -> Tensor:
+        return torch.full_like(target_probs, 0.25)
+
+    def residual(
+        self,
+        target_probs: Tensor,
+        draft_probs: Tensor,
+        *,
+        target_raw: Tensor | None = None,
+        draft_raw: Tensor | None = None,
+    ) -> Tensor:
+        assert target_raw is not None
+        assert draft_raw is not None
+        return 0.5 * target_raw + 0.5 * draft_raw
+
+
+def test_a_residual_that_uses_confidences_is_given_the_untempered_distributions_of_its_position():
+    """Position 1 of two rejects; its raw rows alone mix to (0.1, 0.2, 0.7), on a grid of uniforms."""
+    rows, other = 1000, [0.8, 0.1, 0.1]
+    target_raw = torch.tensor([other, [0.2, 0.3, 0.5], other]).expand(rows, 3, 3)
+    draft_raw = torch.tensor([other, [0.0, 0.1, 0.9]]).expand(rows, 2, 3)
+    verdict = verify(
+        torch.zeros(rows, 2, dtype=torch.int64),
+        torch.full((rows,), 2),
+        torch.full((rows, 2, 3), 1 / 3),
+        torch.full((rows, 3, 3), 1 / 3),
+        RecoversFromConfidences(),
+        accept_uniforms_BG=torch.tensor([0.2, 0.3]).expand(rows, 2),
+        next_uniforms_B=(torch.arange(rows, dtype=torch.float64) + 0.5) / rows,
+        target_raw_BHV=target_raw,
+        draft_raw_BGV=draft_raw,
+    )
+    assert verdict.num_accepted_B.tolist() == [1] * rows
+    assert verdict.next_tokens_B.bincount().tolist() == [100, 200, 700]

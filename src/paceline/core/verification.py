@@ -103,8 +103,13 @@ def _verify_in_torch(
     gamma = drafted_BG.shape[1]
     if gamma:
         # for all rows: to ask which need it would make a device wait for its host
-        draft_probs_BV = _rows_at(draft_probs_BGV, num_accepted_B.clamp(max=gamma - 1))
-        recovery_BV = rule.residual(next_probs_BV, draft_probs_BV)
+        last_B = num_accepted_B.clamp(max=gamma - 1)
+        recovery_BV = rule.residual(
+            next_probs_BV,
+            _rows_at(draft_probs_BGV, last_B),
+            target_raw=None if target_raw_BHV is None else _rows_at(target_raw_BHV, num_accepted_B),
+            draft_raw=None if draft_raw_BGV is None else _rows_at(draft_raw_BGV, last_B),
+        )
         next_probs_BV = torch.where(is_bonus_B[:, None], next_probs_BV, recovery_BV)
     return Verdict(num_accepted_B, sample(next_probs_BV, next_uniforms_B), is_bonus_B)
 
