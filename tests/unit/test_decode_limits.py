@@ -30,11 +30,16 @@ DRAFT_CYCLE = [1, 2, 3, 4, 1, 0]
     [
         # the first token, from the pass over the prompt
         (1, [1], DecodeStats(num_prefill_tokens=1)),
-        # accepted in the middle of the block 2 3 4: what was drafted behind it does not count
+        # accepted in the middle of the block 2 3 4: the 4 behind it is drafted and judged, not kept
         (
             3,
             [1, 2, 3],
-            DecodeStats(1, 2, 2, num_prefill_tokens=1, accepted_histogram=(0, 0, 1)),
+            DecodeStats(
+                *(1, 3, 2),
+                num_prefill_tokens=1,
+                accepted_histogram=(0, 0, 1),
+                num_accepted_behind_stop=1,
+            ),
         ),
         # accepted as the last drafted token: no bonus behind it
         (
@@ -67,6 +72,21 @@ def test_a_recovered_stop_token_ends_the_text():
     assert generation.stats == DecodeStats(
         1, 4, 3, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)
     )
+
+
+def test_draft_acceptance_counts_what_is_drafted_behind_a_stop_token_as_vllm_does():
+    """Draft 2 3 4 1 2, target 2 3 4 5: three of five accepted, of which the text keeps 2 and 3.
+
+    vLLM's scheduler counts before it looks for stop tokens: accepted 3, drafted 5.
+    """
+    target, draft = chain(CYCLE, eos_token_ids=(3,)), chain(DRAFT_CYCLE)
+    (generation,) = SpeculativeDecoder(target, draft, gamma=5, sampling=GREEDY).generate([[0]])
+    assert generation.tokens == [1, 2, 3]
+    assert generation.stats.num_drafted == 5
+    assert generation.stats.draft_acceptance_rate == 3 / 5
+    # of the text's own tokens, every examined one was accepted
+    assert (generation.stats.num_accepted, generation.stats.acceptance_rate) == (2, 1.0)
+    assert generation.stats.block_efficiency == 2
 
 
 def test_a_stop_token_cut_short_is_still_a_draft_accepted_always():

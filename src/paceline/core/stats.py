@@ -14,8 +14,9 @@ class DecodeStats:
 
     A token counts once, by where it came from: the prefill pass (`num_prefill_tokens`: the first
     token of a text), an accepted draft, a recovered token, a bonus token; where cascades keep or
-    replace without judging, a kept draft or a deferred token. Drafted tokens behind an accepted stop
-    token or beyond the token budget are neither examined nor counted.
+    replace without judging, a kept draft or a deferred token. Drafted tokens behind a stop token count
+    as drafted, as in vLLM, and those that the rule accepted there as `num_accepted_behind_stop`; they
+    are in no other count.
     """
 
     num_blocks: int = 0
@@ -32,6 +33,8 @@ class DecodeStats:
     """Of the target, because the draft was not good enough there."""
     accepted_histogram: tuple[int, ...] = field(default=())
     """How many blocks had 0, 1, 2 ... drafted tokens accepted."""
+    num_accepted_behind_stop: int = 0
+    """Drafted tokens that the rule accepted behind a stop token; they are not part of the text."""
 
     def __add__(self, other: DecodeStats) -> DecodeStats:
         totals: dict[str, int] = {}
@@ -58,7 +61,7 @@ class DecodeStats:
 
     @property
     def num_examined(self) -> int:
-        """Drafted tokens looked at: the accepted ones and the first rejected one of a block."""
+        """Drafted tokens looked at, up to a stop token: accepted, and the first rejected of a block."""
         return self.num_accepted + self.num_recovered
 
     @property
@@ -78,8 +81,12 @@ class DecodeStats:
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted / drafted, the number that vLLM reports; NaN if nothing was drafted."""
-        return _ratio(self.num_accepted, self.num_drafted)
+        """Accepted / drafted, the number that vLLM reports; NaN if nothing was drafted.
+
+        vLLM counts a block before it looks for stop tokens, so both counts include what was drafted
+        behind one.
+        """
+        return _ratio(self.num_accepted + self.num_accepted_behind_stop, self.num_drafted)
 
     @property
     def block_efficiency(self) -> float:

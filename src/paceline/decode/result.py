@@ -29,11 +29,17 @@ class Generation:
 
 @dataclass(frozen=True)
 class Block:
-    """The tokens that one target pass, or the draft alone, gave to one text, each with its source."""
+    """The tokens that one target pass, or the draft alone, gave to one text, each with its source.
+
+    Attributes:
+        num_drafted: All drafted tokens of the block, also those behind a stop token.
+        num_accepted_behind_stop: How many of those the rule accepted.
+    """
 
     tokens: tuple[int, ...]
     sources: tuple[Source, ...]
     num_drafted: int
+    num_accepted_behind_stop: int = 0
 
 
 def count_blocks(blocks: Sequence[Block]) -> DecodeStats:
@@ -50,5 +56,6 @@ def count_blocks(blocks: Sequence[Block]) -> DecodeStats:
         num_prefill_tokens=sources.count("prefill"),
         num_kept=sources.count("kept"),
         num_deferred=sources.count("deferred"),
+        num_accepted_behind_stop=sum(block.num_accepted_behind_stop for block in blocks),
         accepted_histogram=tuple(map(accepted.count, range(max(accepted, default=-1) + 1))),
     )

@@ -89,13 +89,11 @@ class Text:
         else:
             self._append(last)
             sources.append(last_source)
-        if len(sources) == sources.count("accepted"):
-            # Behind an accepted stop token nothing was examined.
-            num_drafted = len(sources)
-        self.num_accepted += sources.count("accepted")
+        num_kept = sources.count("accepted")
+        self.num_accepted += num_kept
         self.num_examined += len(sources) - sources.count("bonus")
         new = tuple(self.tokens[len(self.tokens) - len(sources) :])
-        self._blocks.append(Block(new, tuple(sources), num_drafted))
+        self._blocks.append(Block(new, tuple(sources), num_drafted, len(accepted) - num_kept))
         return self._blocks[-1]
 
     def add_unjudged(self, kept: Sequence[int], last: int | None) -> Block:
@@ -113,7 +111,7 @@ class Text:
             if self.stop_reason:
                 break
         tokens, sources = zip(*taken, strict=True)
-        self._blocks.append(Block(tokens, sources, sources.count("kept")))
+        self._blocks.append(Block(tokens, sources, len(kept)))
         return self._blocks[-1]
 
     def ends_within(self, tokens: Sequence[int]) -> bool:
