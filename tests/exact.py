@@ -30,9 +30,14 @@ class Shaping:
     repetition_penalty: float = 1.0
 
     def __call__(self, log_probs: Sequence[float], text: Sequence[int]) -> Distribution:
-        """Penalty, temperature, top-k, top-p; the logits of a table are its log-probabilities."""
+        """Penalty, temperature, top-k, top-p; the logits of a table are its log-probabilities.
+
+        Temperature 0 is one-hot.
+        """
         size = range(len(log_probs))
         logits = [x * self.repetition_penalty if v in text else x for v, x in enumerate(log_probs)]
+        if self.temperature == 0:
+            return [float(v == logits.index(max(logits))) for v in size]
         weights = [math.exp(x / self.temperature) for x in logits]
         ranked = sorted(size, key=lambda v: -weights[v])[: self.top_k or None]
         total = math.fsum(weights[v] for v in ranked)

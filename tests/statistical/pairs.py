@@ -6,7 +6,7 @@ every kind of block many times over.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,20 +32,38 @@ def table(order: int, seed: int) -> torch.Tensor:
 
 
 class Pair:
-    """A target and a draft, as models and as functions in Python floats."""
+    """A target and a draft, as models and as functions in Python floats.
 
-    def __init__(self, order: int, shaping: exact.Shaping | None = None) -> None:
+    `draft_shaping`: how the draft draws, without a penalty, which is the target's; None: as the target.
+    """
+
+    def __init__(
+        self,
+        order: int,
+        shaping: exact.Shaping | None = None,
+        draft_shaping: exact.Shaping | None = None,
+    ) -> None:
         self.order = order
         self.shaping = shaping or exact.Shaping()
+        self._draft_shaping = draft_shaping
+        penalty = self.shaping.repetition_penalty
+        drawn = replace(draft_shaping or self.shaping, repetition_penalty=penalty)
         tables = table(order, seed=1), table(order, seed=2)
         self.target, self.draft = (TableModel(values) for values in tables)
         self.p, self.q = (
-            exact.from_table(values.tolist(), order, self.shaping) for values in tables
+            exact.from_table(values.tolist(), order, shaped)
+            for values, shaped in zip(tables, (self.shaping, drawn), strict=True)
         )
 
     @property
     def sampling(self) -> SamplingParams:
         return SamplingParams.model_validate(asdict(self.shaping))
+
+    @property
+    def draft_sampling(self) -> SamplingParams | None:
+        if self._draft_shaping is None:
+            return None
+        return SamplingParams.model_validate(asdict(self._draft_shaping))
 
     def plain(self, gamma: int) -> dict[tuple[int, ...], float]:
         """What a text of `length(gamma)` tokens follows where nothing is lost."""

@@ -70,7 +70,9 @@ SIGNATURES = {
     "models:load_model": "path dtype='auto' device='auto'",
     "models:wrap_model": "hf_model tokenizer=None",
     "decode:AutoregressiveDecoder": "target sampling=None",
-    "decode:SpeculativeDecoder": "target draft rule=None gamma=5 sampling=None",
+    "decode:SpeculativeDecoder": (
+        "target draft rule=None gamma=5 sampling=None policy=None draft_sampling=None"
+    ),
     "decode:SpeculativeDecoder.generate": (
         "self prompts max_new_tokens=128 seed=0 eos_token_ids=None"
     ),

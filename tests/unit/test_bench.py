@@ -81,6 +81,20 @@ def test_a_grid_is_every_rule_with_every_block_length_at_every_temperature():
     assert len(twice.cells()) == 2
 
 
+def test_a_grid_says_how_the_drafts_of_its_rules_are_drawn_and_a_strategy_sweeps_it():
+    at = {"draft_sampling": {"temperature": 0}}
+    cells = validate(Grid, {"rules": [{"rule": "lossless"}], **at}).cells()
+    drawn = [getattr(cell.strategy, "draft_sampling", "none") for cell in cells]
+    assert drawn == ["none", SamplingParams(temperature=0)] * 2
+    temperatures = [{"temperature": 0}, {"temperature": 0.5}]
+    swept = {"strategy": "speculative", "draft_sampling": temperatures}
+    found = validate(Grid, {"strategies": [swept], "temperatures": [1]}).cells()
+    assert [family(cell) for cell in found[1:]] == [
+        "lossless drafts at T=0",
+        "lossless drafts at T=0.5",
+    ]
+
+
 def test_lists_in_a_choice_stand_for_all_combinations():
     choice = {"rule": "lossy", "alpha": [0.1, 0.2], "beta": [1.0, "tuned"]}
     assert [(one["alpha"], one["beta"]) for one in expand(choice)] == [
@@ -333,6 +347,10 @@ def test_names_of_cells_tell_family_and_setting_apart():
     ]
     names = [family(validate(DecodingConfig, {"strategy": {"rule": rule}})) for rule in rules]
     assert names == ["lossy beta tuned", "lenient square"]
+    drafts = {"temperature": 0.6, "top_k": 9, "top_p": 0.9}
+    strategy = {"rule": {"rule": "chow", "alpha": 0.5}, "draft_sampling": drafts}
+    cell = validate(DecodingConfig, {"strategy": strategy})
+    assert family(cell) == "chow drafts at T=0.6 top-k 9 top-p 0.9"
 
 
 def test_what_stands_in_a_directory_of_questions_is_part_of_the_context(

@@ -9,6 +9,7 @@ from paceline.core.rules import Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, Block, Generation, SpeculativeDecoder
+from paceline.errors import UsageError
 from paceline.models.fakes import TableModel, TableSession
 
 PROMPTS = [[1], [2, 0, 3, 3, 7], [4, 1], [6, 6, 6]]
@@ -52,6 +53,47 @@ def test_greedy_speculation_gives_the_greedy_text_token_for_token(gamma: int, pe
     assert [generation.tokens for generation in fast] == [g.tokens for g in plain]
     for generation in fast:
         check_counts(generation, gamma)
+
+
+@pytest.mark.parametrize("drafts_at", [0.4, 1.0, 2.0])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_at_temperature_0_a_text_is_the_greedy_one_however_the_draft_draws(
+    drafts_at: float, penalty: float
+):
+    target, draft = pair()
+    sampling = SamplingParams(temperature=0, repetition_penalty=penalty)
+    drafts = SamplingParams(temperature=drafts_at)
+    plain = AutoregressiveDecoder(target, sampling).generate(PROMPTS, 50)
+    decoder = SpeculativeDecoder(target, draft, None, 4, sampling, draft_sampling=drafts)
+    fast = decoder.generate(PROMPTS, 50)
+    assert [generation.tokens for generation in fast] == [g.tokens for g in plain]
+    assert sum((one.stats for one in fast), DecodeStats()).num_accepted > 10
+
+
+def test_a_greedy_draft_of_the_target_itself_is_accepted_with_the_targets_largest_probability():
+    """q is one-hot, so min(1, p/q) = p(argmax): on a table of one context, 0.6 exactly."""
+    table = TableModel(torch.tensor([0.1, 0.6, 0.3]).repeat(3, 1))
+    decoder = SpeculativeDecoder(
+        table, table, gamma=2, draft_sampling=SamplingParams(temperature=0)
+    )
+    found = decoder.generate([[0]] * 200, 40, eos_token_ids=[])
+    total = sum((one.stats for one in found), DecodeStats())
+    # about 6,400 examined: 5 deviations
+    assert abs(total.acceptance_rate - 0.6) < 0.031
+
+
+def test_a_penalty_of_the_drafts_own_is_refused():
+    target, draft = pair()
+    sampling = SamplingParams(repetition_penalty=1.2)
+    for penalty in (1.0, 1.2):
+        drafts = SamplingParams(temperature=0, repetition_penalty=penalty)
+        decoder = SpeculativeDecoder(target, draft, sampling=sampling, draft_sampling=drafts)
+        assert decoder.draft_sampling == SamplingParams(temperature=0, repetition_penalty=1.2)
+    with pytest.raises(UsageError, match=r"draft_sampling.repetition_penalty is 1.3 .* 1.2;"):
+        SpeculativeDecoder(
+            *(target, draft, None, 4, sampling),
+            draft_sampling=SamplingParams(repetition_penalty=1.3),
+        )
 
 
 def test_the_pair_agrees_sometimes_so_that_these_tests_see_every_kind_of_block():

@@ -47,6 +47,15 @@ CASES: dict[str, tuple[list[str], Decoder]] = {
         ],
         SpeculativeDecoder(TARGET, DRAFT, Lossy(0.4, "tuned"), 4, WARM, Adaptive(0.2)),
     ),
+    "greedy drafts": (
+        ["strategy.draft_sampling.temperature=0", "sampling.repetition_penalty=1.2"],
+        SpeculativeDecoder(
+            *(TARGET, DRAFT),
+            gamma=4,
+            sampling=SamplingParams(temperature=0.8, repetition_penalty=1.2),
+            draft_sampling=SamplingParams(temperature=0),
+        ),
+    ),
     "token cascade": (
         ["strategy.strategy=token_cascade", "strategy.alpha=0.6"],
         TokenCascade(TARGET, DRAFT, 0.6, WARM),
@@ -90,6 +99,8 @@ def test_a_configuration_gives_the_texts_of_the_decoder_that_it_stands_for(
         ("strategy={strategy: speculative, rule: {rule: chow, alpha: 2}}", "alpha"),
         ("strategy={strategy: speculative, num_speculative_tokens: 0}", "num_speculative_tokens"),
         ("strategy={strategy: guess}", "strategy"),
+        ("strategy.draft_sampling={repetition_penalty: 1.3}", "leave it out"),
+        ("strategy.draft_sampling={temperature: -1}", "temperature"),
     ],
 )
 def test_a_wrong_threshold_is_one_line_that_names_it(override: str, names: str):

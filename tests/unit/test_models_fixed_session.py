@@ -80,6 +80,22 @@ def test_so_do_other_architectures_and_drafts_that_stop_when_unsure(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.3, "tuned"), Diff(0.1)], ids=repr)
+@pytest.mark.parametrize("drafts_at", [0.0, 0.5])
+@samplings
+def test_so_do_drafts_that_are_drawn_otherwise(
+    rule: Rule, sampling: SamplingParams, drafts_at: float
+):
+    drafts = SamplingParams(temperature=drafts_at, top_k=20)
+    texts = [
+        SpeculativeDecoder(*pair, rule, 3, sampling, draft_sampling=drafts).generate(
+            PROMPTS, 17, seed=1
+        )
+        for pair in both_kinds()
+    ]
+    assert texts[0] == texts[1]
+
+
 @samplings
 def test_the_baseline_gives_the_same_text(sampling: SamplingParams):
     texts = [

@@ -34,6 +34,7 @@ class Grid(StrictModel):
         rules: How the target judges drafted tokens.
         strategies: Ways of decoding that are no rules, such as `token_cascade`.
         policy: How long the rules' blocks are.
+        draft_sampling: How the rules' drafts draw; None: as the target.
         sampling: top-p and the like; its temperature is not used.
     """
 
@@ -46,6 +47,7 @@ class Grid(StrictModel):
     rules: tuple[RuleChoice, ...] = ()
     strategies: tuple[StrategyChoice, ...] = ()
     policy: Annotated[AnyPolicy, Field(discriminator="policy")] = FixedLength()
+    draft_sampling: SamplingParams | None = None
     sampling: SamplingParams = SamplingParams()
 
     @field_validator("rules", "strategies", mode="before")
@@ -65,7 +67,12 @@ class Grid(StrictModel):
 
     def _speculative(self) -> list[Speculative]:
         return [
-            Speculative(rule=rule, num_speculative_tokens=gamma, policy=self.policy)
+            Speculative(
+                rule=rule,
+                num_speculative_tokens=gamma,
+                policy=self.policy,
+                draft_sampling=self.draft_sampling,
+            )
             for rule, gamma in itertools.product(self.rules, self.num_speculative_tokens)
         ]
 

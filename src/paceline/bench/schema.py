@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -16,6 +16,9 @@ from paceline.config import StrictModel, describe
 from paceline.decode.cascade import MOST_DRAFTED
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
 from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.core.sampling import SamplingParams
 
 SCHEMA_VERSION = 1
 
@@ -107,7 +110,19 @@ def family(decoding: DecodingConfig) -> str:
             names.append(f"beta {value}" if detail == "beta" else str(value))
     if strategy.policy.policy != "fixed":
         names.append(strategy.policy.policy)
+    if strategy.draft_sampling is not None:
+        names.append(_drawn(strategy.draft_sampling))
     return " ".join(names)
+
+
+def _drawn(draft: SamplingParams) -> str:
+    """How a draft draws, such as `drafts at T=0.6 top-p 0.9`."""
+    told = [f"drafts at T={draft.temperature:g}"]
+    if draft.top_k:
+        told.append(f"top-k {draft.top_k}")
+    if draft.top_p < 1:
+        told.append(f"top-p {draft.top_p:g}")
+    return " ".join(told)
 
 
 def setting(decoding: DecodingConfig) -> str:

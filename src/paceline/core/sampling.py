@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
+from paceline.errors import UsageError
 from paceline.native import sampling as native
 from paceline.native.sampling import can_draw
 
@@ -47,6 +48,25 @@ class SamplingParams(StrictModel):
 
 UNTEMPERED = SamplingParams()
 """Confidences are read from this."""
+
+
+def proposal_params(sampling: SamplingParams, draft: SamplingParams | None) -> SamplingParams:
+    """How the draft's distributions are shaped; `draft` None: as the target's.
+
+    A repetition penalty is part of the context that both models see, so it is always the target's.
+
+    Raises:
+        UsageError: `draft` sets another repetition penalty.
+    """
+    if draft is None:
+        return sampling
+    penalty = sampling.repetition_penalty
+    if draft.repetition_penalty not in (1, penalty):
+        raise UsageError(
+            f"draft_sampling.repetition_penalty is {draft.repetition_penalty:g} and that of the target "
+            f"{penalty:g}; leave it out: the target's penalty applies to both models"
+        )
+    return draft.model_copy(update={"repetition_penalty": penalty})
 
 
 def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:

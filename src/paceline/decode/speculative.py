@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.decoder import Decoder, Seats
 from paceline.decode.drafting import Drafting
 from paceline.decode.policies import Adaptive, Confident, FixedLength
@@ -47,6 +47,10 @@ class SpeculativeDecoder(Decoder):
     forgotten again, so a text ends that much before the context does. The first token of a text is
     always the target's own, from its pass over the prompt.
 
+    `draft_sampling` says how the draft draws; None: as `sampling` says. q is what the draft proposes
+    at these settings, one-hot at temperature 0, and a lossless rule stays lossless at any. The
+    repetition penalty is that of `sampling` for both models.
+
     Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4.
     """
 
@@ -58,6 +62,7 @@ class SpeculativeDecoder(Decoder):
         gamma: int = 5,
         sampling: SamplingParams | None = None,
         policy: AnyPolicy | None = None,
+        draft_sampling: SamplingParams | None = None,
     ) -> None:
         if gamma < 1:
             raise UsageError(
@@ -70,7 +75,10 @@ class SpeculativeDecoder(Decoder):
         self.rule = rule or Lossless()
         self.gamma = gamma
         self.policy = policy or FixedLength()
-        self._only_best = self.sampling.greedy and self.rule.exact
+        self.draft_sampling = proposal_params(self.sampling, draft_sampling)
+        # A lossless rule at temperature 0 keeps the target's likeliest tokens, whatever q is.
+        self._judges_best = self.sampling.greedy and self.rule.exact
+        self._drafts_best = self._judges_best and self.draft_sampling.greedy
 
     def _usable_length(self) -> int | None:
         # A block may read gamma tokens that are then forgotten: they need room.
@@ -126,12 +134,12 @@ class SpeculativeDecoder(Decoder):
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
             return Drawn(empty, torch.zeros(len(texts), 0, self.vocab_size)), wanted
         uniforms = None
-        if not self._only_best:
+        if not self._drafts_best:
             # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
             uniforms = [text.draw_draft(self.gamma)[:gamma] for text in texts]
         drafting = Drafting(
             draft,
-            self.sampling,
+            self.draft_sampling,
             behind_last=self.rule.needs_draft_at_bonus,
             raw=self.rule.uses_confidence,
         )
@@ -158,7 +166,7 @@ class SpeculativeDecoder(Decoder):
     ) -> Judgement:
         """One target pass over the newest token and the drafted ones, then the rule."""
         uniforms = None
-        if not self._only_best:
+        if not self._judges_best:
             gamma = drafted.tokens_BG.shape[1]
             accept = [text.draw_accept(self.gamma)[:gamma] for text in texts]
             uniforms = JudgeUniforms(accept, [text.draw_choice() for text in texts])

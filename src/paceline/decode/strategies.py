@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core.rules import AnyRule, Diff, Lossless
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.cascade import MOST_DRAFTED, BigLittleDecoder, OracleCascade, TokenCascade
 from paceline.decode.policies import AnyPolicy, FixedLength
@@ -30,12 +30,18 @@ class Autoregressive(StrictModel):
 
 
 class Speculative(StrictModel):
-    """The draft proposes, the target judges by the rule."""
+    """The draft proposes, the target judges by the rule.
+
+    Attributes:
+        draft_sampling: How the draft draws: `{temperature: 0}` is greedy drafting, which most engines
+            do. What is left out is that of a `SamplingParams`, not the target's. None: as the target.
+    """
 
     strategy: Literal["speculative"] = "speculative"
     rule: Annotated[AnyRule, Field(discriminator="rule")] = Lossless()
     num_speculative_tokens: Count = 4
     policy: Annotated[AnyPolicy, Field(discriminator="policy")] = FixedLength()
+    draft_sampling: SamplingParams | None = None
 
 
 class TokenByToken(StrictModel):
@@ -88,6 +94,12 @@ class DecodingConfig(StrictModel):
             return {"strategy": "speculative", **cast("dict[str, Any]", value)}
         return cast("Any", value)
 
+    @model_validator(mode="after")
+    def _one_penalty(self) -> DecodingConfig:
+        if isinstance(self.strategy, Speculative):
+            proposal_params(self.sampling, self.strategy.draft_sampling)
+        return self
+
 
 def build_decoder(config: DecodingConfig, target: Model, draft: Model) -> Decoder:
     """The decoder that the configuration stands for.
@@ -99,8 +111,10 @@ def build_decoder(config: DecodingConfig, target: Model, draft: Model) -> Decode
     match config.strategy:
         case Autoregressive():
             return AutoregressiveDecoder(target, sampling)
-        case Speculative(rule=rule, num_speculative_tokens=gamma, policy=policy):
-            return SpeculativeDecoder(target, draft, rule, gamma, sampling, policy)
+        case Speculative(rule=rule, num_speculative_tokens=gamma, policy=policy) as chosen:
+            return SpeculativeDecoder(
+                target, draft, rule, gamma, sampling, policy, chosen.draft_sampling
+            )
         case TokenByToken(alpha=alpha, most_drafted=most):
             return TokenCascade(target, draft, alpha, sampling, most)
         case ResponseByResponse(alpha=alpha, normalise=normalise):

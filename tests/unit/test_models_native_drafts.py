@@ -1,0 +1,80 @@
+"""Compiled halves of a block that draw at settings of their own: the text of the plain sessions."""
+
+from typing import Any
+
+import pytest
+
+from paceline.core import verification
+from paceline.core.rules import Diff, Lossless, Lossy, Rule
+from paceline.core.sampling import SamplingParams
+from paceline.decode import Confident, Generation, SpeculativeDecoder
+from paceline.models.causal_session import CausalSession
+from paceline.models.kernels import can_pack
+from paceline.models.native_llama import NativeLlama
+from paceline.models.session import ModelSession
+from paceline.native import compiled
+from reading import TEXT, prepared
+
+pytestmark = pytest.mark.skipif(
+    not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
+)
+
+
+def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
+    return decoder.generate(prompts, 14, seed=[*range(len(prompts))], eos_token_ids=[])
+
+
+def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
+    """Pass by pass, and the rule in torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CausalSession, "draw", ModelSession.draw)
+        patch.setattr(CausalSession, "judge", ModelSession.judge)
+        patch.setattr(verification, "can_draw", lambda *_: False)
+        return texts_of(decoder, prompts)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The compiled calls that were made."""
+    made: list[str] = []
+    for name in ("draw", "judge"):
+        whole = getattr(NativeLlama, name)
+
+        def spy(*given: Any, name: str = name, whole: Any = whole, **named: Any) -> Any:
+            made.append(name)
+            return whole(*given, **named)
+
+        monkeypatch.setattr(NativeLlama, name, spy)
+    return made
+
+
+@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.4), Lossy(0.4, "tuned"), Diff(0.05)], ids=str)
+@pytest.mark.parametrize(
+    ("temperature", "drafts_at"), [(1.0, 0.0), (0.0, 1.0), (0.6, 1.0), (1.0, 0.6), (0.6, 1.3)]
+)
+def test_each_half_of_a_block_has_its_own_temperature(
+    rule: Rule, temperature: float, drafts_at: float, calls: list[str]
+):
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    sampling, drafts = (SamplingParams(temperature=one) for one in (temperature, drafts_at))
+    for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[2:9], TEXT[5:6]]):
+        decoder = SpeculativeDecoder(
+            target, draft, rule, 3, sampling, policy=Confident(0.2), draft_sampling=drafts
+        )
+        got = texts_of(decoder, prompts)
+        assert set(calls) == {"draw", "judge"}
+        assert got == plain_texts_of(decoder, prompts)
+
+
+def test_a_half_that_the_compiled_calls_do_not_know_is_left_to_torch_alone(calls: list[str]):
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    nucleus = SamplingParams(temperature=0.8, top_p=0.7)
+    for sampling, drafts, expected in (
+        (SamplingParams(), nucleus, {"judge"}),
+        (nucleus, SamplingParams(temperature=0), {"draw"}),
+    ):
+        calls.clear()
+        decoder = SpeculativeDecoder(target, draft, Diff(0.05), 3, sampling, draft_sampling=drafts)
+        got = texts_of(decoder, [TEXT[:4]])
+        assert set(calls) == expected
+        assert got == plain_texts_of(decoder, [TEXT[:4]])
