@@ -40,8 +40,9 @@ def test_the_lossless_rule_passes(sampling):
     assert report.distribution.num_tokens == 30 * 63
 
 
-def test_the_self_test_catches_the_broken_rule():
-    report = verify_models(*_models(), PROMPTS, _config(self_test=True))
+@pytest.mark.parametrize("drafts", [None, {"temperature": 0}, {"temperature": 0.5, "top_p": 0.8}])
+def test_the_self_test_catches_the_broken_rule(drafts):
+    report = verify_models(*_models(), PROMPTS, _config(self_test=True, draft_sampling=drafts))
     assert report.passed
     assert report.broken_distribution is not None
     assert report.broken_distribution.p_value < 1e-4

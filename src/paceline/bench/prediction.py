@@ -65,9 +65,14 @@ def predict(
     for row in rows:
         alone = row.status == "done" and isinstance(row.decoding.strategy, Autoregressive)
         here = [cell for cell in cells if cell.sampling == row.decoding.sampling]
-        if alone and here:
-            found += _predict(work, row, here, progress)
+        for drafts in list(dict.fromkeys(map(_draft_sampling, here))) if alone else []:
+            alike = [cell for cell in here if _draft_sampling(cell) == drafts]
+            found += _predict(work, row, alike, progress)
     return found
+
+
+def _draft_sampling(cell: DecodingConfig) -> SamplingParams | None:
+    return cell.strategy.draft_sampling if isinstance(cell.strategy, Speculative) else None
 
 
 def read_predictions(folder: Path) -> dict[str, Prediction]:
@@ -118,7 +123,9 @@ def _predict(
     chosen = [one for one in strategies if isinstance(one, Speculative)]
     rules = list({repr(one.rule): one.rule for one in chosen}.values())
     gammas = sorted({min(one.num_speculative_tokens, most) for one in chosen})
-    costs = _costs(work, row, [gamma for gamma in gammas if gamma], cells[0].sampling)
+    drafts = _draft_sampling(cells[0])
+    samplings = cells[0].sampling, drafts
+    costs = _costs(work, row, [gamma for gamma in gammas if gamma], samplings)
     analysed = analyze_rules(
         *work.pair,
         work.prompts,
@@ -129,6 +136,7 @@ def _predict(
         work.seed,
         progress,
         work.max_new_tokens,
+        drafts,
     )
     by_rule = dict(zip(map(repr, rules), analysed, strict=True))
     found: list[Prediction] = []
@@ -150,11 +158,14 @@ def _predict(
 
 
 def _costs(
-    work: Workbench, row: ResultRow, gammas: Sequence[int], sampling: SamplingParams
+    work: Workbench,
+    row: ResultRow,
+    gammas: Sequence[int],
+    samplings: tuple[SamplingParams, SamplingParams | None],
 ) -> PassCosts:
     # without the last token: a block behind it could end beyond the context
     text = [*work.prompts[0], *row.examples[0].tokens[:-1]]
-    timer = PassTimer(*work.pair, text, gammas, sampling)
+    timer = PassTimer(*work.pair, text, gammas, *samplings)
     for _ in range(_PASSES):
         timer.time_once()
     return timer.costs()

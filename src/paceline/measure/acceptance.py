@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.rules import Lossless
-from paceline.core.sampling import apply_repetition_penalty, mark_seen, to_probs
+from paceline.core.sampling import apply_repetition_penalty, mark_seen, proposal_params, to_probs
 from paceline.core.speed import drafted_per_block, tokens_and_blocks
 from paceline.models.vocabulary import check_same_vocabulary
 
@@ -32,7 +32,7 @@ _ROWS = 4
 class TextScores(NamedTuple):
     """What each position of each text says about the draft, [B, T]; 0 beyond a text's end.
 
-    `acceptance`: sum_v min(p, q). `survival`: min(1, q(y)/p(y)) of the text's own token y.
+    q is what the draft proposes. `acceptance`: sum_v min(p, q). `survival`: min(1, q(y)/p(y)) of the text's own token y.
     `greedy_draft`: p(argmax q), what an engine that drafts greedily gets. `agreement`: argmax q is
     argmax p, of the untempered distributions.
     """
@@ -83,18 +83,20 @@ def score_texts(
     completions: Sequence[Sequence[int]],
     sampling: SamplingParams,
     progress: Progress,
+    draft_sampling: SamplingParams | None = None,
 ) -> TextScores:
-    """Score every completion after its prompt.
+    """Score every completion after its prompt; `draft_sampling`: how the draft draws, None: as the target.
 
     Shapes: B prompts, B completions of at least one token -> [B, T], T the longest completion.
     Paper: Zhou et al. 2023, section 3 (acceptance, on text of the target).
     """
     width = max(len(completion) for completion in completions)
     vocab_size = check_same_vocabulary(target, draft)
+    samplings = sampling, proposal_params(sampling, draft_sampling)
     parts: list[list[Tensor]] = []
     limit = min((m.max_length for m in (target, draft) if m.max_length is not None), default=None)
     for rows in _together(prompts, completions, limit):
-        scores = _score_rows(target, draft, prompts[rows], completions[rows], sampling, vocab_size)
+        scores = _score_rows(target, draft, prompts[rows], completions[rows], samplings, vocab_size)
         parts.append([_widen(score, width) for score in scores])
         progress("scoring", rows.stop, len(prompts))
     return TextScores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
@@ -116,9 +118,10 @@ def _score_rows(
     draft: Model,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
-    sampling: SamplingParams,
+    samplings: tuple[SamplingParams, SamplingParams],
     vocab_size: int,
 ) -> TextScores:
+    sampling, draft_sampling = samplings
     width = max(len(completion) for completion in completions)
     tokens_BT = torch.zeros(len(prompts), width, dtype=torch.int64)
     mask_BT = torch.zeros(len(prompts), width, dtype=torch.bool)
@@ -130,7 +133,7 @@ def _score_rows(
     agreement_BT = draft_logits_BTV.argmax(-1) == target_logits_BTV.argmax(-1)
     seen_BTV = _seen(prompts, tokens_BT, vocab_size, sampling)
     p_BTV = to_probs(_penalised(target_logits_BTV, seen_BTV, sampling), sampling)
-    q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), sampling)
+    q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), draft_sampling)
     # 1 - TVD, not the sum of minima: exactly 1 when both are equal, however the sum rounds.
     acceptance_BT = 1 - 0.5 * (p_BTV - q_BTV).abs().sum(-1)
     index_BT1 = tokens_BT[..., None].to(p_BTV.device)
@@ -150,11 +153,13 @@ def forced_probs(
     tokens: Sequence[int],
     sampling: SamplingParams,
     vocab_size: int,
+    draft_sampling: SamplingParams | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Both models' exact distributions before each token of one text, [T, V] each."""
+    proposed = proposal_params(sampling, draft_sampling)
     p_TV, q_TV = (
-        to_probs(forced_logits(model, prompt, tokens, sampling, vocab_size), sampling)
-        for model in (target, draft)
+        to_probs(forced_logits(model, prompt, tokens, sampling, vocab_size), shaping)
+        for model, shaping in ((target, sampling), (draft, proposed))
     )
     return p_TV, q_TV
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.cascade_rules import BinaryCascade
-from paceline.core.sampling import UNTEMPERED, to_probs
+from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
 from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
 from paceline.errors import UsageError
 from paceline.measure.acceptance import budgets_of, forced_logits
@@ -124,16 +124,19 @@ def analyze_rules(
     seed: int = 0,
     progress: Progress = silent,
     budget: int | None = None,
+    draft_sampling: SamplingParams | None = None,
 ) -> list[RuleRow]:
     """One row a rule, in order.
 
     `budget`: the tokens that a text might have at most; shorter ones, unless the context was full,
     ended with an end-of-text token. None: the longest text was cut.
+    `draft_sampling`: how the draft draws; None: as the target.
 
     Raises:
         UsageError: no text or no rule.
     """
     vocab_size = check_same_vocabulary(target, draft)
+    samplings = sampling, proposal_params(sampling, draft_sampling)
     lengths = [len(completion) for completion in completions]
     if not rules or not lengths:
         raise UsageError(
@@ -142,7 +145,7 @@ def analyze_rules(
     shape = (len(rules), len(lengths), max(lengths))
     totals = RuleEffect(*(torch.zeros(shape) for _ in RuleEffect._fields))
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        at = _positions(target, draft, prompt, completion, sampling, vocab_size)
+        at = _positions(target, draft, prompt, completion, samplings, vocab_size)
         for number, rule in enumerate(rules):
             effect = rule_effect(rule, at)
             for total, part_T in zip(totals, effect, strict=True):
@@ -218,18 +221,16 @@ def _positions(
     draft: Model,
     prompt: Sequence[int],
     completion: Sequence[int],
-    sampling: SamplingParams,
+    samplings: tuple[SamplingParams, SamplingParams],
     vocab_size: int,
 ) -> Position:
-    logits = [
-        forced_logits(model, prompt, completion, sampling, vocab_size) for model in (target, draft)
-    ]
-    p_TV, q_TV = (to_probs(logits_TV, sampling) for logits_TV in logits)
-    if sampling.untempered:
-        p_raw_TV, q_raw_TV = p_TV, q_TV
-    else:
-        p_raw_TV, q_raw_TV = (to_probs(logits_TV, UNTEMPERED) for logits_TV in logits)
-    return Position(p_TV, q_TV, p_raw_TV, q_raw_TV, torch.tensor(list(completion)))
+    probs: list[Tensor] = []
+    raws: list[Tensor] = []
+    for model, sampling in zip((target, draft), samplings, strict=True):
+        logits_TV = forced_logits(model, prompt, completion, sampling, vocab_size)
+        probs.append(to_probs(logits_TV, sampling))
+        raws.append(probs[-1] if sampling.untempered else to_probs(logits_TV, UNTEMPERED))
+    return Position(*probs, *raws, tokens_T=torch.tensor(list(completion)))
 
 
 def _at(probs_TV: Tensor, tokens_T: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def analyze_models(
     gammas = usable_gammas(config.gammas, longest, config.max_new_tokens)
     # in the middle of a typical text, as a measurement does
     middle = [*prompts[0], *texts[0]][: len(prompts[0]) + config.max_new_tokens // 2]
-    timer = PassTimer(target, draft, middle, gammas, config.sampling)
+    timer = PassTimer(target, draft, middle, gammas, config.sampling, config.draft_sampling)
     for number in range(config.pass_repeats):
         timer.time_once()
         progress("timing passes", number + 1, config.pass_repeats)
@@ -140,6 +140,7 @@ def analyze_models(
         config.seed,
         progress,
         config.max_new_tokens,
+        config.draft_sampling,
     )
     return PredictedFrontier(
         config=config,

@@ -15,6 +15,7 @@ import torch
 
 from paceline.core.bootstrap import Interval, ratio_of_ratios_interval
 from paceline.core.rules import Lossless
+from paceline.core.sampling import proposal_params
 from paceline.core.speed import predicted_speedup
 from paceline.core.stats import DecodeStats
 from paceline.decode.result import count_blocks
@@ -81,6 +82,7 @@ class PassTimer:
         prompt: Sequence[int],
         gammas: Sequence[int],
         sampling: SamplingParams,
+        draft_sampling: SamplingParams | None = None,
     ) -> None:
         shared = check_same_vocabulary(target, draft)
         self._target, self._draft = target.start_session(), draft.start_session()
@@ -88,6 +90,7 @@ class PassTimer:
             session.vocab_size = shared
             session.prefill([prompt])
         self._sampling = sampling
+        self._draft_sampling = proposal_params(sampling, draft_sampling)
         self._token = prompt[-1]
         self._gammas = gammas
         self._seconds: dict[tuple[str, int], list[float]] = {}
@@ -98,23 +101,25 @@ class PassTimer:
     @torch.inference_mode()
     def time_once(self) -> None:
         """Time a token of either, and a block of each gamma, once more."""
-        self._draw("target", self._target, 1)
-        self._draw("draft", self._draft, 1)
+        self._draw("target", self._target, 1, self._sampling)
+        self._draw("draft", self._draft, 1, self._draft_sampling)
         for gamma in self._gammas:
-            drafted = self._draw("drafting", self._draft, gamma)
+            drafted = self._draw("drafting", self._draft, gamma, self._draft_sampling)
+            uniforms = JudgeUniforms([[0.5] * gamma], [0.5])
             with self._timed("judging", gamma, self._target):
                 self._target.judge(
-                    [self._token], drafted, [gamma], _EXACT, self._sampling, self._uniforms(gamma)
+                    *([self._token], drafted, [gamma], _EXACT, self._sampling),
+                    None if self._sampling.greedy else uniforms,
                 )
 
-    def _draw(self, name: str, session: ModelSession, count: int) -> Drawn:
-        uniforms = self._uniforms(count)
-        accept = None if uniforms is None else uniforms.accept
+    def _draw(
+        self, name: str, session: ModelSession, count: int, sampling: SamplingParams
+    ) -> Drawn:
+        # a greedy draft states its distributions where a target that samples asks for them
+        likeliest = sampling.greedy and self._sampling.greedy
+        uniforms = None if likeliest else [[0.5] * count]
         with self._timed(name, count, session):
-            return session.draw([[self._token]], count, self._sampling, accept)
-
-    def _uniforms(self, count: int) -> JudgeUniforms | None:
-        return None if self._sampling.greedy else JudgeUniforms([[0.5] * count], [0.5])
+            return session.draw([[self._token]], count, sampling, uniforms)
 
     @contextlib.contextmanager
     def _timed(self, name: str, count: int, session: ModelSession) -> Generator[None]:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from paceline.config import StrictModel
 from paceline.core.goodness import equal_mass_cells, g_test
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
@@ -53,6 +53,8 @@ class VerifyConfig(StrictModel):
     max_new_tokens: int = Field(default=64, ge=2)
     gamma: int = Field(default=4, ge=1)
     sampling: SamplingParams = SamplingParams()
+    draft_sampling: SamplingParams | None = None
+    """How the draft draws; None: as `sampling` says."""
     num_cells: int = Field(default=16, ge=2)
     batch_size: int = Field(default=1, ge=1)
     """Texts that are decoded together; one alone is what the fastest passes are made for."""
@@ -63,6 +65,11 @@ class VerifyConfig(StrictModel):
     # float32: in fewer bits a pass over a block and a pass over a token may round apart.
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     device: str = "auto"
+
+    @model_validator(mode="after")
+    def _one_penalty(self) -> VerifyConfig:
+        proposal_params(self.sampling, self.draft_sampling)
+        return self
 
 
 class GreedyCheck(StrictModel):
@@ -191,7 +198,10 @@ def check_greedy(
     """Decode every prompt greedily with and without the draft and compare."""
     sampling = config.sampling.model_copy(update={"temperature": 0.0})
     plain = AutoregressiveDecoder(models.reference, sampling)
-    speculative = SpeculativeDecoder(models.target, models.draft, rule, config.gamma, sampling)
+    speculative = SpeculativeDecoder(
+        *(models.target, models.draft, rule, config.gamma, sampling),
+        draft_sampling=config.draft_sampling,
+    )
     texts: list[Generation] = []
     for start in range(0, len(prompts), _ROWS):
         texts += plain.generate(prompts[start : start + _ROWS], config.max_new_tokens)
@@ -252,7 +262,10 @@ def check_distribution(
     progress: Progress = silent,
 ) -> DistributionCheck:
     """Sample text by the rule and count the cells that its tokens fall into."""
-    decoder = SpeculativeDecoder(models.target, models.draft, rule, config.gamma, config.sampling)
+    decoder = SpeculativeDecoder(
+        *(models.target, models.draft, rule, config.gamma, config.sampling),
+        draft_sampling=config.draft_sampling,
+    )
     vocab_size = check_same_vocabulary(models.reference, models.draft)
     rng = named_generator(config.seed, "cells")
     counts_K = torch.zeros(config.num_cells, dtype=torch.int64)
@@ -262,7 +275,8 @@ def check_distribution(
         texts = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
         for prompt, text in zip(batch, texts, strict=True):
             p_TV, q_TV = forced_probs(
-                models.reference, models.draft, prompt, text.tokens, config.sampling, vocab_size
+                *(models.reference, models.draft, prompt, text.tokens, config.sampling, vocab_size),
+                draft_sampling=config.draft_sampling,
             )
             # The first token is the prefill's: no rule had a say in it.
             cells_T, possible_T = equal_mass_cells(

@@ -105,14 +105,15 @@ def measure_models(
     completions = [] if known_texts is None else known_texts
     sample_texts(target, prompts, config, completions, progress)
     completions = completions[: len(prompts)]
-    scores = score_texts(target, draft, prompts, completions, config.sampling, progress)
+    drafts = config.draft_sampling
+    scores = score_texts(target, draft, prompts, completions, config.sampling, progress, drafts)
     acceptance = summarise_acceptance(scores, config.seed)
     budget_B = budgets_of(target, prompts, config.max_new_tokens)
     longest = int(scores.mask_BT.sum(-1).max())
     gammas = usable_gammas(config.gammas, longest, int(budget_B.max()))
     # A pass is timed in the middle of a typical text.
     middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
-    timer = PassTimer(target, draft, middle, gammas, config.sampling)
+    timer = PassTimer(target, draft, middle, gammas, config.sampling, drafts)
     for number in range(config.pass_repeats):
         timer.time_once()
         progress("timing passes", number + 1, config.pass_repeats)
@@ -218,7 +219,9 @@ def _gamma_row(
 def _speculative(
     target: Model, draft: Model, gamma: int, config: MeasureConfig
 ) -> SpeculativeDecoder:
-    return SpeculativeDecoder(target, draft, gamma=gamma, sampling=config.sampling)
+    return SpeculativeDecoder(
+        *(target, draft, None, gamma, config.sampling), draft_sampling=config.draft_sampling
+    )
 
 
 def _time(
@@ -252,7 +255,7 @@ def _time(
             seed=config.seed + len(asked) * config.timed_repeats,  # none of the seeds below
             progress=progress,
         )
-    timer = PassTimer(target, draft, middle, [], config.sampling)
+    timer = PassTimer(target, draft, middle, [], config.sampling, config.draft_sampling)
     timed = _time_requests(target, draft, asked[choosing:], chosen, timer, config, progress)
     return chosen, tried, timed
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import UsageError
@@ -37,11 +37,22 @@ class ModelsConfig(StrictModel):
 
 
 class PairConfig(ModelsConfig):
-    """Also which prompts, and how text is written."""
+    """Also which prompts, and how text is written.
+
+    Attributes:
+        draft_sampling: How the draft draws: `{temperature: 0}` is greedy drafting, which most engines
+            do. None: as `sampling` says.
+    """
 
     prompts: CorpusConfig
     sampling: SamplingParams = SamplingParams()
+    draft_sampling: SamplingParams | None = None
     batch_size: int = Field(default=16, ge=1)
+
+    @model_validator(mode="after")
+    def _one_penalty(self) -> PairConfig:
+        proposal_params(self.sampling, self.draft_sampling)
+        return self
 
 
 class Pair(NamedTuple):

@@ -1,0 +1,89 @@
+"""At which temperature should a draft draw, for a target that samples at T?
+
+Teacher-forced on text that the target samples at each T: expected acceptance sum_v min(p_T, q_Td) and tokens per target call (tau) for
+each draft temperature Td, 0 being greedy drafting. All Td are scored on the same text, so their differences, whose 95% intervals
+stand beside them, are surer than the figures.
+
+    python benchmarks/draft_temperature.py --target MODEL --draft MODEL --prompts FILE
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.bootstrap import ratio_interval
+from paceline.core.sampling import SamplingParams
+from paceline.core.speed import block_efficiency_from_text
+from paceline.decode import AutoregressiveDecoder
+from paceline.measure.acceptance import score_texts
+from paceline.progress import silent
+from paceline.rng import named_generator
+from pairing import pair_parser, served_pair, show
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from paceline.measure.acceptance import TextScores
+    from paceline.models import CausalModel
+
+
+def scores_of(
+    pair: tuple[CausalModel, CausalModel],
+    prompts: list[list[int]],
+    temperature: float,
+    options: Namespace,
+) -> dict[float, TextScores]:
+    """Scores by draft temperature, on text that the target samples at this temperature."""
+    sampling = SamplingParams(temperature=temperature)
+    decoder = AutoregressiveDecoder(pair[0], sampling)
+    found = decoder.generate(prompts, options.new_tokens, batch_size=options.batch_size)
+    texts = [generation.tokens for generation in found]
+    return {
+        drafts: score_texts(
+            *(*pair, prompts, texts, sampling, silent), SamplingParams(temperature=drafts)
+        )
+        for drafts in options.draft_temperatures
+    }
+
+
+def print_table(temperature: float, scores: dict[float, TextScores], gammas: list[int]) -> None:
+    """One line a draft temperature, and the gain in acceptance over drafting as the target samples."""
+    same = scores.get(temperature)
+    taus = [f"tau, gamma {gamma}" for gamma in gammas]
+    print(f"\n| T={temperature:g}: draft at | acceptance | over Td = T | {' | '.join(taus)} |")
+    print("|---" * (3 + len(gammas)) + "|")
+    for drafts, found in scores.items():
+        accepted_BT, _, mask_BT = found.drafted
+        lengths_B = mask_BT.sum(-1)
+        rng = named_generator(0, "benchmark")
+        cells = [show(ratio_interval(accepted_BT.sum(-1), lengths_B, rng=rng)), ""]
+        if same is not None and drafts != temperature:
+            gain_B = (accepted_BT - same.drafted[0]).sum(-1)
+            cells[1] = show(ratio_interval(gain_B, lengths_B, rng=rng))
+        cells += [f"{block_efficiency_from_text(*found.drafted, gamma):.3f}" for gamma in gammas]
+        print(f"| {drafts:g} | {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    parser = pair_parser(__doc__)
+    parser.add_argument("--num-prompts", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.6])
+    parser.add_argument(
+        "--draft-temperatures", type=float, nargs="+", default=[0, 0.3, 0.6, 0.8, 1.0, 1.2]
+    )
+    options = parser.parse_args()
+    target, draft, prompts = served_pair(options)
+    prompts = prompts[: options.num_prompts]
+    for temperature in options.temperatures:
+        scores = scores_of((target, draft), prompts, temperature, options)
+        print_table(temperature, scores, options.gammas)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()
