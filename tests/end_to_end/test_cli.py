@@ -7,29 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from aligning import write_pair
-from paceline.cli.main import main
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A tiny target, a tiny draft and a corpus."""
-    return write_pair(tmp_path_factory.mktemp("cli"))
+from printed import one_line
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process. -> exit code, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        code = stop.value.code
-        return 0 if code is None else code, captured.out, captured.err
-
-    return call
+def folder(pair_folder):
+    return pair_folder
 
 
 def _pair(folder):
@@ -137,7 +120,7 @@ def test_text_is_printed_as_the_model_wrote_it(run, folder, monkeypatch):
 def test_what_says_how_a_draft_is_used_wants_a_draft(run, folder, given):
     code, _, err = run("decode", "--target", folder / "target", "--prompt", "the cat", *given)
     assert code == 2
-    assert "there is none; name it by --draft" in _one_line(err)
+    assert "there is none; name it by --draft" in one_line(err)
 
 
 def test_a_wrong_configuration_of_the_demo_is_said_before_anything_is_made(run, folder, tmp_path):
@@ -149,7 +132,7 @@ def test_a_wrong_configuration_of_the_demo_is_said_before_anything_is_made(run, 
     ):
         code, _, err = run(*common, *given)
         assert code == 2
-        assert said in _one_line(err)
+        assert said in one_line(err)
     assert not out.exists()
 
 
@@ -225,7 +208,7 @@ def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path
         (("--vocabulary", "9999", "--text", "corpus.jsonl"), "draft vocabulary of 9999 tokens"),
     ],
 )
-def test_a_vocabulary_that_cannot_be_is_one_line(
+def test_a_vocabulary_that_cannot_be_isone_line(
     run, folder, tmp_path, monkeypatch, options, message
 ):
     monkeypatch.chdir(folder)
@@ -248,13 +231,6 @@ def test_validate_prints_a_configuration_that_validates_again(run, tmp_path):
 
 def test_env_names_versions(run):
     assert "torch" in json.loads(run("env")[1])["versions"]
-
-
-def _one_line(err):
-    lines = err.strip().splitlines()
-    assert len(lines) == 1, err
-    assert lines[0].startswith("paceline: ")
-    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -320,11 +296,11 @@ def test_a_mistake_is_one_line_and_exit_code_two(run, folder, tmp_path, argument
     code, out, err = run(*arguments.format(**places).split())
     assert code == 2
     assert out == ""
-    assert wanted in _one_line(err)
+    assert wanted in one_line(err)
     assert not Path(places["out"]).exists()
 
 
-def test_mismatched_tokenizers_are_refused_in_one_line(run, folder, tmp_path):
+def test_mismatched_tokenizers_are_refused_inone_line(run, folder, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     for file in (folder / "draft").iterdir():
@@ -336,7 +312,7 @@ def test_mismatched_tokenizers_are_refused_in_one_line(run, folder, tmp_path):
     pair = ("--target", folder / "target", "--draft", other)
     code, _, err = run("measure", *pair, "--prompts", folder / "corpus.jsonl", *MEASURE)
     assert code == 2
-    assert "tokenizers of target and draft differ in 2 of" in _one_line(err)
+    assert "tokenizers of target and draft differ in 2 of" in one_line(err)
 
 
 def test_the_installed_program_runs_without_a_traceback():
@@ -353,4 +329,4 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(run, monkeypatch):
     monkeypatch.setattr("paceline.records.environment", stopped)
     code, _, err = run("env")
     assert code == 130
-    assert "interrupted; a run keeps what it has written" in _one_line(err)
+    assert "interrupted; a run keeps what it has written" in one_line(err)

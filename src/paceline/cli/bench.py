@@ -6,6 +6,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stderr, stdout
+from paceline.errors import NOT_DONE
 
 
 def bench(
@@ -34,4 +35,4 @@ def bench(
     if failed:
         reason = next(row.error for row in found.rows if row.status == "failed")
         stderr.print(f"paceline: the first failed: {reason}")
-        raise typer.Exit(1)
+        raise typer.Exit(NOT_DONE)

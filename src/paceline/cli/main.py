@@ -26,11 +26,15 @@ from paceline.cli import (
     validate,
     verify,
 )
-from paceline.cli.console import show_warnings_in_one_line
-from paceline.errors import PacelineError
+from paceline.cli.console import checked_output, say, show_warnings_in_one_line
+from paceline.cli.crash import describe_crash, guarded
+from paceline.errors import INTERRUPTED, PacelineError
 from paceline.processes import keep_freed_memory
 
-_INTERRUPTED = 130  # what typer makes of Ctrl-C, without a word
+_HOW_TO_GO_ON = (
+    "interrupted; a run keeps what it has written: run the same command again to continue, with "
+    "--resume where the command has that option"
+)
 
 app = typer.Typer(
     name="paceline",
@@ -44,28 +48,37 @@ for command in (
     *(draft, pretrain, generate_data, align, measure, analyze, verify, decode),
     *(trajectory, sweep, corpus, task, bench, tune, report, demo, validate, env),
 ):
-    app.command()(getattr(command, command.__name__.rpartition(".")[2]))
+    app.command()(guarded(getattr(command, command.__name__.rpartition(".")[2])))
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 good, 1 failed or no-go, 2 wrong usage."""
+    """Run the command line and exit: 0 good or GO, 1 NO-GO, 2 wrong usage, 3 not done, 130 stopped."""
     keep_freed_memory()
     show_warnings_in_one_line()
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
+    """Run what the arguments ask for; every error is one line on stderr."""
     try:
-        app()
+        with checked_output():
+            app()
     except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_code)
+        say(str(error))
+        return error.exit_code
     except SystemExit as ending:
-        if ending.code == _INTERRUPTED:
-            print(  # noqa: T201
-                "paceline: interrupted; a run keeps what it has written: start it again to go on, with "
-                "--resume where the command has it",
-                file=sys.stderr,
-            )
-        raise
-    except BrokenPipeError:
-        sys.exit(1)
+        code = ending.code if isinstance(ending.code, int) else 0
+        if code == INTERRUPTED:
+            say(_HOW_TO_GO_ON)
+        return code
+    except KeyboardInterrupt:  # before or after the command itself
+        say(_HOW_TO_GO_ON)
+        return INTERRUPTED
+    except Exception as error:
+        crash = describe_crash(error)
+        say(str(crash))
+        return crash.exit_code
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from paceline.data.rounds import WritingClock
-from paceline.errors import DivergedError, PromptError, TrainingError
+from paceline.errors import DivergedError, PromptError, StoppedError
 from paceline.records import append_jsonl
 from paceline.train.guard import LossGuard, StopRequest
 from paceline.train.optim import learning_rate
@@ -94,7 +94,8 @@ class TrainingLoop:
         """Train until the budget is spent, then save.
 
         Raises:
-            TrainingError: the loss is not finite or exploded, or somebody asked to stop.
+            TrainingError: the loss is not finite or exploded.
+            StoppedError: somebody asked to stop; the state is saved.
             StorageError: a checkpoint could not be written.
         """
         self._clock = time.monotonic() - self.state.elapsed_s
@@ -107,7 +108,7 @@ class TrainingLoop:
                 if stopped or self._finished() or self._save_is_due():
                     self._save(always=stopped or self._finished())
                 if stopped:
-                    raise TrainingError(
+                    raise StoppedError(
                         f"stopped after step {self.state.step} as asked; the state is saved in "
                         f"{self.saved}; resume the run to go on"
                     )

@@ -1,0 +1,35 @@
+"""The command line in this process: fast, and its exit code, stdout and stderr can be looked at."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import write_pair
+from paceline.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="session")
+def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target, a tiny draft and a corpus, which tests read and leave as they are."""
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process. -> exit code, stdout, stderr."""
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        code = stop.value.code
+        assert isinstance(code, int)
+        return code, captured.out, captured.err
+
+    return call

@@ -1,0 +1,193 @@
+"""A crash is no verdict: whatever a command raises, one line comes out and an exit code that says so."""
+
+import errno
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from paceline import errors
+from paceline.cli import console
+from paceline.cli.console import CheckedOutput, checked_output
+from paceline.cli.main import app
+from printed import one_line
+
+Run = Callable[..., tuple[int, str, str]]
+
+# For each command, arguments that get it going and something that it then calls.
+BUILD = "paceline.cli.options.build"
+STARTS = {
+    **{
+        name: ((name,), BUILD)
+        for name in (
+            *("draft", "pretrain", "generate-data", "align", "measure", "analyze", "verify"),
+            *("trajectory", "sweep", "bench", "tune"),
+        )
+    },
+    "decode": (("decode", "--target", "t", "--prompt", "x"), BUILD),
+    "validate": (("validate", "align", "x.yaml"), BUILD),
+    "corpus": (("corpus", "--out", "x"), "paceline.data.python_docs.write_python_docs"),
+    "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),
+    "report": (("report", "x"), "paceline.report.write_report"),
+    "demo": (("demo", "--target", "t"), "paceline.cli.demo_story.Story"),
+    "env": (("env",), "paceline.records.environment"),
+}
+COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls its own."""
+
+
+@pytest.fixture
+def raising(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, BaseException], Any]:
+    """Make a command raise this. -> its arguments."""
+    monkeypatch.chdir(tmp_path)
+
+    def arrange(command: str, error: BaseException) -> tuple[str, ...]:
+        arguments, place = STARTS[command]
+
+        def fail(*_args: object, **_kwargs: object) -> None:
+            raise error
+
+        monkeypatch.setattr(place, fail)
+        return arguments
+
+    return arrange
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_crash_in_any_command_is_one_line_with_code_3_and_a_log(
+    run: Run, raising: Any, command: str
+):
+    code, out, err = run(*raising(command, KeyError("layers.3")))
+    assert (code, out) == (3, "")
+    line = one_line(err)
+    assert "KeyError: 'layers.3'" in line
+    log = re.search(r"the traceback is in (\S+\.log)$", line)
+    assert log is not None, line
+    text = Path(log[1]).read_text(encoding="utf-8")
+    assert "Traceback (most recent call last)" in text
+    assert f"paceline {command}" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_is_interrupted_exits_with_130(run: Run, raising: Any, command: str):
+    code, _, err = run(*raising(command, KeyboardInterrupt()))
+    assert code == 130
+    assert "interrupted" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (errors.ConfigError("wrong key"), 2, "wrong key"),
+        (errors.NotReachedError("no setting meets it"), 1, "no setting meets it"),
+        (errors.DivergedError("the loss is nan"), 3, "the loss is nan"),
+        (errors.StoppedError("stopped after step 7"), 130, "stopped after step 7"),
+        (errors.GenerationError("3 workers died"), 3, "3 workers died"),
+        (errors.StorageError("no room in /x"), 3, "no room in /x"),
+        (MemoryError(), 3, "memory ran out: lower batch_size"),
+        (OutOfMemoryError("CUDA out of memory"), 3, "memory ran out (CUDA out of memory)"),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            ),
+            3,
+            "memory ran out (DefaultCPUAllocator",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), 3, "the disk is full"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 3, "memory ran out"),
+        (EOFError("Ran out of input"), 3, "EOFError: Ran out of input"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 3, "BrokenPipeError"),
+        (RecursionError("maximum depth"), 3, "RecursionError: maximum depth"),
+        (ValueError("a\nb\nc"), 3, "ValueError: a b c"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_every_kind_of_error_has_its_exit_code(
+    run: Run, raising: Any, error: BaseException, code: int, said: str
+):
+    assert run(*raising("measure", error))[0] == code
+    _, _, err = run(*raising("measure", error))
+    assert said in one_line(err)
+
+
+def test_only_a_verdict_exits_with_1():
+    """Every class of the tree: 1 is for what was measured and found wanting, nothing else."""
+    classes = [
+        found
+        for found in vars(errors).values()
+        if isinstance(found, type) and issubclass(found, errors.PacelineError)
+    ]
+    assert [found.__name__ for found in classes if found.exit_code == 1] == ["NotReachedError"]
+    usage = {found for found in classes if found.exit_code == 2}
+    assert usage == {found for found in classes if issubclass(found, errors.UsageError)}
+
+
+def test_a_log_that_cannot_be_written_changes_nothing_else(
+    run: Run, raising: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
+    code, _, err = run(*raising("env", RuntimeError("broken")))
+    assert code == 3
+    assert "RuntimeError: broken; the traceback could not be written" in one_line(err)
+
+
+def test_output_that_a_full_disk_does_not_take_is_an_error_and_not_a_success():
+    """Unbuffered, too: then a library may write first and keep the error to itself."""
+    for unbuffered in ("", "1"):
+        program = f"from paceline.cli.main import main; import sys; sys.argv = {['paceline', '--help']}; main()"
+        done = subprocess.run(
+            ["/bin/sh", "-c", f'exec "{sys.executable}" -c "$1" > /dev/full', "sh", program],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "PYTHONPATH": ":".join(sys.path),
+                "PYTHONUNBUFFERED": unbuffered,
+            },
+        )
+        assert done.returncode == 3, done.stderr
+        assert "standard output could not be written (No space left" in one_line(done.stderr)
+
+
+class Full(io.StringIO):
+    """A stream that takes nothing more."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failure_that_a_library_swallows_is_raised_again():
+    out = CheckedOutput(Full())
+    for _ in range(2):
+        with pytest.raises(errors.StorageError, match="standard output could not be written"):
+            out.flush()
+    with pytest.raises(errors.StorageError, match="not complete"):
+        out.write("more")
+
+
+def test_a_closed_standard_output_is_refused_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(console.sys, "stdout", None)
+    with pytest.raises(errors.StorageError, match="closed"), checked_output():
+        pytest.fail("began")
+
+
+def test_a_character_that_the_terminal_does_not_know_is_escaped(monkeypatch: pytest.MonkeyPatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(console.sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    with checked_output():
+        console.sys.stdout.write("±1\n")
+    assert raw.getvalue() == b"\\xb11\n"
