@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ConfigError, StorageError, UsageError
+from paceline.errors import ConfigError, PacelineError, StorageError, UsageError
 from paceline.processor import level, machine_level, processor_name
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _ENDS = 1 << 20  # bytes of either end of a file that its fingerprint reads
-_NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
 @contextlib.contextmanager
@@ -41,17 +40,18 @@ def storage_errors(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except StorageError:
+    except (PacelineError, BlockingIOError):
         raise
     except Exception as error:
         code = error.errno if isinstance(error, OSError) else None
         full = code in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
-        if not full and code not in _NO_PLACE:
+        if not full and code is None:
             raise
-        reason = "the disk is full" if full else f"it cannot be written ({error})"
+        detail = " ".join(str(error).split())
+        reason = "the disk is full" if full else f"it cannot be written ({detail})"
+        cure = "free some space" if full else "choose another place"
         raise StorageError(
-            f"could not write {path}: {reason}; what was written before is intact: "
-            "free some space or choose another place, and run again"
+            f"could not write {path}: {reason}; what was written before is intact: {cure} and run again"
         ) from error
 
 
@@ -61,8 +61,16 @@ def cache_root() -> Path:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all.
+
+    Raises:
+        StorageError: the disk is full, or the place cannot be written or is no ordinary file.
+    """
     with storage_errors(path):
+        if path.is_symlink():
+            path = path.resolve()  # the file behind it is replaced, and the link stays
+        if path.exists() and not path.is_file():  # such as /dev/null, which others need as it is
+            raise FileExistsError(errno.EEXIST, "this is no ordinary file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -85,6 +93,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     An existing `path` is replaced whole. On any error nothing of the scratch directory remains.
     """
     with storage_errors(path):
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "this is no directory", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:

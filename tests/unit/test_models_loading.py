@@ -12,9 +12,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoConfig, T5Config
 
-from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError
+from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
 from paceline.models import load_model
 from paceline.models.loading import fingerprint, load_tokenizer
 from tiny import tiny_hf
@@ -154,11 +155,6 @@ def test_damaged_text_files_are_refused(model_directory: Path):
     fails(model_directory, "cannot be read")
 
 
-def test_an_unknown_model_type_is_refused(model_directory: Path):
-    edit_config(model_directory, model_type="martian", architectures=["MartianForCausalLM"])
-    fails(model_directory, "martian")
-
-
 def test_missing_weights_are_an_error_not_random_numbers(model_directory: Path):
     edit_config(model_directory, num_hidden_layers=5)
     fails(model_directory, "do not belong together", "9 weights are missing", "model.layers.4.")
@@ -251,3 +247,58 @@ def test_a_model_of_the_hub_is_known_by_its_commit_whatever_has_come_of_it(tmp_p
         before = fingerprint(own)
         (own / "model.safetensors").write_bytes(b"other weights")
         assert fingerprint(own) != before, "a place that is only called like the hub's"
+
+
+@pytest.mark.parametrize(
+    ("device", "parts"),
+    [
+        ("banana", ("no device called 'banana'", "auto, cpu")),
+        ("", ("no device called ''",)),
+        ("meta", ("device 'meta' cannot be used", "auto, cpu")),
+        ("cuda:99", ("device 'cuda:99' cannot be used", "auto, cpu")),
+    ],
+)
+def test_a_device_that_does_not_work_is_one_line(
+    model_directory: Path, device: str, parts: tuple[str, ...]
+):
+    with pytest.raises(UsageError) as caught:
+        load_model(model_directory, device=device)
+    assert all(part in str(caught.value) for part in parts)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "what"), [("nan", "NaN"), ("inf", "infinite values")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_not_finite_are_named(
+    model_directory: Path, value: str, what: str, dtype: str
+):
+    path = model_directory / "model.safetensors"
+    weights = load_file(path)
+    weights["model.layers.3.mlp.up_proj.weight"][5, 7] = float(value)
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(model_directory, dtype=dtype)  # pyright: ignore
+    assert f"holds {what} in model.layers.3.mlp.up_proj.weight (1 of 1,536 values)" in str(
+        caught.value
+    )
+
+
+def test_large_weights_whose_sum_overflows_are_finite(model_directory: Path):
+    path = model_directory / "model.safetensors"
+    weights = {name: weight.half() for name, weight in load_file(path).items()}
+    weights["model.layers.3.mlp.up_proj.weight"].fill_(60000.0)
+    save_file(weights, path, metadata={"format": "pt"})
+    assert load_model(model_directory, dtype="float16").dtype == torch.float16
+
+
+def test_an_architecture_that_transformers_does_not_know_is_not_called_damaged(
+    model_directory: Path,
+):
+    edit_config(model_directory, model_type="llama9")
+    message = fails(model_directory, "'llama9'", "config.json", error=UnsupportedModelError)
+    assert "damaged" not in message
+
+
+def test_a_configuration_of_something_else_is_no_model(model_directory: Path):
+    (model_directory / "config.json").write_text('{"learning_rate": 0.1}')
+    fails(model_directory, "names no model_type")

@@ -67,7 +67,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(
         atomic_write_text(path, "new")
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 3
     assert path.read_text(encoding="utf-8") == "old"
     assert names(tmp_path) == ["file.txt"]
 

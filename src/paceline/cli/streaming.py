@@ -42,19 +42,32 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     """The prompt from the option, the file, or standard input, whichever was given."""
     if (prompt is not None) and (path is not None):
         raise UsageError("got both --prompt and --prompt-file; give one of them")
-    if prompt is None and path is None:
-        if sys.stdin.isatty():
-            raise UsageError("got no prompt; give --prompt, --prompt-file or standard input")
-        prompt = sys.stdin.read()
-    if path is not None:
+    if prompt is not None:
+        source, raw = "--prompt", prompt.encode("utf-8", "surrogateescape")
+    elif path is not None:
+        source = str(path)
         try:
-            prompt = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PromptError(f"cannot read the prompt file {path}: {error}") from None
-    assert prompt is not None
-    if not prompt.strip():
+            raw = path.read_bytes()
+        except OSError as error:
+            raise PromptError(f"cannot read the prompt file {path}: {error.strerror}") from None
+    else:
+        source, raw = "standard input", _standard_input()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"the prompt from {source} is not UTF-8 (byte 0x{raw[error.start]:02x} at offset "
+            f"{error.start}); convert it to UTF-8"
+        ) from None
+    if not text.strip():
         raise PromptError("the prompt is empty; give at least one word")
-    return prompt
+    return text
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
+        raise UsageError("got no prompt; give --prompt, --prompt-file or standard input")
+    return sys.stdin.buffer.read()
 
 
 def stream_text(

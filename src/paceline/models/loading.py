@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import huggingface_hub
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from paceline.errors import ModelLoadError, PacelineError
+from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
 from paceline.models.architectures import refuse_by_name
 from paceline.models.causal import CausalModel, named_tokens, wrap_model
 from paceline.models.draft_vocabulary import read_draft_vocabulary
@@ -61,13 +61,15 @@ def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") ->
         The model, with the tokenizer found in the same place (None if there is none).
 
     Raises:
-        ModelLoadError: Nothing there, or something that cannot be read.
-        UnsupportedModelError: The architecture cannot roll back.
+        ModelLoadError: Nothing there, something that cannot be read, or weights that are not finite.
+        UnsupportedModelError: The architecture is unknown, or cannot roll back.
+        UsageError: There is no such device here.
     """
-    where = torch.device(_device(device))
+    where = find_device(device)
     with quiet():
         place = _find(path)
         with _reading(place):
+            _refuse_unknown(place)
             config = AutoConfig.from_pretrained(place.source, **place.options)
             refuse_by_name(config)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -79,6 +81,7 @@ def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") ->
             )
             hf, info = loaded
             _refuse_incomplete(place, info)
+            _refuse_not_finite(place, hf)
             tokenizer = _tokenizer(place)
         return wrap_model(hf.to(where).eval(), tokenizer, _draft_vocabulary(place, hf, tokenizer))
 
@@ -235,6 +238,26 @@ def _reading(place: _Place) -> Iterator[None]:
         ) from error
 
 
+def _refuse_unknown(place: _Place) -> None:
+    """Is this a configuration of a model that transformers knows?"""
+    if place.directory is None:
+        return
+    path = place.directory / "config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    name = settings.get("model_type") if isinstance(settings, dict) else None
+    if name is None:
+        raise ModelLoadError(
+            f"{path} names no model_type, so it is not the configuration of a transformers model; use "
+            "the config.json that came with the weights"
+        )
+    if name not in CONFIG_MAPPING and "auto_map" not in settings:
+        raise UnsupportedModelError(
+            f"{place.named} has the architecture {name!r}, which transformers "
+            f"{transformers.__version__} does not know; install a version that does, or correct "
+            f"model_type in {path}"
+        )
+
+
 def _refuse_incomplete(place: _Place, info: dict[str, Any]) -> None:
     faults = {
         "missing_keys": "are missing from the file",
@@ -248,6 +271,26 @@ def _refuse_incomplete(place: _Place, info: dict[str, Any]) -> None:
                 f"{place.named}: config.json and weights do not belong together: {len(names)} weights "
                 f"{what}, for example {names[0]}; use the config.json that came with them"
             )
+
+
+def _refuse_not_finite(place: _Place, hf: Any) -> None:
+    """Any weight that is not a number, or infinite, makes every logit so.
+
+    Cost: a sum over all weights, a few percent of what reading them takes.
+    """
+    named = [(name, weight) for name, weight in hf.named_parameters() if weight.is_floating_point()]
+    # A sum is finite only if all its terms are; where it overflows, every weight is looked at.
+    doubtful = [(name, weight) for name, weight in named if not weight.detach().sum().isfinite()]
+    faults = [(name, weight) for name, weight in doubtful if not weight.isfinite().all()]
+    if faults:
+        name, weight = faults[0]
+        what = "NaN" if weight.isnan().any() else "infinite values"
+        count = int((~weight.isfinite()).sum())
+        more = f", and in {len(faults) - 1} other weights" if len(faults) > 1 else ""
+        raise ModelLoadError(
+            f"{place.named} holds {what} in {name} ({count:,} of {weight.numel():,} values{more}); "
+            "copy it again, or go back to an earlier checkpoint"
+        )
 
 
 def _tokenizer(place: _Place) -> PreTrainedTokenizerBase | None:
@@ -265,10 +308,27 @@ def _draft_vocabulary(place: _Place, hf: Any, tokenizer: Any) -> torch.Tensor | 
     )
 
 
-def _device(device: str) -> str:
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def find_device(device: str) -> torch.device:
+    """The device of that name; "auto" is the GPU where there is one, else the CPU.
+
+    Raises:
+        UsageError: There is no such device, or it does not work.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    here = ", ".join(["auto", "cpu", *gpus])
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"there is no device called {device!r}; wanted one of {here}") from None
+    try:
+        torch.zeros(1, device=found).item()
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise UsageError(
+            f"device {device!r} cannot be used ({_first_line(error)}); wanted one of {here}"
+        ) from None
+    return found
 
 
 def _dtype(dtype: DType, config: Any, device: torch.device) -> torch.dtype:
