@@ -6,8 +6,10 @@ mechanism only; each configuration stands beside what it configures.
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import reprlib
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,6 +19,10 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
+_MOST_FAULTS = 5  # that one line can tell of
+_MOST_KEYS = 12
 
 
 class StrictModel(BaseModel):
@@ -47,18 +53,20 @@ def validate(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(describe(error)) from None
+        raise ConfigError(describe(error, cls)) from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping."""
     try:
-        loaded: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded: object = _load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no configuration file at {path}; check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
-    except yaml.YAMLError as error:
+    except _RepeatedKeyError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path} is not valid YAML: {reason}") from None
     if loaded is None:
@@ -69,6 +77,31 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", loaded)
 
 
+class _RepeatedKeyError(yaml.YAMLError):
+    """A mapping names one key twice; YAML itself would keep the last value and say nothing."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only, and every key of a mapping once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise _RepeatedKeyError(
+                        f"the key {key.value} is given twice, in line {lines[key.value]} and in line "
+                        f"{line}; keep one"
+                    )
+                lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, _Loader)  # a safe one
+
+
 def apply_override(values: dict[str, Any], override: str) -> None:
     """Set `a.b=c` in a nested mapping; c is read as YAML, so 3, true and [1, 2] are typed."""
     dotted, equals, text = override.partition("=")
@@ -76,8 +109,10 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r} is not of the form key.subkey=value")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = _load(text)
+    except _RepeatedKeyError as error:
+        raise ConfigError(f"override {override!r}: {error}") from None
+    except (yaml.YAMLError, RecursionError):
         raise ConfigError(
             f"the value in override {override!r} is not valid YAML; quote it"
         ) from None
@@ -104,14 +139,19 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
     node[keys[-1]] = value
 
 
-def describe(error: ValidationError) -> str:
-    """One line for all that pydantic found."""
-    return "; ".join(_describe_fault(fault) for fault in error.errors()).replace("\n", " ")
+def describe(error: ValidationError, cls: type[BaseModel] | None = None) -> str:
+    """One line for all that pydantic found; of `cls`, keys that may have been meant."""
+    faults = [_describe_fault(fault, cls) for fault in error.errors()]
+    shown = faults[:_MOST_FAULTS]
+    more = f"; and {len(faults) - len(shown)} more" if len(faults) > len(shown) else ""
+    return ("; ".join(shown) + more).replace("\n", " ")
 
 
-def _describe_fault(fault: Mapping[str, Any]) -> str:
+def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] in _UNKNOWN:
+        return f"{where}: unknown key{_advice(fault['loc'], cls)}"
     if fault["type"] == "union_tag_not_found":
         tag = fault.get("ctx", {}).get("discriminator", "kind").strip("'")
         message = f"which one is meant is not said; give {where}.{tag} as well"
@@ -119,6 +159,68 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
         return message
     got = "" if fault["type"] == "missing" else f" (got {reprlib.repr(fault['input'])})"
     return f"{where}: {message}{got}"
+
+
+def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:
+    """What may have been meant by a key that is not there: one beside it, or one deeper."""
+    if cls is None:
+        return ""
+    name = str(loc[-1])
+    beside = _keys_at(cls, loc[:-1])
+    close = difflib.get_close_matches(name, beside, n=1)
+    if not close:
+        deep = {path.rpartition(".")[2]: path for path in reversed(_paths(cls))}
+        close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1)]
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; known keys are {', '.join(beside)}" if len(beside) <= _MOST_KEYS else ""
+
+
+def models_in(annotation: Any) -> list[type]:
+    """Every configuration that a value of this type may be made of."""
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)
+    ):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in models_in(part)]
+
+
+def keys_of(model: type) -> dict[str, Any]:
+    """The keys of a configuration, each with the type of its value."""
+    if issubclass(model, BaseModel):
+        return {name: field.annotation for name, field in model.model_fields.items()}
+    return {field.name: field.type for field in dataclasses.fields(model) if field.init}
+
+
+def _keys_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
+    """The keys that are known where a fault was found; its path names tags of variants, too."""
+    models: list[type] = [cls]
+    for part in loc:
+        inner = [found for model in models for found in models_in(keys_of(model).get(part))]
+        named = [model for model in models if part in _tags(model)]
+        models = inner or named or models
+    return sorted({key for model in models for key in keys_of(model)})
+
+
+def _tags(model: type) -> set[str]:
+    """What tells this variant from others, such as `jsd`: the default of its tag."""
+    if issubclass(model, BaseModel):
+        defaults = [field.default for field in model.model_fields.values()]
+    else:
+        defaults = [field.default for field in dataclasses.fields(model)]
+    return {default for default in defaults if isinstance(default, str)}
+
+
+def _paths(cls: type, prefix: str = "") -> list[str]:
+    """`a.b.c` for every key, the shallow ones first."""
+    here = [prefix + key for key in keys_of(cls)]
+    deeper = [
+        path
+        for key, annotation in keys_of(cls).items()
+        for model in models_in(annotation)
+        for path in _paths(model, f"{prefix}{key}.")
+    ]
+    return list(dict.fromkeys([*here, *deeper]))
 
 
 def to_yaml(config: StrictModel) -> str:

@@ -130,7 +130,132 @@ def test_a_file_is_never_put_in_the_place_of_a_device(run: Run, pair_folder: Pat
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     chosen = ("--split", "test", "--count", "1", "--set", f"corpus={pair_folder / 'corpus.jsonl'}")
-    code, _, err = run("task", "text", *chosen, "--out", pipe)
+    code, _, err = run("task", "text", *chosen, "--out", pipe, "--overwrite")
     assert code == 3
     assert "no ordinary file" in one_line(err)
     assert pipe.is_fifo()
+
+
+# What users do to a configuration: what they write, and what the one line has to say.
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("sampling.temperatur=0", "sampling.temperatur: unknown key; did you mean temperature?"),
+        ("temperature=0", "temperature: unknown key; did you mean sampling.temperature?"),
+        ("num_promts=3", "num_promts: unknown key; did you mean num_prompts?"),
+        ("prompts={path: p, splitt: x}", "did you mean split?"),
+        ("zzz=1", "zzz: unknown key"),
+        ("sampling={top_k: 1, top_k: 2}", "the key top_k is given twice"),
+    ],
+)
+def test_an_unknown_key_brings_the_one_that_was_meant(run: Run, key: str, said: str):
+    given = ("--target", "t", "--draft", "d", "--prompts", "p")
+    code, _, err = run("measure", *given, "--set", key)
+    assert code == 2
+    assert said in one_line(err)
+
+
+def test_keys_of_variants_are_suggested_too(run: Run, tmp_path: Path):
+    file = tmp_path / "align.yaml"
+    file.write_text(
+        "target: t\ndraft: d\noutput: o\nnum_steps: 1\ndata: {train: x}\n"
+        "objective: [{kind: jsd, bata: 0.2}]\n"
+    )
+    code, _, err = run("validate", "align", file)
+    assert code == 2
+    assert "bata: unknown key; did you mean beta?" in one_line(err)
+    code, _, err = run(
+        "decode",
+        "--target",
+        "t",
+        "--prompt",
+        "x",
+        "--set",
+        "strategy.rule.rule=chow",
+        "--set",
+        "strategy.rule.alfa=1",
+    )
+    assert code == 2
+    assert "did you mean alpha?" in one_line(err)
+
+
+def test_a_key_that_is_given_twice_is_refused_with_both_lines(run: Run, tmp_path: Path):
+    file = tmp_path / "measure.yaml"
+    file.write_text("target: t\nseed: 1\ndraft: d\nprompts: p\nseed: 2\n")
+    code, _, err = run("validate", "measure", file)
+    assert code == 2
+    assert f"{file}: the key seed is given twice, in line 2 and in line 5" in one_line(err)
+    file.write_text("target: &t t\ndraft: *t\nprompts: p\nsampling: {top_k: 3}\n")
+    assert run("validate", "measure", file)[0] == 0
+
+
+def test_a_file_of_another_command_is_called_so(run: Run, tmp_path: Path):
+    file = tmp_path / "some.yaml"
+    file.write_text(
+        "target: t\ndraft: d\noutput: o\nnum_steps: 1\ndata: {train: x}\nobjective: tvd\n"
+    )
+    code, _, err = run("measure", "--config", file)
+    assert code == 2
+    line = one_line(err)
+    assert (
+        f"{file} is a file for paceline align; paceline measure does not know its key output"
+        in line
+    )
+    code, _, err = run("validate", "decode", file)
+    assert (code, "is a file for paceline align" in one_line(err)) == (2, True)
+
+
+def test_many_unknown_keys_are_counted_and_not_listed(run: Run, tmp_path: Path):
+    file = tmp_path / "some.yaml"
+    file.write_text("".join(f"qqq{number}: 1\n" for number in range(20)))
+    code, _, err = run("validate", "verify", file)
+    assert code == 2
+    assert "more" in one_line(err)
+    assert len(one_line(err)) < 1500
+
+
+def test_the_example_of_layers_fits_the_target(run: Run, pair_folder: Path, tmp_path: Path):
+    two = ("draft", "--target", pair_folder / "draft", "--out", tmp_path / "out")
+    code, _, err = run(*two, "--layers", "7")
+    assert code == 2
+    assert one_line(err).endswith("from 0 to 1, for example 0,1")
+    four = ("draft", "--target", pair_folder / "target", "--out", tmp_path / "out")
+    assert one_line(run(*four, "--layers", "7")[2]).endswith("from 0 to 3, for example 0,1,2,3")
+
+
+def test_chat_without_a_template_says_what_to_leave_out(run: Run, pair_folder: Path):
+    code, _, err = run("decode", "--target", pair_folder / "target", "--prompt", "x", "--chat")
+    assert code == 2
+    assert "has no chat template; leave --chat out" in one_line(err)
+
+
+@pytest.mark.parametrize("gamma", [63, 1000, 98000])
+def test_a_gamma_beyond_the_context_names_the_context_as_it_is(
+    run: Run, pair_folder: Path, gamma: int
+):
+    pair = ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
+    code, _, err = run("decode", *pair, "--prompt", "x", "--gamma", gamma)
+    assert code == 2
+    line = one_line(err)
+    assert f"gamma {gamma} does not fit the models' context of 64 tokens" in line
+    assert "-" not in line
+
+
+def test_task_replaces_a_file_only_when_told_to(run: Run, pair_folder: Path, tmp_path: Path):
+    out = tmp_path / "x.jsonl"
+    out.write_text("mine")
+    chosen = ("--split", "test", "--count", "1", "--set", f"corpus={pair_folder / 'corpus.jsonl'}")
+    code, _, err = run("task", "text", *chosen, "--out", out)
+    assert (code, out.read_text()) == (2, "mine")
+    assert f"{out} exists already" in one_line(err)
+    assert run("task", "text", *chosen, "--out", out, "--overwrite")[0] == 0
+    assert "text" in json.loads(out.read_text())
+
+
+def test_a_package_that_is_not_installed_is_said_before_anything_is_written(
+    run: Run, tmp_path: Path
+):
+    code, _, err = run("corpus", "--out", tmp_path / "new", "--package", "no_such_package")
+    assert code == 2
+    assert "no_such_package" in one_line(err)
+    assert not (tmp_path / "new").exists()

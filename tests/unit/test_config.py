@@ -116,7 +116,7 @@ def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("step: 3", "step: Extra inputs are not permitted (got 3)"),
+        ("step: 3", "step: unknown key; did you mean steps?"),
         ("steps: many", "steps: Input should be a valid integer"),
         ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
         ("optim: {kind: lion}", "'sgd', 'adam'"),

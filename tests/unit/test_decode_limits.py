@@ -213,7 +213,7 @@ def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
         (UsageError, "got 2 seeds for 1 prompts", lambda: decoder.generate([[1]], seed=[1, 2])),
         (
             ContextLengthError,
-            f"prompt 0 has {full} tokens and the context holds {full}",
+            f"the prompt has {full} tokens and the context holds {full} tokens",
             lambda: decoder.generate([[1] * full]),
         ),
         (PromptError, "prompt 0 is empty", lambda: decoder.stream([])),

@@ -204,8 +204,8 @@ def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
     room = method.room(prompt)
     if room is not None and room < work.max_new_tokens:
         raise ContextLengthError(
-            f"example {number} leaves room for {room} tokens of max_new_tokens "
-            f"{work.max_new_tokens}; lower it, or max_prompt_tokens"
+            f"example {number} has {len(prompt):,} tokens and max_new_tokens is {work.max_new_tokens}, but "
+            f"{method.context_in_words()}; lower max_new_tokens, or take shorter examples"
         )
     first_s, all_s, blocks = time_request(method, prompt, work.max_new_tokens, work.seed + number)
     tokens = [token for block in blocks for token in block.tokens]

@@ -16,9 +16,11 @@ def corpus(
     ] = None,
 ) -> None:
     """Write Python's documentation to train on and to be judged by, and prompts unlike it."""
-    from paceline.data.python_docs import write_package_docs, write_python_docs
+    from paceline.data.python_docs import package_places, write_package_docs, write_python_docs
     from paceline.data.python_tasks import write_python_tasks
 
+    for name in package or ():
+        package_places(name)  # before seconds are spent on the rest
     files = write_python_docs(out)._asdict() | write_python_tasks(out)._asdict()
     files["pretraining"] = out / "pretraining.jsonl"
     write_package_docs(files["pretraining"], package or ())

@@ -52,6 +52,8 @@ def build(
     file has another. Of the options in `one_of`, one that is given takes the place of the file's.
     """
     values = read_yaml(config) if config is not None else {}
+    if config is not None:
+        _refuse_another_kind(cls, config, values)
     if any(given.get(name) is not None for name in one_of):
         values = {key: value for key, value in values.items() if key not in one_of}
     for name, value in given.items():
@@ -79,3 +81,21 @@ def check_resumable(output: Path) -> None:
             f"--resume: {output} holds no run; name the directory of the stopped run, or leave "
             "--resume out to start a new one"
         )
+
+
+def _refuse_another_kind(cls: type[StrictModel], config: Path, values: dict[str, Any]) -> None:
+    """Is this a file of another command? Then one line says so, not one for every key.
+
+    Raises:
+        ConfigError: it is.
+    """
+    unknown = [key for key in values if key not in cls.model_fields]
+    if not unknown:
+        return
+    from paceline.cli.kinds import Kind, kinds_that_read, schema_of
+
+    others = kinds_that_read(values)
+    if others:
+        readers = [f"paceline {kind}" for kind in Kind if schema_of(kind) is cls]
+        wanted = f"; {readers[0]} does not know its key {unknown[0]}" if readers else ""
+        raise ConfigError(f"{config} is a file for paceline {' or '.join(others)}{wanted}")

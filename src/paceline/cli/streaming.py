@@ -113,6 +113,10 @@ def _encode(text: str, target: CausalModel, *, chat: bool) -> list[int]:
     assert target.tokenizer is not None
     record = Record("the prompt", "prompt", text=text)
     if chat:
+        if not target.tokenizer.chat_template:
+            raise UsageError(
+                "--chat was given, but the target's tokenizer has no chat template; leave --chat out"
+            )
         message = {"role": "user", "content": text}
         record = Record("the prompt", "chat", messages=(message,))
     return encode(record, target.tokenizer)[0]

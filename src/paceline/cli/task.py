@@ -14,6 +14,9 @@ def task(
     out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
     split: Annotated[str, typer.Option(help="train or test; no example is in both.")] = "train",
     count: Annotated[int, typer.Option(help="How many examples.")] = 1000,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file if it exists.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same examples.")] = 0,
     overrides: options.Overrides = None,
 ) -> None:
@@ -24,6 +27,8 @@ def task(
 
     if split not in ("train", "test"):
         raise UsageError(f"split must be train or test, got {split}")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists already; choose another file, or give --overwrite")
     values: dict[str, object] = {"task": name}
     for override in overrides or ():
         apply_override(values, override)

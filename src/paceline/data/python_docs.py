@@ -68,19 +68,27 @@ def write_package_docs(path: Path, packages: Iterable[str]) -> None:
     Raises:
         UsageError: a package is not installed.
     """
+    places = [place for name in packages for place in package_places(name)]
     texts = python_documents()
-    for name in packages:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            spec = None
-        if spec is None or not (spec.submodule_search_locations or spec.origin):
-            raise UsageError(f"no package {name} is installed; name one that can be imported")
-        places = spec.submodule_search_locations or [spec.origin]
-        texts += _long_enough(
-            text for place in places for text in read_docstrings(Path(str(place)))
-        )
+    texts += _long_enough(text for place in places for text in read_docstrings(place))
     write_texts(path, (text for text in dict.fromkeys(texts) if not is_held_out(text)))
+
+
+def package_places(name: str) -> list[Path]:
+    """The folders of an installed package, or the file of a module.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    places = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin])]
+    found = [Path(str(place)) for place in places if place and Path(str(place)).exists()]
+    if not found:
+        raise UsageError(f"no package {name} is installed; name one that can be imported")
+    return found
 
 
 def _document(text: str) -> dict[str, Any]:

@@ -127,8 +127,8 @@ def _render_chat(record: Record, tokenizer: PreTrainedTokenizerBase) -> tuple[st
     """A closing answer is the completion; everything before it is the prompt."""
     if not tokenizer.chat_template:
         raise PromptError(
-            f"{record.where} has messages, but the tokenizer has no chat template; "
-            "write them as prompt and completion"
+            f"{record.where} has messages, but the tokenizer has no chat template; give the text as it "
+            "is, or use a model with a chat template"
         )
     messages = list(record.messages)
     answered = messages[-1]["role"] == "assistant"

@@ -80,6 +80,16 @@ class Decoder(ABC):
         limit = self._usable_length()
         return None if limit is None else limit - len(prompt)
 
+    def context_in_words(self) -> str:
+        """How long texts may get, for messages."""
+        limit = self._usable_length()
+        if limit is None:
+            return "the context has no limit"
+        free = "".join(
+            f", without the {n} that a block keeps free" for n in [self._kept_free()] if n
+        )
+        return f"the context holds {limit} tokens{free}"
+
     def _start(
         self,
         prompts: Sequence[Sequence[int]],
@@ -94,12 +104,17 @@ class Decoder(ABC):
             seed=seed,
             stops=frozenset(stops),
             max_length=self._usable_length(),
+            context=self.context_in_words(),
             vocab_size=self.vocab_size,
         )
 
     def _usable_length(self) -> int | None:
         """Longest text, prompt included, that this way of decoding can reach."""
         return self.target.max_length
+
+    def _kept_free(self) -> int:
+        """Tokens of the context that no text can use."""
+        return 0
 
     @abstractmethod
     def blocks(

@@ -25,7 +25,7 @@ from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.decoder import Decoder, Seats
 from paceline.decode.drafting import Drafting
 from paceline.decode.policies import Adaptive, Confident, FixedLength
-from paceline.errors import UsageError
+from paceline.errors import ContextLengthError, UsageError
 from paceline.models.halves import Drawn
 from paceline.models.session import JudgeUniforms
 from paceline.models.vocabulary import check_same_vocabulary
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from paceline.decode.result import Block
     from paceline.decode.text import Text
     from paceline.models.session import Judgement, Model, ModelSession
+
+_SHORTEST = 2  # a prompt of one token, and one behind it
 
 
 class SpeculativeDecoder(Decoder):
@@ -84,7 +86,15 @@ class SpeculativeDecoder(Decoder):
         # A block may read gamma tokens that are then forgotten: they need room.
         limits = [model.max_length for model in (self.target, self.draft)]
         known = [limit for limit in limits if limit is not None]
+        if known and min(known) - self.gamma < _SHORTEST:
+            raise ContextLengthError(
+                f"a block of gamma {self.gamma} does not fit the models' context of {min(known)} tokens; "
+                f"choose a gamma of at most {min(known) - _SHORTEST}"
+            )
         return min(known) - self.gamma if known else None
+
+    def _kept_free(self) -> int:
+        return self.gamma
 
     @torch.inference_mode()
     def blocks(

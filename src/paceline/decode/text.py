@@ -147,6 +147,10 @@ class _Uniforms:
         return taken
 
 
+def _name(row: int, prompts: Sequence[Sequence[int]]) -> str:
+    return "the prompt" if len(prompts) == 1 else f"prompt {row}"
+
+
 def start_texts(
     prompts: Sequence[Sequence[int]],
     *,
@@ -154,9 +158,10 @@ def start_texts(
     seed: int | Sequence[int],
     stops: Collection[int],
     max_length: int | None,
+    context: str,
     vocab_size: int,
 ) -> list[Text]:
-    """Check what was asked for and open one text a prompt.
+    """Check what was asked for and open one text a prompt. `context` says `max_length` in words.
 
     Raises:
         UsageError: no prompt, a bad budget, or seeds that do not match the prompts.
@@ -181,8 +186,8 @@ def start_texts(
         room = max_new_tokens if max_length is None else max_length - len(prompt)
         if room < 1:
             raise ContextLengthError(
-                f"prompt {row} has {len(prompt)} tokens and the context holds {max_length} "
-                "(what a block needs is kept free); shorten the prompt"
+                f"{_name(row, prompts)} has {len(prompt):,} tokens and {context}; shorten the prompt, or "
+                "set max_prompt_tokens where there is one"
             )
         budget = min(max_new_tokens, room)
         texts.append(Text(prompt, budget, stops, row_seed, cut=room < max_new_tokens))

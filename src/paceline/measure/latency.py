@@ -209,8 +209,8 @@ def time_pairs(
     for row, prompt in enumerate(prompts):
         if not has_room(method, prompt, max_new_tokens):
             raise ContextLengthError(
-                f"prompt {row} leaves room for {method.room(prompt)} tokens of the {max_new_tokens} to "
-                "be timed; shorten the prompts or ask for fewer new tokens"
+                f"prompt {row} has {len(prompt):,} tokens and {max_new_tokens} new ones are to be timed, but "
+                f"{method.context_in_words()}; lower max_prompt_tokens or max_new_tokens"
             )
     for decoder in decoders:
         warm_up(decoder, prompts, max_new_tokens, seed)

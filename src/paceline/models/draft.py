@@ -176,9 +176,10 @@ def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 def _check_indices(layers: Sequence[int], count: int) -> None:
     increasing = all(a < b for a, b in itertools.pairwise(layers))
     if not layers or not increasing or layers[0] < 0 or layers[-1] >= count:
+        example = sorted({0, 1, count // 2, count - 1} & set(range(count)))
         raise UsageError(
             f"got layers {','.join(map(str, layers)) or '(none)'}; wanted increasing numbers from 0 to "
-            f"{count - 1}, for example 0,1,2,{count - 1}"
+            f"{count - 1}, for example {','.join(map(str, example))}"
         )
 
 
