@@ -141,19 +141,21 @@ static double negative_log_acceptance(const Row *row, float weight) {
     f8 most = (f8){} - INFINITY, part = {};
     double total = 0.0;
     for (int64_t i = 0; i < row->size; i += LANES) {
-        f8 p = at(row->log_p, i) + row->log_coverage, q = at(row->log_q, i), less = select8(q < p, q, p);
+        f8 p = at(row->log_p, i) + row->log_coverage, q = at(row->log_q, i);
+        f8 less = select8(q < p, q, p);
         most = select8(less > most, less, most);
     }
     float largest = most[0];
     for (int lane = 1; lane < LANES; lane++) largest = most[lane] > largest ? most[lane] : largest;
     SUMMED(i) {
-        f8 p = at(row->log_p, i) + row->log_coverage, q = at(row->log_q, i), less = select8(q < p, q, p) - largest;
+        f8 p = at(row->log_p, i) + row->log_coverage, q = at(row->log_q, i);
+        f8 less = select8(q < p, q, p) - largest;
         part += select8(less < -87.0f, (f8){}, exp8(less));
     }
     float share = weight / (float)total;
     for (int64_t i = 0; i < row->size; i += LANES) {
-        f8 q = at(row->log_q, i), less = q - largest;
-        f8 here = where((q < at(row->log_p, i) + row->log_coverage) & (less >= -87.0f), share * exp8(less));
+        f8 p = at(row->log_p, i) + row->log_coverage, q = at(row->log_q, i), less = q - largest;
+        f8 here = where((q < p) & (less >= -87.0f), share * exp8(less));
         put(row->slopes, i, at(row->slopes, i) - here);
     }
     return -((double)largest + log(total));

@@ -75,7 +75,8 @@ class Adafactor(Warmup):
             its root, 3.5e-4, make updates of one size, whatever the gradients before them were.
 
     Paper: Zhou et al. 2023, Table B.1. Differs: the warm-up is the same part of the run, 1/60,
-    instead of 5,000 steps of whatever length; at 300,000 steps they are one.
+    instead of 5,000 steps of whatever length; at 300,000 steps they are one. The floor is torch's by
+    default; Zhou et al. refer to Shazeer and Stern.
     """
 
     kind: Literal["adafactor"] = "adafactor"
