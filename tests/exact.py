@@ -116,17 +116,16 @@ def speculative_texts(
 
     State: the text, the place in its block, how many tokens that block drafts. At a drafted place a
     token is kept with mass q a, or recovered with mass (1 - sum q a) r, which ends the block; at
-    the bonus place it comes from p.
+    the bonus place it comes from p. The first block begins with the first token.
     """
     State = tuple[tuple[int, ...], int, int]
 
     def new_block(text: tuple[int, ...]) -> State:
-        return text, 0, min(gamma, length - len(text) - 1)
+        most = max(length - len(text) - 1, 0 if text else 1)
+        return text, 0, min(gamma, most)
 
-    states: dict[State, float] = defaultdict(float)
-    for token, share in enumerate(p(prompt)):
-        states[new_block((token,))] += share
-    for _ in range(length - 1):
+    states: dict[State, float] = {new_block(()): 1.0}
+    for _ in range(length):
         after: dict[State, float] = defaultdict(float)
         for (text, place, drafted), mass in states.items():
             target = p(prompt + text)
@@ -154,16 +153,26 @@ def pair_p_values(
     """One chi-square p-value for each pair of neighbouring places in the texts."""
     p_values: list[float] = []
     for place in range(len(observed[0]) - 1):
-        expected: dict[tuple[int, int], float] = defaultdict(float)
+        expected: dict[tuple[int, ...], float] = defaultdict(float)
         for text, mass in exact.items():
             expected[text[place], text[place + 1]] += mass
-        counts = Counter((text[place], text[place + 1]) for text in observed)
+        counts = Counter[tuple[int, ...]]((text[place], text[place + 1]) for text in observed)
         p_values.append(chi_square_p_value(counts, expected))
     return p_values
 
 
+def beginning_p_value(
+    observed: Sequence[Sequence[int]], exact: dict[tuple[int, ...], float], count: int
+) -> float:
+    """One chi-square p-value for the first `count` tokens together."""
+    expected: dict[tuple[int, ...], float] = defaultdict(float)
+    for text, mass in exact.items():
+        expected[text[:count]] += mass
+    return chi_square_p_value(Counter(tuple(text[:count]) for text in observed), expected)
+
+
 def chi_square_p_value(
-    counts: Counter[tuple[int, int]], expected: dict[tuple[int, int], float]
+    counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]
 ) -> float:
     """Pearson's test; cells that expect fewer than 5 are one cell, impossible ones are fatal."""
     assert math.isclose(math.fsum(expected.values()), 1, abs_tol=1e-9)
@@ -181,6 +190,8 @@ def chi_square_p_value(
             cells.append((probability * total, counts[cell]))
     if rare_expected >= 1:
         cells.append((rare_expected, rare_counted))
+    if len(cells) < 2:
+        return 1.0  # one outcome, and nothing else was seen
     statistic = math.fsum((count - mean) ** 2 / mean for mean, count in cells)
     return float(chi2.sf(statistic, len(cells) - 1))
 

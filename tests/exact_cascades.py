@@ -93,9 +93,9 @@ AIMS: dict[str, Callable[[float], Aim]] = {
 
 
 def aimed_texts(models: Models, aim: Aim, prompt: tuple[int, ...], length: int) -> Texts:
-    """The first token from p, every other one from pi, wherever blocks begin and end."""
-    texts: Texts = {(token,): share for token, share in enumerate(models.p(prompt))}
-    for _ in range(1, length):
+    """Every token from pi, the first one too, wherever blocks begin and end."""
+    texts: Texts = {(): 1.0}
+    for _ in range(length):
         longer: Texts = {}
         for text, mass in texts.items():
             for token, share in enumerate(aim(*models(prompt + text))):
@@ -121,8 +121,8 @@ def block_texts(
     and gives one token there, or behind the last.
     """
     finished: Texts = defaultdict(float)
-    starts: Texts = {(token,): share for token, share in enumerate(models.p(prompt))}
-    for _ in range(1, length):
+    starts: Texts = {(): 1.0}
+    for _ in range(length):
         later: Texts = defaultdict(float)
         for start, mass in starts.items():
             for draft, share in _drafts(models, prompt + start, length - len(start), sure, most):

@@ -25,6 +25,8 @@ def example(
     calls: int = 10,
     examined: int = 0,
     rejected: int = 0,
+    first_tokens: int = 1,
+    prefill_tokens: int = 1,
 ) -> ExampleRow:
     """An answer of 11 tokens in a second, as the target alone gives it; baseline_s None: untimed."""
     beside = None
@@ -42,6 +44,8 @@ def example(
         num_drafted=examined,
         num_examined=examined,
         num_rejected=rejected,
+        num_first_tokens=first_tokens,
+        num_prefill_tokens=prefill_tokens,
     )
 
 

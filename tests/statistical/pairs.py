@@ -77,7 +77,7 @@ class Pair:
 
 
 def length(gamma: int) -> int:
-    """Token 0 is the prompt pass's own; a block accepted whole and its bonus follow."""
+    """Room for the prompt pass's own token and, behind it, a block accepted whole with its bonus."""
     return max(4, gamma + 2)
 
 

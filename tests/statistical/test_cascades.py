@@ -90,7 +90,7 @@ def p_value(decoder: Decoder, gamma: int, expected: cascades.Texts, count: int =
 
 @cache
 def alone(model: str, shaping: exact.Shaping, gamma: int) -> cascades.Texts:
-    """Texts of one model, but for the first token, which is the target's."""
+    """Texts of one model."""
     return cascades.aimed_texts(
         models(shaping),
         lambda p, q, *_: p if model == "target" else q,
@@ -151,9 +151,9 @@ def test_at_temperature_0_a_rule_takes_the_best_token_of_one_model(
     for prompt in range(VOCABULARY):
         (found,) = decoder.generate([[prompt]], 12, eos_token_ids=[])
         text: tuple[int, ...] = ()
-        for place in range(12):
+        for _ in range(12):
             p, *rest = greedy((prompt, *text))
-            pi = p if place == 0 else aim(p, *rest)
+            pi = aim(p, *rest)
             text += (pi.index(max(pi)),)
         assert tuple(found.tokens) == text
 

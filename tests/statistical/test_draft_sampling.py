@@ -88,7 +88,7 @@ def test_so_it_does_where_blocks_end_before_an_unsure_draft(setting: str):
 @pytest.mark.parametrize(
     ("rule", "vectors"),
     [(Lenient("linear", 0.3), exact.lenient("linear", 0.3)), (Lossy(0.5), exact.lossy(0.5))],
-    ids=str,
+    ids=["lenient", "lossy"],
 )
 def test_a_lossy_rule_follows_what_it_induces_from_the_proposal(
     setting: str, rule: Rule, vectors: exact.RuleVectors

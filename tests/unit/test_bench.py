@@ -327,12 +327,12 @@ def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path
     with pytest.raises(StorageError, match="is a file; choose a directory"):
         bench(settings(folder, tmp_path / "file"))
     (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / "results.jsonl").write_text('{"schema\n{"schema_version": 1}\n')
+    (tmp_path / "torn" / "results.jsonl").write_text('{"schema\n{"schema_version": 2}\n')
     with pytest.raises(UsageError, match="holds a line that is not JSON"):
         bench(settings(folder, tmp_path / "torn"))
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "results.jsonl").write_text('{"schema_version": 0}\n')
-    with pytest.raises(UsageError, match=r"row 1 has schema_version 0, this Paceline reads 1"):
+    with pytest.raises(UsageError, match=r"row 1 has schema_version 0, this Paceline reads 2"):
         read_rows(tmp_path / "old")
     with pytest.raises(UsageError, match="has 9 distinct examples, 12 were asked for"):
         bench(settings(folder, tmp_path / "many", num_examples=12))

@@ -40,6 +40,15 @@ def test_figures_are_ratios_of_sums():
     assert found.deferral_rate(cell).value == pytest.approx(15 / (20 + 10 + 5))
 
 
+def test_what_came_with_the_prompt_or_in_the_first_block_is_left_out_token_by_token():
+    """11 tokens in 1 s, of which 3 came in a first block at 0.2 s; the target alone: 10 in 0.9 s."""
+    block = example(first_s=0.2, baseline_first_s=0.1, calls=4, first_tokens=3, prefill_tokens=0)
+    cell = row(Chow(0.2), [block] * 3)
+    found = Frontier([row(ALONE, [example()] * 3), cell])
+    assert found.deferral_rate(cell).value == pytest.approx(4 / 11)
+    assert found.decoding_speedup(cell).value == pytest.approx((0.9 / 10) / (0.8 / 8))
+
+
 def test_decoding_speedup_leaves_the_first_token_out():
     examples = [
         example(seconds=2.0, first_s=1.5, num_tokens=6, baseline_s=4.0, baseline_first_s=1.0),

@@ -95,13 +95,17 @@ def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
         lambda target, draft, sampling: SpeculativeDecoder(
             target, draft, gamma=3, sampling=sampling
         ),
+        # accepts nearly all, so that a prompt of one token comes beside drafts that lack two
+        lambda target, draft, sampling: SpeculativeDecoder(
+            target, draft, Lenient("linear", 1e-6), 3, sampling
+        ),
         lambda target, draft, sampling: AutoregressiveDecoder(target, sampling),
         lambda target, draft, sampling: TokenCascade(target, draft, 0.7, sampling),
         lambda target, draft, sampling: OracleCascade(target, draft, Diff(0.1), sampling),
         lambda target, draft, sampling: BigLittleDecoder(target, draft, 0.4, 1.0, sampling),
         lambda target, draft, sampling: SequenceCascade(target, draft, 0.999, sampling),
     ],
-    ids=["speculative", "plain", "token", "oracle", "bild", "sequence"],
+    ids=["speculative", "lenient", "plain", "token", "oracle", "bild", "sequence"],
 )
 def test_a_text_that_waited_for_a_place_is_the_one_that_did_not(
     kind: Callable[..., Decoder], sampling: SamplingParams, batch_size: int
@@ -112,7 +116,8 @@ def test_a_text_that_waited_for_a_place_is_the_one_that_did_not(
 
 
 @pytest.mark.parametrize("kind", ["transformers", "prepared", "fixed"])
-def test_so_it_is_with_models_that_remember(kind: str):
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 1e-9), Diff(0.1)], ids=str)
+def test_so_it_is_with_models_that_remember(rule: Rule, kind: str):
     target, draft = tiny_pair()
     if kind == "prepared":
         for model in (target, draft):
@@ -120,10 +125,13 @@ def test_so_it_is_with_models_that_remember(kind: str):
         target, draft = target.prepare_for_decoding(), draft.prepare_for_decoding()
     if kind == "fixed":
         target, draft = target.in_fixed_shapes(), draft.in_fixed_shapes()
-    decoder = SpeculativeDecoder(target, draft, gamma=3)
+    decoder = SpeculativeDecoder(target, draft, rule, gamma=3)
     prompts = [[3 + row] * (1 + row % 4) for row in range(7)]
     at_once = decoder.generate(prompts, 11, seed=3)
     assert decoder.generate(prompts, 11, seed=3, batch_size=3) == at_once
+    assert [
+        decoder.generate([one], 11, seed=3 + row)[0] for row, one in enumerate(prompts)
+    ] == at_once
 
 
 def test_a_place_is_taken_as_soon_as_it_is_free():

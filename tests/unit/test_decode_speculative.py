@@ -32,9 +32,10 @@ class Watched(TableModel):
         return self.session
 
 
-def check_counts(generation: Generation, gamma: int) -> None:
+def check_counts(generation: Generation, gamma: int, rule: Rule | None = None) -> None:
     stats = generation.stats
-    assert stats.num_prefill_tokens == 1
+    # the first token is the target's own where nothing is lost, else the first block's
+    assert stats.num_prefill_tokens == (rule or Lossless()).exact
     assert stats.num_prefill_tokens + stats.num_emitted == len(generation.tokens)
     assert stats.num_emitted <= stats.num_blocks * (gamma + 1)
     assert stats.num_accepted <= stats.num_drafted <= stats.num_blocks * gamma
@@ -120,7 +121,7 @@ def test_a_draft_equal_to_its_target_is_accepted_always(
     )
     for rule in (Lossless(), Lenient("square", 0.5), Lossy(0.2, 0.9)):
         decoder = SpeculativeDecoder(target, target, rule, gamma=4, sampling=sampling)
-        for generation in decoder.generate(PROMPTS, 31, seed=5):
+        for generation in decoder.generate(PROMPTS, 30 + rule.exact, seed=5):
             assert generation.stats.acceptance_rate == 1.0
             assert generation.stats.draft_acceptance_rate == 1.0
             assert generation.stats.accepted_histogram == (0, 0, 0, 0, 6)
@@ -160,8 +161,9 @@ def test_tokens_outside_the_targets_support_are_never_kept(sampling: SamplingPar
     for generation in decoder.generate([[0], [5]], 40):
         assert set(generation.tokens) <= {0, 1}
         assert generation.stats.num_accepted == 0
-        # The last block has room for one token and drafts nothing.
-        assert (generation.stats.num_recovered, generation.stats.num_bonus) == (38, 1)
+        # The last block has room for one token and drafts nothing; nor is a prefill's token drafted.
+        recovered = 39 - generation.stats.num_prefill_tokens
+        assert (generation.stats.num_recovered, generation.stats.num_bonus) == (recovered, 1)
 
 
 def test_the_draft_proposes_within_its_own_support():
@@ -173,6 +175,33 @@ def test_the_draft_proposes_within_its_own_support():
     total = sum((generation.stats for generation in found), DecodeStats())
     assert 0.42 < total.acceptance_rate < 0.58  # 600 blocks: 4 deviations
     assert {token for generation in found for token in generation.tokens} == {0, 1}
+
+
+@pytest.mark.parametrize("prompt", [[4], [3, 1]])
+def test_a_rule_that_changes_the_text_makes_the_first_token_in_the_first_block(prompt: list[int]):
+    target, draft = pair()
+    decoder = SpeculativeDecoder(target, draft, Lenient("linear", 0.5), gamma=3)
+    for seed in range(5):
+        blocks = list(decoder.stream(prompt, 10, seed=seed))
+        assert blocks[0].num_drafted == 3
+        assert set(blocks[0].sources) <= {"accepted", "recovered", "bonus"}
+        (generation,) = decoder.generate([prompt], 10, seed=seed)
+        assert generation.stats.num_prefill_tokens == 0
+        assert generation.stats.num_emitted == 10
+    # one token alone is drafted and judged, too, and nothing follows it
+    blocks = [block for seed in range(20) for block in decoder.stream(prompt, 1, seed=seed)]
+    assert {(len(block.tokens), block.num_drafted) for block in blocks} == {(1, 1)}
+    assert {block.sources[0] for block in blocks} <= {"accepted", "recovered"}
+
+
+def test_a_first_token_may_end_the_text():
+    target = TableModel(torch.eye(3).roll(1, 1), eos_token_ids=(1,))
+    decoder = SpeculativeDecoder(target, target, Lossy(0.2), gamma=3)
+    (generation,) = decoder.generate([[0]], 9)
+    assert (generation.tokens, generation.stop_reason) == ([1], "eos")
+    assert generation.stats == DecodeStats(
+        *(1, 3, 1), accepted_histogram=(0, 1), num_accepted_behind_stop=2
+    )
 
 
 # Hazard 2: after a block that was accepted whole the draft has not read its own last token.
@@ -227,7 +256,7 @@ def test_counts_by_source_are_the_tokens_of_the_text(gamma: int, rule: Rule):
     for seed, prompt in itertools.product(range(6), PROMPTS):
         blocks = list(decoder.stream(prompt, 25, seed=seed))
         (generation,) = decoder.generate([prompt], 25, seed=seed)
-        check_counts(generation, gamma)
+        check_counts(generation, gamma, rule)
         sources = [source for block in blocks for source in block.sources]
         stats = generation.stats
         assert len(sources) == len(generation.tokens)

@@ -153,9 +153,9 @@ def test_a_cascade_that_always_keeps_never_calls_the_target_and_one_that_never_d
 
 def test_an_oracle_counts_what_it_took_from_the_target():
     stats = counts(OracleCascade(TARGET, DRAFT, Diff(0.0)))
-    assert 0 < stats.num_deferred < 580
+    assert 0 < stats.num_deferred < 600
     assert stats.num_target_calls == stats.num_deferred
-    assert stats.deferral_rate == stats.num_deferred / 580
+    assert stats.deferral_rate == stats.num_deferred / 600
 
 
 def test_bild_rolls_back_and_says_how_much():
@@ -173,4 +173,4 @@ def test_what_a_sure_draft_ends_itself_the_target_never_reads():
     (found,) = decoder.generate([[1]], 12, eos_token_ids=[stop])
     assert found.tokens == free.tokens[:4]
     assert found.stop_reason == "eos"
-    assert (found.stats.num_kept, found.stats.num_target_calls) == (3, 0)
+    assert (found.stats.num_kept, found.stats.num_target_calls) == (4, 0)

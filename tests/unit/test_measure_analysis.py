@@ -98,6 +98,28 @@ def test_on_its_own_text_a_rule_is_predicted_to_do_what_it_then_does(
     assert row.block_efficiency[2] == pytest.approx(stats.block_efficiency, abs=spread_of_tau)
 
 
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 0.5), Chow(0.1)], ids=str)
+def test_the_first_token_counts_where_the_rule_judges_it(rule: Rule):
+    """The draft knows all but what comes after the prompt, so only a first token is rejected.
+
+    600 texts of 4 tokens, gamma 1; within four standard errors.
+    """
+    values = torch.full((2, 3, 3), 0.1)
+    values[:, 1:, 2] = 0.8
+    values[0, 0, 1], values[1, 0, 2] = 0.9, 0.6
+    values[:, :, 0] = 0
+    target, draft = (TableModel(one / one.sum(-1, keepdim=True)) for one in values)
+    found = SpeculativeDecoder(target, draft, rule, 1).generate([[0]] * 600, 4)
+    stats = sum((one.stats for one in found), DecodeStats())
+    texts = [one.tokens for one in found]
+    (row,) = analyze_rules(
+        *(target, draft, [[0]] * 600, texts, [rule], SamplingParams(), (1,)), budget=4
+    )
+    assert (stats.num_recovered > 100) == (not rule.exact)
+    spread = 4 * 0.5 / math.sqrt(stats.num_examined)
+    assert row.rejection_rate[1].value == pytest.approx(stats.rejection_rate, abs=spread)
+
+
 def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
     target, draft = (TableModel(values) for values in tables())
     rules = [Lossless(), Chow(1.0)]

@@ -271,7 +271,7 @@ def test_a_line_that_is_not_json_is_one_line(tmp_path: Path):
 def predict(folder: Path, **rates: float | None) -> None:
     lines = [
         {
-            "schema_version": 1,
+            "schema_version": 2,
             "key": key,
             "predicted_rejection": rate,
             "predicted_surprisal": 0.5,

@@ -90,7 +90,7 @@ class Frontier:
         return interval(self._ratio_of_times(self.target))
 
     def decoding_speedup(self, row: ResultRow) -> Interval:
-        """The same from the first token on."""
+        """The same behind the first token or, where that comes in a block, behind the first block."""
         return interval(
             self._ratio(row, _baseline_decoding_s, _baseline_decoded)
             / self._ratio(row, _decoding_s, _decoded)
@@ -101,7 +101,7 @@ class Frontier:
         return interval(self.rejection_rates[self.rows.index(row)])
 
     def deferral_rate(self, row: ResultRow) -> Interval:
-        """Target calls / tokens after the first one."""
+        """Target calls / tokens but for those that came with the prompt."""
         return interval(self.deferral_rates[self.rows.index(row)])
 
     @cached_property
@@ -111,8 +111,8 @@ class Frontier:
 
     @cached_property
     def deferral_rates(self) -> Tensor:
-        """Target calls / tokens after the first one, [C, 1 + R]."""
-        return torch.stack([self._ratio(row, _calls, _decoded_tokens) for row in self.rows])
+        """Target calls / tokens but for those that came with the prompt, [C, 1 + R]."""
+        return torch.stack([self._ratio(row, _calls, _made) for row in self.rows])
 
     def fastest(self, cells: Sequence[ResultRow], floor: float) -> Reached | None:
         """The largest speedup with at least `floor` of the target's quality; None: not reached."""
@@ -207,10 +207,6 @@ def _calls(example: ExampleRow) -> float:
     return example.num_target_calls
 
 
-def _decoded_tokens(example: ExampleRow) -> float:
-    return len(example.tokens) - 1
-
-
 def _score(example: ExampleRow) -> float:
     return float("nan") if example.score is None else example.score
 
@@ -245,4 +241,8 @@ def _decoding_s(example: ExampleRow) -> float:
 
 
 def _decoded(example: ExampleRow) -> float:
-    return len(example.tokens) - 1 if example.baseline else 0.0
+    return len(example.tokens) - example.num_first_tokens if example.baseline else 0.0
+
+
+def _made(example: ExampleRow) -> float:
+    return len(example.tokens) - example.num_prefill_tokens

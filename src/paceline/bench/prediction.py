@@ -40,7 +40,7 @@ class Prediction(StrictModel):
         predicted_speedup: tau / (c drafted per block + block cost), passes timed here.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     key: str
     predicted_rejection: float | None
     predicted_surprisal: float

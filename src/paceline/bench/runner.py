@@ -220,6 +220,8 @@ def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
         num_drafted=stats.num_drafted,
         num_examined=stats.num_examined,
         num_rejected=stats.num_recovered,
+        num_first_tokens=len(blocks[0].tokens),
+        num_prefill_tokens=stats.num_prefill_tokens,
     )
 
 

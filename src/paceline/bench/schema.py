@@ -20,7 +20,7 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Baseline(StrictModel):
@@ -39,6 +39,9 @@ class ExampleRow(StrictModel):
         seconds: Of the whole request; `first_seconds` of these until the first token.
         baseline: None where the target alone was not timed beside it.
         num_target_calls: Target passes after the one over the prompt.
+        num_first_tokens: Tokens that came at `first_seconds`: one, or those of the first block.
+        num_prefill_tokens: Of these, those that the pass over the prompt gave: 1, or 0 where the first
+            block judges the first token too.
         num_examined: Drafted tokens that were judged; `num_rejected` of these did not stay.
     """
 
@@ -51,6 +54,8 @@ class ExampleRow(StrictModel):
     num_drafted: int
     num_examined: int
     num_rejected: int
+    num_first_tokens: int
+    num_prefill_tokens: int
 
 
 class ResultRow(StrictModel):
@@ -62,7 +67,7 @@ class ResultRow(StrictModel):
         error: One line that says why the cell failed; then there are no examples.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     key: str
     context: str
     decoding: DecodingConfig

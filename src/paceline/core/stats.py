@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 class DecodeStats:
     """What happened while decoding.
 
-    A token counts once, by where it came from: the prefill pass (`num_prefill_tokens`: the first
-    token of a text), an accepted draft, a recovered token, a bonus token; where cascades keep or
+    A token counts once, by where it came from: the prefill pass (`num_prefill_tokens`: a text's first
+    token, where no rule judges it), an accepted draft, a recovered token, a bonus token; where cascades keep or
     replace without judging, a kept draft or a deferred token. Drafted tokens behind a stop token count
     as drafted, as in vLLM, and those that the rule accepted there as `num_accepted_behind_stop`; they
     are in no other count.

@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 
 class Decoder(ABC):
-    """A target and a way to shape its distributions; subclasses say how blocks are made."""
+    """A target and a way to shape its distributions; subclasses say how blocks are made.
+
+    Attributes:
+        judges_first: Whether the first block makes a text's first token. If not, the first token is
+            the target's own, from its pass over the prompt.
+    """
+
+    judges_first = False
 
     def __init__(self, target: Model, sampling: SamplingParams) -> None:
         self.target = target
@@ -128,12 +135,15 @@ class Decoder(ABC):
     def _begin(
         self, seats: Seats, target: ModelSession, *others: ModelSession
     ) -> Iterator[tuple[Text, Block]]:
-        """Read the first prompts; the target's pass gives each text its first token."""
+        """Read the first prompts; see `judges_first` for what the target's pass gives."""
         prompts = [text.prompt for text in seats.texts]
         logits_BV = target.prefill(prompts)
         for session in others:
             session.prefill(prompts)
-        yield from self._first_tokens(logits_BV, seats.texts)
+        if self.judges_first:
+            _give_back_one(range(len(prompts)), target, *others)
+        else:
+            yield from self._first_tokens(logits_BV, seats.texts)
 
     def _reseat(
         self, seats: Seats, target: ModelSession, *others: ModelSession
@@ -150,7 +160,10 @@ class Decoder(ABC):
             logits_RV = target.refill(rows, prompts)
             for session in others:
                 session.refill(rows, prompts)
-            yield from self._first_tokens(logits_RV, texts)
+            if self.judges_first:
+                _give_back_one(rows, target, *others)
+            else:
+                yield from self._first_tokens(logits_RV, texts)
 
     def _first_tokens(
         self, logits_BV: Tensor, texts: Sequence[Text]
@@ -185,6 +198,12 @@ class Decoder(ABC):
         for row, text in enumerate(texts):
             seen_BV[row, text.prompt + text.tokens] = True
         return seen_BV
+
+
+def _give_back_one(rows: Sequence[int], *sessions: ModelSession) -> None:
+    """Forget the last token of these rows' prompts: a block begins by reading a text's newest token."""
+    for session in sessions:
+        session.rollback([int(row in rows) for row in range(len(session.lengths))])
 
 
 class Seats:

@@ -14,8 +14,8 @@ StopReason = Literal["eos", "length", "context"]
 """A stop token; `max_new_tokens`; the end of the model's context."""
 
 Source = Literal["prefill", "accepted", "recovered", "bonus", "kept", "deferred"]
-"""Where a token came from. `prefill`: the target's pass over the prompt, the text's first token. In
-cascades that do not judge, `kept`: the draft's own token; `deferred`: the target's."""
+"""Where a token came from. `prefill`: the target's pass over the prompt, the text's first token where
+the rule is lossless or there is no draft. In cascades that do not judge, `kept`: the draft's own token; `deferred`: the target's."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Between blocks, of a text of L tokens the target's session holds L - 1: all but the newest. So does
 the draft's, or one fewer where the block before was accepted whole, since the draft never read its own
-last token then.
+last token then. A text begins so, too: with a lossless rule behind the first token, which is the
+target's own, with any other rule behind the prompt, so that the first block drafts the first token.
 
     text        a b c d | e            L = 5: both hold a b c d
     propose     draft reads e, then x, then y           drafted x y z (gamma 3), draft holds a..e x y
@@ -46,8 +47,9 @@ class SpeculativeDecoder(Decoder):
     """The draft proposes up to gamma tokens; the target judges them in one pass, by the rule.
 
     The policy may end a block's draft earlier. A block needs room for gamma tokens that may be
-    forgotten again, so a text ends that much before the context does. The first token of a text is
-    always the target's own, from its pass over the prompt.
+    forgotten again, so a text ends that much before the context does. A lossless rule takes a text's
+    first token from the target's pass over the prompt; under any other rule the first token opens the
+    first block, drafted and judged as the others are.
 
     `draft_sampling` says how the draft draws; None: as `sampling` says. q is what the draft proposes
     at these settings, one-hot at temperature 0, and a lossless rule stays lossless at any. The
@@ -80,6 +82,7 @@ class SpeculativeDecoder(Decoder):
         self.draft_sampling = proposal_params(self.sampling, draft_sampling)
         # A lossless rule at temperature 0 keeps the target's likeliest tokens, whatever q is.
         self._judges_best = self.sampling.greedy and self.rule.exact
+        self.judges_first = not self.rule.exact
         self._drafts_best = self._judges_best and self.draft_sampling.greedy
 
     def _usable_length(self) -> int | None:
@@ -160,8 +163,12 @@ class SpeculativeDecoder(Decoder):
         return drafting.whole(unread, gamma, uniforms, seen_BV), wanted
 
     def _most_drafted(self, text: Text) -> int:
-        """A block gives at most one token more than it drafted: no text drafts past its budget."""
-        most = min(self.gamma, text.remaining - 1)
+        """A block gives at most one token more than it drafted: no text drafts past its budget.
+
+        But a first token that the rule judges is drafted even if it is the only one.
+        """
+        least = int(self.judges_first and not text.tokens)
+        most = min(self.gamma, max(text.remaining - 1, least))
         if most > 0 and isinstance(self.policy, Adaptive):
             return self.policy.length(text.num_accepted, text.num_examined, most)
         return most
@@ -189,9 +196,16 @@ class SpeculativeDecoder(Decoder):
 def unread_tokens(draft: ModelSession, texts: Sequence[Text]) -> list[list[int]]:
     """The tokens that the draft has yet to read, the same number for all rows: one or two.
 
-    Where some row's block was accepted whole, the others forget one token and read it again.
+    Where some row's block was accepted whole, the others forget one token and read it again. A row
+    whose text is one token has none to forget: then the draft reads on where it lacks two.
     """
     behind = [len(text) - length for text, length in zip(texts, draft.lengths, strict=True)]
     count = max(behind)
-    draft.rollback([count - number for number in behind])
+    again = [count - number for number in behind]
+    if any(more > length for more, length in zip(again, draft.lengths, strict=True)):
+        # all rows read as many tokens; what the others read here they forget again
+        unread = [text.newest(number)[:1] for text, number in zip(texts, behind, strict=True)]
+        draft.extend(torch.tensor(unread))
+        count = 1
+    draft.rollback(again)
     return [text.newest(count) for text in texts]
