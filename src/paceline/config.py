@@ -6,7 +6,6 @@ mechanism only; each configuration stands beside what it configures.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import reprlib
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
@@ -19,6 +18,8 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from pydantic.fields import FieldInfo
 
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _MOST_FAULTS = 5  # that one line can tell of
@@ -176,48 +177,43 @@ def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:
     return f"; known keys are {', '.join(beside)}" if len(beside) <= _MOST_KEYS else ""
 
 
-def models_in(annotation: Any) -> list[type]:
+def models_in(annotation: Any) -> list[type[Any]]:
     """Every configuration that a value of this type may be made of."""
-    if isinstance(annotation, type) and (
-        issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)
-    ):
-        return [annotation]
+    if isinstance(annotation, type):
+        found = cast("type[Any]", annotation)
+        return [found] if hasattr(found, "__pydantic_fields__") else []
     return [found for part in get_args(annotation) for found in models_in(part)]
 
 
-def keys_of(model: type) -> dict[str, Any]:
-    """The keys of a configuration, each with the type of its value."""
-    if issubclass(model, BaseModel):
-        return {name: field.annotation for name, field in model.model_fields.items()}
-    return {field.name: field.type for field in dataclasses.fields(model) if field.init}
+def fields_of(model: type[Any]) -> dict[str, FieldInfo]:
+    """The keys of a configuration, be it a pydantic model or a pydantic dataclass."""
+    return model.__pydantic_fields__
 
 
 def _keys_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
     """The keys that are known where a fault was found; its path names tags of variants, too."""
-    models: list[type] = [cls]
+    models: list[type[Any]] = [cls]
     for part in loc:
-        inner = [found for model in models for found in models_in(keys_of(model).get(part))]
+        known = [fields_of(model)[part] for model in models if part in fields_of(model)]
+        inner = [found for field in known for found in models_in(field.annotation)]
         named = [model for model in models if part in _tags(model)]
         models = inner or named or models
-    return sorted({key for model in models for key in keys_of(model)})
+    return sorted({key for model in models for key in fields_of(model)})
 
 
-def _tags(model: type) -> set[str]:
+def _tags(model: type[Any]) -> set[str]:
     """What tells this variant from others, such as `jsd`: the default of its tag."""
-    if issubclass(model, BaseModel):
-        defaults = [field.default for field in model.model_fields.values()]
-    else:
-        defaults = [field.default for field in dataclasses.fields(model)]
+    defaults = [field.default for field in fields_of(model).values()]
     return {default for default in defaults if isinstance(default, str)}
 
 
-def _paths(cls: type, prefix: str = "") -> list[str]:
+def _paths(cls: type[Any], prefix: str = "") -> list[str]:
     """`a.b.c` for every key, the shallow ones first."""
-    here = [prefix + key for key in keys_of(cls)]
+    here = [prefix + key for key in fields_of(cls)]
     deeper = [
         path
-        for key, annotation in keys_of(cls).items()
-        for model in models_in(annotation)
+        for key, field in fields_of(cls).items()
+        for model in models_in(field.annotation)
         for path in _paths(model, f"{prefix}{key}.")
     ]
     return list(dict.fromkeys([*here, *deeper]))

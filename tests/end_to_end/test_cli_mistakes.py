@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from printed import one_line
 
 Run = Callable[..., tuple[int, str, str]]
+SHORT = ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_a_draft_with_a_weight_that_is_not_a_number_is_named(
             "num_steps=1",
         ),
     }
-    arguments = rest.get(command, ("--prompts", corpus))
+    arguments = rest.get(command, ("--prompts", corpus, "--set", "max_new_tokens=4"))
     pair = ("--target", pair_folder / "target", "--draft", broken_draft)
     code, _, err = run(command, *pair, *arguments)
     assert code == 2
@@ -117,7 +118,7 @@ def test_an_output_where_nothing_can_be_written_is_one_line(
             "--set",
             "num_steps=1",
         ),
-        "generate-data": (*models[:2], "--prompts", corpus, "--output", out),
+        "generate-data": (*models[:2], "--prompts", corpus, "--output", out, *SHORT),
     }
     code, _, err = run(command, *arguments[command])
     assert code == 3
@@ -140,7 +141,7 @@ def test_a_file_is_never_put_in_the_place_of_a_device(run: Run, pair_folder: Pat
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("sampling.temperatur=0", "sampling.temperatur: unknown key; did you mean temperature?"),
+        ("sampling.tempera=0", "sampling.tempera: unknown key; did you mean temperature?"),
         ("temperature=0", "temperature: unknown key; did you mean sampling.temperature?"),
         ("num_promts=3", "num_promts: unknown key; did you mean num_prompts?"),
         ("prompts={path: p, splitt: x}", "did you mean split?"),

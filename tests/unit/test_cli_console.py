@@ -1,6 +1,7 @@
 """What a file gets to see of progress that a terminal sees as bars."""
 
 import warnings
+from typing import Any
 
 import pytest
 
@@ -8,17 +9,44 @@ from paceline.cli import console
 from paceline.processes import keep_freed_memory
 
 
-def test_a_file_gets_a_line_every_half_minute(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+class Script:
+    """An event whose waiting is over at once, after telling the listener what comes next."""
+
+    def __init__(self, listener: console._OccasionalLines, told: list[tuple[Any, ...]]) -> None:
+        self.listener, self.told = listener, told
+        self.pauses: list[float] = []
+
+    def wait(self, pause: float) -> bool:
+        self.pauses.append(pause)
+        if len(self.pauses) > len(self.told):
+            return True
+        if self.told[len(self.pauses) - 1]:
+            self.listener(*self.told[len(self.pauses) - 1])
+        return False
+
+
+def test_a_file_gets_a_line_in_the_first_second_and_then_now_and_then(
+    capsys: pytest.CaptureFixture[str],
 ):
-    now = 0.0
-    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    """Also while the work is busy and tells nothing new."""
+    lines = console._OccasionalLines()
+    script = Script(lines, [(), ("training", 30, 100, "loss 3"), (), ("training", 60, 100)])
+    lines._ended = script  # pyright: ignore[reportAttributeAccessIssue]
+    lines.run()
+    assert capsys.readouterr().err.splitlines() == [
+        "starting",
+        "training 30% loss 3",
+        "training 30% loss 3",
+        "training 60%",
+    ]
+    assert script.pauses == [console._FIRST_S, *[console._QUIET_S] * 4]
+    assert console._FIRST_S < 1
+
+
+def test_work_that_ends_prints_nothing_more(capsys: pytest.CaptureFixture[str]):
     with console.progress_bars() as progress:
-        for second in range(100):
-            now = float(second)
-            progress("training", second, 100, f"loss {second}")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["training 30% loss 30", "training 60% loss 60", "training 90% loss 90"]
+        progress("training", 1, 2)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_warning_is_one_line_without_source(

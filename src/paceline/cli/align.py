@@ -18,8 +18,13 @@ def align(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
 ) -> None:
-    """Distil the target into the draft; the aligned draft is OUTPUT/draft."""
+    """Train the draft to agree with the target.
+
+    The aligned draft is OUTPUT/draft.
+    """
+    from paceline.cli.preflight import check_align
     from paceline.cli.tables import alignment_table
     from paceline.records import RunDirectory
     from paceline.train import AlignConfig
@@ -30,6 +35,7 @@ def align(
     )
     if resume:
         options.check_resumable(wanted.output)
+    check_align(wanted, resume=resume, dry_run=dry_run)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
     result = RunDirectory(directory).read_result()

@@ -15,9 +15,15 @@ def analyze(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Predict, without decoding, what each rule at each threshold rejects, changes and saves."""
+    """Predict what each decoding rule costs and saves.
+
+    Nothing is decoded: one pass of each model over text gives, for each rule at each threshold, what it
+    rejects, how far it leaves the target and what it saves.
+    """
+    from paceline.cli.preflight import check_measured
     from paceline.cli.tables import frontier_table
     from paceline.measure.frontier import AnalyzeConfig
     from paceline.measure.frontier import analyze as run
@@ -30,6 +36,7 @@ def analyze(
     wanted = options.build(
         AnalyzeConfig, config, overrides, target=target, draft=draft, prompts=prompts, **sampling
     )
+    check_measured(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:

@@ -18,13 +18,19 @@ def bench(
         float | None, typer.Option(help="Start no new cells after so many seconds.")
     ] = None,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
 ) -> None:
-    """Measure every cell of a grid. Finished cells are kept: a bench can be stopped and resumed."""
+    """Measure many ways of decoding on a task.
+
+    Finished cells are kept: a bench can be stopped and resumed at any time.
+    """
     from paceline.bench import BenchConfig
     from paceline.bench import bench as run
+    from paceline.cli.preflight import check_bench
 
     given = {"target": target, "draft": draft, "output": output, "max_seconds": max_seconds}
     wanted = options.build(BenchConfig, config, overrides, **given)
+    check_bench(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = run(wanted, progress)
     failed = sum(row.status == "failed" for row in found.rows)

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import sys
-import time
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from paceline.progress import Progress as Listener
 
-_QUIET_S = 30  # between two lines of progress in a file
+_FIRST_S = 0.9  # until the first line of progress in a file
+_QUIET_S = 30  # between two of them
 
 # what is printed names files and errors, in which [v2] and :smile: mean nothing
 stdout = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -128,7 +129,12 @@ def show_warnings_in_one_line() -> None:
 def progress_bars() -> Iterator[Listener]:
     """Draw a bar for each stage of the work inside the block; a file gets a line now and then."""
     if not stderr.is_terminal:
-        yield _occasional_lines()
+        lines = _OccasionalLines()
+        lines.start()
+        try:
+            yield lines
+        finally:
+            lines.end()
         return
     columns = (
         SpinnerColumn(),
@@ -150,13 +156,25 @@ def progress_bars() -> Iterator[Listener]:
         yield listen
 
 
-def _occasional_lines() -> Listener:
-    last = time.monotonic()
+class _OccasionalLines(threading.Thread):
+    """What a file gets: a line in the first second, and then now and then, whoever is busy."""
 
-    def listen(stage: str, done: float, total: float, note: str = "") -> None:
-        nonlocal last
-        if time.monotonic() - last >= _QUIET_S:
-            last = time.monotonic()
-            stderr.print(f"{stage} {done / total:.0%} {note}".rstrip())
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._state = "starting"
+        self._ended = threading.Event()
 
-    return listen
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        self._state = f"{stage} {done / total:.0%} {note}".rstrip()
+
+    def run(self) -> None:
+        """Print where the work is, until it ends."""
+        pause = _FIRST_S
+        while not self._ended.wait(pause):
+            stderr.print(self._state)
+            pause = _QUIET_S
+
+    def end(self) -> None:
+        """Print nothing more."""
+        self._ended.set()
+        self.join()

@@ -15,7 +15,10 @@ def corpus(
         typer.Option(help="Docstrings of this installed package, too; may be repeated."),
     ] = None,
 ) -> None:
-    """Write Python's documentation to train on and to be judged by, and prompts unlike it."""
+    """Write Python's documentation as training text.
+
+    Part of it is held out for evaluation, and there are prompts of other kinds.
+    """
     from paceline.data.python_docs import package_places, write_package_docs, write_python_docs
     from paceline.data.python_tasks import write_python_tasks
 

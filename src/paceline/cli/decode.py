@@ -31,7 +31,11 @@ def decode(
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by their source.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Decode one prompt, streaming; prints tokens/s and tokens per target call at the end."""
+    """Continue one prompt, with or without a draft.
+
+    The text is streamed; tokens/s and tokens per target call follow at the end.
+    """
+    from paceline.cli.preflight import check_decode
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.decode.strategies import DecodingConfig
 
@@ -58,6 +62,7 @@ def decode(
             "by --draft"
         )
     text = read_prompt(prompt, prompt_file)
+    check_decode(target, draft)
     stream_text(
         *load_decoder(target, draft, draft_weights, decoding),
         text,

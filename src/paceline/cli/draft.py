@@ -40,13 +40,18 @@ def draft(
         bool, typer.Option("--time/--no-time", help="Time its passes beside the target's.")
     ] = True,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
 ) -> None:
-    """Make a draft with the target's tokenizer: some of its layers, a narrower one, or a new one."""
+    """Make a draft model from the target.
+
+    It has some of the target's layers, or is a narrower or a new model; its tokenizer is the target's.
+    """
+    from paceline.cli.preflight import check_draft
     from paceline.measure.price import price_draft
     from paceline.models import load_model
     from paceline.models.draft import save_draft
     from paceline.models.loading import stored_dtype
-    from paceline.train.drafts import DraftConfig, check_place, make_draft
+    from paceline.train.drafts import DraftConfig, make_draft
 
     wanted = options.build(
         DraftConfig,
@@ -61,7 +66,7 @@ def draft(
         vocabulary=vocabulary,
         text=text,
     )
-    check_place(wanted)
+    check_draft(wanted, dry_run=dry_run)
     model = load_model(wanted.target)
     with progress_bars() as progress:
         small, kept = make_draft(wanted, model, progress=progress)

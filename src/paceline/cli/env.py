@@ -1,17 +1,78 @@
 """`paceline env`: versions and hardware, for a report of a bug or a figure."""
 
-from __future__ import annotations
-
-import json
+import os
+from pathlib import Path
+from typing import Any
 
 import typer
 
+from paceline.cli import options
+from paceline.cli.console import stdout
 
-def env() -> None:
-    """Print versions, hardware and git state as JSON."""
+
+def env(json: options.Json = False) -> None:
+    """Show versions, processor, memory and GPUs."""
+    from json import dumps
+
     from paceline.models.precision import measured_precisions
     from paceline.native import compiled
     from paceline.records import environment
 
-    facts = {"compiled": compiled() is not None, "precision": measured_precisions()}
-    typer.echo(json.dumps(environment() | facts, indent=2))
+    found = {**environment(), "compiled": compiled() is not None, **hardware()}
+    found["measured_precision"] = measured_precisions()
+    if json or not stdout.is_terminal:
+        typer.echo(dumps(found, indent=2))
+    else:
+        for name, value in _rows("", found):
+            stdout.print(f"{name:<24} {value}")
+
+
+def hardware() -> dict[str, Any]:
+    """Memory in bytes, of this process's control group where that is less; and the GPUs."""
+    import torch
+
+    gpus = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+    return {
+        "memory_bytes": _memory_bytes(),
+        "usable_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "gpus": [
+            {
+                "name": gpu.name,
+                "memory_bytes": gpu.total_memory,
+                "compute_capability": f"{gpu.major}.{gpu.minor}",
+            }
+            for gpu in gpus
+        ],
+        "cuda": torch.version.cuda,
+    }
+
+
+def _memory_bytes() -> int:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return min(total, int(allowed)) if allowed.isdigit() else total
+
+
+def _rows(prefix: str, values: dict[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in values.items():
+        label = f"{prefix}{name.removesuffix('_bytes')}".replace("_", " ")
+        if isinstance(value, dict):
+            rows += _rows(f"{label} ", value)
+        elif isinstance(value, list):
+            parts = [
+                ", ".join(text for _, text in _rows("", part))
+                if isinstance(part, dict)
+                else str(part)
+                for part in value
+            ]
+            rows += [(f"{label} {number}", part) for number, part in enumerate(parts)] or [
+                (label, "none")
+            ]
+        elif name.endswith("_bytes"):
+            rows.append((label, f"{value / 1e9:.1f} GB"))
+        else:
+            words = {None: "none", True: "yes", False: "no"}
+            rows.append((label, str(words.get(value, value))))
+    return rows

@@ -17,8 +17,13 @@ def generate_data(
     workers: Annotated[int | None, typer.Option(help="Processes that write.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
 ) -> None:
-    """Let the target answer prompts at several temperatures; the records are OUTPUT/data/*.parquet."""
+    """Let the target answer prompts, as training text.
+
+    The records, at several temperatures, are OUTPUT/data/*.parquet.
+    """
+    from paceline.cli.preflight import check_generate_data
     from paceline.data.generate import generate_data as run
     from paceline.data.requests import GenerateDataConfig
 
@@ -26,6 +31,7 @@ def generate_data(
     wanted = options.build(GenerateDataConfig, config, overrides, **given)
     if resume:
         options.check_resumable(wanted.output)
+    check_generate_data(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
     result = json.loads((directory / "result.json").read_text("utf-8"))

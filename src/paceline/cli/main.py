@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+import paceline
 from paceline.cli import (
     align,
     analyze,
@@ -38,12 +40,35 @@ _HOW_TO_GO_ON = (
 
 app = typer.Typer(
     name="paceline",
-    help="Draft models that keep up: measure, align, decode and ship them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {paceline.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Make small draft models for speculative decoding: measure, align and decode with them.
+
+    Exit codes: 0 good or GO, 1 NO-GO or a failed check, 2 wrong usage, 3 not completed, 130 interrupted.
+    """
+
+
 for command in (
     *(draft, pretrain, generate_data, align, measure, analyze, verify, decode),
     *(trajectory, sweep, corpus, task, bench, tune, report, demo, validate, env),

@@ -15,9 +15,14 @@ def measure(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Measure acceptance, cost and real speed of a draft; exit code 1 on NO-GO, 3 without a verdict."""
+    """Measure whether a draft is worth serving.
+
+    Gives acceptance, cost and measured speed. The exit code is 1 on NO-GO and 3 without a verdict.
+    """
+    from paceline.cli.preflight import check_measured
     from paceline.cli.tables import measurement_table, verdict_style
     from paceline.measure import MeasureConfig
     from paceline.measure import measure as run
@@ -30,6 +35,7 @@ def measure(
     wanted = options.build(
         MeasureConfig, config, overrides, target=target, draft=draft, prompts=prompts, **sampling
     )
+    check_measured(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:

@@ -36,6 +36,10 @@ Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0
 TopP = Annotated[float | None, typer.Option(help="Nucleus sampling: smallest set of this mass.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
 Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1 is none.")]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Check models, texts and places, then stop: nothing is run."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

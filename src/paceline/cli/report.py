@@ -9,7 +9,10 @@ import typer
 def report(
     folder: Annotated[Path, typer.Argument(help="Run directory of a bench.")],
 ) -> None:
-    """Write report.md and plots beside a bench's rows; needs no model."""
+    """Draw tables and plots of a finished bench.
+
+    Writes report.md and plots into its directory; needs no model.
+    """
     from paceline.report import write_report
 
     written = write_report(folder)

@@ -12,13 +12,19 @@ def sweep(
     config: options.ConfigFile = None,
     output: Annotated[str | None, typer.Option(help="Directory of all runs.")] = None,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
 ) -> None:
-    """Align once for each row, column and seed of the file; print the table with its intervals."""
+    """Compare many alignments in a table.
+
+    One run for each row, column and seed of the file; the table has intervals over seeds.
+    """
+    from paceline.cli.preflight import check_sweep
     from paceline.cli.tables import sweep_tables
     from paceline.train.sweep import SweepConfig
     from paceline.train.sweep import sweep as run
 
     wanted = options.build(SweepConfig, config, overrides, output=output)
+    check_sweep(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = run(wanted, progress)
     stdout.print(sweep_tables(found))

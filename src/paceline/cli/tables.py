@@ -27,6 +27,25 @@ if TYPE_CHECKING:
     from paceline.train.sweep import Sweep
 
 
+_GAMMA_LEGEND = """\
+expected acceptance: part of sampled drafts that the target accepts. greedy draft acceptance: of drafts that
+are the draft's likeliest token. greedy agreement: how often both models find the same token likeliest.
+gamma: tokens drafted per block, * where the expected speedup is largest. tokens per target call: tau, the
+mean length of a block's text. break-even acceptance: what a draft must reach at this gamma to gain anything.
+predicted speedup: tau / (cost ratio * gamma + 1). block cost: target pass over a block / over one token.
+expected speedup: tau / cost of a block, measured here. MBSU: the predicted speedup with the ratio of
+parameters as cost ratio. In brackets: 95% intervals over prompts."""
+_TUNED_LEGEND = (
+    "quality: mean score, or its part of the target's own; speedup: seconds per token of the target alone / of "
+    "the setting; met: whether the bound is kept. In brackets: 95% intervals over examples."
+)
+_TRAJECTORY_LEGEND = (
+    "acceptance: expected part of drafted tokens that the target accepts; tau: tokens per target call; MBSU: "
+    "memory-bound speedup, tau / (parameter ratio * gamma + 1). In brackets: 95% intervals over prompts."
+)
+_SWEEP_LEGEND = "Each cell: mean over seeds and half the width of its 95% interval (Student's t)."
+
+
 def measurement_table(found: Measurement) -> Group:
     """Acceptance and cost, then a row a gamma, then the timing."""
     summary = Table.grid(padding=(0, 2))
@@ -43,7 +62,7 @@ def measurement_table(found: Measurement) -> Group:
     summary.add_row("greedy agreement", str(text.greedy_agreement))
     passes = f"target {cost.target_pass_s * 1e3:.1f} ms, draft {cost.draft_pass_s * 1e3:.1f} ms"
     summary.add_row("one pass", f"{passes}, cost ratio {cost.cost_ratio:.3f}")
-    return Group(summary, _gamma_table(found), *_speed_lines(found))
+    return Group(summary, _gamma_table(found), _GAMMA_LEGEND, *_speed_lines(found))
 
 
 def verdict_style(verdict: Verdict) -> str:
@@ -190,8 +209,8 @@ def frontier_table(found: PredictedFrontier) -> Group:
     remark = (
         f"on {found.num_tokens} tokens of the {writer}'s, temperature "
         f"{found.config.sampling.temperature:g}, cost ratio {found.cost_ratio:.3f}; TVD and KL (nats) "
-        "of what a rule makes to the target; surprisal (nats): how unlikely the target finds it; tau and "
-        "speedup as predicted at the best gamma"
+        "of what a rule makes to the target; surprisal (nats): how unlikely the target finds it; rejected: part "
+        "of the drafted tokens; tau (tokens per target call) and speedup as predicted at the best gamma"
     )
     return Group(table, remark)
 
@@ -203,7 +222,7 @@ def rule_name(rule: AnyRule) -> str:
     return " ".join([tag, *(f"{v:g}" if isinstance(v, float) else str(v) for v in chosen.values())])
 
 
-def tuned_table(found: Tuned) -> Table:
+def tuned_table(found: Tuned) -> Group:
     """Everything that was measured: to choose on, and then to confirm on."""
     absolute = found.config.absolute_quality is not None
     name = "quality" if absolute else "of the target's"
@@ -221,7 +240,7 @@ def tuned_table(found: Tuned) -> Table:
         table.add_row(label, *cells, _met(one, found.config.quality_floor))
     for cell in found.failed:
         table.add_row(f"{family(cell.decoding)} {setting(cell.decoding)}: failed, {cell.error}")
-    return table
+    return Group(table, _TUNED_LEGEND)
 
 
 def _met(one: Tried, quality_floor: float | None) -> str:
@@ -242,7 +261,8 @@ def trajectory_tables(rows: Sequence[TrajectoryRow]) -> Group:
     for row in rows:
         parts.setdefault(f"{row.task}, {name_of(row.sampling)}", []).append(row)
     return Group(
-        *(part for name, own in parts.items() for part in (name, _drafts(own, gammas), ""))
+        *(part for name, own in parts.items() for part in (name, _drafts(own, gammas), "")),
+        _TRAJECTORY_LEGEND,
     )
 
 
@@ -280,7 +300,7 @@ def sweep_tables(found: Sweep) -> Group:
             whole = found.difference(row, found.reference)
             less.add_row(_in_words(row), *(_interval(part) for part in (*each, whole)))
     seeds = f"{config.figure}, mean and 95% interval over {len(config.seeds)} seeds"
-    return Group(seeds, cells, "", "paired by text and seed", less)
+    return Group(seeds, cells, "", "paired by text and seed", less, _SWEEP_LEGEND)
 
 
 def _in_words(name: str) -> str:

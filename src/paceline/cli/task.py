@@ -20,7 +20,10 @@ def task(
     seed: Annotated[int, typer.Option(help="The same seed gives the same examples.")] = 0,
     overrides: options.Overrides = None,
 ) -> None:
-    """Write examples with their reference answers, such as text for `pretrain` and `align`."""
+    """Write a task's examples to a file.
+
+    Each has its reference answer: text for `pretrain` and `align`.
+    """
     from paceline.config import apply_override
     from paceline.errors import UsageError
     from paceline.tasks import build_task, write_examples

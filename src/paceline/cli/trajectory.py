@@ -18,8 +18,13 @@ def trajectory(
     output: Annotated[str | None, typer.Option(help="Directory of rows and plots.")] = None,
     plot: Annotated[bool, typer.Option(help="Draw tau over steps and seconds, too.")] = False,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
 ) -> None:
-    """Tokens per target call of every checkpoint, on several tasks, against the draft at the start."""
+    """Measure every checkpoint of training runs.
+
+    Gives tokens per target call on several tasks, against the draft at the start.
+    """
+    from paceline.cli.preflight import check_trajectory
     from paceline.cli.tables import trajectory_tables
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.measure.trajectory import trajectory as run
@@ -31,6 +36,7 @@ def trajectory(
         from paceline.report.plots import load_matplotlib
 
         load_matplotlib()  # if it is missing, say so now
+    check_trajectory(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         rows = run(wanted, progress)
     stdout.print(trajectory_tables(rows))

@@ -22,15 +22,18 @@ def tune(
     ] = None,
     temperature: options.Temperature = None,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Choose a decoding rule and block length that meet a bound, and confirm it on other examples.
+    """Find the fastest setting within a quality bound.
 
-    Writes a configuration for `decode`. A setting that misses the bound is chosen in at most
+    One-pass analysis proposes settings, and measurement on other examples confirms them. Writes a
+    configuration for `decode`. A setting that misses the bound is chosen in at most
     1 - confidence of all runs (`--set confidence=0.95`), whatever the number of settings tested.
     """
     from paceline.bench.tune import TuneConfig
     from paceline.bench.tune import tune as run
+    from paceline.cli.preflight import check_bench
     from paceline.cli.tables import tuned_table
 
     given = {"target": target, "draft": draft, "output": output, "task__task": task}
@@ -46,6 +49,7 @@ def tune(
     )
     if wanted.shortage:
         stderr.print(f"paceline: warning: {wanted.shortage}")
+    check_bench(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:

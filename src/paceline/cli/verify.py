@@ -21,9 +21,14 @@ def verify(
         bool | None, typer.Option("--self-test", help="Also run a broken rule, to be caught.")
     ] = None,
     overrides: options.Overrides = None,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Prove that speculation leaves the target's text alone; exit code 1 if it does not."""
+    """Test that a draft leaves the target's text as it is.
+
+    The exit code is 1 if it does not.
+    """
+    from paceline.cli.preflight import check_measured
     from paceline.cli.tables import losslessness_lines
     from paceline.measure import VerifyConfig, verify_losslessness
 
@@ -33,6 +38,7 @@ def verify(
         for key, value in {"temperature": temperature, "top_p": top_p, "top_k": top_k}.items()
     }
     wanted = options.build(VerifyConfig, config, overrides, **given)
+    check_measured(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         report = verify_losslessness(wanted, progress)
     if json:

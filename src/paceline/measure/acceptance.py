@@ -15,10 +15,11 @@ from torch import Tensor
 from paceline.core.rules import Lossless
 from paceline.core.sampling import apply_repetition_penalty, mark_seen, proposal_params, to_probs
 from paceline.core.speed import drafted_per_block, tokens_and_blocks
+from paceline.measure.batching import batches_of_like_length
 from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.models.session import Model
@@ -94,23 +95,18 @@ def score_texts(
     vocab_size = check_same_vocabulary(target, draft)
     samplings = sampling, proposal_params(sampling, draft_sampling)
     parts: list[list[Tensor]] = []
+    done: list[int] = []
     limit = min((m.max_length for m in (target, draft) if m.max_length is not None), default=None)
-    for rows in _together(prompts, completions, limit):
-        scores = _score_rows(target, draft, prompts[rows], completions[rows], samplings, vocab_size)
+    lengths = [list(map(len, texts)) for texts in (prompts, completions)]
+    progress("scoring", 0, len(prompts))
+    for rows in batches_of_like_length(lengths[0], _ROWS, lengths[1], limit):
+        asked, written = ([part[row] for row in rows] for part in (prompts, completions))
+        scores = _score_rows(target, draft, asked, written, samplings, vocab_size)
         parts.append([_widen(score, width) for score in scores])
-        progress("scoring", rows.stop, len(prompts))
-    return TextScores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-
-def _together(
-    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], limit: int | None
-) -> Iterator[slice]:
-    """A few rows at a time; alone where the longest completion beside the longest prompt has no room."""
-    for start in range(0, len(prompts), _ROWS):
-        stop = min(start + _ROWS, len(prompts))
-        longest = max(map(len, prompts[start:stop])) + max(map(len, completions[start:stop]))
-        step = _ROWS if limit is None or longest <= limit else 1
-        yield from (slice(row, min(row + step, stop)) for row in range(start, stop, step))
+        done += rows
+        progress("scoring", len(done), len(prompts))
+    as_given = torch.tensor(done).argsort()
+    return TextScores(*(torch.cat(columns)[as_given] for columns in zip(*parts, strict=True)))
 
 
 def _score_rows(

@@ -105,7 +105,7 @@ def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFron
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
-    pair = load_models(config)
+    pair = load_models(config, progress)
     return analyze_models(*pair, load_prompts(config, pair), config, progress)
 
 

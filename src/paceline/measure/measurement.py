@@ -80,7 +80,7 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
-    pair = load_models(config)
+    pair = load_models(config, progress)
     return measure_models(*pair, load_prompts(config, pair), config, progress)
 
 

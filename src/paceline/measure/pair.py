@@ -11,6 +11,7 @@ from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import UsageError
+from paceline.measure.batching import batches_of_like_length
 from paceline.models import load_model
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import Progress, silent
@@ -68,19 +69,23 @@ class Pair(NamedTuple):
         return self.target.tokenizer
 
 
-def load_models(config: ModelsConfig) -> Pair:
+def load_models(config: ModelsConfig, progress: Progress = silent) -> Pair:
     """Load what the configuration names.
 
     Raises:
         UsageError: a model or the pair of tokenizers cannot be used.
     """
+    progress("loading", 0, 2)
     target = load_model(config.target, dtype=config.dtype, device=config.device)
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    progress("loading", 1, 2)
     draft = load_model(config.draft, dtype=config.dtype, device=config.device)
     check_same_vocabulary(target, draft)
     ready = draft.prepare_for_decoding(config.draft_weights)
-    return Pair(target.prepare_for_decoding(), ready)
+    pair = Pair(target.prepare_for_decoding(), ready)
+    progress("loading", 2, 2)
+    return pair
 
 
 def load_prompts(config: PairConfig, pair: Pair) -> list[list[int]]:
@@ -101,8 +106,14 @@ def sample_texts(
 ) -> None:
     """Add the texts that are missing: sampled from the writer, as it will be served."""
     decoder = AutoregressiveDecoder(writer, config.sampling)
-    while (start := len(completions)) < len(prompts):
-        batch = prompts[start : start + config.batch_size]
-        generations = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
-        completions += [generation.tokens for generation in generations]
-        progress("sampling text", len(completions), len(prompts))
+    start = len(completions)
+    missing = prompts[start:]
+    written: dict[int, list[int]] = {}
+    progress("sampling text", start, len(prompts))
+    for rows in batches_of_like_length(list(map(len, missing)), config.batch_size):
+        seeds = [config.seed + start + row for row in rows]
+        batch = [missing[row] for row in rows]
+        generations = decoder.generate(batch, config.max_new_tokens, seed=seeds)
+        written |= zip(rows, (generation.tokens for generation in generations), strict=True)
+        progress("sampling text", start + len(written), len(prompts))
+    completions += [written[row] for row in range(len(missing))]

@@ -48,7 +48,7 @@ def subset_layers(
         UnsupportedModelError: The model does not keep its layers in one list.
     """
     name, old = layer_list(target.hf)
-    _check_indices(layers, len(old))
+    check_layers(layers, len(old))
     kept = nn.ModuleList()
     # one memo for both copies: layers and model go on to share one config, and ties stay ties
     memo: dict[int, Any] = {id(old): kept}
@@ -173,7 +173,12 @@ def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     return outer[0]
 
 
-def _check_indices(layers: Sequence[int], count: int) -> None:
+def check_layers(layers: Sequence[int], count: int) -> None:
+    """Are these layers of a model of `count` layers, in order and once each?
+
+    Raises:
+        UsageError: they are not.
+    """
     increasing = all(a < b for a, b in itertools.pairwise(layers))
     if not layers or not increasing or layers[0] < 0 or layers[-1] >= count:
         example = sorted({0, 1, count // 2, count - 1} & set(range(count)))

@@ -67,9 +67,9 @@ def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") ->
     """
     where = find_device(device)
     with quiet():
-        place = _find(path)
-        with _reading(place):
-            _refuse_unknown(place)
+        place = find_place(path)
+        with reading(place):
+            refuse_unknown(place)
             config = AutoConfig.from_pretrained(place.source, **place.options)
             refuse_by_name(config)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -82,7 +82,7 @@ def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") ->
             hf, info = loaded
             _refuse_incomplete(place, info)
             _refuse_not_finite(place, hf)
-            tokenizer = _tokenizer(place)
+            tokenizer = read_tokenizer(place)
         return wrap_model(hf.to(where).eval(), tokenizer, _draft_vocabulary(place, hf, tokenizer))
 
 
@@ -93,9 +93,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         ModelLoadError: There is none, or it cannot be read.
     """
     with quiet():
-        place = _find(path)
-        with _reading(place):
-            tokenizer = _tokenizer(place)
+        place = find_place(path)
+        with reading(place):
+            tokenizer = read_tokenizer(place)
     if tokenizer is None:
         raise ModelLoadError(
             f"{path} has no tokenizer files; copy tokenizer.json and tokenizer_config.json from the "
@@ -111,7 +111,7 @@ def model_directory(path: str | Path) -> Path:
         ModelLoadError: Nothing there.
     """
     with quiet():
-        return _directory_of(_find(path))
+        return _directory_of(find_place(path))
 
 
 def fingerprint(path: str | Path) -> str:
@@ -141,8 +141,8 @@ def shapes_at(path: str | Path) -> list[tuple[int, int]]:
         ModelLoadError: Nothing there, or a config.json that cannot be read.
     """
     with quiet():
-        place = _find(path)
-        with _reading(place):
+        place = find_place(path)
+        with reading(place):
             return shapes_of(AutoConfig.from_pretrained(place.source, **place.options))
 
 
@@ -154,7 +154,7 @@ def stored_dtype(path: str | Path) -> torch.dtype | None:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a model lies: as the user named it, and as transformers finds it."""
 
     named: str
@@ -166,7 +166,7 @@ class _Place:
         return Path(self.source) if Path(self.source).is_dir() else None
 
 
-def _directory_of(place: _Place) -> Path:
+def _directory_of(place: Place) -> Path:
     """Where its files are; those of the hub but for the weights, downloaded."""
     if place.directory:
         return place.directory
@@ -174,12 +174,12 @@ def _directory_of(place: _Place) -> Path:
     return Path(huggingface_hub.snapshot_download(place.source, allow_patterns=patterns))
 
 
-def _find(path: str | Path) -> _Place:
+def find_place(path: str | Path) -> Place:
     """A directory that holds a model, converted from GGUF if need be, or a reachable hub id."""
     local = Path(path).expanduser()
     if local.is_file() and local.suffix == ".gguf":
         directory = converted_gguf(local)
-        return _Place(str(path), str(directory), {"local_files_only": True})
+        return Place(str(path), str(directory), {"local_files_only": True})
     if local.is_file():
         raise ModelLoadError(
             f"{path} is a file; name the directory that holds config.json and the weights, or a "
@@ -201,10 +201,10 @@ def _find(path: str | Path) -> _Place:
             f"{path} has a config.json but no weights; expected model.safetensors (or its index) "
             "beside it"
         )
-    return _Place(str(path), str(local), {"local_files_only": True})
+    return Place(str(path), str(local), {"local_files_only": True})
 
 
-def _find_on_hub(path: str | Path) -> _Place:
+def _find_on_hub(path: str | Path) -> Place:
     """Ask once and briefly whether the id exists: transformers would retry for half a minute."""
     name = str(path)
     if not _HUB_ID.fullmatch(name):
@@ -216,16 +216,16 @@ def _find_on_hub(path: str | Path) -> _Place:
         huggingface_hub.model_info(name, timeout=5)
     except Exception as error:  # offline, refused or unknown: a stored copy will do
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return _Place(name, name, {"local_files_only": True})
+            return Place(name, name, {"local_files_only": True})
         raise ModelLoadError(
             f"{name} is no local path, and no hub id that can be reached ({_first_line(error)}); "
             "check the spelling or the network"
         ) from error
-    return _Place(name, name)
+    return Place(name, name)
 
 
 @contextlib.contextmanager
-def _reading(place: _Place) -> Iterator[None]:
+def reading(place: Place) -> Iterator[None]:
     """Whatever the libraries below raise about a damaged model, as one line."""
     try:
         yield
@@ -238,7 +238,7 @@ def _reading(place: _Place) -> Iterator[None]:
         ) from error
 
 
-def _refuse_unknown(place: _Place) -> None:
+def refuse_unknown(place: Place) -> None:
     """Is this a configuration of a model that transformers knows?"""
     if place.directory is None:
         return
@@ -258,7 +258,7 @@ def _refuse_unknown(place: _Place) -> None:
         )
 
 
-def _refuse_incomplete(place: _Place, info: dict[str, Any]) -> None:
+def _refuse_incomplete(place: Place, info: dict[str, Any]) -> None:
     faults = {
         "missing_keys": "are missing from the file",
         "unexpected_keys": "are in the file without a place in the model",
@@ -273,7 +273,7 @@ def _refuse_incomplete(place: _Place, info: dict[str, Any]) -> None:
             )
 
 
-def _refuse_not_finite(place: _Place, hf: Any) -> None:
+def _refuse_not_finite(place: Place, hf: Any) -> None:
     """Any weight that is not a number, or infinite, makes every logit so.
 
     Cost: a sum over all weights, a few percent of what reading them takes.
@@ -293,13 +293,14 @@ def _refuse_not_finite(place: _Place, hf: Any) -> None:
         )
 
 
-def _tokenizer(place: _Place) -> PreTrainedTokenizerBase | None:
+def read_tokenizer(place: Place) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside the weights; None if there are no files of one."""
     if place.directory and not any((place.directory / name).exists() for name in _TOKENIZERS):
         return None
     return AutoTokenizer.from_pretrained(place.source, **place.options)
 
 
-def _draft_vocabulary(place: _Place, hf: Any, tokenizer: Any) -> torch.Tensor | None:
+def _draft_vocabulary(place: Place, hf: Any, tokenizer: Any) -> torch.Tensor | None:
     head = hf.get_output_embeddings()
     if head is None:
         return None
@@ -324,7 +325,7 @@ def find_device(device: str) -> torch.device:
         raise UsageError(f"there is no device called {device!r}; wanted one of {here}") from None
     try:
         torch.zeros(1, device=found).item()
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
+    except (AssertionError, RuntimeError) as error:
         raise UsageError(
             f"device {device!r} cannot be used ({_first_line(error)}); wanted one of {here}"
         ) from None

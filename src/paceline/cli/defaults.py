@@ -1,0 +1,139 @@
+"""Every key of a configuration with its default and its meaning, as YAML with comments."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import json
+import re
+import textwrap
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from paceline.cli.meanings import MEANINGS
+from paceline.config import fields_of, models_in
+
+_WIDTH = 100
+_ENTRY = re.compile(r"^    (\w+): (.*)$")
+
+
+def describe_defaults(cls: type[BaseModel]) -> str:
+    """The keys of `cls`, a line of meaning above each; what has no default is `(required)`."""
+    return "\n".join(_lines(cls, "", (cls,))) + "\n"
+
+
+def _lines(cls: type[Any], indent: str, above: tuple[type, ...]) -> list[str]:
+    lines: list[str] = []
+    for name, field in fields_of(cls).items():
+        annotation = field.annotation
+        meaning = meaning_of(cls, name)
+        lines += textwrap.wrap(
+            meaning, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+        )
+        default = _default(cls, name)
+        inner = [model for model in models_in(annotation) if model not in above]
+        lines.append(f"{indent}{name}: {_shown(default)}{_choices(annotation)}")
+        for model in inner:
+            tag = _tag(model)
+            lines.append(f"{indent}  # with the keys of {tag or model.__name__}:")
+            lines += [
+                f"{indent}  # {line.removeprefix(indent)}"
+                for line in _lines(model, indent, (*above, model))
+            ]
+    return lines
+
+
+def meaning_of(cls: type[Any], name: str) -> str:
+    """From the class that has the key: its list of attributes, or the string below the field."""
+    for owner in cls.__mro__:
+        if owner is object or owner is BaseModel:
+            break
+        found = _meanings(owner).get(name) or MEANINGS.get(f"{owner.__name__}.{name}")
+        if found:
+            return found
+    words = _words(fields_of(cls)[name].annotation)
+    if len(words) == 1 and _default(cls, name) == words[0]:
+        return "Chooses this variant."
+    return MEANINGS.get(name, "")
+
+
+@functools.cache
+def _meanings(cls: type) -> dict[str, str]:
+    found: dict[str, str] = {}
+    name = ""
+    for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
+        entry = _ENTRY.match(line)
+        if entry:
+            name = entry[1]
+            found[name] = entry[2]
+        elif name and line.startswith("     "):
+            found[name] += " " + line.strip()
+        else:
+            name = ""
+    return found | _strings_below(cls)
+
+
+def _strings_below(cls: type) -> dict[str, str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    found: dict[str, str] = {}
+    for field, below in itertools.pairwise(body):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = " ".join(text.split())
+    return found
+
+
+def _default(cls: type[Any], name: str) -> Any:
+    field = fields_of(cls)[name]
+    return (
+        PydanticUndefined if field.is_required() else field.get_default(call_default_factory=True)
+    )
+
+
+def _shown(default: Any) -> str:
+    if default is PydanticUndefined:
+        return "(required)"
+    text = json.dumps(_plain(default))
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]} …"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _choices(annotation: Any) -> str:
+    """What a value may be, where that is a short list."""
+    words = _words(annotation)
+    return f"  # one of {', '.join(words)}" if len(words) > 1 else ""
+
+
+def _words(annotation: Any) -> list[str]:
+    """Of a literal."""
+    return [part for part in get_args(annotation) if isinstance(part, str)]
+
+
+def _tag(model: type[Any]) -> str:
+    """`kind: jsd`: what says that this variant is meant."""
+    for name, field in fields_of(model).items():
+        words = _words(field.annotation)
+        if len(words) == 1 and _default(model, name) == words[0]:
+            return f"{name}: {words[0]}"
+    return ""

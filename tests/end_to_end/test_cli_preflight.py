@@ -1,0 +1,157 @@
+"""What is wrong with the inputs is said before a model is loaded; --dry-run says what is right."""
+
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from printed import one_line
+
+Run = Callable[..., tuple[int, str, str]]
+Usage = namedtuple("Usage", "total used free")
+SHORT = ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the weights of any model is a fault of the test."""
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        pytest.fail("weights were read")
+
+    monkeypatch.setattr("paceline.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
+
+
+def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list[Any]:
+    """A complete command line; a place that is given stands for the right one."""
+    corpus = places.get("text", folder / "corpus.jsonl")
+    target, draft = places.get("target", folder / "target"), places.get("draft", folder / "draft")
+    output = places.get("output", tmp_path / "out")
+    pair = ["--target", target, "--draft", draft]
+    run = ["--output", output]
+    smoke = ["--set", "num_steps=1", "--set", "batch_size=2", "--set", f"data.train={corpus}"]
+    base = f"{{target: {target}, draft: {draft}, num_steps: 1, data: {{train: {corpus}, held_out: {corpus}}}}}"
+    grid = ["--set", "rows={a: {}}", "--set", "columns={b: {}}", "--set", f"base={base}"]
+    bench = ["--set", f"task={{task: text, corpus: {corpus}}}", *run, *SHORT]
+    return {
+        **{name: [*pair, "--prompts", corpus, *SHORT] for name in ("measure", "analyze", "verify")},
+        "align": [*pair, *run, *smoke],
+        "pretrain": [*run, *smoke, "--set", f"model={target}"],
+        "generate-data": [*pair[:2], "--prompts", corpus, *run, *SHORT],
+        "sweep": [*run, *grid],
+        "bench": [*pair, *bench],
+        "tune": [*pair, *bench, "--max-latency", "0.9"],
+        "draft": [*pair[:2], "--out", output, "--search-layers", "2", "--text", corpus],
+        "demo": [*pair[:2], "--out", output, "--layers", "0,1"],
+    }[command]
+
+
+LONG_RUNNING = (
+    *("measure", "analyze", "verify", "align", "pretrain", "generate-data", "sweep", "bench"),
+    *("tune", "draft", "demo"),
+)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_a_dry_run_reads_no_weights_and_leaves_nothing(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str
+):
+    code, out, err = run(command, *arguments(command, pair_folder, tmp_path), "--dry-run")
+    assert code == 0
+    assert all(line.startswith("paceline: note: ") for line in err.splitlines())
+    assert "llama of 4 layers" in out
+    assert out.endswith("These checks passed. Nothing was run.\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", [name for name in LONG_RUNNING if name != "demo"])
+def test_a_text_that_is_not_there_is_said_before_weights_are_read(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str
+):
+    missing = tmp_path / "nowhere.jsonl"
+    code, _, err = run(command, *arguments(command, pair_folder, tmp_path, text=missing))
+    assert code == 2
+    assert str(missing) in one_line(err)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", ["measure", "align", "verify", "bench", "tune", "sweep"])
+def test_a_wrong_draft_is_said_before_the_target_is_loaded(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str
+):
+    code, _, err = run(command, *arguments(command, pair_folder, tmp_path, draft="no/where"))
+    assert code == 2
+    assert "no/where" in one_line(err)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_weights_that_were_cut_off_are_found_by_their_header(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str
+):
+    target = tmp_path / "cut"
+    shutil.copytree(pair_folder / "target", target)
+    weights = target / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    code, _, err = run(command, *arguments(command, pair_folder, tmp_path, target=target))
+    assert code == 2
+    assert str(target) in one_line(err)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_draft_without_tokenizer_files_is_refused(run: Run, pair_folder: Path, tmp_path: Path):
+    draft = tmp_path / "bare"
+    shutil.copytree(pair_folder / "draft", draft, ignore=shutil.ignore_patterns("tokenizer*"))
+    code, _, err = run("measure", *arguments("measure", pair_folder, tmp_path, draft=draft))
+    assert code == 2
+    assert f"the draft {draft} has no tokenizer files" in one_line(err)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_prompt_that_does_not_fit_is_named_by_file_and_line(
+    run: Run, pair_folder: Path, tmp_path: Path
+):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the cat\n\n" + "the cat " * 60 + "\nthe hen\n")
+    given = ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
+    for command in ("measure", "analyze", "verify"):
+        short = ("--set", "max_new_tokens=4")
+        code, _, err = run(command, *given, "--prompts", prompts, *short)
+        assert code == 2
+        line = one_line(err)
+        assert f"{prompts} line 3 has " in line
+        assert "holds 64; set max_prompt_tokens" in line
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_malformed_line_far_down_is_found_before_weights_are_read(
+    run: Run, pair_folder: Path, tmp_path: Path
+):
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "the cat"}\n' * 900 + '{"text": \n')
+    code, _, err = run("align", *arguments("align", pair_folder, tmp_path, text=text))
+    assert code == 2
+    assert f"{text} line 901 is not JSON" in one_line(err)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_disk_without_room_for_checkpoints_is_said_first(
+    run: Run, pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: Usage(10, 9, 1))
+    code, _, err = run("align", *arguments("align", pair_folder, tmp_path))
+    assert code == 3
+    assert "needs about" in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_that_are_cut_to_prompts_are_said(run: Run, pair_folder: Path, tmp_path: Path):
+    given = arguments("measure", pair_folder, tmp_path)
+    given += ["--set", "max_prompt_tokens=5", "--dry-run"]
+    _, _, err = run("measure", *given)
+    assert "7 of 7 texts are longer than max_prompt_tokens 5" in one_line(err)
