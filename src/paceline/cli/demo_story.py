@@ -142,7 +142,8 @@ class Story:
     def _draft(self, path: str) -> CausalModel:
         """A draft as it is served, loaded once."""
         if path not in self._drafts:
-            self._drafts[path] = load_model(path).prepare_for_decoding(self._draft_weights)
+            draft = load_model(path, dtype=self._loaded.dtype)
+            self._drafts[path] = draft.prepare_for_decoding(self._draft_weights)
         return self._drafts[path]
 
     def verify(self, gamma: int) -> LosslessnessReport:

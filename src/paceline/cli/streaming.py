@@ -105,7 +105,7 @@ def load_decoder(
     target = target.prepare_for_decoding()
     if draft is None:
         return target, AutoregressiveDecoder(target, config.sampling)
-    small = load_model(draft).prepare_for_decoding(draft_weights)
+    small = load_model(draft, dtype=target.dtype).prepare_for_decoding(draft_weights)
     return target, build_decoder(config, target, small)
 
 

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import torch
+
     from paceline.data.requests import GenerateDataConfig, Request, Shard
     from paceline.decode import Generation
     from paceline.decode.decoder import Decoder
     from paceline.models.causal import CausalModel
+    from paceline.models.loading import DType
 
 
 class Answerer:
@@ -27,8 +30,8 @@ class Answerer:
 
     def __init__(self, config: GenerateDataConfig) -> None:
         self.config = config
-        self.target = self._load(config.target)
-        self.draft = None if config.draft is None else self._load(config.draft)
+        self.target = self._load(config.target, config.dtype)
+        self.draft = None if config.draft is None else self._load(config.draft, self.target.dtype)
         if self.target.tokenizer is None:
             raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
         self.tokenizer = self.target.tokenizer
@@ -58,8 +61,8 @@ class Answerer:
         pairs = zip(requests, generations, strict=True)
         return [self._record(request, generation) for request, generation in pairs]
 
-    def _load(self, source: str) -> CausalModel:
-        model = load_model(source, dtype=self.config.dtype)
+    def _load(self, source: str, dtype: DType | torch.dtype) -> CausalModel:
+        model = load_model(source, dtype=dtype)
         return model.prepare_for_decoding(activations=self.config.activations)
 
     def _decoder(self, temperature: float) -> Decoder:

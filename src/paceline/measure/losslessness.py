@@ -145,7 +145,7 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
     prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
-    draft = load_model(config.draft, dtype=config.dtype, device=config.device)
+    draft = load_model(config.draft, dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)
     ready = draft.prepare_for_decoding(config.draft_weights)
     served = target.prepare_for_decoding()

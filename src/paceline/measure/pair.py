@@ -80,7 +80,7 @@ def load_models(config: ModelsConfig, progress: Progress = silent) -> Pair:
     if target.tokenizer is None:
         raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
     progress("loading", 1, 2)
-    draft = load_model(config.draft, dtype=config.dtype, device=config.device)
+    draft = load_model(config.draft, dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)
     ready = draft.prepare_for_decoding(config.draft_weights)
     pair = Pair(target.prepare_for_decoding(), ready)

@@ -149,7 +149,7 @@ def _measure(
     del writer
     for number, stop in enumerate(stops):
         missing = [case for case in cases if _key(stop, *case) not in known]
-        draft = load_model(stop.path) if missing else None
+        draft = load_model(stop.path, dtype=target.dtype) if missing else None
         for case in missing:
             assert draft is not None, "loaded where something is missing"
             check_same_vocabulary(target, draft)

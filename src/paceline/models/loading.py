@@ -48,13 +48,16 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def load_model(path: str | Path, dtype: DType = "auto", device: str = "auto") -> CausalModel:
+def load_model(
+    path: str | Path, dtype: DType | torch.dtype = "auto", device: str = "auto"
+) -> CausalModel:
     """Load a decoder-only model, ready to evaluate.
 
     Args:
         path: A local directory, a `.gguf` file (converted once, then cached) or a hub id.
         dtype: "auto" is the one that this machine reads such a model's texts fastest in, as
-            `precision.choose_precision` measures: float32 or bfloat16.
+            `precision.choose_precision` measures: float32 or bfloat16. A draft is loaded in the
+            dtype of its target.
         device: "auto" is the GPU where there is one, else the CPU.
 
     Returns:
@@ -332,7 +335,9 @@ def find_device(device: str) -> torch.device:
     return found
 
 
-def _dtype(dtype: DType, config: Any, device: torch.device) -> torch.dtype:
+def _dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
     if dtype == "auto":
         dtype = choose_precision("reading", shapes_of(config), device).precision
     return getattr(torch, dtype)
