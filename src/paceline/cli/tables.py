@@ -169,6 +169,8 @@ def _mark(passed: bool) -> str:
 
 def _describe(check: DistributionCheck) -> str:
     beyond = f", {check.num_impossible} impossible" if check.num_impossible else ""
+    if check.num_border:
+        beyond += f", {check.num_border} left out at the border of top-k or top-p"
     return (
         f"G {check.g_statistic:.1f} over {check.num_cells} cells of {check.num_tokens} tokens{beyond}, "
         f"p {check.p_value:.2g} (a lossless rule falls below {check.false_alarm:g} once in "

@@ -5,6 +5,12 @@ Sampled: every token that a block gave follows the target's exact next-token dis
 
 The second is a G-test over all contexts at once (`core.goodness`): a rule that lets the draft
 through fills the cells of the tokens that the draft proposes too often.
+
+The target that decodes and the one that it is held against round apart. So two greedy texts may part
+where two logits tie, and where top-k or top-p cuts, a token at the border may be let in by one and
+kept out by the other. Both are allowed for within a stated tolerance. Border tokens are left out of the
+G-test, which compares the other tokens among themselves: given that a token is not at the border, it
+follows the target's distribution over the tokens that are not, whichever way the border fell.
 """
 
 # T positions, V vocabulary, K cells
@@ -19,11 +25,12 @@ from torch import Tensor
 from paceline.config import StrictModel
 from paceline.core.goodness import equal_mass_cells, g_test
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams, proposal_params
+from paceline.core.sampling import SamplingParams, proposal_params, to_probs
 from paceline.data import CorpusConfig, read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
-from paceline.measure.acceptance import forced_probs
+from paceline.measure.acceptance import forced_logits
+from paceline.measure.borders import kept_tokens
 from paceline.models import load_model
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import Progress, silent
@@ -36,8 +43,10 @@ if TYPE_CHECKING:
     from paceline.decode import Generation
     from paceline.models.session import Model
 
-# Two logits closer than this are a tie that float32 may break either way.
-_TIE = 1e-3
+# Two logits closer than this are a tie that rounding may break either way. In 16 bits a logit between
+# 16 and 32 is rounded to eighths.
+_TIE_FLOAT32 = 1e-3
+_TIE_16_BITS = 0.25
 # Texts that the plain target writes together.
 _ROWS = 20
 
@@ -60,6 +69,8 @@ class VerifyConfig(StrictModel):
     """Texts that are decoded together; one alone is what the fastest passes are made for."""
     draft_weights: Literal["auto", "int8"] = "auto"
     false_alarm: float = Field(default=1e-4, gt=0, lt=1)
+    tolerance: float | None = Field(default=None, ge=0)
+    """Two logits closer than this may change places; None: 0.001 in float32, else 0.25."""
     seed: int = 0
     self_test: bool = False
     # float32: in fewer bits a pass over a block and a pass over a token may round apart.
@@ -71,6 +82,13 @@ class VerifyConfig(StrictModel):
         proposal_params(self.sampling, self.draft_sampling)
         return self
 
+    @property
+    def tie(self) -> float:
+        """`tolerance`, or what the dtype asks for."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return _TIE_FLOAT32 if self.dtype == "float32" else _TIE_16_BITS
+
 
 class GreedyCheck(StrictModel):
     """Greedy speculative text against greedy target text."""
@@ -79,7 +97,7 @@ class GreedyCheck(StrictModel):
     num_tokens: int
     num_identical: int
     num_ties: int
-    """Texts that part where the target's two best logits are closer than float32 can tell."""
+    """Texts that part where the target's two best logits, penalised, are closer than the tolerance."""
     first_difference: str | None
 
     @property
@@ -94,6 +112,8 @@ class DistributionCheck(StrictModel):
     num_cells: int
     num_impossible: int
     """Tokens that the target gives no chance at all, such as those outside its top-k."""
+    num_border: int = 0
+    """Tokens within the tolerance of the border of top-k or top-p; left out of the cells."""
     cell_counts: list[int]
     g_statistic: float
     p_value: float
@@ -219,7 +239,7 @@ def check_greedy(
             cut = place == len(have.tokens) and have.stop_reason == "context"
             if place is None or cut:
                 num_identical += 1
-            elif _is_tie(models.reference, batch[row], want.tokens[:place]):
+            elif _is_tie(models, batch[row], want.tokens[:place], config):
                 num_ties += 1
             else:
                 first_difference = first_difference or _describe(start + row, place, want, have)
@@ -241,10 +261,14 @@ def first_split(wanted: Sequence[int], got: Sequence[int]) -> int | None:
     return None if len(wanted) == len(got) else min(len(wanted), len(got))
 
 
-def _is_tie(target: Model, prompt: Sequence[int], tokens: Sequence[int]) -> bool:
-    logits_V = target.start_session().prefill([[*prompt, *tokens]])[0]
-    best, second = logits_V.topk(2).values
-    return float(best - second) < _TIE
+def _is_tie(
+    models: Models, prompt: Sequence[int], tokens: Sequence[int], config: VerifyConfig
+) -> bool:
+    vocab_size = check_same_vocabulary(models.reference, models.draft)
+    # logits before each token, the last of which is any: only those before it count
+    logits_TV = forced_logits(models.reference, prompt, [*tokens, 0], config.sampling, vocab_size)
+    best, second = logits_TV[-1].topk(2).values
+    return float(best - second) < config.tie
 
 
 def _describe(row: int, place: int, want: Generation, have: Generation) -> str:
@@ -261,37 +285,69 @@ def check_distribution(
     rule: Rule,
     progress: Progress = silent,
 ) -> DistributionCheck:
-    """Sample text by the rule and count the cells that its tokens fall into."""
+    """Sample text by the rule and count the cells that its tokens fall into; see the module's text."""
     decoder = SpeculativeDecoder(
         *(models.target, models.draft, rule, config.gamma, config.sampling),
         draft_sampling=config.draft_sampling,
     )
-    vocab_size = check_same_vocabulary(models.reference, models.draft)
     rng = named_generator(config.seed, "cells")
     counts_K = torch.zeros(config.num_cells, dtype=torch.int64)
-    num_impossible = 0
+    num_impossible = num_border = 0
     for start in range(0, len(prompts), config.batch_size):
         batch = prompts[start : start + config.batch_size]
         texts = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
         for prompt, text in zip(batch, texts, strict=True):
-            p_TV, q_TV = forced_probs(
-                *(models.reference, models.draft, prompt, text.tokens, config.sampling, vocab_size),
-                draft_sampling=config.draft_sampling,
+            # A lossless rule has no say in the first token, which is the prefill's.
+            places = _places(models, prompt, text.tokens, config).behind_the_first()
+            cells_T, _ = equal_mass_cells(
+                places.p_TV, places.q_TV, places.tokens_T, config.num_cells, rng=rng
             )
-            # The first token is the prefill's: no rule had a say in it.
-            cells_T, possible_T = equal_mass_cells(
-                p_TV[1:], q_TV[1:], torch.tensor(text.tokens[1:]), config.num_cells, rng=rng
-            )
-            counts_K += torch.bincount(cells_T[possible_T], minlength=config.num_cells)
-            num_impossible += int((~possible_T).sum())
+            counts_K += torch.bincount(cells_T[places.sure_T], minlength=config.num_cells)
+            num_impossible += int((~places.possible_T).sum())
+            num_border += int((places.possible_T & ~places.sure_T).sum())
         progress(f"sampled texts ({type(rule).__name__})", start + len(batch), len(prompts))
     g, p_value = g_test(counts_K)
     return DistributionCheck(
-        num_tokens=int(counts_K.sum()) + num_impossible,
+        num_tokens=int(counts_K.sum()) + num_impossible + num_border,
         num_cells=config.num_cells,
         num_impossible=num_impossible,
+        num_border=num_border,
         cell_counts=[int(count) for count in counts_K],
         g_statistic=g,
         p_value=p_value,
         false_alarm=config.false_alarm,
     )
+
+
+class _Places(NamedTuple):
+    """A text against its target, token by token.
+
+    `p`: the target's distribution over the tokens that are not at the border, `q` what the draft
+    proposes. `sure`, `possible`: whether the text's token is kept in any case, or may be.
+    """
+
+    p_TV: Tensor
+    q_TV: Tensor
+    tokens_T: Tensor
+    sure_T: Tensor
+    possible_T: Tensor
+
+    def behind_the_first(self) -> _Places:
+        return _Places(*(part[1:] for part in self))
+
+
+def _places(
+    models: Models, prompt: Sequence[int], tokens: Sequence[int], config: VerifyConfig
+) -> _Places:
+    vocab_size = check_same_vocabulary(models.reference, models.draft)
+    given = prompt, tokens, config.sampling, vocab_size
+    target_TV = forced_logits(models.reference, *given)
+    draft_TV = forced_logits(models.draft, *given)
+    sure_TV, possible_TV = kept_tokens(target_TV, config.sampling, config.tie)
+    core_TV = to_probs(target_TV, config.sampling) * sure_TV
+    p_TV = core_TV / core_TV.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    q_TV = to_probs(draft_TV, proposal_params(config.sampling, config.draft_sampling))
+    tokens_T = torch.tensor(list(tokens))
+    index_T1 = tokens_T[:, None].to(sure_TV.device)
+    sure_T, possible_T = (kept.gather(-1, index_T1)[:, 0].cpu() for kept in (sure_TV, possible_TV))
+    return _Places(p_TV, q_TV, tokens_T, sure_T, possible_T)
