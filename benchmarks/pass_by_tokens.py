@@ -120,7 +120,7 @@ def measure(level: str, counts: list[int], rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
     counts = [1, 2, 4, 5, 8, 9, 12, 16, 24, 32, 64]
     parser.add_argument("--tokens", type=int, nargs="+", default=counts)

@@ -62,15 +62,24 @@ int64_t packed_size(int64_t rows, int64_t size, int64_t bytes) {
     return panels_of(rows) * ROWS * size * bytes;
 }
 
+/* Rows [0, count) of a panel, `group` bytes of each at a time: an int8, or two bfloat16. */
+INLINE void pack_panel(const char *rows, int64_t count, int64_t width, int64_t group, char *panel) {
+    memset(panel, 0, (size_t)(ROWS * width));
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t i = 0; i < width; i += group)
+            memcpy(panel + i * ROWS + r * group, rows + r * width + i, (size_t)group);
+}
+
 void pack(const char *weights, int64_t rows, int64_t size, int64_t bytes, char *packed) {
-    const int64_t width = size * bytes, group = bytes * bytes; /* an int8, or two bfloat16 */
+    const int64_t width = size * bytes;
 #pragma omp parallel for
     for (int64_t p = 0; p < panels_of(rows); p++) {
-        char *panel = packed + p * ROWS * width;
-        memset(panel, 0, (size_t)(ROWS * width));
-        for (int64_t r = p * ROWS; r < rows && r < (p + 1) * ROWS; r++)
-            for (int64_t i = 0; i < width; i += group)
-                memcpy(panel + i * ROWS + r % ROWS * group, weights + r * width + i, (size_t)group);
+        const char *here = weights + p * ROWS * width;
+        int64_t count = rows - p * ROWS < ROWS ? rows - p * ROWS : ROWS;
+        if (bytes == 2)
+            pack_panel(here, count, width, 4, packed + p * ROWS * width);
+        else
+            pack_panel(here, count, width, 1, packed + p * ROWS * width);
     }
 }
 
