@@ -31,10 +31,7 @@ def decode(
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by their source.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Continue one prompt, with or without a draft.
-
-    The text is streamed; tokens/s and tokens per target call follow at the end.
-    """
+    """Continue one prompt, with or without a draft."""
     from paceline.cli.preflight import check_decode
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.decode.strategies import DecodingConfig

@@ -13,12 +13,12 @@ import textwrap
 from typing import Any, get_args
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from paceline.cli.meanings import MEANINGS
 from paceline.config import fields_of, models_in
 
 _WIDTH = 100
+_REQUIRED = object()
 _ENTRY = re.compile(r"^    (\w+): (.*)$")
 
 
@@ -97,13 +97,11 @@ def _strings_below(cls: type) -> dict[str, str]:
 
 def _default(cls: type[Any], name: str) -> Any:
     field = fields_of(cls)[name]
-    return (
-        PydanticUndefined if field.is_required() else field.get_default(call_default_factory=True)
-    )
+    return _REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def _shown(default: Any) -> str:
-    if default is PydanticUndefined:
+    if default is _REQUIRED:
         return "(required)"
     text = json.dumps(_plain(default))
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]} …"

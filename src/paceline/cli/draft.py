@@ -42,10 +42,7 @@ def draft(
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Make a draft model from the target.
-
-    It has some of the target's layers, or is a narrower or a new model; its tokenizer is the target's.
-    """
+    """Make a draft model from the target."""
     from paceline.cli.preflight import check_draft
     from paceline.measure.price import price_draft
     from paceline.models import load_model
