@@ -56,18 +56,34 @@ WITHOUT_TILES = ("-mno-amx-tile",)  # the kernel may refuse what the processor h
 
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
-    """The library for the processor's level; None, with one warning, if it cannot be compiled."""
+    """The library for the processor's level; None, with one warning, if there is none that is right."""
     try:
-        return library_with(compile_flags(level()))
+        library = library_with(compile_flags(level()))
     except (OSError, subprocess.SubprocessError) as error:
-        warnings.warn(
-            f"the C sources could not be compiled ({_reason(error)}), so PyTorch computes everything: "
-            "a decoded token takes about 3.5 times as long; install a C compiler with OpenMP such "
-            "as gcc, or name one in CC",
-            SlowerWarning,
-            stacklevel=2,
+        _warn(
+            f"the C sources could not be compiled ({_reason(error)})",
+            "install a C compiler with OpenMP such as gcc, or name one in CC",
         )
         return None
+    from paceline.native.self_check import fault_of
+
+    fault = fault_of(library)
+    if fault is not None:
+        _warn(
+            f"the compiled library gives other results than PyTorch ({fault})",
+            "try another C compiler in CC, and report this with the output of paceline env",
+        )
+        return None
+    return library
+
+
+def _warn(fault: str, advice: str) -> None:
+    warnings.warn(
+        f"{fault}, so PyTorch computes everything: a decoded token takes about 3.5 times as long; "
+        f"{advice}",
+        SlowerWarning,
+        stacklevel=3,
+    )
 
 
 def _reason(error: Exception) -> str:

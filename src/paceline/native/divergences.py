@@ -35,7 +35,7 @@ class Term(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int64), ("weight", ctypes.c_double), ("beta", ctypes.c_double))
 
 
-class _Losses(ctypes.Structure):
+class Losses(ctypes.Structure):
     _fields_ = (
         ("terms", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_terms", "rows", "vocab", "bytes")),
@@ -79,7 +79,7 @@ def losses_and_slopes(
         normalisers_C = normalisers_C.float().contiguous()
     losses_C = torch.empty(rows)
     array = (Term * len(terms))(*terms)
-    losses = _Losses(
+    losses = Losses(
         ctypes.addressof(array),
         len(terms),
         rows,
