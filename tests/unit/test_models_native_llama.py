@@ -30,18 +30,13 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, Confident, Generation, SpeculativeDecoder
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, wrap_model
-from paceline.models.cache import RoomyCache
 from paceline.models.causal import recorded_hidden_states
 from paceline.models.causal_session import CausalSession
-from paceline.models.int8 import rounded_copy
-from paceline.models.kernels import EXACT, Packer, can_pack
-from paceline.models.llama import LlamaDecoder
+from paceline.models.kernels import can_pack
 from paceline.models.native_llama import NativeLlama
 from paceline.models.native_weights import can_copy
 from paceline.models.session import JudgeUniforms, ModelSession
 from paceline.native import compilation, compiled
-from paceline.native.compilation import library_with
-from processor_levels import LEVEL_FLAGS
 from reading import TEXT, prepared, read, reader
 from tiny import tiny_hf
 
@@ -85,36 +80,6 @@ def test_a_token_has_the_same_logits_to_the_bit_in_any_block_and_batch(architect
     batch = session.extend(torch.tensor([TEXT[2:6], TEXT[4:8]]))
     assert torch.equal(batch[0], alone[2:6])
     assert torch.equal(batch[1], alone[4:8])
-
-
-@pytest.mark.parametrize("level", LEVEL_FLAGS)
-@pytest.mark.parametrize("int8", [False, True])
-def test_a_pass_of_any_number_of_tokens_gives_the_same_logits_to_the_bit_on_every_processor(
-    level: str, *, int8: bool
-):
-    """Up to the last token before torch takes over, whose logits are nearly the same."""
-    library = library_with(LEVEL_FLAGS[level])
-    if not library.may_multiply():
-        pytest.skip("the kernel gives no room for tiles")
-    hf = tiny_hf().bfloat16().float()
-    native = NativeLlama(hf, None, int8=int8, library=library)
-    torch_alone = LlamaDecoder(
-        rounded_copy(hf) if int8 else hf,
-        Packer(EXACT),
-        int8_of=hf if int8 else None,
-        compiled=False,
-    )
-    text = torch.arange(native.most_tokens)[None] * 7 % VOCABULARY
-    whole = torch_alone(text, RoomyCache(), None, 0)
-    close = 1e-4 * float(whole.abs().max())
-    cache = RoomyCache()
-    alone = torch.cat(
-        [native(text[:, i : i + 1], cache, [i + 1], 1) for i in range(text.shape[1])], 1
-    )
-    torch.testing.assert_close(alone, whole, rtol=0, atol=close)
-    for count in (2, 3, 5, 7, 9, 12, 13, 17, 25, 31, 64, native.most_tokens):
-        got = native(text[:, :count], RoomyCache(), [count], 0)
-        assert torch.equal(got, alone[:, :count]), count
 
 
 def test_greedy_speculation_is_the_plain_text_to_the_bit():
