@@ -24,7 +24,11 @@ from tiny import tiny_hf, tiny_pair, tiny_tokenizer
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path_factory.getbasetemp() / "paceline-cache"))
+    """Outside of the user's; one for all processes of a test run, as compiling takes seconds."""
+    base = tmp_path_factory.getbasetemp()
+    whole_run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    cache = os.environ.get("PACELINE_TEST_CACHE") or str(whole_run / "paceline-cache")
+    monkeypatch.setenv("PACELINE_CACHE", cache)
 
 
 @pytest.fixture(scope="session")

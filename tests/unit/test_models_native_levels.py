@@ -26,8 +26,6 @@ def test_a_pass_of_any_number_of_tokens_gives_the_same_logits_to_the_bit_on_ever
 ):
     """Up to the last token before torch takes over, whose logits are nearly the same."""
     library = library_with(LEVEL_FLAGS[level])
-    if not library.may_multiply():
-        pytest.skip("the kernel gives no room for tiles")
     hf = tiny_hf().bfloat16().float()
     native = NativeLlama(hf, None, int8=int8, library=library)
     torch_alone = LlamaDecoder(

@@ -31,7 +31,6 @@ _FUNCTIONS = {
     "judge_ahead": ("pppdp", "i"),
     "workspace_size": ("piii", "i"),
     "most_tokens": ("i", "i"),
-    "may_multiply": ("", "i"),
     "packed_size": ("iii", "i"),
     "pack": ("piiip", ""),
     "best_tokens": ("piiip", ""),
@@ -51,7 +50,6 @@ _FLAGS = (
     "-fPIC",
     "-Wl,-Bsymbolic",
 )
-WITHOUT_TILES = ("-mno-amx-tile",)  # the kernel may refuse what the processor has
 
 
 @functools.cache

@@ -49,9 +49,6 @@ typedef struct {
 /* Tokens in a pass up to which this is the fastest way to read them. */
 int64_t most_tokens(int64_t rounds);
 
-/* May this process use the instructions that the library was made with? Ask before anything else. */
-int64_t may_multiply(void);
-
 /* A matrix [rows, size] of `bytes` an entry, as passes read it. */
 int64_t packed_size(int64_t rows, int64_t size, int64_t bytes);
 void pack(const char *weights, int64_t rows, int64_t size, int64_t bytes, char *packed);

@@ -52,7 +52,6 @@ int64_t most_tokens(int64_t rounds) {
     (void)rounds;
     return WIDTH == 16 ? 192 : 64;
 }
-int64_t may_multiply(void) { return 1; }
 void begin_products(Tiles *others) { (void)others; }
 void end_products(const Tiles *others) { (void)others; }
 

@@ -15,8 +15,6 @@
 
 #include <immintrin.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define ROWS 16    /* rows of weights in a tile */
 #define LINE 64    /* bytes of a row in a tile */
@@ -38,12 +36,6 @@ typedef struct {
 } Shapes;
 
 int64_t most_tokens(int64_t rounds) { return rounds ? 192 : 64; }
-
-/* The kernel gives room for tiles to those who ask. */
-int64_t may_multiply(void) {
-    const long ask = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM */
-    return syscall(SYS_arch_prctl, ask, tile_data) == 0;
-}
 
 /* Other libraries on this thread expect their tiles to keep their shapes. */
 void begin_products(Tiles *others) { _tile_storeconfig(others->bytes); }
