@@ -70,9 +70,7 @@ def draft(
     save_draft(small, wanted.target, wanted.out, stored_dtype(wanted.target))
     stdout.print(f"{wanted.out}: {_description(small, kept, model)}")
     if time_passes:
-        stored = load_model(
-            wanted.out, dtype=model.dtype
-        )  # perhaps in other numbers than it was made in
+        stored = load_model(wanted.out, dtype=model.dtype)  # its weights may have been rounded
         stdout.print(str(price_draft(model, stored)))
 
 
