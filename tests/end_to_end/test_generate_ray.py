@@ -35,13 +35,14 @@ _SCRIPT = textwrap.dedent("""
     config = load_config(GenerateDataConfig, Path(sys.argv[1]))
     generate_data(config)
     try:
-        long = {"max_new_tokens": 999, "output": config.output.with_name("long")}
+        long = {"max_new_tokens": 999, "output": config.output.with_name("long"), "workers": 1}
         generate_data(config.model_copy(update=long))
     except ContextLengthError as error:
         print(error)
     ray_engine._Writer = Dying
     try:
-        generate_data(config.model_copy(update={"output": config.output.with_name("dying")}))
+        dying = {"output": config.output.with_name("dying"), "workers": 1}
+        generate_data(config.model_copy(update=dying))
     except GenerationError as error:
         print(error)
     ray.shutdown()

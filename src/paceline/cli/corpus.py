@@ -19,11 +19,13 @@ def corpus(
 
     Part of it is held out for evaluation, and there are prompts of other kinds.
     """
+    from paceline.cli.preflight import Preflight
     from paceline.data.python_docs import package_places, write_package_docs, write_python_docs
     from paceline.data.python_tasks import write_python_tasks
 
+    Preflight().output(out)  # both before seconds are spent on the rest
     for name in package or ():
-        package_places(name)  # before seconds are spent on the rest
+        package_places(name)
     files = write_python_docs(out)._asdict() | write_python_tasks(out)._asdict()
     files["pretraining"] = out / "pretraining.jsonl"
     write_package_docs(files["pretraining"], package or ())
