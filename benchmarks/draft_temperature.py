@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.bootstrap import ratio_interval
+from paceline.core.bootstrap import mean_interval, ratio_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text
 from paceline.decode import AutoregressiveDecoder
@@ -61,7 +61,7 @@ def print_table(temperature: float, scores: dict[float, TextScores], gammas: lis
         cells = [show(ratio_interval(accepted_BT.sum(-1), lengths_B, rng=rng)), ""]
         if same is not None and drafts != temperature:
             gain_B = (accepted_BT - same.drafted[0]).sum(-1)
-            cells[1] = show(ratio_interval(gain_B, lengths_B, rng=rng))
+            cells[1] = show(mean_interval(gain_B / lengths_B.double().mean()))
         cells += [f"{block_efficiency_from_text(*found.drafted, gamma):.3f}" for gamma in gammas]
         print(f"| {drafts:g} | {' | '.join(cells)} |", flush=True)
 

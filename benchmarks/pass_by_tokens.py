@@ -93,7 +93,8 @@ def main() -> None:
     for level in options.levels:
         command = [sys.executable, __file__, "--alone", "--rounds", str(options.rounds)]
         command += ["--tokens", *map(str, options.tokens)]
-        subprocess.run(command, check=True, env={**os.environ, processor.VARIABLE: level})
+        limits = {processor.VARIABLE: level, **processor.limits_of(level)}
+        subprocess.run(command, check=True, env={**os.environ, **limits})
 
 
 if __name__ == "__main__":

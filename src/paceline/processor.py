@@ -124,21 +124,31 @@ def compile_flags(wanted: str) -> tuple[str, ...]:
 def limit_libraries() -> None:
     """Pass a valid `PACELINE_CPU` on to oneDNN, ATen, MKL and FBGEMM; call before torch computes.
 
-    A lower limit that is already set stays. A name that is no level changes nothing: `level` refuses it.
+    A name that is no level changes nothing: `level` refuses it.
     """
     wanted = os.environ.get(VARIABLE)
     if not wanted or wanted not in usable_levels()[:-1]:
         return
-    if "torch" in sys.modules:
+    limits = limits_of(wanted)
+    changed = {name: value for name, value in limits.items() if os.environ.get(name) != value}
+    if changed and "torch" in sys.modules:
         warnings.warn(
             f"{VARIABLE} is {wanted}, but torch was imported before paceline and may have read its "
             "own limits already; import paceline first",
             stacklevel=2,
         )
+    os.environ.update(changed)
+
+
+def limits_of(wanted: str) -> dict[str, str]:
+    """The variables that hold other libraries at a level; a lower limit that is already set stays."""
     lower = [_LEVELS[name].limits for name in LEVELS[: LEVELS.index(wanted)]]
-    for variable, value in _LEVELS[wanted].limits.items():
-        if os.environ.get(variable) not in {limits[variable] for limits in lower}:
-            os.environ[variable] = value
+    kept = {
+        name: os.environ[name]
+        for name in _LEVELS[wanted].limits
+        if os.environ.get(name) in {limits[name] for limits in lower}
+    }
+    return _LEVELS[wanted].limits | kept
 
 
 @functools.cache

@@ -84,7 +84,7 @@ def ratio_interval(
         most: What the ratio cannot exceed, such as 1 for a share; the interval is cut there.
 
     Raises:
-        ValueError: no unit, or denominators that sum to 0.
+        ValueError: no unit, a negative number, or denominators that sum to 0.
     Paper: ours. Differs: Efron and Tibshirani 1993, sections 11 (jackknife) and 12.5 (bootstrap-t),
     here of a logarithm and for several ratios at once.
     """
@@ -122,6 +122,8 @@ def _interval(
         raise ValueError(f"wanted {len(shapes)} vectors of one length, got {shapes}")
     if shapes[0][0] == 0 or any(bottoms_N.sum() == 0 for _, bottoms_N in ratios):
         raise ValueError("no units to take a ratio of")
+    if any((part < 0).any() for ratio in ratios for part in ratio):
+        raise ValueError("a ratio of sums is of numbers that are not negative; use mean_interval")
     told_N = torch.stack([part != 0 for ratio in ratios for part in ratio]).any(0)
     ratios = [(tops_N[told_N].double(), bottoms_N[told_N].double()) for tops_N, bottoms_N in ratios]
     value = math.prod(float(tops_N.sum() / bottoms_N.sum()) for tops_N, bottoms_N in ratios)
