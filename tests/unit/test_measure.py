@@ -68,6 +68,20 @@ def test_a_draft_equal_to_its_target_scores_exactly_one(temperature, top_k, top_
     assert found.speed.acceptance_rate == 1.0
 
 
+def test_models_that_have_nothing_in_common_score_zero_and_no_less():
+    """With top-k 3 some pairs share no token; rounded sums of three thirds once gave -1e-7."""
+    sampling = SamplingParams(top_k=3)
+    scores = [
+        score_texts(
+            *(TableModel.random(9, 1, seed=seed), TableModel.random(9, 1, seed=seed + 100)),
+            *([[1], [2]], [[3, 4, 5, 6], [7, 8, 1, 2]], sampling, silent),
+        ).acceptance_BT
+        for seed in range(40)
+    ]
+    lowest = float(torch.cat(scores).min())
+    assert lowest == 0.0
+
+
 def test_expected_acceptance_is_a_ratio_of_sums_not_a_mean_of_means():
     # Token 0 ends a text. After token 1 both agree, after token 2 they share nothing but the end.
     target = torch.tensor([[1.0, 0, 0], [0.0, 1, 0], [0.5, 0, 0.5]])

@@ -138,6 +138,18 @@ def test_a_held_out_text_does_not_depend_on_how_many_there_are(tmp_path: Path):
     assert texts[0][0] == texts[1][0]
 
 
+def test_held_out_texts_are_in_the_order_of_their_prompts_whatever_their_lengths(tmp_path: Path):
+    write_pair(tmp_path)
+    target = load_model(tmp_path / "target", dtype="float32")
+    settings = Evaluation(num_prompts=20, max_new_tokens=5)
+    prompts = [[7 + row] * (1 + row * 5 % 23) for row in range(20)]
+    together, alone = (tmp_path / name for name in ("together.jsonl", "alone.jsonl"))
+    rows = held_out_text(target, prompts, settings, together, seed=3, progress=silent)
+    assert [list(row.tokens[: row.trained_from]) for row in rows] == prompts
+    first = held_out_text(target, prompts[:1], settings, alone, seed=3, progress=silent)
+    assert rows[:1] == first
+
+
 def test_a_shared_text_has_a_name_of_everything_that_it_hangs_on(tmp_path: Path):
     write_pair(tmp_path)
     models = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.core.rules import Lossless
 from paceline.core.sampling import apply_repetition_penalty, mark_seen, proposal_params, to_probs
 from paceline.core.speed import drafted_per_block, tokens_and_blocks
-from paceline.measure.batching import batches_of_like_length
+from paceline.data.batching import batches_of_like_length
 from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -130,8 +130,9 @@ def _score_rows(
     seen_BTV = _seen(prompts, tokens_BT, vocab_size, sampling)
     p_BTV = to_probs(_penalised(target_logits_BTV, seen_BTV, sampling), sampling)
     q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), draft_sampling)
-    # 1 - TVD, not the sum of minima: exactly 1 when both are equal, however the sum rounds.
-    acceptance_BT = 1 - 0.5 * (p_BTV - q_BTV).abs().sum(-1)
+    # 1 - TVD, not the sum of minima: exactly 1 when both are equal, however the sum rounds. Where
+    # they have nothing in common, rounding must not make it negative.
+    acceptance_BT = (1 - 0.5 * (p_BTV - q_BTV).abs().sum(-1)).clamp(min=0)
     index_BT1 = tokens_BT[..., None].to(p_BTV.device)
     p_BT, q_BT = p_BTV.gather(-1, index_BT1), q_BTV.gather(-1, index_BT1)
     survival_BT = (q_BT / p_BT.clamp(min=1e-30)).clamp(max=1).squeeze(-1)

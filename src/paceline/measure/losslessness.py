@@ -27,6 +27,7 @@ from paceline.core.goodness import equal_mass_cells, g_test
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params, to_probs
 from paceline.data import CorpusConfig, read_prompts
+from paceline.data.batching import batches_of_like_length
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.acceptance import forced_logits
@@ -222,10 +223,12 @@ def check_greedy(
         *(models.target, models.draft, rule, config.gamma, sampling),
         draft_sampling=config.draft_sampling,
     )
-    texts: list[Generation] = []
-    for start in range(0, len(prompts), _ROWS):
-        texts += plain.generate(prompts[start : start + _ROWS], config.max_new_tokens)
-        progress("greedy texts of the target", len(texts), len(prompts))
+    written: dict[int, Generation] = {}
+    for group in batches_of_like_length(list(map(len, prompts)), _ROWS):
+        batch = plain.generate([prompts[row] for row in group], config.max_new_tokens)
+        written |= zip(group, batch, strict=True)
+        progress("greedy texts of the target", len(written), len(prompts))
+    texts = [written[row] for row in range(len(prompts))]
     num_tokens = num_identical = num_ties = 0
     first_difference: str | None = None
     for start in range(0, len(prompts), config.batch_size):

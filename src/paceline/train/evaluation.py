@@ -17,6 +17,7 @@ from paceline.core.fused import Head
 from paceline.core.rules import Lossless
 from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
+from paceline.data.batching import batches_of_like_length
 from paceline.data.collate import Row, collate
 from paceline.data.generation import sample_completions
 from paceline.models.draft_vocabulary import spread
@@ -86,14 +87,14 @@ def _text(
     progress: Progress,
 ) -> str:
     """A line of JSON for each prompt and what the target wrote after it."""
-    lines: list[str] = []
-    for start in range(0, len(prompts), _ROWS):
-        some = prompts[start : start + _ROWS]
-        written = _write(target, some, settings, start=start, seed=seed)
-        for prompt, completion in zip(some, written, strict=True):
-            lines.append(json.dumps({"prompt": list(prompt), "completion": completion}))
-        progress("held-out text", len(lines), len(prompts))
-    return "\n".join(lines) + "\n"
+    written: dict[int, list[int]] = {}
+    for group in batches_of_like_length(list(map(len, prompts)), _ROWS):
+        written |= _write(target, {index: prompts[index] for index in group}, settings, seed)
+        progress("held-out text", len(written), len(prompts))
+    return "".join(
+        json.dumps({"prompt": list(prompt), "completion": written[index]}) + "\n"
+        for index, prompt in enumerate(prompts)
+    )
 
 
 def text_name(
@@ -112,23 +113,24 @@ def text_name(
 
 
 def _write(
-    target: CausalModel,
-    prompts: Sequence[Sequence[int]],
-    settings: Evaluation,
-    *,
-    start: int,
-    seed: int,
-) -> list[list[int]]:
-    """One uniform stream a prompt, so that a text does not depend on how prompts are grouped."""
+    target: CausalModel, prompts: dict[int, Sequence[int]], settings: Evaluation, seed: int
+) -> dict[int, list[int]]:
+    """A completion of each prompt, both by the prompt's number.
+
+    Each number has its own uniform stream, so a text does not depend on how prompts are batched.
+    """
     uniforms = [
         torch.rand(
             settings.max_new_tokens,
-            generator=named_generator(seed, "held-out text", start + index),
+            generator=named_generator(seed, "held-out text", index),
             dtype=torch.float64,
         )
-        for index in range(len(prompts))
+        for index in prompts
     ]
-    return sample_completions(target, prompts, torch.stack(uniforms), sampling=settings.sampling)
+    texts = sample_completions(
+        target, list(prompts.values()), torch.stack(uniforms), sampling=settings.sampling
+    )
+    return dict(zip(prompts, texts, strict=True))
 
 
 class PositionScores(NamedTuple):
@@ -166,12 +168,13 @@ class AgreementEvaluator:
         self.sampling = sampling
         self.gamma = gamma
         self.vocab_size = vocab_size
-        self.batches = [
-            collate(rows[start : start + _ROWS]).to(target.device)
-            for start in range(0, len(rows), _ROWS)
+        groups = [
+            [rows[index] for index in group]
+            for group in batches_of_like_length([len(row.tokens) for row in rows], _ROWS)
         ]
+        self.batches = [collate(group).to(target.device) for group in groups]
         self.labels_N = torch.cat([batch.labels_BT[batch.mask_BT] for batch in self.batches])
-        self.lengths = [len(row.tokens) - row.trained_from for row in rows]
+        self.lengths = [len(row.tokens) - row.trained_from for group in groups for row in group]
         self.target_hidden_ND = self._hidden(target)
 
     def evaluate(self, draft: CausalModel) -> Figures:

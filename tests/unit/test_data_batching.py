@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
+from paceline.data.batching import batches_of_like_length
 from paceline.measure.acceptance import score_texts
-from paceline.measure.batching import batches_of_like_length
 from paceline.models.fakes import TableModel
 from paceline.progress import silent
 
