@@ -94,6 +94,16 @@ def test_an_interval_is_that_of_every_possible_resample():
     assert share == pytest.approx(0.5, abs=0.06)  # 2000 draws: 5 standard deviations
 
 
+def test_of_one_example_nothing_is_known():
+    """Its resamples are all the same: an interval of width 0 would read as certainty."""
+    cell = row(Chow(0.2), [example(1.0, 0.5, examined=10, rejected=1)])
+    found = Frontier([row(ALONE, [example(1.0)]), cell])
+    best = found.fastest([cell], 0.5)
+    assert best is not None
+    for known in (found.speedup(cell), found.quality(cell), found.rejection_rate(cell), best.value):
+        assert (known.low, known.high) == (0.0, math.inf)
+
+
 def test_all_cells_are_resampled_together():
     """Hard for one is hard for all: a cell that scores as the target is its equal in every resample."""
     examples = [example(1.0), example(0.2), example(0.6), example(0.0)]

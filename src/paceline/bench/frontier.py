@@ -7,6 +7,7 @@ choice among cells is made anew in every resample, so that an interval knows of 
 # C cells, N examples, R resamples
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,7 +46,8 @@ class Frontier:
     Attributes:
         rows: The cells, [C].
         target: That of the target alone.
-        num_timed: Examples that speeds are of.
+        num_examples: Examples that each cell answered.
+        num_timed: Those of them that speeds are of.
         quality_CR: Mean score; NaN where the task has no metric. The first resample is the data itself.
         relative_CR: Mean score / the target's own.
         granted_CR: The same, of lossless cells and the target alone at least 1: that they answer as
@@ -60,7 +62,7 @@ class Frontier:
         self.rows = list(rows)
         self.target = alone[0]
         self.num_timed = sum(example.baseline is not None for example in self.target.examples)
-        num_examples = len(self.target.examples)
+        self.num_examples = num_examples = len(self.target.examples)
         rng = named_generator(seed, "frontier", num_examples)
         shape = (NUM_RESAMPLES, num_examples)
         picks_RN = torch.randint(num_examples, shape, generator=rng)
@@ -75,34 +77,32 @@ class Frontier:
 
     def quality(self, row: ResultRow) -> Interval:
         """Mean score."""
-        return interval(self.quality_CR[self.rows.index(row)])
+        return _known(self.quality_CR[self.rows.index(row)], self.num_examples)
 
     def relative_quality(self, row: ResultRow) -> Interval:
         """Mean score / that of the target alone, of the same examples."""
-        return interval(self.relative_CR[self.rows.index(row)])
+        return _known(self.relative_CR[self.rows.index(row)], self.num_examples)
 
     def speedup(self, row: ResultRow) -> Interval:
         """Seconds a token of the target alone / of this cell."""
-        return interval(self.speed_CR[self.rows.index(row)])
+        return _known(self.speed_CR[self.rows.index(row)], self.num_timed)
 
     def against_itself(self) -> Interval:
         """Seconds a token of the target alone / of the target alone as a cell: 1, but for the noise."""
-        return interval(self._ratio_of_times(self.target))
+        return _known(self._ratio_of_times(self.target), self.num_timed)
 
     def decoding_speedup(self, row: ResultRow) -> Interval:
         """The same behind the first token or, where that comes in a block, behind the first block."""
-        return interval(
-            self._ratio(row, _baseline_decoding_s, _baseline_decoded)
-            / self._ratio(row, _decoding_s, _decoded)
-        )
+        baseline_R = self._ratio(row, _baseline_decoding_s, _baseline_decoded)
+        return _known(baseline_R / self._ratio(row, _decoding_s, _decoded), self.num_timed)
 
     def rejection_rate(self, row: ResultRow) -> Interval:
         """Rejected / examined drafted tokens; NaN where nothing is judged."""
-        return interval(self.rejection_rates[self.rows.index(row)])
+        return _known(self.rejection_rates[self.rows.index(row)], self.num_examples)
 
     def deferral_rate(self, row: ResultRow) -> Interval:
         """Target calls / tokens but for those that came with the prompt."""
-        return interval(self.deferral_rates[self.rows.index(row)])
+        return _known(self.deferral_rates[self.rows.index(row)], self.num_examples)
 
     @cached_property
     def rejection_rates(self) -> Tensor:
@@ -139,8 +139,7 @@ class Frontier:
         if best_R[0] == -torch.inf:
             return None
         met_R = best_R[1:] > -torch.inf
-        low, high = _quantiles(best_R[1:][met_R])
-        found = Interval(float(best_R[0]), low, high)
+        found = _known(best_R.where(best_R > -torch.inf, torch.nan), self.num_timed)
         return Reached(cells[int(which_R[0])], found, float(met_R.float().mean()))
 
     def _speed(self, row: ResultRow) -> Tensor:
@@ -175,6 +174,12 @@ def interval(values_R: Tensor, tail: float = _TAIL) -> Interval:
     """The data's own value, first, with the interval of the resamples; `tail` is left out on each side."""
     low, high = _quantiles(values_R[1:][values_R[1:].isfinite()], tail)
     return Interval(float(values_R[0]), low, high)
+
+
+def _known(values_R: Tensor, num_units: int) -> Interval:
+    """`interval`; of one unit, whose resamples are all the same, nothing is known: 0 to infinity."""
+    found = interval(values_R)
+    return Interval(found.value, 0.0, math.inf) if num_units == 1 else found
 
 
 def _quantiles(values_R: Tensor, tail: float = _TAIL) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.bench.grid import RuleChoice, expand_all
 from paceline.config import StrictModel
+from paceline.core.bootstrap import LEAST_UNITS
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import DecodingConfig
 from paceline.measure.frontier import DEFAULT_RULES
@@ -19,7 +20,7 @@ from paceline.tasks import TaskChoice
 
 Step = Literal["choosing", "confirming"]
 
-LEAST_CONFIRMED = 8
+LEAST_CONFIRMED = LEAST_UNITS
 """With fewer examples an interval does not hold the truth as often as it says."""
 
 

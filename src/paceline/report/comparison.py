@@ -60,7 +60,7 @@ class Cost(NamedTuple):
 
     def num_examples(self, frontier: Frontier) -> int:
         """The examples that it is measured on."""
-        return frontier.num_timed if self.is_timed else len(frontier.target.examples)
+        return frontier.num_timed if self.is_timed else frontier.num_examples
 
 
 SPEEDUP = Cost(lambda frontier: frontier.speed_CR, 1.0, is_timed=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.schema import SCHEMA_VERSION, family, setting
+from paceline.core.bootstrap import LEAST_UNITS
 from paceline.decode.strategies import ResponseByResponse
 from paceline.report.markdown import NOTHING, figure, number, table
 
@@ -144,6 +145,10 @@ def run_lines(results: Results) -> list[str]:
             f"examples: {len(examples)}, of which {num_timed} were timed beside the target alone; "
             f"metric: {done[0].metric or 'none'}"
         )
+        if min(len(examples), num_timed) < LEAST_UNITS:
+            lines.append(
+                f"fewer than {LEAST_UNITS} examples: the intervals are narrower than 95% intervals are"
+            )
     if results.manifest is None:
         return [*lines, "there is no manifest.json: models, seed and machine are not known"]
     config, environment = results.manifest["config"], results.manifest["environment"]
