@@ -65,6 +65,19 @@ def test_a_draft_equal_to_its_target_has_acceptance_one(run, folder):
     assert json.loads(out)["acceptance"]["expected_acceptance"]["value"] == 1.0
 
 
+def test_the_drafts_own_temperature_has_an_option(run, folder):
+    """With greedy drafts at T=1 the expected acceptance is p(argmax q): less than sum min(p, q)."""
+    given = (*_pair(folder), "--prompts", folder / "corpus.jsonl", "--draft-temperature", "0")
+    _, out, _ = run("measure", *given, "--json", *MEASURE)
+    found = json.loads(out)
+    assert found["config"]["draft_sampling"]["temperature"] == 0
+    both = ("expected_acceptance", "greedy_draft_acceptance")
+    greedy = [found["acceptance"][name]["value"] for name in both]
+    assert greedy[0] == pytest.approx(greedy[1])
+    code, _, err = run("decode", "--target", folder / "target", "--prompt", "a", *given[-2:])
+    assert (code, "--draft-temperature" in err) == (2, True)
+
+
 def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
     prompts = folder / "corpus.jsonl"
     code, out, _ = run("verify", *_pair(folder), "--prompts", prompts, "--self-test")

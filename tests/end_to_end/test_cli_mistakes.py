@@ -253,6 +253,15 @@ def test_task_replaces_a_file_only_when_told_to(run: Run, pair_folder: Path, tmp
     assert "text" in json.loads(out.read_text())
 
 
+def test_corpus_replaces_files_only_when_told_to(run: Run, tmp_path: Path):
+    mine = tmp_path / "questions.jsonl"
+    mine.write_text("mine")
+    code, _, err = run("corpus", "--out", tmp_path)
+    assert (code, mine.read_text()) == (2, "mine")
+    assert f"{mine} exists already" in one_line(err)
+    assert list(tmp_path.iterdir()) == [mine]
+
+
 def test_a_package_that_is_not_installed_is_said_before_anything_is_written(
     run: Run, tmp_path: Path
 ):

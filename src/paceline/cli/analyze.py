@@ -14,6 +14,7 @@ def analyze(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
+    draft_temperature: options.DraftTemperature = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -32,6 +33,7 @@ def analyze(
         "sampling__temperature": temperature,
         "sampling__top_p": top_p,
         "sampling__top_k": top_k,
+        "draft_sampling__temperature": draft_temperature,
     }
     wanted = options.build(
         AnalyzeConfig, config, overrides, target=target, draft=draft, prompts=prompts, **sampling

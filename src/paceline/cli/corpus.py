@@ -14,15 +14,28 @@ def corpus(
         list[str] | None,
         typer.Option(help="Docstrings of this installed package, too; may be repeated."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace files that exist.")
+    ] = False,
 ) -> None:
     """Write Python's documentation as training text.
 
     Part of it is held out for evaluation, and there are prompts of other kinds.
     """
     from paceline.cli.preflight import Preflight
-    from paceline.data.python_docs import package_places, write_package_docs, write_python_docs
-    from paceline.data.python_tasks import write_python_tasks
+    from paceline.data.python_docs import (
+        PythonDocs,
+        package_places,
+        write_package_docs,
+        write_python_docs,
+    )
+    from paceline.data.python_tasks import PythonTasks, write_python_tasks
+    from paceline.errors import UsageError
 
+    names = (*PythonDocs._fields, *PythonTasks._fields, "pretraining")
+    written = [path for name in names if (path := out / f"{name}.jsonl").exists()]
+    if written and not overwrite:
+        raise UsageError(f"{written[0]} exists already; choose another folder, or give --overwrite")
     Preflight().output(out)  # both before seconds are spent on the rest
     for name in package or ():
         package_places(name)

@@ -24,6 +24,7 @@ def decode(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
+    draft_temperature: options.DraftTemperature = None,
     repetition_penalty: options.Penalty = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     config: options.ConfigFile = None,
@@ -45,6 +46,7 @@ def decode(
         config,
         overrides,
         strategy__num_speculative_tokens=gamma,
+        strategy__draft_sampling__temperature=draft_temperature,
         sampling__temperature=temperature,
         sampling__top_p=top_p,
         sampling__top_k=top_k,
@@ -55,8 +57,8 @@ def decode(
     )
     if draft is None and (drafts or draft_weights != "auto"):
         raise UsageError(
-            "--gamma, --draft-weights and a strategy say how a draft is used, and there is none; name it "
-            "by --draft"
+            "--gamma, --draft-temperature, --draft-weights and a strategy say how a draft is used, and "
+            "there is none; name it by --draft"
         )
     text = read_prompt(prompt, prompt_file)
     check_decode(target, draft)

@@ -35,6 +35,10 @@ Overrides = Annotated[
 Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")]
 TopP = Annotated[float | None, typer.Option(help="Nucleus sampling: smallest set of this mass.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+DraftTemperature = Annotated[
+    float | None,
+    typer.Option(help="The draft's own temperature: 0 drafts greedily, as most engines do."),
+]
 Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1 is none.")]
 DryRun = Annotated[
     bool,

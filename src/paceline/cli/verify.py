@@ -17,6 +17,7 @@ def verify(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
+    draft_temperature: options.DraftTemperature = None,
     self_test: Annotated[
         bool | None, typer.Option("--self-test", help="Also run a broken rule, to be caught.")
     ] = None,
@@ -32,12 +33,16 @@ def verify(
     from paceline.cli.tables import losslessness_lines
     from paceline.measure import VerifyConfig, verify_losslessness
 
-    given = {"target": target, "draft": draft, "prompts": prompts, "self_test": self_test}
-    given |= {
-        f"sampling__{key}": value
-        for key, value in {"temperature": temperature, "top_p": top_p, "top_k": top_k}.items()
+    sampling = {
+        "sampling__temperature": temperature,
+        "sampling__top_p": top_p,
+        "sampling__top_k": top_k,
+        "draft_sampling__temperature": draft_temperature,
     }
-    wanted = options.build(VerifyConfig, config, overrides, **given)
+    models = {"target": target, "draft": draft, "prompts": prompts}
+    wanted = options.build(
+        VerifyConfig, config, overrides, self_test=self_test, **models, **sampling
+    )
     check_measured(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         report = verify_losslessness(wanted, progress)
