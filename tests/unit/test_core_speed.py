@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.speed import (
+    accepted_by_position,
     best_gamma,
     block_efficiency_from_text,
     block_efficiency_iid,
@@ -142,8 +143,12 @@ def scores(texts_BT: Tensor) -> tuple[Tensor, Tensor]:
     return acceptance, survival
 
 
-def engine(budget: int, gamma: int, end: int | None) -> tuple[float, float, float]:
+def engine(
+    budget: int, gamma: int, end: int | None, kept: list[float] | None = None
+) -> tuple[float, float, float]:
     """Expected tokens, blocks and drafted tokens of an engine's text after token 0.
+
+    `kept`, of gamma numbers: gets the expected blocks whose first, second, ... draft stays.
 
     Every draft of up to gamma tokens, every number of accepted ones, every recovered or bonus token,
     from the first token to the end of text or of the budget.
@@ -163,6 +168,12 @@ def engine(budget: int, gamma: int, end: int | None) -> tuple[float, float, floa
                 )
                 for emitted, chance in outcomes(context, drafted, end):
                     tokens += mass * proposed * chance * len(emitted)
+                    # a recovered token is never the drafted one
+                    same = [a == b for a, b in zip(emitted, drafted, strict=False)]
+                    stays = same.index(False) if False in same else len(same)
+                    if kept is not None:
+                        for position in range(stays):
+                            kept[position] += mass * proposed * chance
                     if emitted[-1] != end:
                         starts[place + len(emitted)][emitted[-1]] += mass * proposed * chance
     return tokens, blocks, num_drafted
@@ -210,6 +221,24 @@ def test_efficiency_from_text_is_what_enumerating_an_engine_gives(
     assert float(found_blocks.mean()) == pytest.approx(blocks, abs=1e-12)
     mean = drafted_per_block(scores(texts)[1], mask, gamma)
     assert mean == pytest.approx(drafted / blocks, abs=1e-12)
+
+
+@ends
+@pytest.mark.parametrize("gamma", [1, 2, 3, 9])
+@pytest.mark.parametrize("budget", [1, 2, 4, 6])
+def test_blocks_that_keep_each_position_are_what_enumerating_an_engine_gives(
+    budget: int, gamma: int, end: int | None
+):
+    wanted = [0.0] * gamma
+    engine(budget, gamma, end, wanted)
+    texts, mask = all_texts(budget, end)
+    found_BG = accepted_by_position(*scores(texts), mask, gamma)
+    assert found_BG.mean(0).tolist() == pytest.approx(wanted, abs=1e-12)
+    # the mutant: every position counted where a block starts, not where the ones before it stayed
+    if gamma == 3 and budget == 6:
+        acceptance, survival = scores(texts)
+        alike_B = accepted_by_position(acceptance, survival, mask, 1)[:, 0]
+        assert float(alike_B.mean()) > 1.1 * wanted[1]
 
 
 def starts_with_whole_windows(budget: int, gamma: int, end: int | None) -> float:

@@ -17,6 +17,7 @@ from paceline.cli import (
     demo,
     draft,
     env,
+    export,
     generate_data,
     measure,
     pretrain,
@@ -71,7 +72,7 @@ def options_of_all(
 
 for command in (
     *(draft, pretrain, generate_data, align, measure, analyze, verify, decode),
-    *(trajectory, sweep, corpus, task, bench, tune, report, demo, validate, env),
+    *(export, trajectory, sweep, corpus, task, bench, tune, report, demo, validate, env),
 ):
     app.command()(guarded(getattr(command, command.__name__.rpartition(".")[2])))
 

@@ -1,9 +1,14 @@
-"""`paceline measure`: is this draft worth serving?"""
+"""`paceline measure`: is this draft worth serving, here or in an engine?"""
+
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stdout
+
+if TYPE_CHECKING:
+    from paceline.measure.served_figures import ServedConfig
 
 
 def measure(
@@ -14,6 +19,14 @@ def measure(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
+    draft_temperature: options.DraftTemperature = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Measure in an engine: vllm, llamacpp, sglang or transformers."),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="An engine's server that runs; default: start one.")
+    ] = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -21,20 +34,31 @@ def measure(
     """Measure whether a draft is worth serving.
 
     Gives acceptance, cost and measured speed. The exit code is 1 on NO-GO and 3 without a verdict.
+    With --engine: what the engine's own counters say, beside what was predicted; 1 if they differ.
     """
     from paceline.cli.preflight import check_measured
     from paceline.cli.tables import measurement_table, verdict_style
+    from paceline.errors import UsageError
     from paceline.measure import MeasureConfig
     from paceline.measure import measure as run
+    from paceline.measure.served_figures import ServedConfig
 
     sampling = {
         "sampling__temperature": temperature,
         "sampling__top_p": top_p,
         "sampling__top_k": top_k,
+        "draft_sampling__temperature": draft_temperature,
     }
-    wanted = options.build(
-        MeasureConfig, config, overrides, target=target, draft=draft, prompts=prompts, **sampling
-    )
+    models = {"target": target, "draft": draft, "prompts": prompts}
+    if engine is not None:
+        given: dict[str, Any] = {"engine__engine": engine, "engine__url": url}
+        given |= models | sampling
+        _measure_served(options.build(ServedConfig, config, overrides, **given), dry_run, json)
+    if url is not None:
+        raise UsageError(
+            "--url names a server, and of which engine it is has to be said by --engine"
+        )
+    wanted = options.build(MeasureConfig, config, overrides, **models, **sampling)
     check_measured(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = run(wanted, progress)
@@ -44,3 +68,19 @@ def measure(
         stdout.print(measurement_table(found))
         stdout.print(str(found.verdict), style=verdict_style(found.verdict))
     raise typer.Exit(found.verdict.exit_code)
+
+
+def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
+    from paceline.cli.preflight import check_measured
+    from paceline.cli.served_tables import served_table
+    from paceline.measure.served import measure_served
+
+    check_measured(wanted, dry_run=dry_run)
+    with progress_bars() as progress:
+        found = measure_served(wanted, progress)
+    if json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        stdout.print(served_table(found))
+        stdout.print(str(found.agreement), style="green" if found.agreement.agrees else "red")
+    raise typer.Exit(0 if found.agreement.agrees else 1)

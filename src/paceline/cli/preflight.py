@@ -331,6 +331,21 @@ def check_draft(config: Any, *, dry_run: bool) -> None:
     found.end(dry_run=dry_run)
 
 
+def check_export(config: Any, *, dry_run: bool) -> None:
+    """Before `export`."""
+    from paceline.export.export import check_place
+    from paceline.models.loading import model_directory
+
+    check_place(config)
+    found = Preflight()
+    # of a GGUF file the conversion, which has the tokenizer
+    model = found.model("model", str(model_directory(config.model)))
+    if config.target is not None:
+        found.model("target", str(model_directory(config.target)))
+    found.output(config.out, _FLOAT32_BYTES * model.num_parameters)
+    found.end(dry_run=dry_run)
+
+
 def check_demo(target: str, out: Path, layers: list[int], *, dry_run: bool) -> None:
     """Before `demo`."""
     from paceline.models.draft import check_layers

@@ -94,6 +94,43 @@ def tokens_and_blocks(
     return blocks_B + accepted_B - (judged_BT * survival_BT * ends_BT).sum(-1), blocks_B
 
 
+def accepted_by_position(
+    acceptance_BT: Tensor,
+    survival_BT: Tensor,
+    mask_BT: Tensor,
+    gamma: int,
+    *,
+    budget: int | Tensor | None = None,
+) -> Tensor:
+    """Expected blocks of each text whose first, second, ... drafted token is kept, [B, gamma].
+
+    Divided by the blocks of `tokens_and_blocks`, in sums over texts, these are vLLM's acceptance rates
+    per position:
+
+        sum_t P(a block starts at t) survival_t ... survival_{t+i-1} beta_{t+i}
+
+    over the t whose i-th token is drafted. Their sum over positions is the expected number of
+    accepted tokens.
+
+    Shapes and `budget`: as in `block_efficiency_from_text`.
+
+    Raises:
+        ValueError: the mask holds no text.
+    Paper: ours.
+    """
+    _check(gamma)
+    mask_BT, budget_B = _text(mask_BT, budget)
+    survival_BT = survival_BT.cpu().double() * mask_BT
+    beta_BT = acceptance_BT.cpu().double() * mask_BT
+    beta_BT = beta_BT * (torch.arange(mask_BT.shape[1]) < budget_B[:, None] - 1)
+    reached_BT = _block_starts(survival_BT, gamma) * mask_BT
+    kept: list[Tensor] = []
+    for _ in range(gamma):
+        kept.append((reached_BT * beta_BT).sum(-1))
+        reached_BT = torch.nn.functional.pad((reached_BT * survival_BT)[:, :-1], (1, 0))
+    return torch.stack(kept, -1)
+
+
 def judged_places(
     survival_BT: Tensor, mask_BT: Tensor, gamma: int, *, budget: int | Tensor | None = None
 ) -> Tensor:

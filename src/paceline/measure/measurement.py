@@ -26,6 +26,7 @@ from paceline.measure.results import (
     TriedRow,
 )
 from paceline.measure.verdict import Verdict, judge
+from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.records import environment
 from paceline.rng import named_generator
@@ -72,6 +73,9 @@ class Measurement(StrictModel):
     speed: SpeedRow | None
     verdict: Verdict
     environment: dict[str, object]
+    target_fingerprint: str = ""
+    """Of the target's files; empty for models that were handed over in memory."""
+    draft_fingerprint: str = ""
 
 
 def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
@@ -81,7 +85,12 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
     pair = load_models(config, progress)
-    return measure_models(*pair, load_prompts(config, pair), config, progress)
+    found = measure_models(*pair, load_prompts(config, pair), config, progress)
+    prints = {
+        "target_fingerprint": fingerprint(config.target),
+        "draft_fingerprint": fingerprint(config.draft),
+    }
+    return found.model_copy(update=prints)
 
 
 def measure_models(

@@ -105,13 +105,22 @@ def _convert_into(entry: Path, path: Path) -> None:
         shutil.rmtree(stale, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
     try:
-        with _parsed_once():
-            _convert(path, scratch, _check(path))
+        convert_gguf(path, scratch)
         scratch.chmod(0o755)
         scratch.replace(entry)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def convert_gguf(path: Path, folder: Path) -> None:
+    """Write the file's model and tokenizer into an empty folder.
+
+    Raises:
+        ModelLoadError: Not a GGUF file, a damaged one, or a model that transformers does not know.
+    """
+    with _parsed_once():
+        _convert(path, folder, _check(path))
 
 
 def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
@@ -122,6 +131,7 @@ def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             config = AutoConfig.from_pretrained(path.parent, **source)
             refuse_by_name(config)
+            _set_head_width(config, path)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path.parent, config=config, dtype=kind, output_loading_info=True, **source
             )
@@ -146,6 +156,15 @@ def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
         del hf.config.quantization_config
     hf.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
+
+
+def _set_head_width(config: Any, path: Path) -> None:
+    """The width of a head as the file says it; for some families transformers takes its default."""
+    import gguf
+
+    width = gguf.GGUFReader(path).get_field(f"{config.model_type}.attention.key_length")
+    if width is not None and getattr(config, "head_dim", None) is not None:
+        config.head_dim = int(width.contents())
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,57 @@
+"""An engine's figures as a person reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.measure.results import IntervalRow
+    from paceline.measure.served import ServedMeasurement
+
+_LEGEND = """\
+served: from the engine's own counters. predicted: from both models' probabilities over the texts that the engine
+wrote. tokens per target call: 1 + accepted tokens per block. draft acceptance rate: accepted / drafted tokens.
+position i: part of the blocks that keep the drafted token i (from 0). In brackets: 95% intervals over requests."""
+
+
+def served_table(found: ServedMeasurement) -> Group:
+    """Each figure, served and predicted; then the times."""
+    engine = f"{found.engine} {found.engine_version}".strip()
+    head = (
+        f"{found.num_requests} requests, {found.num_tokens} tokens, served by {engine}, "
+        f"{found.config.num_speculative_tokens} tokens per block"
+    )
+    table = Table("", "served", "predicted", box=None, pad_edge=False)
+    for name, served, predicted in _rows(found):
+        table.add_row(name, _cell(served), _cell(predicted))
+    return Group(head, table, _LEGEND, *_speed_lines(found))
+
+
+def _rows(
+    found: ServedMeasurement,
+) -> Iterator[tuple[str, IntervalRow | None, IntervalRow | None]]:
+    served, predicted = found.served, found.predicted
+    yield "tokens per target call", served.block_efficiency, predicted.block_efficiency
+    yield "draft acceptance rate", served.draft_acceptance_rate, predicted.draft_acceptance_rate
+    theirs, ours = served.acceptance_by_position or [], predicted.acceptance_by_position or []
+    for place, row in enumerate(ours):
+        yield f"position {place}", theirs[place] if theirs else None, row
+
+
+def _cell(row: IntervalRow | None) -> str:
+    return "not told" if row is None else str(row)
+
+
+def _speed_lines(found: ServedMeasurement) -> Iterator[str]:
+    if (speed := found.speed) is None:
+        return
+    yield (
+        f"measured speedup {speed.speedup}: {speed.plain_tokens_per_s:.1f} -> "
+        f"{speed.speculative_tokens_per_s:.1f} tokens/s, whole requests"
+    )
+    yield f"{speed.num_equal} of {found.num_requests} texts are the same with and without the draft"

@@ -1,0 +1,8 @@
+"""Engines that serve models: start one or find one, ask it for texts, read its own counters.
+
+- `contract`: Engine, Request, Served, BlockCounts
+- `vllm`, `sglang`, `llamacpp`: servers; `assisted`: transformers in this process
+- `client`, `counters`: HTTP and /metrics
+- `process`: a server of ours
+- `commands`: the arguments of each server; `choice`: which engine, running or to be started
+"""

@@ -1,0 +1,126 @@
+"""Which engine, where it is, and how it is started."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from paceline.config import StrictModel
+from paceline.engines.client import Client
+from paceline.engines.commands import (
+    PROGRAMS,
+    Drafting,
+    EngineName,
+    draft_arguments,
+    room_arguments,
+    target_arguments,
+)
+from paceline.engines.llamacpp import LlamaServer
+from paceline.engines.sglang import SglangServer
+from paceline.engines.vllm import VllmServer
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.engines.contract import Engine
+
+
+class EngineChoice(StrictModel):
+    """An engine that runs, or that is to be started.
+
+    Attributes:
+        engine: Which one.
+        url: Of a server that runs; None: it is started here.
+        model: The model's name there, if it serves several.
+        api_key_env: The environment variable that holds the server's key.
+        program: The program that starts it (vllm, llama-server, or the python that has SGLang); None:
+            the one on the PATH.
+        options: More arguments of the server.
+        target: What the engine is given as target: directory or GGUF file. None: the target itself.
+        draft: The same of the draft.
+        start_seconds: The longest that starting may take.
+    """
+
+    engine: EngineName
+    url: str | None = None
+    model: str | None = None
+    api_key_env: str | None = None
+    program: str | None = None
+    options: tuple[str, ...] = ()
+    target: str | None = None
+    draft: str | None = None
+    start_seconds: float = Field(default=900.0, gt=0)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> EngineChoice:
+        if self.url is not None and (self.program or self.options):
+            raise ValueError("url names a server that runs, so program and options start nothing")
+        if self.engine == "transformers" and self.url is not None:
+            raise ValueError("transformers runs in this process and has no url")
+        return self
+
+
+def connect(choice: EngineChoice, client: Client) -> Engine:
+    """The engine behind a server.
+
+    Raises:
+        EngineError: The server does not answer as this engine does.
+    """
+    match choice.engine:
+        case "vllm":
+            return VllmServer(client, choice.model)
+        case "sglang":
+            return SglangServer(client)
+        case "llamacpp":
+            return LlamaServer(client)
+        case "transformers":
+            raise UsageError("transformers is no server")
+
+
+def client_of(choice: EngineChoice) -> Client:
+    """Of the server at the choice's URL.
+
+    Raises:
+        UsageError: The key's variable is not set.
+    """
+    assert choice.url is not None, "asked only where a server runs"
+    key = None
+    if choice.api_key_env is not None:
+        key = os.environ.get(choice.api_key_env)
+        if not key:
+            raise UsageError(
+                f"the environment variable {choice.api_key_env} is not set; it is to hold the key of "
+                f"{choice.url}"
+            )
+    return Client(choice.url, key)
+
+
+def server_command(
+    choice: EngineChoice, target: str, drafting: Drafting | None, *, port: int, max_length: int
+) -> list[str]:
+    """How a server is started.
+
+    Args:
+        choice: The engine.
+        target: What it is given as target.
+        drafting: How it drafts; None: it decodes alone.
+        port: Of this machine.
+        max_length: Tokens of the longest request.
+    """
+    assert choice.engine != "transformers", "it is no server"
+    program, *first = PROGRAMS[choice.engine]
+    command = [choice.program or program, *first, *target_arguments(choice.engine, target)]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += room_arguments(choice.engine, max_length)
+    if drafting is not None:
+        command += draft_arguments(choice.engine, drafting)
+    return [*command, *choice.options]
+
+
+def server_environment(choice: EngineChoice) -> Mapping[str, str]:
+    """What its server is to find in its environment."""
+    offline = {"HF_HUB_OFFLINE": "1"} if os.environ.get("HF_HUB_OFFLINE") else {}
+    return {**offline, "VLLM_NO_USAGE_STATS": "1"} if choice.engine == "vllm" else offline

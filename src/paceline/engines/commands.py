@@ -1,0 +1,75 @@
+"""The arguments that servers take: which target, which draft, how many tokens per block."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal, NamedTuple
+
+EngineName = Literal["vllm", "sglang", "llamacpp", "transformers"]
+Server = Literal["vllm", "sglang", "llamacpp"]
+DraftSampling = Literal["greedy", "probabilistic"]
+
+PROGRAMS: dict[Server, tuple[str, ...]] = {
+    "vllm": ("vllm", "serve"),
+    "sglang": ("python", "-m", "sglang.launch_server"),
+    "llamacpp": ("llama-server",),
+}
+"""How each is started."""
+
+
+class Drafting(NamedTuple):
+    """How an engine drafts.
+
+    Attributes:
+        draft: What the engine is given as draft.
+        gamma: Tokens drafted per block.
+        sampling: How vLLM draws them; the others draft greedily.
+    """
+
+    draft: str
+    gamma: int
+    sampling: DraftSampling = "greedy"
+
+
+def target_arguments(engine: Server, target: str) -> list[str]:
+    """What it serves."""
+    return {
+        "vllm": [target],
+        "sglang": ["--model-path", target],
+        "llamacpp": ["-m", target],
+    }[engine]
+
+
+def draft_arguments(engine: Server, drafting: Drafting) -> list[str]:
+    """What it drafts with."""
+    draft, gamma = drafting.draft, drafting.gamma
+    if engine == "vllm":
+        settings = {
+            "method": "draft_model",
+            "model": draft,
+            "num_speculative_tokens": gamma,
+            "draft_sample_method": drafting.sampling,
+        }
+        return ["--speculative-config", json.dumps(settings)]
+    if engine == "sglang":
+        # The root of a block counts as a drafted token there.
+        return [
+            *("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", draft),
+            *("--speculative-num-steps", str(gamma), "--speculative-eagle-topk", "1"),
+            *("--speculative-num-draft-tokens", str(gamma + 1)),
+        ]
+    # Without --spec-type the server loads the draft and does not use it.
+    return [
+        *("-md", draft, "--spec-type", "draft-simple"),
+        *("--spec-draft-n-max", str(gamma), "--spec-draft-p-min", "0"),
+    ]
+
+
+def room_arguments(engine: Server, max_length: int) -> list[str]:
+    """Room for one request of so many tokens at a time, and counters to read."""
+    length = str(max_length)
+    return {
+        "vllm": ["--max-model-len", length],
+        "sglang": ["--context-length", length],
+        "llamacpp": ["-c", length, "-np", "1", "--metrics"],
+    }[engine]

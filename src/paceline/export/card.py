@@ -1,0 +1,128 @@
+"""The model card of an export: what it is, how it came to be, what it gave, how to serve it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from paceline.export.checks import Checks
+    from paceline.export.launch import Launch
+    from paceline.export.sources import Sources
+    from paceline.measure import Measurement
+
+
+def model_card(sources: Sources, launch: Launch | None, checks: Checks, notes: list[str]) -> str:
+    """Markdown with the hub's YAML header."""
+    target = sources.target
+    kind = "Target model" if target is None else "Draft model for speculative decoding"
+    parts = [
+        _header(sources),
+        f"# {kind}: {sources.config.out.name}",
+        _what(sources),
+        _training(sources.run),
+        _measured(sources.measurement),
+        _serving(sources, launch),
+        _checked(checks),
+    ]
+    if notes:
+        parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _header(sources: Sources) -> str:
+    values: dict[str, Any] = {
+        "library_name": "gguf" if sources.config.to == "llamacpp" else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["paceline"] + (["speculative-decoding"] if sources.target else []),
+    }
+    if sources.licence is not None:
+        values["license"] = sources.licence
+    if sources.target is not None and not sources.target.path.startswith((".", "/", "~")):
+        values["base_model"] = sources.target.path
+    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
+
+
+def _what(sources: Sources) -> str:
+    model, target = sources.model, sources.target
+    config = model.hf.config.get_text_config(decoder=True)
+    lines = [
+        f"- architecture: {model.hf.config.model_type}, {config.num_hidden_layers} layers, hidden size "
+        f"{config.hidden_size}, {model.num_parameters:,} parameters",
+        f"- made from: {sources.config.model}",
+    ]
+    if target is not None:
+        share = f" ({model.num_parameters / target.facts.num_parameters:.1%} of its parameters)"
+        lines.append(f"- target: {target.path}{share if target.facts.num_parameters else ''}")
+        lines.append("- tokenizer: the target's, its files copied unchanged")
+    if model.draft_vocabulary is not None:
+        lines.append(
+            f"- draft vocabulary: aligned to propose {len(model.draft_vocabulary):,} of "
+            f"{model.vocab_size:,} tokens"
+        )
+    licence = sources.licence or "not stated by the target; look it up before you publish this"
+    return "\n".join([*lines, f"- licence: {licence}"])
+
+
+def _training(run: dict[str, Any] | None) -> str:
+    if run is None:
+        return ""
+    config, inputs = run["config"], run.get("inputs", {})
+    objective = " + ".join(term["kind"] for term in config["objective"])
+    if config.get("finish"):
+        last = " + ".join(term["kind"] for term in config["finish"]["objective"])
+        objective += f", then {last} from {config['finish']['begin']:.0%} of the run on"
+    lines = [
+        f"- objective: {objective}",
+        f"- data: {config['data']['train']['path']} (fingerprint {inputs.get('data.train', 'unknown')}); "
+        f"fixed {config['fixed_fraction']:g}, draft-made {config['draft_fraction']:g}, the rest written "
+        "by the target",
+        f"- optimizer: {config['optimizer']['kind']}, learning rate {config['optimizer']['learning_rate']:g}, "
+        f"batch size {config['batch_size']}",
+        f"- config hash: {run.get('config_hash', 'unknown')}, seed {config['seed']}",
+    ]
+    return "## Training\n\nAligned with the target by `paceline align`.\n\n" + "\n".join(lines)
+
+
+def _measured(measurement: Measurement | None) -> str:
+    if measurement is None:
+        return "## Measured\n\nNothing was measured with this export."
+    config, acceptance = measurement.config, measurement.acceptance
+    rows = [
+        ("expected acceptance", str(acceptance.expected_acceptance)),
+        ("greedy draft acceptance", str(acceptance.greedy_draft_acceptance)),
+        ("greedy agreement", str(acceptance.greedy_agreement)),
+    ]
+    best = next((row for row in measurement.gammas if row.gamma == measurement.best_gamma), None)
+    if best is not None:
+        rows.append((f"tokens per target call, gamma {best.gamma}", f"{best.block_efficiency:.3f}"))
+    if measurement.speed is not None:
+        speed = measurement.speed
+        rows.append((f"speedup in Paceline, gamma {speed.gamma}", str(speed.speedup)))
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    processor = measurement.environment.get("processor", "an unknown processor")
+    return (
+        f"## Measured\n\n{acceptance.num_prompts} prompts of {config.prompts.path}, temperature "
+        f"{config.sampling.temperature:g}, on {processor}. 95% intervals over prompts in brackets.\n\n"
+        f"| figure | value |\n|---|---|\n{table}\n\n{measurement.verdict}"
+    )
+
+
+def _serving(sources: Sources, launch: Launch | None) -> str:
+    if launch is None:
+        return ""
+    how = "measured as the best" if launch.measured else "not measured"
+    return (
+        f"## Serve it with {sources.config.to}\n\n```\n{launch.command}\n```\n\n"
+        f"{launch.gamma} tokens per block ({how}); the engine drafts {launch.drafting}."
+    )
+
+
+def _checked(checks: Checks) -> str:
+    return (
+        "## Checked\n\nThe export was read back: over "
+        f"{checks.num_positions} positions the largest difference of logits is "
+        f"{checks.largest_difference:.1e} of the largest logit, the likeliest token is the same in "
+        f"{checks.agreement:.1%}, and {checks.num_texts} texts were cut into the same tokens."
+    )

@@ -1,0 +1,93 @@
+"""An ordinary model directory that engines load: whole vocabulary, the target's tokenizer and limits."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from paceline.export.rows import with_rows
+from paceline.models.draft import copy_tokenizer
+from paceline.models.draft_vocabulary import write_draft_vocabulary
+from paceline.models.loading import model_directory, quiet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.export.launch import Launch
+    from paceline.export.sources import Sources
+    from paceline.models import CausalModel
+
+_GENERATION = "generation_config.json"
+_LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+
+
+def fitted_model(sources: Sources) -> CausalModel:
+    """The model in the shape that the engine asks for, in float32.
+
+    A draft gets as many rows as its target has, and as many positions where they are rotary.
+    """
+    model, target = sources.model, sources.target
+    if target is None:
+        return model
+    only = model.draft_vocabulary if sources.config.draft_vocabulary == "bake" else None
+    fitted = with_rows(model, target.num_rows, only=only)
+    _extend_positions(fitted.hf.config.get_text_config(decoder=True), target.facts.max_length)
+    return fitted
+
+
+def write_directory(
+    fitted: CausalModel, sources: Sources, launch: Launch | None, folder: Path
+) -> None:
+    """Write the model, its tokenizer and its licence into an empty folder."""
+    hf: Any = copy.deepcopy(fitted.hf).to(sources.stored)  # pyright: ignore[reportArgumentType]
+    with quiet():
+        hf.save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):
+        # safetensors keeps them from everyone else, who may have to serve them
+        weights.chmod((folder / "config.json").stat().st_mode)
+    copy_tokenizer(sources.tokenizer_source, folder)
+    if sources.model.draft_vocabulary is not None:
+        write_draft_vocabulary(folder, sources.model.draft_vocabulary)
+    _write_generation_config(sources, launch, folder)
+    copy_licence(sources, folder)
+
+
+def copy_licence(sources: Sources, folder: Path) -> None:
+    """The licence files beside the target's weights, if there are any."""
+    source = model_directory(sources.tokenizer_source)
+    for pattern in _LICENCES:
+        for path in sorted(source.glob(pattern)):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
+
+
+def _extend_positions(config: Any, wanted: int | None) -> None:
+    """Engines end a text, or draft nonsense, at the draft's last position: give it the target's.
+
+    Only where positions are angles without a scale that depends on how many there are.
+    """
+    have = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    plain = isinstance(rope, dict) and rope.get("rope_type") == "default"
+    if plain and wanted is not None and have is not None and have < wanted:
+        config.max_position_embeddings = wanted
+
+
+def _write_generation_config(sources: Sources, launch: Launch | None, folder: Path) -> None:
+    """The target's own; for transformers also how to draft, which it reads from the draft's."""
+    path = folder / _GENERATION
+    if sources.target is not None:
+        theirs = sources.target.directory / _GENERATION
+        if theirs.exists():
+            shutil.copyfile(theirs, path)
+    if sources.config.to != "transformers" or launch is None:
+        return
+    settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    settings |= {
+        "num_assistant_tokens": launch.gamma,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+    path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")

@@ -1,0 +1,149 @@
+"""From a draft to what an engine loads: fit, write, read back, describe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.config import StrictModel
+from paceline.errors import UsageError
+from paceline.export.card import model_card
+from paceline.export.checks import Checks, check_directory, check_gguf
+from paceline.export.directory import copy_licence, fitted_model, write_directory
+from paceline.export.gguf_file import write_gguf
+from paceline.export.launch import Launch, plan_launch
+from paceline.export.sources import Sources, read_sources
+from paceline.records import atomic_directory
+
+if TYPE_CHECKING:
+    from paceline.export.config import ExportConfig
+    from paceline.models import CausalModel
+
+_SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_0"}
+
+
+class Exported(StrictModel):
+    """An export that was kept.
+
+    Attributes:
+        path: What the engine is given: a directory, or a GGUF file.
+        command: How to serve it; None for a target exported alone.
+        num_speculative_tokens: Tokens drafted per block in that command.
+        checks: What reading it back showed.
+        notes: What to know before serving it.
+    """
+
+    path: Path
+    command: str | None
+    num_speculative_tokens: int | None
+    checks: Checks
+    notes: list[str]
+
+
+def export(config: ExportConfig) -> Exported:
+    """Export a draft, or a target, and check that it gives what was exported.
+
+    Raises:
+        UsageError: Something cannot be read, does not belong together, or `out` exists.
+        ExportError: The export gives something else; nothing is kept.
+        StorageError: It cannot be written; what was at `out` is still there.
+    """
+    check_place(config)
+    sources = read_sources(config)
+    path = config.out
+    if config.to == "llamacpp":
+        path = config.out / f"{config.out.name}-{_SUFFIXES[_gguf_type(sources)]}.gguf"
+    launch = plan_launch(sources, path)
+    notes = notes_of(sources, launch)
+    fitted = fitted_model(sources)
+    with atomic_directory(config.out) as scratch:
+        if config.to == "llamacpp":
+            checks = _write_gguf(fitted, sources, scratch / path.name)
+        else:
+            write_directory(fitted, sources, launch, scratch)
+            baked = config.draft_vocabulary == "bake"
+            checks = check_directory(scratch, sources.model, sources.stored, baked=baked)
+        card = model_card(sources, launch, checks, notes)
+        (scratch / "README.md").write_text(card, "utf-8")
+    return Exported(
+        path=path,
+        command=None if launch is None else launch.command,
+        num_speculative_tokens=None if launch is None else launch.gamma,
+        checks=checks,
+        notes=notes,
+    )
+
+
+def check_place(config: ExportConfig) -> None:
+    """May the export be written at `out`?
+
+    Raises:
+        UsageError: Something is there that is not to be replaced.
+    """
+    if config.out.exists() and not config.overwrite:
+        raise UsageError(
+            f"{config.out} exists already; choose another --out, or give --overwrite to replace it"
+        )
+
+
+def _gguf_type(sources: Sources) -> str:
+    if sources.config.dtype != "auto":
+        return sources.config.dtype
+    return str(sources.stored).removeprefix("torch.")
+
+
+def _write_gguf(fitted: CausalModel, sources: Sources, file: Path) -> Checks:
+    stored = _gguf_type(sources)
+    write_gguf(
+        *(fitted, file),
+        stored=stored,
+        source=sources.tokenizer_source,
+        name=sources.config.out.name,
+    )
+    copy_licence(sources, file.parent)
+    return check_gguf(file, fitted, stored=stored)
+
+
+def notes_of(sources: Sources, launch: Launch | None) -> list[str]:
+    """What a user should know before serving this."""
+    config, target = sources.config, sources.target
+    notes: list[str] = []
+    if target is None:
+        notes.append("no target is named: the model is exported alone, to be served or as a target")
+    if launch is not None:
+        notes += _launch_notes(sources, launch)
+    limit = sources.model.draft_vocabulary
+    if limit is not None and config.draft_vocabulary == "keep":
+        notes.append(
+            f"the draft was made to propose {len(limit):,} of {sources.model.vocab_size:,} tokens, and "
+            f"{config.to} drafts from all of them; --set draft_vocabulary=bake keeps greedy drafts "
+            "within the list"
+        )
+    if sources.licence is None:
+        notes.append("the licence is not stated beside the weights; look it up before you publish")
+    return notes
+
+
+def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
+    config, measurement = sources.config, sources.measurement
+    notes: list[str] = []
+    if not launch.measured:
+        notes.append(
+            f"{launch.gamma} tokens per block was not measured; give the JSON of paceline measure as "
+            "--measurement"
+        )
+    if measurement is not None and not measurement.verdict.go:
+        notes.append(f"the measurement says {measurement.verdict}")
+    served = config.served_target or (sources.target.path if sources.target else "")
+    is_gguf = served.endswith(".gguf")
+    if is_gguf and config.to != "llamacpp":
+        notes.append(
+            f"{config.to} needs the target as a directory: paceline export {served} --to {config.to} "
+            "--out TARGET, then add --set served_target=TARGET here"
+        )
+    if not is_gguf and config.to == "llamacpp":
+        notes.append(
+            f"llama.cpp needs the target as a GGUF file: paceline export {served} --to llamacpp --out "
+            "TARGET, then add --set served_target=FILE.gguf here"
+        )
+    return notes

@@ -1,0 +1,180 @@
+"""A model as one GGUF file, for llama.cpp."""
+
+# V vocabulary, D hidden width, H heads, W width of a head
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UnsupportedModelError, UsageError
+from paceline.export.gguf_vocabulary import add_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    from paceline.models import CausalModel
+
+FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""model_type to llama.cpp's architecture."""
+
+_BLOCK = 32  # q8_0 rounds so many neighbours together
+
+
+def write_gguf(model: CausalModel, path: Path, *, stored: str, source: str, name: str) -> None:
+    """Write a model and its tokenizer.
+
+    Args:
+        model: In float32.
+        path: The file to make.
+        stored: float32, float16, bfloat16 or q8_0, of the matrices; vectors are float32.
+        source: Where the tokenizer's files are from.
+        name: `general.name`.
+
+    Raises:
+        UsageError: The gguf package is missing.
+        UnsupportedModelError: llama.cpp, or this writer, does not know such a model.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise UsageError(
+            f"writing {path.name} needs the gguf package: pip install 'paceline[gguf]'"
+        )
+    import gguf
+
+    hf: Any = model.hf
+    config = hf.config
+    _refuse_unknown(config)
+    family = FAMILIES[config.model_type]
+    writer = gguf.GGUFWriter(path, family)
+    kind = gguf.GGMLQuantizationType[_KINDS[stored]]
+    writer.add_name(name)
+    writer.add_file_type(_file_type(stored))
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _add_sizes(writer, config)
+    add_tokenizer(writer, model, source, config.vocab_size)
+    for label, weight in _tensors(hf, family):
+        _add_tensor(writer, label, weight, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
+
+
+def _file_type(stored: str) -> int:
+    from gguf import LlamaFileType
+
+    return {
+        "float32": LlamaFileType.ALL_F32,
+        "float16": LlamaFileType.MOSTLY_F16,
+        "bfloat16": LlamaFileType.MOSTLY_BF16,
+        "q8_0": LlamaFileType.MOSTLY_Q8_0,
+    }[stored]
+
+
+def _refuse_unknown(config: Any) -> None:
+    """Would llama.cpp compute what transformers does?"""
+    rope = getattr(config, "rope_parameters", None) or {}
+    window = getattr(config, "sliding_window", None)
+    windowed = window is not None and getattr(config, "use_sliding_window", True)
+    if config.model_type not in FAMILIES:
+        fault = f"{config.model_type} is none of the families that are written as GGUF here"
+        fault += f" ({', '.join(FAMILIES)})"
+    elif rope.get("rope_type", "default") not in ("default", "llama3"):
+        fault = f"rotary positions of the kind {rope['rope_type']} are not written as GGUF here"
+    elif windowed and window < config.max_position_embeddings:
+        fault = f"llama.cpp ignores the sliding window of {window} tokens in a {config.model_type}"
+    else:
+        return
+    raise UnsupportedModelError(
+        f"{fault}; export the directory (--to transformers) and convert it by llama.cpp's "
+        "convert_hf_to_gguf.py"
+    )
+
+
+def _add_sizes(writer: GGUFWriter, config: Any) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    width = head_width(config)
+    writer.add_rope_dimension_count(width)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def head_width(config: Any) -> int:
+    """Numbers in a head's query."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
+    """llama.cpp's name of each weight, with the weight as it stores it."""
+    import gguf
+
+    config = hf.config
+    archs = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(archs[family], config.num_hidden_layers)
+    tied = hf.get_output_embeddings().weight is hf.get_input_embeddings().weight
+    found: list[tuple[str, Tensor]] = []
+    for name, weight in hf.state_dict().items():
+        if tied and name == "lm_head.weight":
+            continue
+        label = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if label is None:
+            raise UnsupportedModelError(
+                f"{name} of this {config.model_type} has no name in a GGUF file; export the directory "
+                "(--to transformers) and serve it by another engine"
+            )
+        if family == "llama" and ".self_attn." in name:
+            weight = _interleaved(name, weight, config)
+        found.append((label, weight))
+    if (factors := _rope_factors(hf)) is not None:
+        found.append(("rope_freqs.weight", factors))
+    return found
+
+
+def _interleaved(name: str, weight: Tensor, config: Any) -> Tensor:
+    """Rows of q and k: llama.cpp turns neighbours of a head, transformers its two halves."""
+    part = name.split(".")[-2]
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part)
+    if heads is None:
+        return weight
+    halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def _rope_factors(hf: Any) -> Tensor | None:
+    """What llama.cpp divides the angles by, [W / 2]; None: nothing."""
+    config = hf.config
+    if config.rope_parameters.get("rope_type", "default") == "default":
+        return None
+    width = head_width(config)
+    steps = torch.arange(0, width, 2, dtype=torch.float32) / width
+    plain = config.rope_parameters["rope_theta"] ** -steps
+    return plain / hf.model.rotary_emb.inv_freq.float()
+
+
+def _add_tensor(writer: GGUFWriter, label: str, weight: Tensor, kind: GGMLQuantizationType) -> None:
+    import gguf
+
+    data = weight.detach().to(torch.float32).contiguous().numpy()
+    plain = gguf.GGMLQuantizationType.F32
+    if data.ndim < 2:
+        kind = plain
+    elif kind == gguf.GGMLQuantizationType.Q8_0 and data.shape[-1] % _BLOCK:
+        kind = gguf.GGMLQuantizationType.F16
+    if kind != plain:
+        data = gguf.quants.quantize(data, kind)
+    writer.add_tensor(label, data, raw_dtype=kind)

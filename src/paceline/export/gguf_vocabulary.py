@@ -1,0 +1,148 @@
+"""A tokenizer as the keys of a GGUF file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+    from paceline.models import CausalModel
+
+_PREFIX = "tokenizer."
+_GPT2_SPLIT = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3, _QWEN2 = _WORDS % "{1,3}", _WORDS % ""
+
+
+def add_tokenizer(writer: GGUFWriter, model: CausalModel, source: str, num_rows: int) -> None:
+    """Write the keys of the model's tokenizer; of a GGUF source those of that file, as they are.
+
+    Args:
+        writer: Of the file.
+        model: Whose tokenizer it is.
+        source: Where the tokenizer's files are from.
+        num_rows: Rows of the embedding: as many tokens are written.
+
+    Raises:
+        UnsupportedModelError: llama.cpp would cut texts otherwise than this tokenizer, or it cannot be
+            told.
+    """
+    path = Path(source).expanduser()
+    if path.suffix == ".gguf":
+        _copy_keys(writer, path)
+        return
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UnsupportedModelError(
+            f"{source} has no tokenizer.json, from which a GGUF file's tokenizer is written; {_ELSE}"
+        )
+    settings = json.loads(backend.to_str())
+    if settings["model"]["type"] != "BPE" or settings["model"].get("byte_fallback"):
+        raise UnsupportedModelError(
+            f"the tokenizer of {source} is no byte-level BPE, and only such are written here; {_ELSE}"
+        )
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_pre_tokenizer(settings, source))
+    tokens, kinds = _tokens(model.tokenizer, settings, num_rows)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    merges = settings["model"]["merges"]
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    _add_roles(writer, model.tokenizer)
+
+
+_ELSE = "convert the exported directory by llama.cpp's convert_hf_to_gguf.py, or give a GGUF target"
+
+
+def _copy_keys(writer: GGUFWriter, path: Path) -> None:
+    import gguf
+
+    for field in gguf.GGUFReader(path).fields.values():
+        if field.name.startswith(_PREFIX):
+            kind = field.types[0]
+            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), kind, inner)
+
+
+def _pre_tokenizer(settings: dict[str, Any], source: str) -> str:
+    """llama.cpp's name for how this tokenizer splits text before merging.
+
+    Read from the tokenizer's own description, so that a new vocabulary over a known way of splitting
+    is written right.
+    """
+    splits = settings.get("pre_tokenizer") or {}
+    parts = splits.get("pretokenizers", [splits])
+    known = [_known_part(part) for part in parts]
+    names = {
+        ("words",): "gpt-2",
+        ("digits", "words"): "smollm",
+        ("llama3", "bytes"): "llama-bpe",
+        ("qwen2", "bytes"): "qwen2",
+    }
+    name = names.get(tuple(known))
+    # llama.cpp takes a word that is one token whole where Llama 3 does, and nowhere else.
+    if name is None or bool(settings["model"].get("ignore_merges")) != (name == "llama-bpe"):
+        raise UnsupportedModelError(
+            f"the tokenizer of {source} splits text by {[part.get('type') for part in parts]}, which is "
+            f"none of the ways that are written here ({', '.join(names.values())}); {_ELSE}"
+        )
+    return name
+
+
+def _known_part(part: dict[str, Any]) -> str:
+    kind = part.get("type")
+    if kind == "ByteLevel" and not part.get("add_prefix_space"):
+        return "words" if part.get("use_regex", True) else "bytes"
+    if kind == "Digits" and part.get("individual_digits"):
+        return "digits"
+    if kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
+        pattern = part.get("pattern", {}).get("Regex")
+        return {_LLAMA3: "llama3", _QWEN2: "qwen2"}.get(pattern, "other")
+    return "other"
+
+
+def _tokens(tokenizer: Any, settings: dict[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
+    """Text and kind of each token; rows without a token are written as unused."""
+    from gguf import TokenType
+
+    by_id = {number: token for token, number in tokenizer.get_vocab().items()}
+    special = {token["id"]: token["special"] for token in settings["added_tokens"]}
+    tokens: list[str] = []
+    kinds: list[int] = []
+    for number in range(num_rows):
+        if number not in by_id:
+            tokens.append(f"[PAD{number}]")
+            kinds.append(TokenType.UNUSED)
+            continue
+        tokens.append(by_id[number])
+        if number in special:
+            kinds.append(TokenType.CONTROL if special[number] else TokenType.USER_DEFINED)
+        else:
+            kinds.append(TokenType.NORMAL)
+    return tokens, kinds
+
+
+def _add_roles(writer: GGUFWriter, tokenizer: Any) -> None:
+    roles = {
+        "bos": writer.add_bos_token_id,
+        "eos": writer.add_eos_token_id,
+        "pad": writer.add_pad_token_id,
+        "unk": writer.add_unk_token_id,
+    }
+    for role, add in roles.items():
+        number = getattr(tokenizer, f"{role}_token_id")
+        if number is not None:
+            add(number)
+    read = tokenizer("a")["input_ids"]
+    writer.add_add_bos_token(bool(read) and read[0] == tokenizer.bos_token_id)
+    writer.add_add_eos_token(bool(read) and read[-1] == tokenizer.eos_token_id)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)

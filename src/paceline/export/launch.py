@@ -1,0 +1,150 @@
+"""How an engine is started with an exported draft, and how it will then draft."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.core.sampling import SamplingParams, proposal_params
+from paceline.engines.commands import PROGRAMS, Drafting, draft_arguments, target_arguments
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.engines.commands import EngineName
+    from paceline.export.config import ExportConfig
+    from paceline.export.sources import Sources
+    from paceline.measure import Measurement
+
+DEFAULT_GAMMA = 3
+_GREEDY = SamplingParams(temperature=0.0)
+# vLLM takes a draft whose path holds one of these for another method.
+_OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")
+
+
+class Launch(NamedTuple):
+    """How to serve.
+
+    Attributes:
+        command: To paste: a shell command, or Python for transformers.
+        gamma: Tokens drafted per block.
+        drafting: How the engine drafts, in words.
+        measured: Whether gamma was measured under that way of drafting.
+    """
+
+    command: str
+    gamma: int
+    drafting: str
+    measured: bool
+
+
+def plan_launch(sources: Sources, draft: Path) -> Launch | None:
+    """The launch of a draft at this place; None where no target is known.
+
+    Raises:
+        UsageError: The measurement is of another way of drafting, or the engine cannot take the path.
+    """
+    config, target = sources.config, sources.target
+    if target is None:
+        return None
+    if config.to == "vllm":
+        _refuse_other_methods(draft)
+    drafting = drafting_of(config, sources.measurement)
+    gamma, measured = _gamma(config, sources.measurement)
+    served = config.served_target or target.path
+    command = _command(config.to, served, str(draft), gamma, drafting)
+    return Launch(command, gamma, _WORDS[drafting], measured)
+
+
+def _command(engine: EngineName, target: str, draft: str, gamma: int, drafting: str) -> str:
+    if engine == "transformers":
+        return _transformers(target, draft, gamma)
+    sampling = "probabilistic" if drafting == "probabilistic" else "greedy"
+    arguments = draft_arguments(engine, Drafting(draft, gamma, sampling))
+    return shlex.join([*PROGRAMS[engine], *target_arguments(engine, target), *arguments])
+
+
+def drafting_of(config: ExportConfig, measurement: Measurement | None) -> str:
+    """`greedy`, `probabilistic` (drawn at the request's temperature alone) or `as_requested`.
+
+    Raises:
+        UsageError: The measurement drafted otherwise than the engine will.
+    """
+    if config.to == "transformers":
+        wanted = "as_requested"
+    elif config.to == "vllm" and config.draft_sample_method != "auto":
+        wanted = config.draft_sample_method
+    elif config.to == "vllm" and measurement is not None:
+        wanted = "greedy" if _proposals(measurement).greedy else "probabilistic"
+    else:
+        wanted = "greedy"
+    if measurement is not None:
+        _check_drafting(config, measurement, wanted)
+    return wanted
+
+
+def _proposals(measurement: Measurement) -> SamplingParams:
+    return proposal_params(measurement.config.sampling, measurement.config.draft_sampling)
+
+
+def _check_drafting(config: ExportConfig, measurement: Measurement, wanted: str) -> None:
+    """Was it measured as the engine will draft? A best gamma of another way of drafting misleads."""
+    sampling, proposals = measurement.config.sampling, _proposals(measurement)
+    served = {
+        "greedy": _GREEDY,
+        "probabilistic": SamplingParams(temperature=sampling.temperature),
+        "as_requested": sampling,
+    }[wanted]
+    same = (proposals.greedy and served.greedy) or proposals == served.model_copy(
+        update={"repetition_penalty": proposals.repetition_penalty}
+    )
+    if not same:
+        advice = {
+            "greedy": "add --draft-temperature 0",
+            "probabilistic": f"add --draft-temperature {sampling.temperature:g}",
+            "as_requested": "leave draft_sampling out",
+        }[wanted]
+        raise UsageError(
+            f"{config.measurement} was measured with other drafts than {config.to} will make "
+            f"({_WORDS[wanted]}); measure again and {advice}"
+        )
+
+
+def _gamma(config: ExportConfig, measurement: Measurement | None) -> tuple[int, bool]:
+    if config.num_speculative_tokens is not None:
+        return config.num_speculative_tokens, False
+    if measurement is None:
+        return DEFAULT_GAMMA, False
+    if measurement.best_gamma:
+        return measurement.best_gamma, True
+    # NO-GO: the card says so, and the command shows what was measured
+    best = max(measurement.gammas, key=lambda row: row.expected_speedup)
+    return (measurement.speed.gamma if measurement.speed else best.gamma), True
+
+
+def _refuse_other_methods(draft: Path) -> None:
+    for name in _OTHER_METHODS:
+        if name in str(draft).lower():
+            raise UsageError(
+                f"vLLM takes a draft whose path holds {name!r} for one of that method, and {draft} does; "
+                "choose another --out"
+            )
+
+
+def _transformers(target: str, draft: str, gamma: int) -> str:
+    return (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({target!r})\n"
+        f"target = AutoModelForCausalLM.from_pretrained({target!r})\n"
+        f"draft = AutoModelForCausalLM.from_pretrained({draft!r})  # drafts {gamma} tokens per block\n"
+        'inputs = tokenizer("A prompt", return_tensors="pt")\n'
+        "texts = target.generate(**inputs, assistant_model=draft, max_new_tokens=128)"
+    )
+
+
+_WORDS = {
+    "greedy": "greedily, at every temperature",
+    "probabilistic": "at the request's temperature, without top-k and top-p",
+    "as_requested": "as the request says",
+}

@@ -1,0 +1,81 @@
+"""A model whose embedding and head have as many rows as its target's: engines compare the two numbers."""
+
+# V rows, D hidden width, K tokens of the draft vocabulary
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.models.causal import CausalModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def with_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) -> CausalModel:
+    """A copy with `num_rows` rows in embedding and head.
+
+    New rows of the head are the mean of the others, so a new token's logit is the mean of the other
+    logits and never the largest.
+
+    Args:
+        model: Left as it is.
+        num_rows: At least the number of tokens that the tokenizer names.
+        only: Tokens [K] that the copy may find likeliest. The head's rows of all others become the
+            mean of these tokens' rows, so greedy drafting never proposes another token. The head is
+            then no longer tied to the embedding.
+
+    Raises:
+        UsageError: the tokenizer names more tokens than `num_rows`, or the head has a bias.
+    """
+    if num_rows < model.vocab_size:
+        raise UsageError(
+            f"the target's config has vocab_size {num_rows}, but the tokenizer names "
+            f"{model.vocab_size} tokens; the two files do not belong together"
+        )
+    hf: Any = copy.deepcopy(model.hf)
+    head = hf.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise UsageError(
+            f"the output projection of {hf.config.model_type} has a bias, which the export does not "
+            "resize; choose a draft without one"
+        )
+    tied = head.weight is hf.get_input_embeddings().weight
+    known = min(num_rows, head.weight.shape[0], model.vocab_size)
+    head_VD = _resized(head.weight, num_rows, known)
+    if only is not None:
+        head_VD = _never_best_but(head_VD, only)
+    embedding = hf.get_input_embeddings()
+    embedding.weight = nn.Parameter(_resized(embedding.weight, num_rows, known))
+    embedding.num_embeddings = num_rows
+    tied = tied and only is None
+    head.weight = embedding.weight if tied else nn.Parameter(head_VD)
+    head.out_features = num_rows
+    hf.vocab_size = num_rows
+    text = hf.config.get_text_config(decoder=True)
+    text.vocab_size = num_rows
+    _set_tied(hf, tied=tied)
+    return CausalModel(hf, model.tokenizer)
+
+
+def _resized(weight_VD: Tensor, num_rows: int, known: int) -> Tensor:
+    """The first `known` rows, then their mean."""
+    kept_KD = weight_VD.detach()[:known]
+    mean_1D = kept_KD.float().mean(0, keepdim=True).to(weight_VD.dtype)
+    return torch.cat([kept_KD, mean_1D.expand(num_rows - known, -1)])
+
+
+def _never_best_but(head_VD: Tensor, tokens_K: Tensor) -> Tensor:
+    mean_D = head_VD[tokens_K].float().mean(0).to(head_VD.dtype)
+    limited_VD = mean_D.expand_as(head_VD).clone()
+    limited_VD[tokens_K] = head_VD[tokens_K]
+    return limited_VD
+
+
+def _set_tied(hf: PreTrainedModel, *, tied: bool) -> None:
+    for config in (hf.config, hf.config.get_text_config(decoder=True)):
+        config.tie_word_embeddings = tied

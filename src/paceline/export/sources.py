@@ -1,0 +1,201 @@
+"""What is exported: the model, its target, the run that trained it and what was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import yaml
+from pydantic import ValidationError
+
+from paceline.config import describe
+from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
+from paceline.measure import Measurement
+from paceline.models import load_model
+from paceline.models.inspection import ModelFacts, inspect_model
+from paceline.models.loading import fingerprint, model_directory, stored_dtype
+from paceline.models.vocabulary import check_same_vocabulary
+from paceline.records import RunDirectory
+
+if TYPE_CHECKING:
+    from paceline.export.config import ExportConfig
+    from paceline.models import CausalModel
+
+_FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card
+# What turns text into tokens: tokenizers that agree in these read every text alike.
+_READING = ("normalizer", "pre_tokenizer", "model")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an export needs of a target, whose weights are not loaded.
+
+    Attributes:
+        path: As the user named it.
+        directory: Its files; of a GGUF file those of its conversion.
+        facts: Of its files.
+        num_rows: Rows of its embedding, as its config says.
+    """
+
+    path: str
+    directory: Path
+    facts: ModelFacts
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Everything that goes into an export.
+
+    Attributes:
+        config: What is wanted.
+        model: The model, float32 on the CPU.
+        stored: The dtype that the export stores.
+        target: Of a draft; None: the model is exported alone.
+        run: The manifest of the run that trained the draft; None: there is none beside it.
+        measurement: Of this draft with this target.
+        licence: What the target, or the model alone, states; None: nothing.
+    """
+
+    config: ExportConfig
+    model: CausalModel
+    stored: torch.dtype
+    target: Target | None
+    run: dict[str, Any] | None
+    measurement: Measurement | None
+    licence: str | None
+
+    @property
+    def tokenizer_source(self) -> str:
+        """Where the tokenizer's files are taken from: the target, else the model itself."""
+        return self.config.model if self.target is None else self.target.path
+
+
+def read_sources(config: ExportConfig) -> Sources:
+    """Load the model and read what belongs to it.
+
+    Raises:
+        UsageError: Something cannot be read, or does not belong together.
+    """
+    run = _run_of(config.model)
+    named = config.target or (run["config"].get("target") if run else None)
+    target = None if named is None else read_target(named)
+    if target is not None:
+        check_same_reading(target, inspect_model(model_directory(config.model)))
+    measurement = None if config.measurement is None else read_measurement(config)
+    model = load_model(config.model, dtype="float32", device="cpu")
+    if config.draft_vocabulary == "bake" and model.draft_vocabulary is None:
+        raise UsageError(
+            f"draft_vocabulary=bake: {config.model} proposes all tokens, so there is nothing to bake; "
+            "leave it out"
+        )
+    licence = licence_of(config.model if target is None else target.path)
+    return Sources(config, model, _stored(config, model), target, run, measurement, licence)
+
+
+def licence_of(path: str) -> str | None:
+    """What a model states as its licence, in its card's header or its GGUF file; None: nothing."""
+    file = Path(path).expanduser()
+    if file.suffix == ".gguf":
+        import gguf
+
+        field = gguf.GGUFReader(file).get_field("general.license")
+        return None if field is None else str(field.contents())
+    card = model_directory(path) / "README.md"
+    found = _FRONT.match(card.read_text("utf-8")) if card.exists() else None
+    stated = yaml.safe_load(found[1]) if found else None
+    licence = stated.get("license") if isinstance(stated, dict) else None
+    return licence if isinstance(licence, str) else None
+
+
+def read_target(path: str) -> Target:
+    """What is known of a target without its weights.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    directory = model_directory(path)
+    settings = json.loads((directory / "config.json").read_text("utf-8"))
+    text = settings.get("text_config") or settings
+    return Target(path, directory, inspect_model(directory), int(text["vocab_size"]))
+
+
+def check_same_reading(target: Target, draft: ModelFacts) -> None:
+    """Do both tokenizers read every text alike? The export carries the target's.
+
+    Raises:
+        VocabularyMismatchError: They do not.
+    """
+    check_same_vocabulary(*cast("Any", (target.facts, draft)))
+    readings = [_reading(facts) for facts in (target.facts, draft)]
+    if None in readings:
+        return
+    for part in _READING:
+        ours, theirs = (cast("dict[str, Any]", reading)[part] for reading in readings)
+        if ours != theirs:
+            what = _merges(ours, theirs) or f"in their {part}"
+            raise VocabularyMismatchError(
+                f"the tokenizers of {target.path} and {draft.path} name the same tokens but differ "
+                f"{what}, so they cut texts differently; make the draft with the target's tokenizer"
+            )
+
+
+def _reading(facts: ModelFacts) -> dict[str, Any] | None:
+    backend = getattr(facts.tokenizer, "backend_tokenizer", None)
+    return None if backend is None else json.loads(backend.to_str())
+
+
+def _merges(ours: Any, theirs: Any) -> str | None:
+    """`in merge 17: ...`, if that is the first difference of two BPE models."""
+    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        return None
+    both = ours.get("merges"), theirs.get("merges")
+    if None in both or both[0] == both[1]:
+        return None
+    longest = max(map(len, cast("Any", both)))
+    rows = [list(merges) + [None] * (longest - len(merges)) for merges in cast("Any", both)]
+    place = next(index for index, (a, b) in enumerate(zip(*rows, strict=True)) if a != b)
+    return f"in merge {place} ({rows[0][place]} and {rows[1][place]})"
+
+
+def _run_of(model: str) -> dict[str, Any] | None:
+    """The manifest of the run whose `draft` directory this is."""
+    folder = Path(model).expanduser()
+    manifest = RunDirectory(folder.parent).read_manifest() if folder.is_dir() else None
+    return manifest if manifest and manifest.get("kind") == "Align" else None
+
+
+def read_measurement(config: ExportConfig) -> Measurement:
+    """A measurement of this draft.
+
+    Raises:
+        ConfigError: It cannot be read, or is of another draft.
+    """
+    path = cast("Path", config.measurement)
+    try:
+        found = Measurement.model_validate_json(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a file") from error
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path} is not what `paceline measure --json` writes ({describe(error)}); measure again"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no JSON text; name a file of `paceline measure`") from error
+    wanted = fingerprint(config.model)
+    if found.draft_fingerprint != wanted:
+        raise ConfigError(
+            f"{path} was measured with the draft {found.config.draft} as it was then, not with "
+            f"{config.model} as it is now; measure again"
+        )
+    return found
+
+
+def _stored(config: ExportConfig, model: CausalModel) -> torch.dtype:
+    if config.dtype in ("auto", "q8_0"):
+        return stored_dtype(config.model) or model.dtype
+    return getattr(torch, config.dtype)

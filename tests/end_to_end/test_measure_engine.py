@@ -1,0 +1,85 @@
+"""`paceline measure --engine`: an engine that Paceline starts itself, and one that runs."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from printed import one_line
+
+SERVER = Path(__file__).with_name("fake_llama_server.py")
+SMALL = [
+    *("--set", "num_prompts=3", "--set", "max_prompt_tokens=6", "--set", "max_new_tokens=12"),
+    *("--set", "num_speculative_tokens=2", "--set", "dtype=float32", "--temperature", "0"),
+]
+
+
+def given(folder: Path, *more: str) -> list[str]:
+    pair = ["--target", str(folder / "target"), "--draft", str(folder / "target")]
+    prompts = ["--prompts", str(folder / "corpus.jsonl")]
+    return ["measure", *pair, *prompts, *SMALL, *more]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options that start the small server in the place of llama-server."""
+    program = tmp_path_factory.mktemp("bin") / "llama-server"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SERVER}" "$@"\n')
+    program.chmod(0o755)
+    return ["--engine", "llamacpp", "--set", f"engine.program={program}"]
+
+
+def test_an_engine_is_started_without_and_with_the_draft_and_stopped(run, pair_folder, started):
+    code, out, err = run(*given(pair_folder, *started, "--json"))
+    assert code == 0, err
+    found = json.loads(out)
+    # the draft is the target itself: every block keeps both tokens, but for the last one of a text
+    assert found["served"]["acceptance_by_position"][0]["value"] == 1
+    assert found["speed"]["num_equal"] == found["num_requests"] == 3
+    assert found["engine"] == "llamacpp"
+    assert found["agreement"]["agrees"]
+
+
+def test_the_table_names_both_roads_and_the_verdict(run, pair_folder):
+    code, out, err = run(*given(pair_folder, "--engine", "transformers"))
+    assert code == 0, err
+    assert "served" in out
+    assert "predicted" in out
+    assert "position 0" in out
+    assert "agrees: all 3 figures" in out
+
+
+def test_a_server_that_dies_in_the_middle_is_one_line_with_its_last_words(
+    run, pair_folder, started
+):
+    dying = ["--set", 'engine.options=["--die-after", "3"]']
+    code, out, err = run(*given(pair_folder, *started, *dying))
+    assert (code, out) == (3, "")
+    line = err.strip().splitlines()[-1]
+    assert "broke off" in line
+    assert "ggml_abort: no memory left" in line
+
+
+def test_a_server_that_cannot_start_is_one_line_with_its_last_words(run, pair_folder, started):
+    wrong = ["--set", 'engine.options=["--no-such-option"]']
+    code, _, err = run(*given(pair_folder, *started, *wrong))
+    assert code == 3
+    line = err.strip().splitlines()[-1]
+    assert "ended while it was starting" in line
+    assert "--no-such-option" in line
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--url", "http://127.0.0.1:9"], "by --engine"),
+        (["--engine", "tgi"], "'vllm'"),
+        (["--engine", "transformers", "--url", "http://x"], "has no url"),
+        (["--engine", "llamacpp", "--set", "drafting=probabilistic"], "a setting of vllm"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(run, pair_folder, more, said):
+    code, _, err = run(*given(pair_folder, *more))
+    assert code == 2
+    assert said in one_line(err)

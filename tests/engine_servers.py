@@ -1,0 +1,181 @@
+"""Small servers that answer as vLLM, llama-server and SGLang do, and really speculate.
+
+What they say is what the engines' own sources and recorded answers say; they run in this process.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from paceline.core.sampling import SamplingParams
+from paceline.core.stats import DecodeStats
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.models import CausalModel
+
+Answer = tuple[int, dict[str, Any] | str]
+Route = Callable[[dict[str, Any]], Answer]
+
+
+class Speculating:
+    """A target that writes with greedy drafts, or alone, and counts as engines do."""
+
+    def __init__(self, target: CausalModel, draft: CausalModel | None, gamma: int) -> None:
+        self._models, self._gamma = (target, draft), gamma
+        self.stats = DecodeStats()
+        self.last = DecodeStats()
+
+    def write(
+        self, prompt: list[int], count: int, sampling: SamplingParams, seed: int
+    ) -> list[int]:
+        target, draft = self._models
+        if draft is None:
+            decoder: Any = AutoregressiveDecoder(target, sampling)
+        else:
+            greedy = SamplingParams(temperature=0.0)
+            decoder = SpeculativeDecoder(
+                target, draft, None, self._gamma, sampling, draft_sampling=greedy
+            )
+        text = decoder.generate([prompt], count, seed=seed, eos_token_ids=[])[0]
+        self.last, self.stats = text.stats, self.stats + text.stats
+        return text.tokens
+
+    def counters(self, prefix: str) -> str:
+        """In the Prometheus format; nothing of drafts where there is no draft."""
+        lines = [f"# TYPE {prefix}requests counter", f"{prefix}requests_total 3.0"]
+        if self._models[1] is not None:
+            stats, positions = self.stats, accepted_at_least(self.stats)
+            for name, value in (
+                ("drafts", stats.num_blocks),
+                ("draft_tokens", stats.num_drafted),
+                ("accepted_tokens", stats.num_accepted),
+            ):
+                lines.append(f"# TYPE {prefix}spec_decode_num_{name} counter")
+                lines.append(f'{prefix}spec_decode_num_{name}_total{{engine="0"}} {float(value)}')
+            lines.append(f"# TYPE {prefix}spec_decode_num_accepted_tokens_per_pos counter")
+            for place in range(self._gamma):
+                value = positions[place] if place < len(positions) else 0
+                lines.append(
+                    f"{prefix}spec_decode_num_accepted_tokens_per_pos_total"
+                    f'{{engine="0",position="{place}"}} {float(value)}'
+                )
+        return "\n".join(lines) + "\n"
+
+
+def accepted_at_least(stats: DecodeStats) -> list[int]:
+    """Blocks that kept 1, 2, ... tokens or more."""
+    histogram = stats.accepted_histogram
+    return [sum(histogram[count:]) for count in range(1, len(histogram))]
+
+
+def vllm_routes(engine: Speculating) -> dict[str, Route]:
+    def complete(body: dict[str, Any]) -> Answer:
+        if body["model"] != "served":
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        assert body["ignore_eos"]
+        tokens = engine.write(body["prompt"], body["max_tokens"], sampling_of(body), body["seed"])
+        return 200, {"choices": [{"text": "...", "token_ids": tokens}]}
+
+    return {
+        "/health": lambda _: (200, ""),
+        "/version": lambda _: (200, {"version": "0.32.0"}),
+        "/v1/models": lambda _: (200, {"data": [{"id": "served"}]}),
+        "/metrics": lambda _: (200, engine.counters("vllm:")),
+        "/v1/completions": complete,
+    }
+
+
+def llamacpp_routes(engine: Speculating, *, metrics: bool = True) -> dict[str, Route]:
+    def complete(body: dict[str, Any]) -> Answer:
+        assert body["ignore_eos"]
+        assert body["samplers"] == ["penalties", "temperature", "top_k", "top_p"]
+        tokens = engine.write(body["prompt"], body["n_predict"], sampling_of(body), body["seed"])
+        timings: dict[str, Any] = {"predicted_n": len(tokens)}
+        if engine.last.num_drafted:
+            timings |= {
+                "draft_n": engine.last.num_drafted,
+                "draft_n_accepted": engine.last.num_accepted,
+            }
+        return 200, {"tokens": tokens, "timings": timings}
+
+    off = (501, {"error": {"message": "This server does not support metrics endpoint."}})
+    return {
+        "/health": lambda _: (200, {"status": "ok"}),
+        "/props": lambda _: (200, {"build_info": "b7000-0c1e570"}),
+        "/metrics": lambda _: (200, engine.counters("llamacpp:")) if metrics else off,
+        "/completion": complete,
+    }
+
+
+def sglang_routes(engine: Speculating) -> dict[str, Route]:
+    def generate(body: dict[str, Any]) -> Answer:
+        settings = body["sampling_params"]
+        assert settings["ignore_eos"]
+        settings["top_k"] = max(0, settings["top_k"])  # -1 keeps all
+        tokens = engine.write(
+            body["input_ids"],
+            settings["max_new_tokens"],
+            sampling_of(settings),
+            settings["sampling_seed"],
+        )
+        last = engine.last
+        meta: dict[str, Any] = {"completion_tokens": len(tokens)}
+        if last.num_drafted:
+            meta |= {
+                "spec_verify_ct": last.num_blocks,
+                "spec_num_correct_drafts": last.num_accepted,
+                "spec_num_proposed_drafts": last.num_drafted,
+                "spec_correct_drafts_histogram": list(last.accepted_histogram),
+            }
+        return 200, {"output_ids": tokens, "meta_info": meta}
+
+    return {
+        "/health": lambda _: (200, ""),
+        "/get_server_info": lambda _: (200, {"version": "0.5.4"}),
+        "/generate": generate,
+    }
+
+
+def sampling_of(body: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(temperature=body["temperature"], top_p=body["top_p"], top_k=body["top_k"])
+
+
+@contextmanager
+def serving(routes: dict[str, Route], *, key: str | None = None, port: int = 0) -> Iterator[str]:
+    """The URL of a server with these pages; a JSON answer or text each."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer({})
+
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            self._answer(json.loads(self.rfile.read(length)))
+
+        def _answer(self, body: dict[str, Any]) -> None:
+            if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
+                status, found = 401, {"error": {"message": "wrong key"}}
+            elif self.path not in routes:
+                status, found = 404, {"error": {"message": "no such page"}}
+            else:
+                status, found = routes[self.path](body)
+            data = (found if isinstance(found, str) else json.dumps(found)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            del format, args
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

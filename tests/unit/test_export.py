@@ -1,0 +1,207 @@
+"""An export is the draft itself in the shape that an engine asks for, or it is not kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from aligning import align_config, write_pair
+from paceline.config import validate
+from paceline.errors import ExportError, UsageError, VocabularyMismatchError
+from paceline.export import ExportConfig, Exported, checks, export
+from paceline.export.rows import with_rows
+from paceline.models import load_model, wrap_model
+from paceline.models.draft import save_draft
+from paceline.train import align
+from tiny import tiny_hf, tiny_tokenizer
+
+ROWS = 280  # of the padded target; the tokenizer names 266 tokens
+TOKENS = torch.tensor([[5, 60, 261, 7, 200, 31, 262, 90]])
+
+
+def models(folder: Path, architecture: str = "llama", **changes: Any) -> Path:
+    """`target` with more padding rows and more positions than `draft`."""
+    write_pair(folder, architecture=architecture)
+    wide = tiny_hf(architecture, vocab_size=ROWS, max_position_embeddings=128, **changes)
+    wide.save_pretrained(folder / "target")
+    tiny_hf(architecture, seed=1, num_hidden_layers=2, vocab_size=270).save_pretrained(
+        folder / "draft"
+    )
+    return folder
+
+
+def run(folder: Path, to: str = "vllm", **values: Any) -> Exported:
+    given = {
+        "model": folder / "draft",
+        "target": folder / "target",
+        "out": folder / "out",
+        "to": to,
+    }
+    texts = {key: str(value) for key, value in (given | values).items() if value is not None}
+    return export(validate(ExportConfig, texts))
+
+
+def logits(path: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return load_model(path, dtype="float32").hf(TOKENS).logits[0]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
+def test_a_draft_gets_its_targets_rows_and_stays_what_it_is(architecture: str, tmp_path: Path):
+    folder = models(tmp_path, architecture)
+    run(folder)
+    settings = json.loads((folder / "out" / "config.json").read_text())
+    assert settings["vocab_size"] == ROWS
+    found_TV, wanted_TV = logits(folder / "out"), logits(folder / "draft")
+    assert found_TV.shape[-1] == ROWS
+    named = load_model(folder / "draft").vocab_size
+    wanted_TV = wanted_TV[:, :named]
+    assert torch.allclose(found_TV[:, :named], wanted_TV, atol=1e-5)
+    # a row that no token has is never the likeliest: its logit is the mean of the others
+    assert torch.allclose(found_TV[:, named:], wanted_TV.mean(-1, keepdim=True), atol=1e-4)
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path):
+    folder = models(tmp_path, "qwen2")
+    run(folder)
+    with safe_open(folder / "out" / "model.safetensors", "pt") as weights:
+        assert "lm_head.weight" not in weights.keys()  # noqa: SIM118 - it is no mapping
+    assert load_model(folder / "out").hf.config.tie_word_embeddings
+
+
+def test_the_targets_files_come_along_byte_for_byte(tmp_path: Path):
+    folder = models(tmp_path)
+    (folder / "target" / "generation_config.json").write_text('{"temperature": 0.7}')
+    (folder / "target" / "LICENSE").write_text("do what you like")
+    (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n# A target\n")
+    run(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "LICENSE"):
+        assert (folder / "out" / name).read_bytes() == (folder / "target" / name).read_bytes()
+    assert "license: mit" in (folder / "out" / "README.md").read_text()
+
+
+def test_positions_are_the_targets_where_they_are_only_angles(tmp_path: Path):
+    folder = models(tmp_path)
+    run(folder)
+    assert load_model(folder / "out").max_length == 128
+    assert load_model(folder / "draft").max_length == 64
+
+
+def test_a_vocabulary_that_is_baked_in_holds_for_greedy_drafts_of_any_engine(tmp_path: Path):
+    folder = models(tmp_path, "qwen2")
+    only = torch.tensor([1, 5, 9, 77, 140])
+    draft = load_model(folder / "draft")
+    limited = wrap_model(draft.hf, draft.tokenizer, only)
+    save_draft(limited, folder / "target", folder / "limited")
+    run(folder, model=folder / "limited", draft_vocabulary="bake")
+    hf = load_model(folder / "out", dtype="float32").hf
+    assert not hf.config.tie_word_embeddings
+    before, after = (logits(folder / name) for name in ("draft", "out"))
+    assert torch.allclose(after[:, only], before[:, only], atol=1e-5)
+    assert torch.isin(after.argmax(-1), only).all()
+    assert not torch.isin(before.argmax(-1), only).all(), "the list has to bind for this test"
+    with pytest.raises(UsageError, match="nothing to bake"):
+        run(folder, draft_vocabulary="bake", overwrite=True)
+
+
+def test_a_tokenizer_that_differs_in_one_merge_is_refused_by_its_place(tmp_path: Path):
+    folder = models(tmp_path)
+    path = folder / "draft" / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    merges = settings["model"]["merges"]
+    merges[3], merges[4] = merges[4], merges[3]
+    path.write_text(json.dumps(settings))
+    with pytest.raises(VocabularyMismatchError, match="in merge 3"):
+        run(folder)
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["vllm", "llamacpp"])
+def test_an_export_that_gives_something_else_is_not_kept(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The mutant: one matrix is transposed or halved on its way to the disk."""
+    folder = models(tmp_path)
+    (folder / "out").mkdir()
+    (folder / "out" / "mine.txt").write_text("mine")
+
+    def damaged(model, num_rows, **options):
+        copy = with_rows(model, num_rows, **options)
+        copy.hf.model.layers[0].mlp.down_proj.weight.data.mul_(-1)
+        return copy
+
+    if to == "vllm":
+        monkeypatch.setattr("paceline.export.directory.with_rows", damaged)
+    else:
+        monkeypatch.setattr(
+            "paceline.export.gguf_file._interleaved", lambda name, weight, config: weight
+        )
+    with pytest.raises(ExportError, match="nothing was kept"):
+        run(folder, to=to, overwrite=True)
+    assert (folder / "out" / "mine.txt").read_text() == "mine"
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
+
+
+def test_another_export_is_replaced_only_when_told_to(tmp_path: Path):
+    folder = models(tmp_path)
+    run(folder)
+    with pytest.raises(UsageError, match="exists already"):
+        run(folder)
+    run(folder, overwrite=True)
+
+
+def test_a_model_alone_is_exported_as_it_is(tmp_path: Path):
+    folder = models(tmp_path)
+    found = run(folder, model=folder / "target", target=None)
+    assert found.command is None
+    assert torch.equal(logits(folder / "out"), logits(folder / "target"))
+
+
+def test_the_run_beside_a_draft_names_its_target_and_how_it_was_trained(tmp_path: Path):
+    folder = write_pair(tmp_path)
+    align(align_config(folder, folder / "run", num_steps=2))
+    found = run(folder, model=folder / "run" / "draft", target=None)
+    assert found.command is not None
+    assert str(folder / "target") in found.command
+    card = (folder / "out" / "README.md").read_text()
+    assert "objective: forward_kl" in card
+    assert str(folder / "corpus.jsonl") in card
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_gguf_file_gives_the_drafts_logits(architecture: str, stored: str, tmp_path: Path):
+    folder = models(tmp_path, architecture)
+    found = run(folder, "llamacpp", dtype=stored)
+    assert found.path.suffix == ".gguf"
+    bound = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}[stored]
+    assert found.checks.largest_difference < bound
+    read = load_model(found.path, dtype="float32")
+    wanted_TV = logits(folder / "draft")[:, :266]
+    with torch.no_grad():
+        got_TV = read.hf(TOKENS).logits[0, :, :266]
+    assert float((got_TV - wanted_TV).abs().max() / wanted_TV.abs().max()) < bound
+    assert read.tokenizer is not None
+    text = "the cat ran in the rain, naïve 東京"
+    assert read.tokenizer(text)["input_ids"] == tiny_tokenizer()(text)["input_ids"]
+
+
+def test_eight_bits_a_weight_are_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Random weights of 32 columns round far more than real ones, so the bound is not for them."""
+    import gguf
+
+    monkeypatch.setattr(checks, "LEAST_AGREEMENT", 0.8)
+    found = run(models(tmp_path), "llamacpp", dtype="q8_0")
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(found.path).tensors}
+    assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == "Q8_0"
+    assert kinds["output_norm.weight"] == "F32"
+    assert kinds["blk.0.ffn_down.weight"] == "F16"  # 48 columns are no whole blocks of 32
+
+
+def test_a_family_that_is_not_written_as_gguf_is_refused_with_a_way_out(tmp_path: Path):
+    folder = write_pair(tmp_path, architecture="gpt2")
+    with pytest.raises(UsageError, match=r"gpt2 is none of the families.*convert_hf_to_gguf"):
+        run(folder, "llamacpp")
