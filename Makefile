@@ -31,9 +31,9 @@ test: lint ## set up, lint, then all tests
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
 
-engines: $(VENV)/.dev $(ENGINES)/vllm/.done $(ENGINES)/llama-server ## vLLM and llama.cpp beside Paceline, and the demo's draft in both (after make demo)
+engines: $(VENV)/.dev $(ENGINES)/.$(VLLM) $(ENGINES)/.$(LLAMA_CPP) ## vLLM and llama.cpp beside Paceline, and the demo's draft in both (after make demo)
 	test -d $(DEMO_RUN)/align/draft || { echo "make demo makes the draft that is checked" >&2; exit 2; }
-	$(BIN)/pytest tests/engines
+	$(BIN)/pytest -m engines tests/engines
 
 lint: style types layers spelling ## all checks that run no code
 
@@ -86,14 +86,15 @@ $(DEMO_MODEL): | $(VENV)/.demo
 	rm -rf $(CACHE)/wheel
 
 # vLLM for processors, in an environment of its own; the three that go are builds for another torch.
-$(ENGINES)/vllm/.done:
+$(ENGINES)/.$(VLLM):
+	rm -rf $(ENGINES)/vllm
 	$(PYTHON) -m venv $(ENGINES)/vllm
 	$(ENGINES)/vllm/bin/pip install --disable-pip-version-check --no-compile $(VLLM)
 	$(ENGINES)/vllm/bin/pip uninstall --disable-pip-version-check --yes torchvision torchaudio torchcodec
 	touch $@
 
 # llama.cpp comes inside the sources of its Python package.
-$(ENGINES)/llama-server: | $(VENV)/.dev
+$(ENGINES)/.$(LLAMA_CPP): | $(VENV)/.dev
 	rm -rf $(ENGINES)/llama.cpp
 	mkdir -p $(ENGINES)/llama.cpp
 	$(BIN)/pip download --disable-pip-version-check --no-deps --no-binary llama-cpp-python -d $(ENGINES)/llama.cpp $(LLAMA_CPP)
@@ -103,4 +104,5 @@ $(ENGINES)/llama-server: | $(VENV)/.dev
 	PATH=$(CURDIR)/$(ENGINES)/build/bin:$$PATH; cd $(ENGINES)/llama.cpp && cmake -B build -G Ninja \
 		-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
 		-DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF && cmake --build build --target llama-server
-	ln -sf llama.cpp/build/bin/llama-server $@
+	ln -sf llama.cpp/build/bin/llama-server $(ENGINES)/llama-server
+	touch $@

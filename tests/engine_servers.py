@@ -13,6 +13,7 @@ from typing import Any
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.result import Block, count_blocks
 from paceline.models import CausalModel
 
 Answer = tuple[int, dict[str, Any] | str]
@@ -20,15 +21,35 @@ Route = Callable[[dict[str, Any]], Answer]
 
 
 class Speculating:
-    """A target that writes with greedy drafts, or alone, and counts as engines do."""
+    """A target that writes with greedy drafts, or alone, and counts blocks as an engine does.
 
-    def __init__(self, target: CausalModel, draft: CausalModel | None, gamma: int) -> None:
+    `behind_end`: its last block drafts in full, beyond the end of the text, and counts all it accepts, as
+    vLLM and SGLang do. `empty_blocks`: a last block without room for a draft counts; for llama-server it does
+    not.
+    """
+
+    def __init__(
+        self,
+        target: CausalModel,
+        draft: CausalModel | None,
+        gamma: int,
+        *,
+        behind_end: bool = False,
+        empty_blocks: bool = True,
+    ) -> None:
         self._models, self._gamma = (target, draft), gamma
+        self._behind_end, self._empty_blocks = behind_end, empty_blocks
         self.stats = DecodeStats()
         self.last = DecodeStats()
 
     def write(
-        self, prompt: list[int], count: int, sampling: SamplingParams, seed: int
+        self,
+        prompt: list[int],
+        count: int,
+        sampling: SamplingParams,
+        seed: int,
+        *,
+        ends: bool = False,
     ) -> list[int]:
         target, draft = self._models
         if draft is None:
@@ -38,29 +59,37 @@ class Speculating:
             decoder = SpeculativeDecoder(
                 target, draft, None, self._gamma, sampling, draft_sampling=greedy
             )
-        text = decoder.generate([prompt], count, seed=seed, eos_token_ids=[])[0]
-        self.last, self.stats = text.stats, self.stats + text.stats
-        return text.tokens
+        tokens: list[int] = []
+        blocks: list[Block] = []
+        budget = count + (self._gamma + 1 if self._behind_end else 0)
+        for block in decoder.stream(prompt, budget, seed, None if ends else []):
+            tokens += block.tokens
+            if block.num_drafted or self._empty_blocks or block.sources[-1] == "prefill":
+                blocks.append(block)
+            if len(tokens) >= count:
+                break
+        self.last = count_blocks(blocks) if draft is not None else DecodeStats()
+        self.stats += self.last
+        return tokens[:count]
 
-    def counters(self, prefix: str) -> str:
-        """In the Prometheus format; nothing of drafts where there is no draft."""
+    def counters(self, prefix: str, stats: DecodeStats | None = None) -> str:
+        """In the Prometheus format; of these counts, or of all."""
+        stats = stats or self.stats
         lines = [f"# TYPE {prefix}requests counter", f"{prefix}requests_total 3.0"]
-        if self._models[1] is not None:
-            stats, positions = self.stats, accepted_at_least(self.stats)
-            for name, value in (
-                ("drafts", stats.num_blocks),
-                ("draft_tokens", stats.num_drafted),
-                ("accepted_tokens", stats.num_accepted),
-            ):
-                lines.append(f"# TYPE {prefix}spec_decode_num_{name} counter")
-                lines.append(f'{prefix}spec_decode_num_{name}_total{{engine="0"}} {float(value)}')
-            lines.append(f"# TYPE {prefix}spec_decode_num_accepted_tokens_per_pos counter")
-            for place in range(self._gamma):
-                value = positions[place] if place < len(positions) else 0
-                lines.append(
-                    f"{prefix}spec_decode_num_accepted_tokens_per_pos_total"
-                    f'{{engine="0",position="{place}"}} {float(value)}'
-                )
+        for name, value in (
+            ("drafts", stats.num_blocks),
+            ("draft_tokens", stats.num_drafted),
+            ("accepted_tokens", stats.num_accepted),
+        ):
+            lines.append(f"# TYPE {prefix}spec_decode_num_{name} counter")
+            lines.append(f'{prefix}spec_decode_num_{name}_total{{engine="0"}} {float(value)}')
+        lines.append(f"# TYPE {prefix}spec_decode_num_accepted_tokens_per_pos counter")
+        positions = [*accepted_at_least(stats), *[0] * self._gamma]
+        for place in range(self._gamma):
+            lines.append(
+                f"{prefix}spec_decode_num_accepted_tokens_per_pos_total"
+                f'{{engine="0",position="{place}"}} {float(positions[place])}'
+            )
         return "\n".join(lines) + "\n"
 
 
@@ -70,7 +99,10 @@ def accepted_at_least(stats: DecodeStats) -> list[int]:
     return [sum(histogram[count:]) for count in range(1, len(histogram))]
 
 
-def vllm_routes(engine: Speculating) -> dict[str, Route]:
+def vllm_routes(target: CausalModel, draft: CausalModel | None, gamma: int) -> dict[str, Route]:
+    engine = Speculating(target, draft, gamma, behind_end=True)
+    published = [DecodeStats(), DecodeStats()]  # counters follow the answer, a reading later
+
     def complete(body: dict[str, Any]) -> Answer:
         if body["model"] != "served":
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
@@ -78,27 +110,33 @@ def vllm_routes(engine: Speculating) -> dict[str, Route]:
         tokens = engine.write(body["prompt"], body["max_tokens"], sampling_of(body), body["seed"])
         return 200, {"choices": [{"text": "...", "token_ids": tokens}]}
 
+    def metrics(_: dict[str, Any]) -> Answer:
+        if draft is None:
+            return 200, "# TYPE vllm:requests counter\nvllm:requests_total 3.0\n"
+        published.append(engine.stats)
+        return 200, engine.counters("vllm:", published[-2])
+
     return {
         "/health": lambda _: (200, ""),
         "/version": lambda _: (200, {"version": "0.32.0"}),
         "/v1/models": lambda _: (200, {"data": [{"id": "served"}]}),
-        "/metrics": lambda _: (200, engine.counters("vllm:")),
+        "/metrics": metrics,
         "/v1/completions": complete,
     }
 
 
-def llamacpp_routes(engine: Speculating, *, metrics: bool = True) -> dict[str, Route]:
+def llamacpp_routes(
+    target: CausalModel, draft: CausalModel | None, gamma: int, *, metrics: bool = True
+) -> dict[str, Route]:
+    engine = Speculating(target, draft, gamma, empty_blocks=False)
+
     def complete(body: dict[str, Any]) -> Answer:
-        assert body["ignore_eos"]
-        assert body["samplers"] == ["penalties", "temperature", "top_k", "top_p"]
-        tokens = engine.write(body["prompt"], body["n_predict"], sampling_of(body), body["seed"])
-        timings: dict[str, Any] = {"predicted_n": len(tokens)}
-        if engine.last.num_drafted:
-            timings |= {
-                "draft_n": engine.last.num_drafted,
-                "draft_n_accepted": engine.last.num_accepted,
-            }
-        return 200, {"tokens": tokens, "timings": timings}
+        assert "ignore_eos" not in body  # it forbids the tokens to the target alone
+        assert body["samplers"] == ["temperature", "top_k", "top_p"]
+        tokens = engine.write(
+            *(body["prompt"], body["n_predict"], sampling_of(body), body["seed"]), ends=True
+        )
+        return 200, {"tokens": tokens, "timings": {"predicted_n": len(tokens)}}
 
     off = (501, {"error": {"message": "This server does not support metrics endpoint."}})
     return {
@@ -109,7 +147,9 @@ def llamacpp_routes(engine: Speculating, *, metrics: bool = True) -> dict[str, R
     }
 
 
-def sglang_routes(engine: Speculating) -> dict[str, Route]:
+def sglang_routes(target: CausalModel, draft: CausalModel | None, gamma: int) -> dict[str, Route]:
+    engine = Speculating(target, draft, gamma, behind_end=True)
+
     def generate(body: dict[str, Any]) -> Answer:
         settings = body["sampling_params"]
         assert settings["ignore_eos"]

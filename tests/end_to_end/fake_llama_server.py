@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine_servers import Speculating, llamacpp_routes, serving
+from engine_servers import llamacpp_routes, serving
 from paceline.models import load_model
 
 
@@ -21,6 +21,8 @@ def main() -> None:
     parser.add_argument("-md")
     parser.add_argument("-c", type=int)
     parser.add_argument("-np", type=int)
+    parser.add_argument("-ctk")
+    parser.add_argument("-ctv")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--metrics", action="store_true")
@@ -32,7 +34,7 @@ def main() -> None:
     target = load_model(given.m, dtype="float32", device="cpu")
     drafts = given.md is not None and given.spec_type == "draft-simple"
     draft = load_model(given.md, dtype="float32", device="cpu") if drafts else None
-    routes = llamacpp_routes(Speculating(target, draft, given.spec_draft_n_max))
+    routes = llamacpp_routes(target, draft, given.spec_draft_n_max)
     complete, answered = routes["/completion"], [0]
 
     def counted(body):

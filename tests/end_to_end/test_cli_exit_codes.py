@@ -30,6 +30,7 @@ STARTS = {
             *("trajectory", "sweep", "bench", "tune"),
         )
     },
+    "export": (("export", "m", "--to", "vllm", "--out", "x"), BUILD),
     "decode": (("decode", "--target", "t", "--prompt", "x"), BUILD),
     "validate": (("validate", "align", "x.yaml"), BUILD),
     "corpus": (("corpus", "--out", "x"), "paceline.data.python_docs.write_python_docs"),
@@ -126,7 +127,8 @@ def test_only_a_verdict_exits_with_1():
         for found in vars(errors).values()
         if isinstance(found, type) and issubclass(found, errors.PacelineError)
     ]
-    assert [found.__name__ for found in classes if found.exit_code == 1] == ["NotReachedError"]
+    verdicts = {found.__name__ for found in classes if found.exit_code == 1}
+    assert verdicts == {"ExportError", "NotReachedError"}
     usage = {found for found in classes if found.exit_code == 2}
     assert usage == {found for found in classes if issubclass(found, errors.UsageError)}
 

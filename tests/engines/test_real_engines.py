@@ -1,7 +1,7 @@
 """The demo's draft in the engines themselves: `make engines` sets them up and runs this.
 
-Without them each test is skipped: `make test` holds small servers that answer as they do against the
-same code (`tests/unit/test_measure_served.py`).
+`make test` leaves these out; there, small servers that answer as the engines do meet the same code
+(`tests/unit/test_measure_served.py`).
 """
 
 import json
@@ -14,13 +14,15 @@ import pytest
 
 from paceline.cli.main import main
 
+pytestmark = pytest.mark.engines
+
 FOLDER = Path(os.environ.get("PACELINE_ENGINES", ".engines"))
 DEMO = Path(os.environ.get("PACELINE_DEMO", "runs/demo"))
 TARGET = Path(".cache/SmolLM2-135M-Instruct.Q4_1.gguf")
 DRAFT = DEMO / "align" / "draft"
 PROGRAMS = {"vllm": FOLDER / "vllm/bin/vllm", "llamacpp": FOLDER / "llama-server"}
 OPTIONS = {
-    "vllm": ["--enforce-eager", "--dtype", "float32", "--no-enable-prefix-caching"],
+    "vllm": ["--enforce-eager", "--no-enable-prefix-caching"],
     "llamacpp": ["-t", "2"],
 }
 GAMMA = 3
@@ -30,7 +32,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 def needs(*engines: str) -> pytest.MarkDecorator:
     missing = [name for name in engines if not PROGRAMS[name].exists()]
-    missing += [] if DRAFT.exists() else ["the demo's draft"]
+    missing += [] if DRAFT.exists() and TARGET.exists() else ["the demo's models"]
     return pytest.mark.skipif(
         bool(missing), reason=f"{', '.join(missing)} not here; make engines sets it up"
     )

@@ -163,6 +163,7 @@ def test_every_dependency_is_pinned_to_one_version():
 # What every install brings along: filelock with torch, the other two with transformers.
 ALSO_THERE = {"filelock", "huggingface_hub", "tokenizers"}
 IMPORT_NAMES = {
+    "prometheus-client": "prometheus_client",
     "pyyaml": "yaml",
     "reasoning-gym": "reasoning_gym",
     "rouge-score": "rouge_score",

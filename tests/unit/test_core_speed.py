@@ -230,15 +230,25 @@ def test_blocks_that_keep_each_position_are_what_enumerating_an_engine_gives(
     budget: int, gamma: int, end: int | None
 ):
     wanted = [0.0] * gamma
-    engine(budget, gamma, end, wanted)
+    _, blocks, _ = engine(budget, gamma, end, wanted)
     texts, mask = all_texts(budget, end)
-    found_BG = accepted_by_position(*scores(texts), mask, gamma)
+    found_BG, blocks_B = accepted_by_position(*scores(texts), mask, gamma)
     assert found_BG.mean(0).tolist() == pytest.approx(wanted, abs=1e-12)
+    assert float(blocks_B.mean()) == pytest.approx(blocks, abs=1e-12)
     # the mutant: every position counted where a block starts, not where the ones before it stayed
     if gamma == 3 and budget == 6:
         acceptance, survival = scores(texts)
-        alike_B = accepted_by_position(acceptance, survival, mask, 1)[:, 0]
+        alike_B = accepted_by_position(acceptance, survival, mask, 1)[0][:, 0]
         assert float(alike_B.mean()) > 1.1 * wanted[1]
+
+
+def test_blocks_that_start_behind_a_place_can_be_left_out():
+    """Of ten rejected positions, each a block of its own, the first seven count."""
+    none = torch.zeros(1, 10)
+    kept, blocks = accepted_by_position(
+        none, none, torch.ones(1, 10), 2, starts_before=torch.tensor([7])
+    )
+    assert (kept.tolist(), blocks.tolist()) == ([[0.0, 0.0]], [7.0])
 
 
 def starts_with_whole_windows(budget: int, gamma: int, end: int | None) -> float:

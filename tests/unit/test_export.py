@@ -1,6 +1,7 @@
 """An export is the draft itself in the shape that an engine asks for, or it is not kept."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from aligning import align_config, write_pair
 from paceline.config import validate
 from paceline.errors import ExportError, UsageError, VocabularyMismatchError
 from paceline.export import ExportConfig, Exported, checks, export
-from paceline.export.rows import with_rows
+from paceline.export.rows import set_rows
 from paceline.models import load_model, wrap_model
 from paceline.models.draft import save_draft
 from paceline.train import align
@@ -120,37 +121,91 @@ def test_a_tokenizer_that_differs_in_one_merge_is_refused_by_its_place(tmp_path:
 
 
 @pytest.mark.parametrize("to", ["vllm", "llamacpp"])
+@pytest.mark.parametrize("where", ["rows", "weights"])
 def test_an_export_that_gives_something_else_is_not_kept(
-    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    to: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The mutant: one matrix is transposed or halved on its way to the disk."""
+    """The mutants: tokens of the head change places; a matrix is written with the wrong sign or order."""
     folder = models(tmp_path)
-    (folder / "out").mkdir()
-    (folder / "out" / "mine.txt").write_text("mine")
+    run(folder, to=to)
+    before = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
 
     def damaged(model, num_rows, **options):
-        copy = with_rows(model, num_rows, **options)
-        copy.hf.model.layers[0].mlp.down_proj.weight.data.mul_(-1)
-        return copy
+        set_rows(model, num_rows, **options)
+        hf = model.hf
+        if where == "rows":
+            weight = hf.get_output_embeddings().weight.data
+            weight[[7, 8]] = weight[[8, 7]]
+        else:
+            hf.model.layers[0].mlp.down_proj.weight.data.mul_(-1)
 
-    if to == "vllm":
-        monkeypatch.setattr("paceline.export.directory.with_rows", damaged)
-    else:
-        monkeypatch.setattr(
-            "paceline.export.gguf_file._interleaved", lambda name, weight, config: weight
-        )
+    monkeypatch.setattr("paceline.export.directory.set_rows", damaged)
     with pytest.raises(ExportError, match="nothing was kept"):
         run(folder, to=to, overwrite=True)
-    assert (folder / "out" / "mine.txt").read_text() == "mine"
-    assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
+    assert {path.name: path.read_bytes() for path in (folder / "out").iterdir()} == before
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-def test_another_export_is_replaced_only_when_told_to(tmp_path: Path):
+def test_rotary_pairs_that_are_not_interleaved_are_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = models(tmp_path)
+    monkeypatch.setattr(
+        "paceline.export.gguf_file._interleaved", lambda name, weight, config: weight
+    )
+    with pytest.raises(ExportError, match="nothing was kept"):
+        run(folder, "llamacpp")
+
+
+def test_only_an_older_export_is_replaced_and_only_when_told_to(tmp_path: Path):
     folder = models(tmp_path)
     run(folder)
     with pytest.raises(UsageError, match="exists already"):
         run(folder)
     run(folder, overwrite=True)
+    with pytest.raises(UsageError, match="is not an export"):
+        run(folder, out=folder / "draft", overwrite=True)
+    with pytest.raises(UsageError, match="which is exported"):
+        run(folder, model=folder / "out", overwrite=True)
+    assert (folder / "draft" / "model.safetensors").exists()
+
+
+def test_a_gguf_draft_has_the_targets_roles_of_tokens(tmp_path: Path):
+    """llama-server refuses a draft with another end of text, and says so in its log alone."""
+    import gguf
+
+    folder = models(tmp_path)
+    path = folder / "draft" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<pad>"}))
+    found = run(folder, "llamacpp")
+    field = gguf.GGUFReader(found.path).get_field("tokenizer.ggml.eos_token_id")
+    assert field is not None
+    assert field.contents() == 1
+
+
+def test_the_angles_of_llama_3_are_divided_as_its_formula_says(tmp_path: Path):
+    """By hand: wavelengths below 64 / 4 stay, those above 64 / 1 are divided by 8, between: a mixture."""
+    import gguf
+
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    folder = write_pair(tmp_path)
+    hf = tiny_hf(vocab_size=266, rope_parameters=rope)
+    hf.save_pretrained(folder / "draft")
+    found = run(folder, "llamacpp", target=None)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(found.path).tensors}
+    wanted = []
+    for pair in range(4):
+        wavelength = 2 * math.pi * 10000 ** (2 * pair / 8)
+        smooth = min(max((64 / wavelength - 1) / (4 - 1), 0.0), 1.0)
+        wanted.append(1 / ((1 - smooth) / 8 + smooth))
+    assert tensors["rope_freqs.weight"].data.tolist() == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_model_alone_is_exported_as_it_is(tmp_path: Path):
@@ -177,8 +232,8 @@ def test_a_gguf_file_gives_the_drafts_logits(architecture: str, stored: str, tmp
     folder = models(tmp_path, architecture)
     found = run(folder, "llamacpp", dtype=stored)
     assert found.path.suffix == ".gguf"
+    assert found.checks.largest_difference < 1e-5
     bound = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}[stored]
-    assert found.checks.largest_difference < bound
     read = load_model(found.path, dtype="float32")
     wanted_TV = logits(folder / "draft")[:, :266]
     with torch.no_grad():

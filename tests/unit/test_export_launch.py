@@ -108,7 +108,7 @@ def test_drafts_that_were_measured_otherwise_than_they_are_served_are_refused(
     greedy = measured(folder, tmp_path / "greedy.json", 0.0)
     with pytest.raises(UsageError, match="add --draft-temperature 0"):
         command(folder, tmp_path / "l", "llamacpp", measurement=str(sampled))
-    with pytest.raises(UsageError, match="leave draft_sampling out"):
+    with pytest.raises(UsageError, match="add --draft-temperature 1"):
         command(folder, tmp_path / "t", "transformers", measurement=str(greedy))
     vllm = [
         json.loads(shlex.split(command(folder, tmp_path / name, "vllm", measurement=str(path)))[-1])

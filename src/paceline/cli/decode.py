@@ -1,12 +1,15 @@
 """`paceline decode`: watch a text being written, with or without a draft."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from paceline.cli import options
 from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.decode.strategies import DecodingConfig
 
 
 def decode(
@@ -52,14 +55,7 @@ def decode(
         sampling__top_k=top_k,
         sampling__repetition_penalty=repetition_penalty,
     )
-    drafts = (
-        "strategy" in decoding.model_fields_set and decoding.strategy.strategy != "autoregressive"
-    )
-    if draft is None and (drafts or draft_weights != "auto"):
-        raise UsageError(
-            "--gamma, --draft-temperature, --draft-weights and a strategy say how a draft is used, and "
-            "there is none; name it by --draft"
-        )
+    _check_draft(decoding, draft, draft_weights)
     text = read_prompt(prompt, prompt_file)
     check_decode(target, draft)
     stream_text(
@@ -71,3 +67,14 @@ def decode(
         show=show,
         as_json=json,
     )
+
+
+def _check_draft(decoding: "DecodingConfig", draft: str | None, draft_weights: str) -> None:
+    """Is there a draft, if anything says how it is used?"""
+    chosen = "strategy" in decoding.model_fields_set
+    drafts = chosen and decoding.strategy.strategy != "autoregressive"
+    if draft is None and (drafts or draft_weights != "auto"):
+        raise UsageError(
+            "--gamma, --draft-temperature, --draft-weights and a strategy say how a draft is used, and "
+            "there is none; name it by --draft"
+        )

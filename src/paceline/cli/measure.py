@@ -56,7 +56,7 @@ def measure(
         _measure_served(options.build(ServedConfig, config, overrides, **given), dry_run, json)
     if url is not None:
         raise UsageError(
-            "--url names a server, and of which engine it is has to be said by --engine"
+            "--url needs --engine to name the server's engine: vllm, llamacpp or sglang"
         )
     wanted = options.build(MeasureConfig, config, overrides, **models, **sampling)
     check_measured(wanted, dry_run=dry_run)
@@ -71,16 +71,16 @@ def measure(
 
 
 def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
-    from paceline.cli.preflight import check_measured
-    from paceline.cli.served_tables import served_table
+    from paceline.cli.preflight import check_served
+    from paceline.cli.served_tables import agreement_style, served_table
     from paceline.measure.served import measure_served
 
-    check_measured(wanted, dry_run=dry_run)
+    check_served(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = measure_served(wanted, progress)
     if json:
         typer.echo(found.model_dump_json(indent=2))
     else:
         stdout.print(served_table(found))
-        stdout.print(str(found.agreement), style="green" if found.agreement.agrees else "red")
-    raise typer.Exit(0 if found.agreement.agrees else 1)
+        stdout.print(str(found.agreement), style=agreement_style(found.agreement))
+    raise typer.Exit(found.agreement.exit_code)

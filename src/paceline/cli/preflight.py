@@ -220,6 +220,24 @@ def check_measured(config: Any, *, dry_run: bool) -> None:
     found.end(dry_run=dry_run)
 
 
+def check_served(config: Any, *, dry_run: bool) -> None:
+    """Before `measure --engine`."""
+    from paceline.engines.choice import check_choice
+
+    found = Preflight()
+    check_choice(config.engine)
+    found.device(config.device)
+    models = found.pair(config.target, config.draft)
+    found.prompts(
+        config.prompts,
+        models,
+        count=config.num_prompts,
+        max_tokens=config.max_prompt_tokens,
+        behind=[config.max_new_tokens] * config.num_prompts,
+    )
+    found.end(dry_run=dry_run)
+
+
 def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
     """Before `align`."""
     from paceline.records import RunDirectory

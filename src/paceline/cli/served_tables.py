@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
     from paceline.measure.results import IntervalRow
     from paceline.measure.served import ServedMeasurement
+    from paceline.measure.served_figures import Agreement
 
 _LEGEND = """\
 served: from the engine's own counters. predicted: from both models' probabilities over the texts that the engine
 wrote. tokens per target call: 1 + accepted tokens per block. draft acceptance rate: accepted / drafted tokens.
-position i: part of the blocks that keep the drafted token i (from 0). In brackets: 95% intervals over requests."""
+position i: fraction of blocks that accept drafted token i (from 0). In brackets: 95% intervals over requests."""
 
 
 def served_table(found: ServedMeasurement) -> Group:
@@ -44,7 +45,7 @@ def _rows(
 
 
 def _cell(row: IntervalRow | None) -> str:
-    return "not told" if row is None else str(row)
+    return "not reported" if row is None else str(row)
 
 
 def _speed_lines(found: ServedMeasurement) -> Iterator[str]:
@@ -55,3 +56,10 @@ def _speed_lines(found: ServedMeasurement) -> Iterator[str]:
         f"{speed.speculative_tokens_per_s:.1f} tokens/s, whole requests"
     )
     yield f"{speed.num_equal} of {found.num_requests} texts are the same with and without the draft"
+
+
+def agreement_style(agreement: Agreement) -> str:
+    """Green where the engine agrees, red where it differs, yellow without a verdict."""
+    if not agreement.decided:
+        return "bold yellow"
+    return "bold green" if agreement.agrees else "bold red"

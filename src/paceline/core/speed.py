@@ -101,18 +101,21 @@ def accepted_by_position(
     gamma: int,
     *,
     budget: int | Tensor | None = None,
-) -> Tensor:
-    """Expected blocks of each text whose first, second, ... drafted token is kept, [B, gamma].
+    starts_before: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Expected blocks of each text that keep the first, second, ... drafted token, and all its blocks.
 
-    Divided by the blocks of `tokens_and_blocks`, in sums over texts, these are vLLM's acceptance rates
-    per position:
+    Their ratio, in sums over texts, is vLLM's acceptance rate per position:
 
         sum_t P(a block starts at t) survival_t ... survival_{t+i-1} beta_{t+i}
 
     over the t whose i-th token is drafted. Their sum over positions is the expected number of
     accepted tokens.
 
-    Shapes and `budget`: as in `block_efficiency_from_text`.
+    `starts_before`: only blocks that start before this position count, one number per text [B]: for
+    engines that draft behind a text's end, or do not count a last block without a draft. None: all.
+
+    Shapes and the other arguments: as in `block_efficiency_from_text` -> [B, gamma] and [B], float64.
 
     Raises:
         ValueError: the mask holds no text.
@@ -120,15 +123,18 @@ def accepted_by_position(
     """
     _check(gamma)
     mask_BT, budget_B = _text(mask_BT, budget)
+    places_T = torch.arange(mask_BT.shape[1])
     survival_BT = survival_BT.cpu().double() * mask_BT
-    beta_BT = acceptance_BT.cpu().double() * mask_BT
-    beta_BT = beta_BT * (torch.arange(mask_BT.shape[1]) < budget_B[:, None] - 1)
+    beta_BT = acceptance_BT.cpu().double() * mask_BT * (places_T < budget_B[:, None] - 1)
     reached_BT = _block_starts(survival_BT, gamma) * mask_BT
+    if starts_before is not None:
+        reached_BT = reached_BT * (places_T < starts_before[:, None])
+    blocks_B = reached_BT.sum(-1)
     kept: list[Tensor] = []
     for _ in range(gamma):
         kept.append((reached_BT * beta_BT).sum(-1))
         reached_BT = torch.nn.functional.pad((reached_BT * survival_BT)[:, :-1], (1, 0))
-    return torch.stack(kept, -1)
+    return torch.stack(kept, -1), blocks_B
 
 
 def judged_places(

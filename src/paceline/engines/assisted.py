@@ -9,66 +9,118 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from paceline.engines.contract import BlockCounts, Engine, Request, Served, checked_tokens
+from paceline.engines.contract import (
+    BlockCounts,
+    Conventions,
+    Engine,
+    Request,
+    Served,
+    checked_tokens,
+)
+from paceline.models.loading import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.core.sampling import SamplingParams
     from paceline.models import CausalModel
+
+_PAD = 0  # of rows that there are none of; without it transformers warns
 
 
 class Transformers(Engine):
-    """`generate` of a target, with a draft as its assistant or alone."""
+    """`generate` of a target, with a draft as its assistant or alone.
+
+    The settings of both models' generation_config are left out: requests say all.
+    """
 
     name = "transformers"
     version = transformers.__version__
+    conventions = Conventions(drafts_first_token=True)
 
     def __init__(self, target: CausalModel, draft: CausalModel | None, gamma: int) -> None:
         self._target: Any = target.hf
         self._draft: Any = None if draft is None else draft.hf
-        if draft is not None:
-            settings: Any = self._draft.generation_config
-            # read from the assistant's own settings, not from the arguments of generate
-            settings.num_assistant_tokens = gamma
-            settings.num_assistant_tokens_schedule = "constant"
-            settings.assistant_confidence_threshold = 0.0
+        self._gamma = gamma
 
     def serve(self, request: Request) -> Served:
-        sampling = request.sampling
-        settings: dict[str, Any] = {
-            "max_new_tokens": request.max_new_tokens,
-            "min_new_tokens": request.max_new_tokens,
-            "do_sample": sampling.temperature > 0,
-            "repetition_penalty": sampling.repetition_penalty,
-            "eos_token_id": None,
-        }
-        if sampling.temperature > 0:
-            settings |= {
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k,
-            }
         tokens = torch.tensor([list(request.prompt)], device=self._target.device)
-        torch.manual_seed(request.seed)
+        settings = _settings(request.sampling, request.max_new_tokens)
         start = time.perf_counter()
-        with torch.inference_mode(), _counting() as matches, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with (
+            _seeded(request.seed),
+            torch.inference_mode(),
+            self._without_defaults(),
+            _counting() as matches,
+        ):
             written = self._target.generate(
                 tokens,
                 attention_mask=torch.ones_like(tokens),
                 assistant_model=self._draft,
-                **settings,
+                generation_config=settings,
             )
         seconds = time.perf_counter() - start
-        answer = checked_tokens(written[0, tokens.shape[1] :].tolist(), request, "transformers")
+        answer = checked_tokens(written[0, tokens.shape[1] :].tolist(), request, self)
         return Served(answer, seconds, None if self._draft is None else _counts(matches))
+
+    @contextmanager
+    def _without_defaults(self) -> Iterator[None]:
+        """Neither model has settings of its own meanwhile, but for how many tokens are drafted.
+
+        transformers reads that from the assistant's settings, and fills what a request leaves out from
+        those of either model, an end-of-text token among it.
+        """
+        drafting = GenerationConfig(
+            num_assistant_tokens=self._gamma,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=0.0,
+            pad_token_id=_PAD,
+        )
+        clean = [(self._target, GenerationConfig(pad_token_id=_PAD))]
+        clean += [] if self._draft is None else [(self._draft, drafting)]
+        before = [hf.generation_config for hf, _ in clean]
+        for hf, settings in clean:
+            hf.generation_config = settings
+        try:
+            with quiet(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            for (hf, _), settings in zip(clean, before, strict=True):
+                hf.generation_config = settings
+
+
+def _settings(sampling: SamplingParams, max_new_tokens: int) -> GenerationConfig:
+    drawn: dict[str, Any] = {}
+    if not sampling.greedy:
+        drawn = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+        }
+    return GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=not sampling.greedy,
+        pad_token_id=_PAD,
+        **drawn,
+    )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """transformers draws from the global streams alone; they are as before afterwards."""
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
+        yield
 
 
 @contextmanager
 def _counting() -> Iterator[list[tuple[int, int]]]:
-    """Drafted and kept tokens of each block, gathered while the context is open."""
+    """Drafted and accepted tokens of each block, gathered while the context is open."""
     found: list[tuple[int, int]] = []
     original = AssistedCandidateGenerator.update_candidate_strategy
 

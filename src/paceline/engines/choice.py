@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.engines.client import Client
+from paceline.engines.client import Client, check_packages, root_of
 from paceline.engines.commands import (
     PROGRAMS,
     Drafting,
     EngineName,
     draft_arguments,
+    dtype_arguments,
     room_arguments,
     target_arguments,
 )
 from paceline.engines.llamacpp import LlamaServer
+from paceline.engines.process import find_program
 from paceline.engines.sglang import SglangServer
 from paceline.engines.vllm import VllmServer
 from paceline.errors import UsageError
@@ -77,7 +79,7 @@ def connect(choice: EngineChoice, client: Client) -> Engine:
         case "llamacpp":
             return LlamaServer(client)
         case "transformers":
-            raise UsageError("transformers is no server")
+            raise UsageError("transformers is not a server")
 
 
 def client_of(choice: EngineChoice) -> Client:
@@ -92,14 +94,40 @@ def client_of(choice: EngineChoice) -> Client:
         key = os.environ.get(choice.api_key_env)
         if not key:
             raise UsageError(
-                f"the environment variable {choice.api_key_env} is not set; it is to hold the key of "
+                f"the environment variable {choice.api_key_env} is not set; set it to the API key of "
                 f"{choice.url}"
             )
     return Client(choice.url, key)
 
 
+def check_choice(choice: EngineChoice) -> None:
+    """Can this engine be reached or started, as far as that can be told at once?
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if choice.engine == "transformers":
+        return
+    if choice.url is not None:
+        root_of(choice.url)
+    if any(option.startswith("--api-key") for option in choice.options):
+        raise UsageError(
+            "engine.options is recorded with the result, so it may not hold an API key; a server that is "
+            "started here needs none"
+        )
+    check_packages()
+    if choice.url is None:
+        find_program(choice.program or PROGRAMS[choice.engine][0])
+
+
 def server_command(
-    choice: EngineChoice, target: str, drafting: Drafting | None, *, port: int, max_length: int
+    choice: EngineChoice,
+    target: str,
+    drafting: Drafting | None,
+    *,
+    port: int,
+    max_length: int,
+    dtype: str,
 ) -> list[str]:
     """How a server is started.
 
@@ -109,12 +137,14 @@ def server_command(
         drafting: How it drafts; None: it decodes alone.
         port: Of this machine.
         max_length: Tokens of the longest request.
+        dtype: What it computes in; auto: its own choice.
     """
-    assert choice.engine != "transformers", "it is no server"
+    assert choice.engine != "transformers", "it is not a server"
     program, *first = PROGRAMS[choice.engine]
     command = [choice.program or program, *first, *target_arguments(choice.engine, target)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += room_arguments(choice.engine, max_length)
+    command += dtype_arguments(choice.engine, dtype)
     if drafting is not None:
         command += draft_arguments(choice.engine, drafting)
     return [*command, *choice.options]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Literal, NamedTuple
 
+from paceline.errors import UsageError
+
 EngineName = Literal["vllm", "sglang", "llamacpp", "transformers"]
 Server = Literal["vllm", "sglang", "llamacpp"]
 DraftSampling = Literal["greedy", "probabilistic"]
+
+_OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")
 
 PROGRAMS: dict[Server, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
@@ -73,3 +77,27 @@ def room_arguments(engine: Server, max_length: int) -> list[str]:
         "sglang": ["--context-length", length],
         "llamacpp": ["-c", length, "-np", "1", "--metrics"],
     }[engine]
+
+
+def dtype_arguments(engine: Server, dtype: str) -> list[str]:
+    """What it computes in; auto: its own choice. llama.cpp's weights are as their file has them."""
+    if dtype == "auto":
+        return []
+    if engine == "llamacpp":
+        cache = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[dtype]
+        return ["-ctk", cache, "-ctv", cache]
+    return ["--dtype", dtype]
+
+
+def check_draft_path(engine: EngineName, draft: str) -> None:
+    """Will the engine take the draft for what it is?
+
+    Raises:
+        UsageError: vLLM tells some methods by a draft's path, whatever method is asked for.
+    """
+    for name in _OTHER_METHODS:
+        if engine == "vllm" and name in draft.lower():
+            raise UsageError(
+                f"vLLM takes a draft whose path contains {name!r} for a draft of that method, and {draft} "
+                "does; choose another path"
+            )

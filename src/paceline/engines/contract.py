@@ -44,7 +44,7 @@ class BlockCounts(StrictModel):
 
 
 class Request(NamedTuple):
-    """One text to write; its end-of-text token is ignored, so that it has its full length."""
+    """One text to write."""
 
     prompt: Sequence[int]
     max_new_tokens: int
@@ -58,7 +58,7 @@ class Served(NamedTuple):
     Attributes:
         tokens: What was written.
         seconds: From sending the request to having the answer.
-        blocks: How its blocks went; None: nothing was drafted, or the engine does not say.
+        blocks: How its blocks went; None: the engine does not draft.
     """
 
     tokens: list[int]
@@ -66,16 +66,35 @@ class Served(NamedTuple):
     blocks: BlockCounts | None
 
 
+class Conventions(NamedTuple):
+    """What an engine drafts and counts, and where that differs from a textbook's block.
+
+    Attributes:
+        ignores_end: Requests ask to go on behind an end-of-text token, so each text has its full
+            length.
+        drafts_first_token: Its first block starts before the target has read the prompt.
+        counts_behind_end: Its last blocks draft beyond the end of the text, and their tokens count.
+        counts_empty_blocks: A last block that has no room for a draft counts as a block.
+    """
+
+    ignores_end: bool = True
+    drafts_first_token: bool = False
+    counts_behind_end: bool = False
+    counts_empty_blocks: bool = True
+
+
 class Engine(ABC):
     """A server that answers, one request at a time.
 
     Attributes:
         name: As in `measure --engine`.
-        version: As it says; empty: it does not.
+        version: As it reports; empty if it does not.
+        conventions: How it counts.
     """
 
     name: str
     version: str = ""
+    conventions: Conventions = Conventions()
 
     @abstractmethod
     def serve(self, request: Request) -> Served:
@@ -86,20 +105,41 @@ class Engine(ABC):
         """
 
 
-def checked_tokens(tokens: object, request: Request, engine: str) -> list[int]:
-    """The answer's tokens, if they are as many as were asked for.
+def checked_tokens(tokens: Sequence[int], request: Request, engine: Engine) -> list[int]:
+    """The answer's tokens, if they are as many as they can be.
 
     Raises:
         EngineError: They are not.
     """
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+    wanted = request.max_new_tokens
+    if len(tokens) == wanted or (0 < len(tokens) < wanted and not engine.conventions.ignores_end):
+        return list(tokens)
+    raise EngineError(
+        f"{engine.name} wrote {len(tokens)} tokens where {wanted} were requested; its context may be "
+        "too short, or part of the answer was lost"
+    )
+
+
+def check_counts(served: Served, gamma: int, conventions: Conventions) -> None:
+    """Do the counts belong to this text alone?
+
+    A block gives its accepted tokens and one more, so blocks and accepted tokens together make the text.
+
+    Raises:
+        EngineError: They do not.
+    """
+    blocks = served.blocks
+    if blocks is None:
+        return
+    made, count = blocks.num_blocks + blocks.num_accepted, len(served.tokens)
+    least = count - 1 - (not conventions.counts_empty_blocks) - (not conventions.ignores_end)
+    most = count + (gamma if conventions.counts_behind_end else 0)
+    positions = blocks.accepted_by_position
+    more = positions is not None and any(positions[gamma:])
+    if blocks.num_blocks < 0 or not least <= made <= most or more:
         raise EngineError(
-            f"{engine} answered without token numbers, so its text cannot be compared; it has to be of "
-            "a version that gives them"
+            f"the engine counted {blocks.num_blocks} blocks with {blocks.num_accepted} accepted tokens "
+            f"while it wrote {count} tokens with {gamma} drafted per block; it served other requests at "
+            "the same time, was restarted, or drafts another number of tokens "
+            "(num_speculative_tokens)"
         )
-    if len(tokens) != request.max_new_tokens:
-        raise EngineError(
-            f"{engine} wrote {len(tokens)} tokens where {request.max_new_tokens} were asked for, with "
-            "the end of text ignored; its context may be too short, or half of the answer was lost"
-        )
-    return tokens

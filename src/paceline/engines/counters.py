@@ -53,7 +53,7 @@ def block_counts(text: str, prefix: str) -> BlockCounts | None:
 
     by_position: dict[int, float] = {}
     for labels, value in found.get("spec_decode_num_accepted_tokens_per_pos", ()):
-        place = int(labels["position"])
+        place = int(labels.get("position", -1))
         by_position[place] = by_position.get(place, 0) + value
     return BlockCounts(
         num_blocks=total("drafts"),

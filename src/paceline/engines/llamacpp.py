@@ -1,11 +1,21 @@
-"""llama.cpp's llama-server."""
+"""llama-server of llama.cpp, counted by its own /metrics."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.engines.contract import BlockCounts, Engine, Request, Served, checked_tokens
+from pydantic import BaseModel
+
+from paceline.engines.client import StatusError
+from paceline.engines.contract import (
+    BlockCounts,
+    Conventions,
+    Engine,
+    Request,
+    Served,
+    checked_tokens,
+)
 from paceline.engines.counters import block_counts
 from paceline.errors import EngineError
 
@@ -14,68 +24,73 @@ if TYPE_CHECKING:
     from paceline.engines.client import Client
 
 PREFIX = "llamacpp:"
+_ROUNDED = 1_000_000  # larger counters are printed with six digits
+
+
+class _Properties(BaseModel):
+    build_info: str = ""
+
+
+class _Completion(BaseModel):
+    tokens: list[int]
 
 
 class LlamaServer(Engine):
-    """A llama-server; started with --metrics it also says which positions were kept."""
+    """A llama-server with --metrics; while it is measured, nobody else may use it.
+
+    Its `ignore_eos` forbids end-of-text tokens to the target and not to the draft, which changes what
+    is accepted, so texts end where they end.
+    """
 
     name = "llamacpp"
+    conventions = Conventions(ignores_end=False, counts_empty_blocks=False)
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.version = str(client.get("/props").get("build_info", ""))
+        self.version = client.get("/props", _Properties).build_info
+        self._counts()
 
     def serve(self, request: Request) -> Served:
-        before = self._counters()
+        before = self._counts()
         body = {
             "prompt": list(request.prompt),
             "n_predict": request.max_new_tokens,
-            "ignore_eos": True,
             "seed": request.seed,
             "return_tokens": True,
-            "cache_prompt": False,  # the other half of the pair reads the whole prompt, too
+            "cache_prompt": False,  # with and without the draft, the whole prompt is read
             **sampling_keys(request.sampling),
         }
         start = time.perf_counter()
-        answer = self._client.post("/completion", body)
+        answer = self._client.post("/completion", body, _Completion)
         seconds = time.perf_counter() - start
-        tokens = checked_tokens(answer.get("tokens"), request, "llama-server")
-        now = self._counters()
-        if now is not None and before is not None:
-            return Served(tokens, seconds, now - before)
-        return Served(tokens, seconds, _from_timings(answer, len(tokens)))
+        tokens = checked_tokens(answer.tokens, request, self)
+        return Served(tokens, seconds, self._counts() - before)
 
-    def _counters(self) -> BlockCounts | None:
-        """None: the server was started without --metrics, or does not draft."""
+    def _counts(self) -> BlockCounts:
+        """All blocks since the server started; 0 where it does not draft."""
         try:
-            return block_counts(self._client.get_text("/metrics"), PREFIX)
-        except EngineError:
-            return None
-
-
-def _from_timings(answer: dict[str, Any], num_tokens: int) -> BlockCounts | None:
-    """Drafted and accepted tokens of one answer; None where nothing was drafted.
-
-    Each pass behind the prompt's gives one token beside the accepted ones.
-    """
-    timings = answer.get("timings", {})
-    if "draft_n" not in timings:
-        return None
-    accepted = int(timings["draft_n_accepted"])
-    return BlockCounts(
-        num_blocks=num_tokens - 1 - accepted,
-        num_drafted=int(timings["draft_n"]),
-        num_accepted=accepted,
-    )
+            counts = block_counts(self._client.get_text("/metrics"), PREFIX) or BlockCounts()
+        except StatusError as error:
+            if error.status not in (404, 501):
+                raise
+            raise EngineError(
+                f"{self._client.url} does not publish its counters; start llama-server with --metrics"
+            ) from error
+        if counts.num_drafted >= _ROUNDED:
+            raise EngineError(
+                f"{self._client.url} has drafted {counts.num_drafted:,} tokens, and publishes counters of "
+                "that size rounded to six digits; restart it"
+            )
+        return counts
 
 
 def sampling_keys(sampling: SamplingParams) -> dict[str, Any]:
-    """Temperature, then top-k, then top-p, as everywhere in Paceline; the server's own order differs."""
+    """Temperature, then top-k, then top-p, as Paceline applies them; the server's own order differs."""
     return {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": 0.0,
-        "repeat_penalty": sampling.repetition_penalty,
-        "samplers": ["penalties", "temperature", "top_k", "top_p"],
+        "repeat_penalty": 1.0,
+        "samplers": ["temperature", "top_k", "top_p"],
     }

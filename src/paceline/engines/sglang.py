@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.engines.contract import BlockCounts, Engine, Request, Served, checked_tokens
+from pydantic import BaseModel
+
+from paceline.engines.contract import (
+    BlockCounts,
+    Conventions,
+    Engine,
+    Request,
+    Served,
+    checked_tokens,
+)
 
 if TYPE_CHECKING:
     from paceline.engines.client import Client
+
+
+class _Info(BaseModel):
+    version: str = ""
+
+
+class _Meta(BaseModel):
+    """Counts under the names of newer versions, then of older ones."""
+
+    spec_verify_ct: int = 0
+    spec_num_correct_drafts: int | None = None
+    spec_num_proposed_drafts: int | None = None
+    spec_accept_token_num: int | None = None
+    spec_draft_token_num: int | None = None
+    spec_correct_drafts_histogram: list[int] | None = None
+
+
+class _Generated(BaseModel):
+    output_ids: list[int]
+    meta_info: _Meta
 
 
 class SglangServer(Engine):
     """An `sglang.launch_server`, drafting by STANDALONE."""
 
     name = "sglang"
+    conventions = Conventions(counts_behind_end=True)
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.version = str(client.get("/get_server_info").get("version", ""))
+        self.version = client.get("/get_server_info", _Info).version
 
     def serve(self, request: Request) -> Served:
         sampling = request.sampling
@@ -31,34 +61,33 @@ class SglangServer(Engine):
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k or -1,
                 "min_p": 0.0,
-                "repetition_penalty": sampling.repetition_penalty,
+                "repetition_penalty": 1.0,
                 "sampling_seed": request.seed,
             },
         }
         start = time.perf_counter()
-        answer = self._client.post("/generate", body)
+        answer = self._client.post("/generate", body, _Generated)
         seconds = time.perf_counter() - start
-        tokens = checked_tokens(answer.get("output_ids"), request, "SGLang")
-        return Served(tokens, seconds, _blocks(answer.get("meta_info", {})))
+        tokens = checked_tokens(answer.output_ids, request, self)
+        return Served(tokens, seconds, _blocks(answer.meta_info))
 
 
-def _blocks(meta: dict[str, Any]) -> BlockCounts | None:
-    """Counts of one request, under the names of newer or older versions."""
-    if not meta.get("spec_verify_ct"):
-        return None
-    accepted = meta.get("spec_num_correct_drafts", meta.get("spec_accept_token_num"))
-    drafted = meta.get("spec_num_proposed_drafts", meta.get("spec_draft_token_num"))
+def _blocks(meta: _Meta) -> BlockCounts | None:
+    """None where the server does not draft, or does not report it."""
+    accepted, drafted = meta.spec_num_correct_drafts, meta.spec_num_proposed_drafts
     if accepted is None or drafted is None:
+        accepted, drafted = meta.spec_accept_token_num, meta.spec_draft_token_num
+    if not meta.spec_verify_ct or accepted is None or drafted is None:
         return None
-    histogram = meta.get("spec_correct_drafts_histogram")
+    histogram = meta.spec_correct_drafts_histogram
     return BlockCounts(
-        num_blocks=int(meta["spec_verify_ct"]),
-        num_drafted=int(drafted),
-        num_accepted=int(accepted),
-        accepted_by_position=_at_least(histogram) if histogram else None,
+        num_blocks=meta.spec_verify_ct,
+        num_drafted=drafted,
+        num_accepted=accepted,
+        accepted_by_position=None if histogram is None else _at_least(histogram),
     )
 
 
 def _at_least(histogram: list[int]) -> tuple[int, ...]:
-    """Blocks with 0, 1, 2, ... kept tokens -> blocks whose first, second, ... token was kept."""
+    """Blocks with 0, 1, 2, ... accepted tokens -> blocks that accepted the first, second, ... token."""
     return tuple(sum(histogram[place:]) for place in range(1, len(histogram)))

@@ -5,7 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.engines.contract import BlockCounts, Engine, Request, Served, checked_tokens
+from pydantic import BaseModel
+
+from paceline.engines.contract import (
+    BlockCounts,
+    Conventions,
+    Engine,
+    Request,
+    Served,
+    checked_tokens,
+)
 from paceline.engines.counters import block_counts
 from paceline.errors import EngineError
 
@@ -14,22 +23,43 @@ if TYPE_CHECKING:
     from paceline.engines.client import Client
 
 PREFIX = "vllm:"
-_SETTLES = 20  # times that counters are read until two readings agree
+_READINGS = 50  # of counters, until two agree
+_WAIT_S = 0.02
+
+
+class _Version(BaseModel):
+    version: str = ""
+
+
+class _Named(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    data: list[_Named]
+
+
+class _Choice(BaseModel):
+    token_ids: list[int]
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice]
 
 
 class VllmServer(Engine):
-    """A `vllm serve` that this process talks to; nobody else should, while it counts."""
+    """A `vllm serve`; while it is measured, nobody else may use it."""
 
     name = "vllm"
+    conventions = Conventions(counts_behind_end=True)
 
     def __init__(self, client: Client, model: str | None = None) -> None:
         self._client = client
-        self.version = str(client.get("/version").get("version", ""))
+        self.version = client.get("/version", _Version).version
         self.model = _served_model(client, model)
-        self._drafts = block_counts(client.get_text("/metrics"), PREFIX) is not None
 
     def serve(self, request: Request) -> Served:
-        before = self.counts()
+        before = self._counts()
         body = {
             "model": self.model,
             "prompt": list(request.prompt),
@@ -40,27 +70,26 @@ class VllmServer(Engine):
             **sampling_keys(request.sampling),
         }
         start = time.perf_counter()
-        answer = self._client.post("/v1/completions", body)
+        answer = self._client.post("/v1/completions", body, _Completion)
         seconds = time.perf_counter() - start
-        tokens = _choice(answer).get("token_ids")
+        if not answer.choices:
+            raise EngineError("vllm answered without a choice; part of the answer may be lost")
+        tokens = checked_tokens(answer.choices[0].token_ids, request, self)
         blocks = None if before is None else self._settled(before) - before
-        return Served(checked_tokens(tokens, request, "vLLM"), seconds, blocks)
+        return Served(tokens, seconds, blocks)
 
-    def counts(self) -> BlockCounts | None:
-        """All blocks since the server started; None: it does not draft."""
-        if not self._drafts:
-            return None
+    def _counts(self) -> BlockCounts | None:
         return block_counts(self._client.get_text("/metrics"), PREFIX)
 
     def _settled(self, before: BlockCounts) -> BlockCounts:
         """The counters once they stand still: they are published after the answer is sent."""
         last = before
-        for _ in range(_SETTLES):
-            now = self.counts() or before
+        for _ in range(_READINGS):
+            now = self._counts() or before
             if now == last and now != before:
                 break
             last = now
-            time.sleep(0.02)
+            time.sleep(_WAIT_S)
         return last
 
 
@@ -71,23 +100,16 @@ def sampling_keys(sampling: SamplingParams) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": 0.0,
-        "repetition_penalty": sampling.repetition_penalty,
+        "repetition_penalty": 1.0,
     }
 
 
 def _served_model(client: Client, wanted: str | None) -> str:
-    models = [str(entry["id"]) for entry in client.get("/v1/models").get("data", ())]
-    if wanted is None and models:
-        return models[0]
-    if wanted not in models:
+    models = [model.id for model in client.get("/v1/models", _Models).data]
+    if not models:
+        raise EngineError(f"{client.url} serves no model")
+    if wanted is not None and wanted not in models:
         raise EngineError(
-            f"{client.url} serves {', '.join(models) or 'no model'}, not {wanted}; name one of these"
+            f"{client.url} serves {', '.join(models)}, not {wanted}; name one of these"
         )
-    return str(wanted)
-
-
-def _choice(answer: dict[str, Any]) -> dict[str, Any]:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise EngineError("the server answered without a choice; part of the answer may be lost")
-    return choices[0]
+    return wanted or models[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -39,7 +40,7 @@ def _header(sources: Sources) -> str:
     }
     if sources.licence is not None:
         values["license"] = sources.licence
-    if sources.target is not None and not sources.target.path.startswith((".", "/", "~")):
+    if sources.target is not None and not Path(sources.target.path).expanduser().exists():
         values["base_model"] = sources.target.path
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
 
@@ -124,5 +125,5 @@ def _checked(checks: Checks) -> str:
         "## Checked\n\nThe export was read back: over "
         f"{checks.num_positions} positions the largest difference of logits is "
         f"{checks.largest_difference:.1e} of the largest logit, the likeliest token is the same in "
-        f"{checks.agreement:.1%}, and {checks.num_texts} texts were cut into the same tokens."
+        f"{checks.agreement:.1%}, and {checks.num_texts} texts are tokenized identically."
     )

@@ -3,7 +3,7 @@
 # B texts, T positions, V vocabulary
 from __future__ import annotations
 
-import copy
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from paceline.models import CausalModel
 
 TOLERANCE = 1e-5
-"""Of logits in float32, as part of the largest one."""
+"""Of logits in float32, relative to the largest one."""
 LEAST_AGREEMENT = 0.99
-"""Positions of which a GGUF file has to find the same token likeliest."""
+"""Fraction of positions where a GGUF file of 8 bits has to find the same token likeliest."""
 
 _TEXTS = (
     'def mean(values):\n    """The arithmetic mean."""\n    return sum(values) / len(values)\n',
@@ -39,10 +39,10 @@ class Checks(StrictModel):
 
     Attributes:
         num_positions: Positions that both models read.
-        largest_difference: Between two logits, as part of the largest logit; only of tokens that the
+        largest_difference: Between two logits, relative to the largest logit; only of tokens that the
             export may propose.
-        agreement: Part of the positions where both find the same token likeliest.
-        num_texts: Texts that both tokenizers cut alike.
+        agreement: Fraction of positions where both find the same token likeliest.
+        num_texts: Texts that both tokenizers tokenize identically.
     """
 
     num_positions: int
@@ -51,69 +51,90 @@ class Checks(StrictModel):
     num_texts: int
 
 
-def check_directory(
-    folder: Path, source: CausalModel, stored: torch.dtype, *, baked: bool
-) -> Checks:
-    """Read a directory back in float32 and compare it with the source, rounded as it was stored.
+class Reference:
+    """What the model says of a few texts, before it is changed and written.
+
+    Attributes:
+        texts: Tokens [1, T] each.
+        logits: Of each text, [T, V], V tokens that the tokenizer names.
+    """
+
+    def __init__(self, model: CausalModel) -> None:
+        self.tokenizer: Any = model.tokenizer
+        self.listed = model.draft_vocabulary
+        self.texts = _texts(model)
+        self.logits = [_logits(model.hf, text)[:, : model.vocab_size] for text in self.texts]
+
+
+def check_directory(folder: Path, reference: Reference, *, baked: bool) -> Checks:
+    """Read a directory back in float32 and compare it.
 
     Raises:
-        ExportError: Logits differ by more than `TOLERANCE`, or the tokenizers cut a text differently.
+        ExportError: Logits differ by more than `TOLERANCE`, or the tokenizers tokenize a text differently.
     """
-    wanted = _rounded(source, str(stored).removeprefix("torch."))
     found = load_model(folder, dtype="float32", device="cpu")
-    listed = source.draft_vocabulary if baked else None
-    checks = _compare(wanted, found.hf, source, load_tokenizer(folder), listed)
+    checks = _compare(reference, found.hf, load_tokenizer(folder), baked=baked)
+    _check_difference(checks)
+    return checks
+
+
+def check_gguf(
+    file: Path, reference: Reference, rope: dict[str, Any], *, exact: bool, baked: bool
+) -> Checks:
+    """Read a GGUF file back by transformers and compare it.
+
+    Args:
+        file: It.
+        reference: Of the model, its weights rounded as the file stores them where it is `exact`.
+        rope: The model's rotary settings; transformers does not read a file's factors of angles.
+        exact: Its type holds those weights without loss.
+        baked: A draft vocabulary is baked into its head.
+
+    Raises:
+        ExportError: Logits differ, too few positions agree, or the tokenizers tokenize a text differently.
+    """
+    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+        convert_gguf(file, Path(scratch), torch.float32)
+        path = Path(scratch) / "config.json"
+        settings = json.loads(path.read_text("utf-8")) | {"rope_parameters": rope}
+        path.write_text(json.dumps(settings), "utf-8")
+        found = load_model(scratch, dtype="float32", device="cpu")
+        checks = _compare(reference, found.hf, load_tokenizer(scratch), baked=baked)
+    if exact:
+        _check_difference(checks)
+    elif checks.agreement < LEAST_AGREEMENT:
+        raise ExportError(
+            f"the file finds the same token likeliest in {checks.agreement:.1%} of {checks.num_positions} "
+            f"positions, fewer than {LEAST_AGREEMENT:.0%}; nothing was kept. Its 8 bits per weight are too "
+            "few for this model: choose bfloat16 or float16"
+        )
+    return checks
+
+
+def _check_difference(checks: Checks) -> None:
     if checks.largest_difference > TOLERANCE:
         raise ExportError(
             f"the exported model's logits differ by {checks.largest_difference:.1e} of the largest, more "
-            f"than {TOLERANCE:.0e}; nothing was kept. Its architecture is not stored as it is computed: "
+            f"than {TOLERANCE:.0e}; nothing was kept. This architecture is not written as it is computed: "
             "report it, with the model's config.json"
         )
-    if baked:
-        _check_listed(found, source)
-    return checks
 
 
-def check_gguf(file: Path, source: CausalModel, *, stored: str) -> Checks:
-    """Read a GGUF file back by transformers and compare it with the source, rounded as it was stored.
-
-    q8_0 is compared with the source itself.
-
-    Raises:
-        ExportError: Too few positions agree, or the tokenizers cut a text differently.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        convert_gguf(file, Path(scratch))
-        found = load_model(scratch, dtype="float32", device="cpu")
-        tokenizer = load_tokenizer(scratch)
-        checks = _compare(_rounded(source, stored), found.hf, source, tokenizer, None)
-    if checks.agreement < LEAST_AGREEMENT:
-        raise ExportError(
-            f"the file finds the same token likeliest in {checks.agreement:.1%} of {checks.num_positions} "
-            f"positions, fewer than {LEAST_AGREEMENT:.0%}; nothing was kept. Choose a type that rounds "
-            f"less than {stored}: bfloat16, float16 or float32"
-        )
-    return checks
-
-
-def _rounded(source: CausalModel, stored: str) -> Any:
-    """The source in float32, its weights as a type of this name holds them."""
-    if stored in ("float32", "q8_0"):
-        return source.hf
-    return copy.deepcopy(source.hf).to(getattr(torch, stored)).float()  # pyright: ignore
-
-
-def _compare(
-    wanted: Any, found: Any, source: CausalModel, tokenizer: Any, listed: Tensor | None
-) -> Checks:
-    num_texts = _check_tokenizer(source.tokenizer, tokenizer)
+def _compare(reference: Reference, found: Any, tokenizer: Any, *, baked: bool) -> Checks:
+    num_texts = _check_tokenizer(reference.tokenizer, tokenizer)
     num_positions = num_same = 0
     difference = largest = 0.0
-    for tokens_1T in _texts(source):
-        ours_TV, theirs_TV = (
-            _logits(hf, tokens_1T)[:, : source.vocab_size] for hf in (wanted, found)
-        )
-        if listed is not None:
+    for tokens_1T, ours_TV in zip(reference.texts, reference.logits, strict=True):
+        all_TV = _logits(found, tokens_1T)
+        theirs_TV = all_TV[:, : ours_TV.shape[-1]]
+        if baked:
+            listed = reference.listed
+            assert listed is not None, "only a list can be baked in"
+            if not torch.isin(all_TV.argmax(-1), listed).all():
+                raise ExportError(
+                    "the exported head finds a token likeliest that the draft may not propose; nothing "
+                    "was kept. Leave draft_vocabulary=bake out, and report it"
+                )
             ours_TV, theirs_TV = ours_TV[:, listed], theirs_TV[:, listed]
         difference = max(difference, float((ours_TV - theirs_TV).abs().max()))
         largest = max(largest, float(ours_TV.abs().max()))
@@ -127,40 +148,29 @@ def _compare(
     )
 
 
-def _check_listed(found: CausalModel, source: CausalModel) -> None:
-    """Is the likeliest token always one of the draft vocabulary?"""
-    assert source.draft_vocabulary is not None, "only a list can be baked in"
-    for tokens_1T in _texts(source):
-        best_T = _logits(found.hf, tokens_1T).argmax(-1)
-        if not torch.isin(best_T, source.draft_vocabulary).all():
-            raise ExportError(
-                "the exported head finds a token likeliest that the draft may not propose; nothing was "
-                "kept. Leave draft_vocabulary=bake out, and report it"
-            )
-
-
 def _check_tokenizer(ours: Any, theirs: Any) -> int:
     if ours is None:
         return 0
     for text in _TEXTS:
-        wanted, found = ours(text)["input_ids"], theirs(text)["input_ids"]
+        wanted, found = (
+            reader(text, add_special_tokens=False)["input_ids"] for reader in (ours, theirs)
+        )
         if wanted != found:
             raise ExportError(
-                f"the exported tokenizer cuts {text[:30]!r} into {len(found)} other tokens; nothing was "
-                "kept. Report it, with the tokenizer.json"
+                f"the exported tokenizer tokenizes {text[:30]!r} differently; nothing was kept. Report it, "
+                "with the tokenizer.json"
             )
     return len(_TEXTS)
 
 
-def _texts(source: CausalModel) -> list[Tensor]:
-    """Tokens of a few texts and of none, [1, T] each."""
-    longest = min(_LENGTH, source.max_length or _LENGTH)
+def _texts(model: CausalModel) -> list[Tensor]:
+    """Tokens of a few texts, and random ones, [1, T] each."""
+    longest = min(_LENGTH, model.max_length or _LENGTH)
     rng = torch.Generator().manual_seed(0)
-    random = torch.randint(source.vocab_size, (_NUM_RANDOM, 1, longest), generator=rng)
-    texts = (
-        [] if source.tokenizer is None else [source.tokenizer(text)["input_ids"] for text in _TEXTS]
-    )
-    return [*(torch.tensor([text[:longest]]) for text in texts), *random]
+    random = torch.randint(model.vocab_size, (_NUM_RANDOM, 1, longest), generator=rng)
+    tokenizer = model.tokenizer
+    read = [] if tokenizer is None else [tokenizer(text)["input_ids"] for text in _TEXTS]
+    return [*(torch.tensor([text[:longest]]) for text in read), *random]
 
 
 @torch.inference_mode()

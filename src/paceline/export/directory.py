@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from paceline.export.rows import with_rows
+from paceline.export.rows import set_rows
 from paceline.models.draft import copy_tokenizer
 from paceline.models.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory, quiet
@@ -17,31 +16,28 @@ if TYPE_CHECKING:
 
     from paceline.export.launch import Launch
     from paceline.export.sources import Sources
-    from paceline.models import CausalModel
 
 _GENERATION = "generation_config.json"
 _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
-def fitted_model(sources: Sources) -> CausalModel:
-    """The model in the shape that the engine asks for, in float32.
+def fit(sources: Sources) -> None:
+    """Bring the model into the shape that the engine asks for, in place.
 
     A draft gets as many rows as its target has, and as many positions where they are rotary.
     """
     model, target = sources.model, sources.target
     if target is None:
-        return model
+        return
     only = model.draft_vocabulary if sources.config.draft_vocabulary == "bake" else None
-    fitted = with_rows(model, target.num_rows, only=only)
-    _extend_positions(fitted.hf.config.get_text_config(decoder=True), target.facts.max_length)
-    return fitted
+    set_rows(model, target.num_rows, only=only)
+    _extend_positions(model.hf.config.get_text_config(decoder=True), target.facts.max_length)
 
 
-def write_directory(
-    fitted: CausalModel, sources: Sources, launch: Launch | None, folder: Path
-) -> None:
+def write_directory(sources: Sources, launch: Launch | None, folder: Path) -> None:
     """Write the model, its tokenizer and its licence into an empty folder."""
-    hf: Any = copy.deepcopy(fitted.hf).to(sources.stored)  # pyright: ignore[reportArgumentType]
+    hf: Any = sources.model.hf
+    hf.to(sources.stored)
     with quiet():
         hf.save_pretrained(folder)
     for weights in folder.glob("*.safetensors"):
@@ -51,7 +47,6 @@ def write_directory(
     if sources.model.draft_vocabulary is not None:
         write_draft_vocabulary(folder, sources.model.draft_vocabulary)
     _write_generation_config(sources, launch, folder)
-    copy_licence(sources, folder)
 
 
 def copy_licence(sources: Sources, folder: Path) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.config import StrictModel
 from paceline.errors import UsageError
 from paceline.export.card import model_card
-from paceline.export.checks import Checks, check_directory, check_gguf
-from paceline.export.directory import copy_licence, fitted_model, write_directory
+from paceline.export.checks import Checks, Reference, check_directory, check_gguf
+from paceline.export.directory import copy_licence, fit, write_directory
 from paceline.export.gguf_file import write_gguf
+from paceline.export.gguf_vocabulary import Tokenizer
 from paceline.export.launch import Launch, plan_launch
 from paceline.export.sources import Sources, read_sources
+from paceline.models.draft_vocabulary import EXPORTED
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
     from paceline.export.config import ExportConfig
-    from paceline.models import CausalModel
 
 _SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_0"}
 
@@ -55,16 +57,13 @@ def export(config: ExportConfig) -> Exported:
         path = config.out / f"{config.out.name}-{_SUFFIXES[_gguf_type(sources)]}.gguf"
     launch = plan_launch(sources, path)
     notes = notes_of(sources, launch)
-    fitted = fitted_model(sources)
     with atomic_directory(config.out) as scratch:
-        if config.to == "llamacpp":
-            checks = _write_gguf(fitted, sources, scratch / path.name)
-        else:
-            write_directory(fitted, sources, launch, scratch)
-            baked = config.draft_vocabulary == "bake"
-            checks = check_directory(scratch, sources.model, sources.stored, baked=baked)
+        checks = _write(sources, launch, scratch, path.name)
+        copy_licence(sources, scratch)
         card = model_card(sources, launch, checks, notes)
         (scratch / "README.md").write_text(card, "utf-8")
+        marker = {"engine": config.to, "draft_vocabulary": config.draft_vocabulary}
+        (scratch / EXPORTED).write_text(json.dumps(marker) + "\n", "utf-8")
     return Exported(
         path=path,
         command=None if launch is None else launch.command,
@@ -75,15 +74,23 @@ def export(config: ExportConfig) -> Exported:
 
 
 def check_place(config: ExportConfig) -> None:
-    """May the export be written at `out`?
+    """May the export be written at `out`? Only an older export is ever replaced.
 
     Raises:
-        UsageError: Something is there that is not to be replaced.
+        UsageError: Something else is there, or an export that is not to be replaced.
     """
-    if config.out.exists() and not config.overwrite:
+    out = config.out
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / EXPORTED).exists():
+        raise UsageError(f"{out} exists already and is not an export; choose another --out")
+    if not config.overwrite:
         raise UsageError(
-            f"{config.out} exists already; choose another --out, or give --overwrite to replace it"
+            f"{out} exists already; choose another --out, or give --overwrite to replace it"
         )
+    for path in (config.model, config.target):
+        if path is not None and Path(path).expanduser().resolve().is_relative_to(out.resolve()):
+            raise UsageError(f"{out} would replace {path}, which is exported; choose another --out")
 
 
 def _gguf_type(sources: Sources) -> str:
@@ -92,16 +99,27 @@ def _gguf_type(sources: Sources) -> str:
     return str(sources.stored).removeprefix("torch.")
 
 
-def _write_gguf(fitted: CausalModel, sources: Sources, file: Path) -> Checks:
-    stored = _gguf_type(sources)
+def _write(sources: Sources, launch: Launch | None, folder: Path, name: str) -> Checks:
+    """Write the model into the folder, or as a GGUF file of this name, and read it back."""
+    config, hf = sources.config, cast("Any", sources.model.hf)
+    rounds = config.to != "llamacpp" or config.dtype != "q8_0"
+    if rounds:  # what is compared are weights as they are stored
+        for weight in hf.parameters():
+            weight.data = weight.data.to(sources.stored).float()
+    reference = Reference(sources.model)
+    fit(sources)
+    baked = config.draft_vocabulary == "bake"
+    if config.to != "llamacpp":
+        write_directory(sources, launch, folder)
+        return check_directory(folder, reference, baked=baked)
     write_gguf(
-        *(fitted, file),
-        stored=stored,
-        source=sources.tokenizer_source,
-        name=sources.config.out.name,
+        *(sources.model, folder / name),
+        stored=_gguf_type(sources),
+        tokenizer=Tokenizer(sources.tokenizer_source, sources.tokenizer),
+        facts={"name": config.out.name, "license": sources.licence},
     )
-    copy_licence(sources, file.parent)
-    return check_gguf(file, fitted, stored=stored)
+    rope = hf.config.rope_parameters
+    return check_gguf(folder / name, reference, rope, exact=rounds, baked=baked)
 
 
 def notes_of(sources: Sources, launch: Launch | None) -> list[str]:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.export.gguf_vocabulary import add_tokenizer
+from paceline.export.gguf_vocabulary import Tokenizer, add_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from gguf import GGMLQuantizationType, GGUFWriter
@@ -25,15 +26,22 @@ FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qw
 _BLOCK = 32  # q8_0 rounds so many neighbours together
 
 
-def write_gguf(model: CausalModel, path: Path, *, stored: str, source: str, name: str) -> None:
+def write_gguf(
+    model: CausalModel,
+    path: Path,
+    *,
+    stored: str,
+    tokenizer: Tokenizer,
+    facts: Mapping[str, str | None],
+) -> None:
     """Write a model and its tokenizer.
 
     Args:
         model: In float32.
         path: The file to make.
         stored: float32, float16, bfloat16 or q8_0, of the matrices; vectors are float32.
-        source: Where the tokenizer's files are from.
-        name: `general.name`.
+        tokenizer: Its tokenizer, or its target's.
+        facts: Values of `general.` keys; None: not known.
 
     Raises:
         UsageError: The gguf package is missing.
@@ -51,11 +59,13 @@ def write_gguf(model: CausalModel, path: Path, *, stored: str, source: str, name
     family = FAMILIES[config.model_type]
     writer = gguf.GGUFWriter(path, family)
     kind = gguf.GGMLQuantizationType[_KINDS[stored]]
-    writer.add_name(name)
+    for key, value in facts.items():
+        if value is not None:
+            writer.add_string(f"general.{key}", value)
     writer.add_file_type(_file_type(stored))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_sizes(writer, config)
-    add_tokenizer(writer, model, source, config.vocab_size)
+    add_tokenizer(writer, tokenizer, config.vocab_size)
     for label, weight in _tensors(hf, family):
         _add_tensor(writer, label, weight, kind)
     writer.write_header_to_file()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-    from paceline.models import CausalModel
-
 _PREFIX = "tokenizer."
-_GPT2_SPLIT = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+# llama.cpp's converter takes such for control tokens; DeepSeek's have wide bars.
+_LOOKS_SPECIAL = re.compile("<[|\uff5c].*[|\uff5c]>")
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -22,41 +22,54 @@ _WORDS = (
 _LLAMA3, _QWEN2 = _WORDS % "{1,3}", _WORDS % ""
 
 
-def add_tokenizer(writer: GGUFWriter, model: CausalModel, source: str, num_rows: int) -> None:
-    """Write the keys of the model's tokenizer; of a GGUF source those of that file, as they are.
+class Tokenizer(NamedTuple):
+    """A tokenizer and where its files are from: both the target's, whose roles of tokens decide."""
+
+    source: str
+    loaded: Any
+
+
+def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int) -> None:
+    """Write the keys of a tokenizer; of a GGUF source those of that file, as they are.
 
     Args:
         writer: Of the file.
-        model: Whose tokenizer it is.
-        source: Where the tokenizer's files are from.
+        tokenizer: It.
         num_rows: Rows of the embedding: as many tokens are written.
 
     Raises:
-        UnsupportedModelError: llama.cpp would cut texts otherwise than this tokenizer, or it cannot be
-            told.
+        UnsupportedModelError: llama.cpp would tokenize texts otherwise than this tokenizer, or it cannot
+            be told.
     """
+    source = tokenizer.source
     path = Path(source).expanduser()
     if path.suffix == ".gguf":
         _copy_keys(writer, path)
         return
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    backend = getattr(tokenizer.loaded, "backend_tokenizer", None)
     if backend is None:
         raise UnsupportedModelError(
             f"{source} has no tokenizer.json, from which a GGUF file's tokenizer is written; {_ELSE}"
         )
     settings = json.loads(backend.to_str())
-    if settings["model"]["type"] != "BPE" or settings["model"].get("byte_fallback"):
+    kind = (settings.get("normalizer") or {}).get("type", "NFC")
+    if (
+        settings["model"]["type"] != "BPE"
+        or settings["model"].get("byte_fallback")
+        or kind != "NFC"
+    ):
         raise UnsupportedModelError(
-            f"the tokenizer of {source} is no byte-level BPE, and only such are written here; {_ELSE}"
+            f"the tokenizer of {source} is not a plain byte-level BPE, and only such are written here; "
+            f"{_ELSE}"
         )
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_pre_tokenizer(settings, source))
-    tokens, kinds = _tokens(model.tokenizer, settings, num_rows)
+    tokens, kinds = _tokens(tokenizer.loaded, settings, num_rows)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     merges = settings["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    _add_roles(writer, model.tokenizer)
+    _add_roles(writer, tokenizer.loaded)
 
 
 _ELSE = "convert the exported directory by llama.cpp's convert_hf_to_gguf.py, or give a GGUF target"
@@ -124,7 +137,8 @@ def _tokens(tokenizer: Any, settings: dict[str, Any], num_rows: int) -> tuple[li
             continue
         tokens.append(by_id[number])
         if number in special:
-            kinds.append(TokenType.CONTROL if special[number] else TokenType.USER_DEFINED)
+            controls = special[number] or _LOOKS_SPECIAL.fullmatch(by_id[number])
+            kinds.append(TokenType.CONTROL if controls else TokenType.USER_DEFINED)
         else:
             kinds.append(TokenType.NORMAL)
     return tokens, kinds

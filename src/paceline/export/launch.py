@@ -6,7 +6,13 @@ import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.sampling import SamplingParams, proposal_params
-from paceline.engines.commands import PROGRAMS, Drafting, draft_arguments, target_arguments
+from paceline.engines.commands import (
+    PROGRAMS,
+    Drafting,
+    check_draft_path,
+    draft_arguments,
+    target_arguments,
+)
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,8 +25,6 @@ if TYPE_CHECKING:
 
 DEFAULT_GAMMA = 3
 _GREEDY = SamplingParams(temperature=0.0)
-# vLLM takes a draft whose path holds one of these for another method.
-_OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 class Launch(NamedTuple):
@@ -48,8 +52,7 @@ def plan_launch(sources: Sources, draft: Path) -> Launch | None:
     config, target = sources.config, sources.target
     if target is None:
         return None
-    if config.to == "vllm":
-        _refuse_other_methods(draft)
+    check_draft_path(config.to, str(draft))
     drafting = drafting_of(config, sources.measurement)
     gamma, measured = _gamma(config, sources.measurement)
     served = config.served_target or target.path
@@ -94,7 +97,8 @@ def _check_drafting(config: ExportConfig, measurement: Measurement, wanted: str)
     served = {
         "greedy": _GREEDY,
         "probabilistic": SamplingParams(temperature=sampling.temperature),
-        "as_requested": sampling,
+        # its generate divides the draft's logits by the temperature twice
+        "as_requested": sampling.model_copy(update={"temperature": sampling.temperature**2}),
     }[wanted]
     same = (proposals.greedy and served.greedy) or proposals == served.model_copy(
         update={"repetition_penalty": proposals.repetition_penalty}
@@ -103,7 +107,7 @@ def _check_drafting(config: ExportConfig, measurement: Measurement, wanted: str)
         advice = {
             "greedy": "add --draft-temperature 0",
             "probabilistic": f"add --draft-temperature {sampling.temperature:g}",
-            "as_requested": "leave draft_sampling out",
+            "as_requested": f"add --draft-temperature {served.temperature:g}",
         }[wanted]
         raise UsageError(
             f"{config.measurement} was measured with other drafts than {config.to} will make "
@@ -123,15 +127,6 @@ def _gamma(config: ExportConfig, measurement: Measurement | None) -> tuple[int, 
     return (measurement.speed.gamma if measurement.speed else best.gamma), True
 
 
-def _refuse_other_methods(draft: Path) -> None:
-    for name in _OTHER_METHODS:
-        if name in str(draft).lower():
-            raise UsageError(
-                f"vLLM takes a draft whose path holds {name!r} for one of that method, and {draft} does; "
-                "choose another --out"
-            )
-
-
 def _transformers(target: str, draft: str, gamma: int) -> str:
     return (
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
@@ -146,5 +141,5 @@ def _transformers(target: str, draft: str, gamma: int) -> str:
 _WORDS = {
     "greedy": "greedily, at every temperature",
     "probabilistic": "at the request's temperature, without top-k and top-p",
-    "as_requested": "as the request says",
+    "as_requested": "at the square of the request's temperature",
 }

@@ -3,29 +3,29 @@
 # V rows, D hidden width, K tokens of the draft vocabulary
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.models.causal import CausalModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from paceline.models.causal import CausalModel
 
-def with_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) -> CausalModel:
-    """A copy with `num_rows` rows in embedding and head.
+
+def set_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) -> None:
+    """Give embedding and head `num_rows` rows.
 
     New rows of the head are the mean of the others, so a new token's logit is the mean of the other
     logits and never the largest.
 
     Args:
-        model: Left as it is.
+        model: Changed in place: there may be no room for two.
         num_rows: At least the number of tokens that the tokenizer names.
-        only: Tokens [K] that the copy may find likeliest. The head's rows of all others become the
+        only: Tokens [K] that the model may find likeliest. The head's rows of all others become the
             mean of these tokens' rows, so greedy drafting never proposes another token. The head is
             then no longer tied to the embedding.
 
@@ -37,7 +37,7 @@ def with_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) 
             f"the target's config has vocab_size {num_rows}, but the tokenizer names "
             f"{model.vocab_size} tokens; the two files do not belong together"
         )
-    hf: Any = copy.deepcopy(model.hf)
+    hf: Any = model.hf
     head = hf.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         raise UsageError(
@@ -59,7 +59,6 @@ def with_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) 
     text = hf.config.get_text_config(decoder=True)
     text.vocab_size = num_rows
     _set_tied(hf, tied=tied)
-    return CausalModel(hf, model.tokenizer)
 
 
 def _resized(weight_VD: Tensor, num_rows: int, known: int) -> Tensor:

@@ -74,6 +74,11 @@ class Sources:
         """Where the tokenizer's files are taken from: the target, else the model itself."""
         return self.config.model if self.target is None else self.target.path
 
+    @property
+    def tokenizer(self) -> Any:
+        """The one of these files."""
+        return self.model.tokenizer if self.target is None else self.target.facts.tokenizer
+
 
 def read_sources(config: ExportConfig) -> Sources:
     """Load the model and read what belongs to it.
@@ -86,7 +91,7 @@ def read_sources(config: ExportConfig) -> Sources:
     target = None if named is None else read_target(named)
     if target is not None:
         check_same_reading(target, inspect_model(model_directory(config.model)))
-    measurement = None if config.measurement is None else read_measurement(config)
+    measurement = None if config.measurement is None else read_measurement(config, named)
     model = load_model(config.model, dtype="float32", device="cpu")
     if config.draft_vocabulary == "bake" and model.draft_vocabulary is None:
         raise UsageError(
@@ -133,14 +138,17 @@ def check_same_reading(target: Target, draft: ModelFacts) -> None:
     check_same_vocabulary(*cast("Any", (target.facts, draft)))
     readings = [_reading(facts) for facts in (target.facts, draft)]
     if None in readings:
-        return
+        missing = target.path if readings[0] is None else draft.path
+        raise VocabularyMismatchError(
+            f"{missing} has no tokenizer.json, so its tokenizer cannot be compared; add one"
+        )
     for part in _READING:
         ours, theirs = (cast("dict[str, Any]", reading)[part] for reading in readings)
         if ours != theirs:
             what = _merges(ours, theirs) or f"in their {part}"
             raise VocabularyMismatchError(
                 f"the tokenizers of {target.path} and {draft.path} name the same tokens but differ "
-                f"{what}, so they cut texts differently; make the draft with the target's tokenizer"
+                f"{what}, so they tokenize texts differently; make the draft with the target's tokenizer"
             )
 
 
@@ -169,11 +177,11 @@ def _run_of(model: str) -> dict[str, Any] | None:
     return manifest if manifest and manifest.get("kind") == "Align" else None
 
 
-def read_measurement(config: ExportConfig) -> Measurement:
-    """A measurement of this draft.
+def read_measurement(config: ExportConfig, target: str | None) -> Measurement:
+    """A measurement of this draft with this target.
 
     Raises:
-        ConfigError: It cannot be read, or is of another draft.
+        ConfigError: It cannot be read, or is of another pair.
     """
     path = cast("Path", config.measurement)
     try:
@@ -185,13 +193,17 @@ def read_measurement(config: ExportConfig) -> Measurement:
             f"{path} is not what `paceline measure --json` writes ({describe(error)}); measure again"
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no JSON text; name a file of `paceline measure`") from error
-    wanted = fingerprint(config.model)
-    if found.draft_fingerprint != wanted:
-        raise ConfigError(
-            f"{path} was measured with the draft {found.config.draft} as it was then, not with "
-            f"{config.model} as it is now; measure again"
-        )
+        raise ConfigError(f"{path} is not JSON; name a file of `paceline measure`") from error
+    pairs = (
+        ("draft", found.config.draft, found.draft_fingerprint, config.model),
+        ("target", found.config.target, found.target_fingerprint, target),
+    )
+    for role, measured, known, place in pairs:
+        if place is None or known != fingerprint(place):
+            raise ConfigError(
+                f"{path} was measured with the {role} {measured} as it was then, not with {place} as it "
+                "is now; measure again"
+            )
     return found
 
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_of_ratios_interval
-from paceline.engines.choice import client_of, connect, server_command, server_environment
-from paceline.engines.commands import Drafting
-from paceline.engines.contract import Request, Served
+from paceline.data import read_prompts
+from paceline.engines.choice import (
+    check_choice,
+    client_of,
+    connect,
+    server_command,
+    server_environment,
+)
+from paceline.engines.commands import Drafting, check_draft_path
+from paceline.engines.contract import Conventions, Request, Served
 from paceline.engines.process import ServerProcess, free_port
 from paceline.errors import EngineError
-from paceline.measure.pair import Pair, load_models, load_prompts
+from paceline.measure.pair import Pair
 from paceline.measure.results import IntervalRow
 from paceline.measure.served_figures import Agreement, BlockFigures, ServedConfig, compare_served
-from paceline.models.loading import fingerprint
+from paceline.models import CausalModel, load_model
+from paceline.models.draft_vocabulary import is_baked
+from paceline.models.inspection import inspect_model
+from paceline.models.loading import fingerprint, load_tokenizer, model_directory
+from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import Progress, silent
 from paceline.records import cache_root, environment
 from paceline.rng import named_generator
@@ -29,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class ServedSpeed(StrictModel):
-    """Whole requests with and without the draft, one server after the other.
+    """Whole requests with and without the draft.
 
     Attributes:
-        speedup: Seconds a token without / with the draft, paired by prompt.
+        speedup: Seconds per token without / with the draft, paired by prompt.
         num_equal: Texts that are the same with and without; all of them, at temperature 0 and in exact
             arithmetic.
     """
@@ -68,29 +78,30 @@ class ServedMeasurement(StrictModel):
 
 
 class Answers(NamedTuple):
-    """Of one server: who answered, and what."""
+    """Of one server: who answered, how it counts, and what it answered."""
 
     name: str
     version: str
+    conventions: Conventions
     served: list[Served]
 
 
 def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedMeasurement:
     """Send the prompts to the engine, read its counters, and predict them from both models.
 
+    The models are loaded after the engine has stopped: both would not fit one GPU.
+
     Raises:
         UsageError: A model, a prompt file or the engine's program cannot be used.
         EngineError: The engine did not answer, or did not draft.
     """
-    pair = load_models(config, progress)
-    prompts = load_prompts(config, pair)[: config.num_prompts]
-    requests = [
-        Request(prompt, config.max_new_tokens, config.sampling, config.seed + number)
-        for number, prompt in enumerate(prompts)
-    ]
+    check_choice(config.engine)
+    check_draft_path(config.engine.engine, config.engine.draft or config.draft)
+    requests = _requests(config)
+    pair = load_scored(config) if config.engine.engine == "transformers" else None
     plain, drafted = _answers(config, pair, requests, progress)
-    _check_drafted(config, drafted)
-    found = compare_served(pair, requests, drafted.served, config, progress)
+    pair = pair or load_scored(config)
+    found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
     speed = None if plain is None else _speed(plain.served, drafted.served, config.seed)
     return ServedMeasurement(
         config=config,
@@ -108,36 +119,67 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     )
 
 
+def _requests(config: ServedConfig) -> list[Request]:
+    tokenizer = load_tokenizer(config.target)
+    prompts = read_prompts(config.prompts, tokenizer, max_tokens=config.max_prompt_tokens)
+    return [
+        Request(prompt, config.max_new_tokens, config.sampling, config.seed + number)
+        for number, prompt in enumerate(prompts[: config.num_prompts])
+    ]
+
+
+def load_scored(config: ServedConfig) -> Pair:
+    """Both models as the engine computes them.
+
+    An engine drafts from all tokens, whatever list the draft has, unless its export has the list baked in.
+
+    Raises:
+        UsageError: A model cannot be loaded, or the tokenizers differ.
+    """
+    target = load_model(config.target, dtype=config.dtype, device=config.device)
+    draft = load_model(config.draft, dtype=target.dtype, device=config.device)
+    check_same_vocabulary(target, draft)
+    if draft.draft_vocabulary is not None and not is_baked(config.engine.draft or config.draft):
+        draft = CausalModel(draft.hf, draft.tokenizer)
+    return Pair(target, draft)
+
+
 def _answers(
-    config: ServedConfig, pair: Pair, requests: Sequence[Request], progress: Progress
+    config: ServedConfig, pair: Pair | None, requests: Sequence[Request], progress: Progress
 ) -> tuple[Answers | None, Answers]:
     """What the engine answers without the draft, if that is asked for, and with it."""
-    choice = config.engine
-    if choice.engine == "transformers":
+    choice, gamma = config.engine, config.num_speculative_tokens
+    if pair is not None:
         from paceline.engines.assisted import Transformers
 
-        gamma = config.num_speculative_tokens
-        engines = [Transformers(pair.target, None, gamma)] if config.plain else []
-        engines.append(Transformers(pair.target, pair.draft, gamma))
-        answers = _in_turns(engines, requests, progress)
-        return (answers[0] if config.plain else None), answers[-1]
+        drafting = Transformers(pair.target, pair.draft, gamma)
+        engines = [drafting, Transformers(pair.target, None, gamma)] if config.plain else [drafting]
+        answers = _in_turns(engines, requests, config, progress)
+        return (answers[1] if config.plain else None), answers[0]
     if choice.url is not None:
         engine = connect(choice, client_of(choice))
-        return None, _in_turns([engine], requests, progress)[0]
-    drafting = Drafting(
-        choice.draft or config.draft, config.num_speculative_tokens, config.drafting
-    )
-    plain = _started(config, None, requests, progress) if config.plain else None
-    return plain, _started(config, drafting, requests, progress)
+        return None, _in_turns([engine], requests, config, progress)[0]
+    drafting = Drafting(choice.draft or config.draft, gamma, config.drafting)
+    drafted = _started(config, drafting, requests, progress)
+    return (_started(config, None, requests, progress) if config.plain else None), drafted
 
 
 def _in_turns(
-    engines: Sequence[Engine], requests: Sequence[Request], progress: Progress
+    engines: Sequence[Engine],
+    requests: Sequence[Request],
+    config: ServedConfig,
+    progress: Progress,
+    *,
+    drafts: bool = True,
 ) -> list[Answers]:
-    """Every request to every engine, in turns; the first request once more before, to warm up."""
-    found = [Answers(engine.name, engine.version, []) for engine in engines]
-    for engine in engines:
-        engine.serve(requests[0])
+    """Every request to every engine, in turns; the first request once more before, to warm up.
+
+    `drafts`: whether the first engine is to draft.
+    """
+    found = [Answers(one.name, one.version, one.conventions, []) for one in engines]
+    warm = [engine.serve(requests[0]) for engine in engines]
+    if drafts:
+        _check_drafted(config, warm[0])
     for number, request in enumerate(requests):
         for engine, answers in zip(engines, found, strict=True):
             answers.served.append(engine.serve(request))
@@ -150,34 +192,52 @@ def _started(
 ) -> Answers:
     """Start the server, send the requests, stop it."""
     choice, port = config.engine, free_port()
-    longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
-    # Drafts behind the last token need room, too.
-    room = longest + config.num_speculative_tokens + 1
-    target = choice.target or config.target
-    command = server_command(choice, target, drafting, port=port, max_length=room)
+    command = server_command(
+        choice,
+        choice.target or config.target,
+        drafting,
+        port=port,
+        max_length=_room(config, requests),
+        dtype=config.dtype,
+    )
     role = "plain" if drafting is None else "drafting"
     log = cache_root() / "logs" / f"{choice.engine}-{role}-{port}.log"
-    with ExitStack() as stack:
-        server = stack.enter_context(ServerProcess(command, port, log, server_environment(choice)))
+    with ServerProcess(command, port, log, server_environment(choice)) as server:
         client = server.wait_until_ready(choice.start_seconds, progress)
         try:
-            return _in_turns([connect(choice, client)], requests, progress)[0]
+            engine = connect(choice, client)
+            drafts = drafting is not None
+            return _in_turns([engine], requests, config, progress, drafts=drafts)[0]
         except EngineError as error:
             raise EngineError(f"{error}{server.last_words()}") from error
 
 
-def _check_drafted(config: ServedConfig, answers: Answers) -> None:
-    """Did the engine draft at all?"""
-    if any(one.blocks is not None and one.blocks.num_drafted for one in answers.served):
+def _room(config: ServedConfig, requests: Sequence[Request]) -> int:
+    """Tokens of the longest request with a block behind it, but no more than the target's context."""
+    longest = max(len(request.prompt) for request in requests) + config.max_new_tokens
+    limit = inspect_model(model_directory(config.target)).max_length
+    room = longest + config.num_speculative_tokens + 1
+    return room if limit is None else min(room, limit)
+
+
+def _check_drafted(config: ServedConfig, answer: Served) -> None:
+    """Did the engine draft at all?
+
+    Raises:
+        EngineError: It did not.
+    """
+    if answer.blocks is not None and answer.blocks.num_drafted:
         return
     advice = {
         "llamacpp": "llama-server drafts only with --spec-type draft-simple and a draft whose tokenizer "
-        "it finds compatible, and only says so in its log",
+        "it finds compatible; otherwise only its log says so",
         "vllm": "start it with --speculative-config",
         "sglang": "start it with --speculative-algorithm STANDALONE",
         "transformers": "prompts or budgets may be too short for a block",
     }[config.engine.engine]
-    raise EngineError(f"{answers.name} served without the draft: nothing was drafted; {advice}")
+    raise EngineError(
+        f"{config.engine.engine} served without the draft: nothing was drafted; {advice}"
+    )
 
 
 def _speed(plain: Sequence[Served], drafted: Sequence[Served], seed: int) -> ServedSpeed:

@@ -1,6 +1,6 @@
 """An engine's counters beside what both models' probabilities predict, and whether they agree."""
 
-# B requests, G drafted tokens of a block
+# B requests, T positions, G drafted tokens of a block
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,12 +10,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import ratio_interval
+from paceline.core.bootstrap import LEAST_UNITS, ratio_interval, ratio_of_ratios_interval
 from paceline.core.sampling import SamplingParams
-from paceline.core.speed import accepted_by_position, drafted_per_block, tokens_and_blocks
+from paceline.core.speed import accepted_by_position, drafted_per_block
 from paceline.engines.choice import EngineChoice
 from paceline.engines.commands import DraftSampling
-from paceline.measure.acceptance import score_texts
+from paceline.engines.contract import Conventions, check_counts
+from paceline.measure.acceptance import TextScores, score_texts
 from paceline.measure.pair import Pair, PairConfig
 from paceline.measure.results import IntervalRow
 from paceline.progress import Progress, silent
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
     from paceline.engines.contract import Request, Served
 
 _GREEDY = SamplingParams(temperature=0.0)
-# These draft whole blocks up to a text's end, and count what lies behind it.
-_BEHIND_THE_END = ("vllm", "sglang")
-# This one drafts before the target has read the prompt, so a text's first token is drafted, too.
-_FROM_THE_FIRST = ("transformers",)
+_TOLERANCE = 0.02
 
 
 class ServedConfig(PairConfig):
@@ -40,9 +38,9 @@ class ServedConfig(PairConfig):
         engine: The engine, by name or with its settings.
         num_prompts: Requests.
         num_speculative_tokens: Tokens drafted per block. A running server drafts as many as it was
-            started with: say the same number here.
-        drafting: How vLLM draws its drafts; llama-server and SGLang draft greedily, transformers as
-            the request says.
+            started with: give the same number here.
+        drafting: How vLLM draws its drafts; llama-server and SGLang draft greedily, transformers
+            draws them at the square of the request's temperature.
         plain: Also serve without the draft, where the engine is started here.
     """
 
@@ -55,23 +53,37 @@ class ServedConfig(PairConfig):
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ServedConfig:
-        if self.drafting == "probabilistic" and self.engine.engine != "vllm":
-            raise ValueError(
-                f"drafting=probabilistic is a setting of vllm; {self.engine.engine} has none"
-            )
+        engine = self.engine.engine
+        if self.drafting == "probabilistic" and engine != "vllm":
+            raise ValueError(f"drafting=probabilistic is a setting of vllm; {engine} has none")
         if self.draft_sampling is not None:
             raise ValueError(
                 "draft_sampling is the engine's own here; set drafting=greedy or probabilistic"
+            )
+        if self.sampling.repetition_penalty != 1:
+            raise ValueError(
+                "engines apply a repetition penalty to the target alone, or to part of the text, so "
+                "nothing is predicted with one; leave repetition_penalty out"
+            )
+        if engine == "transformers" and self.sampling.top_p < 1:
+            raise ValueError(
+                "transformers applies top_p to the draft twice, which is not predicted; use top_k or "
+                "neither"
             )
         return self
 
     @property
     def proposals(self) -> SamplingParams:
-        """How the engine draws drafts."""
+        """How the engine draws drafts.
+
+        transformers hands the target's processors to the draft, whose own generate adds them again, so
+        the temperature divides its logits twice.
+        """
+        sampling = self.sampling
         if self.engine.engine == "transformers":
-            return self.sampling
+            return sampling.model_copy(update={"temperature": sampling.temperature**2})
         if self.drafting == "probabilistic":
-            return SamplingParams(temperature=self.sampling.temperature)
+            return SamplingParams(temperature=sampling.temperature)
         return _GREEDY
 
 
@@ -79,10 +91,10 @@ class BlockFigures(StrictModel):
     """How blocks went, with intervals over requests.
 
     Attributes:
-        block_efficiency: Tokens per target call, the first token of a text left out.
+        block_efficiency: 1 + accepted tokens per block.
         draft_acceptance_rate: Accepted / drafted.
-        acceptance_by_position: Blocks whose first, second, ... token was kept / blocks; None: the
-            engine does not say.
+        acceptance_by_position: Fraction of blocks that accept the first, second, ... drafted token;
+            None: the engine does not report it.
     """
 
     block_efficiency: IntervalRow
@@ -91,13 +103,31 @@ class BlockFigures(StrictModel):
 
 
 class Agreement(StrictModel):
-    """Whether the engine gives what was predicted."""
+    """Whether the engine gives what was predicted.
+
+    Attributes:
+        agrees: It does.
+        decided: False where too few requests were served for a verdict; `agrees` is false then.
+        reason: Figures that differ, and why that may be.
+        ratio: Accepted tokens per block, served / predicted, paired by request.
+    """
 
     agrees: bool
+    decided: bool = True
     reason: str
+    ratio: IntervalRow
 
     def __str__(self) -> str:
+        if not self.decided:
+            return f"TOO FEW: {self.reason}"
         return f"{'agrees' if self.agrees else 'differs'}: {self.reason}"
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command line: 0 agrees, 1 differs, 3 no verdict."""
+        if not self.decided:
+            return 3
+        return 0 if self.agrees else 1
 
 
 class Comparison(NamedTuple):
@@ -108,29 +138,8 @@ class Comparison(NamedTuple):
     agreement: Agreement
 
 
-def compare_served(
-    pair: Pair,
-    requests: Sequence[Request],
-    served: Sequence[Served],
-    config: ServedConfig,
-    progress: Progress = silent,
-) -> Comparison:
-    """Score the engine's texts by both models, and hold its counters against that.
-
-    Over the engine's own texts, so that no other text's luck is between the two.
-    """
-    told = [
-        pair_of for pair_of in zip(requests, served, strict=True) if pair_of[1].blocks is not None
-    ]
-    ours = _predicted(pair, told, config, progress)
-    counted = _figures(_counted(served, config.num_speculative_tokens), config.seed)
-    predicted = _figures(ours, config.seed)
-    num_blocks = float(ours.blocks_B.sum())
-    return Comparison(counted, predicted, judge_agreement(counted, predicted, num_blocks, config))
-
-
-class _Blocks(NamedTuple):
-    """Counts of each request, [B]; by position [B, G] or None."""
+class Counts(NamedTuple):
+    """Of each request: blocks, drafted and accepted tokens [B]; accepted by position [B, G] or None."""
 
     blocks_B: Tensor
     drafted_B: Tensor
@@ -138,7 +147,98 @@ class _Blocks(NamedTuple):
     by_position_BG: Tensor | None
 
 
-def _counted(served: Sequence[Served], gamma: int) -> _Blocks:
+def compare_served(
+    pair: Pair,
+    requests: Sequence[Request],
+    served: Sequence[Served],
+    conventions: Conventions,
+    config: ServedConfig,
+    progress: Progress = silent,
+) -> Comparison:
+    """Score the engine's texts by both models, and compare its counters with that.
+
+    Both describe the same texts, so the luck of what was written is in neither.
+
+    Raises:
+        EngineError: The counters do not belong to these texts.
+    """
+    gamma = config.num_speculative_tokens
+    for one in served:
+        check_counts(one, gamma, conventions)
+    told = [both for both in zip(requests, served, strict=True) if both[1].blocks is not None]
+    prompts, texts = [request.prompt for request, _ in told], [one.tokens for _, one in told]
+    scores = score_texts(*pair, prompts, texts, config.sampling, progress, config.proposals)
+    ours = predicted_counts(scores, gamma, config.max_new_tokens, conventions)
+    theirs = _counted([one for _, one in told], gamma)
+    predicted, counted = _figures(ours, config.seed), _figures(theirs, config.seed)
+    ratio = IntervalRow.of(
+        ratio_of_ratios_interval(
+            (theirs.accepted_B + theirs.blocks_B, theirs.blocks_B),
+            (ours.accepted_B + ours.blocks_B, ours.blocks_B),
+            rng=named_generator(config.seed, "served / predicted"),
+        )
+    )
+    num_blocks = float(ours.blocks_B.sum())
+    agreement = judge_agreement(counted, predicted, ratio, len(told), num_blocks, config)
+    return Comparison(counted, predicted, agreement)
+
+
+def predicted_counts(
+    scores: TextScores, gamma: int, max_new_tokens: int, conventions: Conventions
+) -> Counts:
+    """What an engine with these conventions is expected to count over these texts.
+
+    What it drafts behind a text's end is not known; each such position counts as the text's mean.
+    """
+    whole = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
+    acceptance_BT, survival_BT, mask_BT = (
+        whole if conventions.drafts_first_token else scores.drafted
+    )
+    budget = max_new_tokens - (not conventions.drafts_first_token)
+    length_B = mask_BT.sum(-1)
+    budget_B, starts_before = torch.full_like(length_B, budget), None
+    if conventions.counts_behind_end:
+        budget_B, starts_before = length_B + gamma + 1, length_B
+        acceptance_BT, survival_BT, extended_BT = (
+            _extended(part, mask_BT, gamma) for part in (acceptance_BT, survival_BT, mask_BT)
+        )
+        mask_BT = extended_BT.bool()
+    elif not conventions.counts_empty_blocks:
+        starts_before = budget_B - 1
+    by_position_BG, blocks_B = accepted_by_position(
+        *(acceptance_BT, survival_BT, mask_BT, gamma), budget=budget_B, starts_before=starts_before
+    )
+    if conventions.counts_behind_end:
+        drafted_B = gamma * blocks_B
+    else:
+        drafted_B = _drafted(acceptance_BT, survival_BT, mask_BT, gamma, budget_B)
+    return Counts(blocks_B, drafted_B, by_position_BG.sum(-1), by_position_BG)
+
+
+def _drafted(
+    acceptance_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, gamma: int, budget_B: Tensor
+) -> Tensor:
+    """Expected drafted tokens of each text within its budget, [B]."""
+    parts = acceptance_BT, survival_BT, mask_BT
+    _, blocks_B = accepted_by_position(*parts, gamma, budget=budget_B)
+    per_block = [
+        drafted_per_block(survival_BT[row, None], mask_BT[row, None], gamma, budget=budget_B[row])
+        for row in range(len(blocks_B))
+    ]
+    return blocks_B * torch.tensor(per_block)
+
+
+def _extended(part_BT: Tensor, mask_BT: Tensor, gamma: int) -> Tensor:
+    """The row's mean at the next `gamma` positions behind its text. [B, T] -> [B, T + gamma]."""
+    length_B1 = mask_BT.sum(-1, keepdim=True)
+    mean_B1 = (part_BT.double() * mask_BT).sum(-1, keepdim=True) / length_B1.clamp(min=1)
+    wide_BT = torch.nn.functional.pad(part_BT.double() * mask_BT, (0, gamma))
+    places_T = torch.arange(wide_BT.shape[1])
+    behind_BT = (places_T >= length_B1) & (places_T < length_B1 + gamma)
+    return torch.where(behind_BT, mean_B1, wide_BT)
+
+
+def _counted(served: Sequence[Served], gamma: int) -> Counts:
     counts = [one.blocks for one in served if one.blocks is not None]
     known = [
         count.accepted_by_position for count in counts if count.accepted_by_position is not None
@@ -146,7 +246,7 @@ def _counted(served: Sequence[Served], gamma: int) -> _Blocks:
     by_position = None
     if len(known) == len(counts):
         by_position = torch.tensor([[*row, *[0] * gamma][:gamma] for row in known])
-    return _Blocks(
+    return Counts(
         torch.tensor([count.num_blocks for count in counts]),
         torch.tensor([count.num_drafted for count in counts]),
         torch.tensor([count.num_accepted for count in counts]),
@@ -154,36 +254,7 @@ def _counted(served: Sequence[Served], gamma: int) -> _Blocks:
     )
 
 
-def _predicted(
-    pair: Pair,
-    told: Sequence[tuple[Request, Served]],
-    config: ServedConfig,
-    progress: Progress,
-) -> _Blocks:
-    prompts = [request.prompt for request, _ in told]
-    texts = [one.tokens for _, one in told]
-    scores = score_texts(*pair, prompts, texts, config.sampling, progress, config.proposals)
-    gamma, engine = config.num_speculative_tokens, config.engine.engine
-    whole = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
-    drafted = whole if engine in _FROM_THE_FIRST else scores.drafted
-    _, survival_BT, mask_BT = drafted
-    budget_B = mask_BT.sum(-1)
-    if engine in _BEHIND_THE_END:
-        budget_B = budget_B + gamma + 1
-    by_position_BG = accepted_by_position(*drafted, gamma, budget=budget_B)
-    blocks_B = tokens_and_blocks(*drafted, gamma, budget=budget_B)[1]
-    per_block_B = torch.tensor(
-        [
-            drafted_per_block(
-                survival_BT[row, None], mask_BT[row, None], gamma, budget=budget_B[row]
-            )
-            for row in range(len(texts))
-        ]
-    )
-    return _Blocks(blocks_B, per_block_B * blocks_B, by_position_BG.sum(-1), by_position_BG)
-
-
-def _figures(counts: _Blocks, seed: int) -> BlockFigures:
+def _figures(counts: Counts, seed: int) -> BlockFigures:
     def share(over_B: Tensor, under_B: Tensor) -> IntervalRow:
         rng = named_generator(seed, "served figures")
         return IntervalRow.of(ratio_interval(over_B, under_B, rng=rng))
@@ -201,46 +272,66 @@ def _figures(counts: _Blocks, seed: int) -> BlockFigures:
 
 
 def judge_agreement(
-    served: BlockFigures, predicted: BlockFigures, num_blocks: float, config: ServedConfig
+    served: BlockFigures,
+    predicted: BlockFigures,
+    ratio: IntervalRow,
+    num_requests: int,
+    num_blocks: float,
+    config: ServedConfig,
 ) -> Agreement:
-    """The engine agrees where each of its figures lies in the interval of the prediction.
+    """The engine agrees if it makes as many tokens per block, and each figure is near its prediction.
 
-    Above temperature 0 that interval is widened by the chance of the engine's own draws: two standard
-    errors of so many blocks that each keep a token or not.
+    As many: the interval of served / predicted, paired by request, comes within 0.02 of 1. Near: within
+    0.02 of the prediction's interval, which above temperature 0 is widened by two standard errors of
+    the engine's own draws in so many blocks. No verdict rests on fewer than 8 requests.
     """
-    chance = 0.0 if config.sampling.greedy else 2.0
-    gamma = config.num_speculative_tokens
-    figures = [("tokens per target call", served.block_efficiency, predicted.block_efficiency, 1.0)]
-    if served.acceptance_by_position and predicted.acceptance_by_position:
-        both = zip(served.acceptance_by_position, predicted.acceptance_by_position, strict=True)
-        figures += [
-            (f"acceptance at position {place}", *rows, 0.0) for place, rows in enumerate(both)
-        ]
-    off: list[str] = []
-    for name, ours, theirs, least in figures:
-        most = gamma if least else 1.0
-        share = min(max((theirs.value - least) / most, 0.0), 1.0)
-        error = most * (share * (1 - share) / num_blocks) ** 0.5
-        low, high = theirs.low - chance * error, theirs.high + chance * error
-        if not low <= ours.value <= high:
-            off.append(
-                f"{name} {ours.value:.3f}, predicted {theirs.value:.3f} ({low:.3f} to {high:.3f})"
-            )
-    if not off:
-        return Agreement(
-            agrees=True, reason=f"all {len(figures)} figures lie in the intervals of the prediction"
+    if num_requests < LEAST_UNITS:
+        reason = (
+            f"{num_requests} requests, and a verdict takes {LEAST_UNITS}; set num_prompts and give as "
+            "many prompts"
         )
-    return Agreement(agrees=False, reason=f"{'; '.join(off)}; {_reasons(config)}")
+        return Agreement(agrees=False, decided=False, reason=reason, ratio=ratio)
+    off: list[str] = []
+    if ratio.low > 1 + _TOLERANCE or ratio.high < 1 - _TOLERANCE:
+        off.append(f"tokens per target call served / predicted {ratio}")
+    figures = _beside(served, predicted)
+    for name, (ours, theirs, variance) in figures.items():
+        chance = 0.0 if config.sampling.greedy else 2 * (variance / num_blocks) ** 0.5
+        low, high = theirs.low - chance - _TOLERANCE, theirs.high + chance + _TOLERANCE
+        if not low <= ours.value <= high:
+            off.append(f"{name} {ours.value:.3f}, predicted {theirs}")
+    if off:
+        return Agreement(agrees=False, reason=f"{'; '.join(off)}; {_reasons(config)}", ratio=ratio)
+    reason = f"all {len(figures)} figures as predicted, tokens per target call {ratio} times the prediction"
+    return Agreement(agrees=True, reason=reason, ratio=ratio)
+
+
+def _beside(
+    served: BlockFigures, predicted: BlockFigures
+) -> dict[str, tuple[IntervalRow, IntervalRow, float]]:
+    """Each figure, served and predicted, with its variance over blocks."""
+    ours, theirs = predicted.acceptance_by_position or [], served.acceptance_by_position or []
+    shares = [min(max(row.value, 0.0), 1.0) for row in ours]
+    # of a count that is i or more with probability shares[i - 1]
+    square = sum((2 * place + 1) * share for place, share in enumerate(shares))
+    variance = max(square - sum(shares) ** 2, 0.0)
+    found = {
+        "tokens per target call": (served.block_efficiency, predicted.block_efficiency, variance)
+    }
+    for place, rows in enumerate(zip(theirs, ours, strict=False)):
+        share = shares[place]
+        found[f"acceptance at position {place}"] = (*rows, share * (1 - share))
+    return found
 
 
 def _reasons(config: ServedConfig) -> str:
     reasons = {
-        "vllm": "known reasons: another numeric type than the prediction's, a running server that drafts "
-        "otherwise than num_speculative_tokens and drafting say, blocks behind a text's end",
-        "llamacpp": "known reasons: a quantised target or draft, --spec-draft-p-min above 0, "
-        "--spec-draft-n-max other than num_speculative_tokens",
-        "sglang": "known reasons: another numeric type, thresholds of acceptance below 1, another number "
+        "vllm": "known reasons: another numeric type than the prediction's, or a running server with "
+        "other num_speculative_tokens or another draft_sample_method",
+        "llamacpp": "known reasons: a quantised target or draft, --spec-draft-p-min above 0, or a running "
+        "server with another --spec-draft-n-max",
+        "sglang": "known reasons: another numeric type, acceptance thresholds below 1, or another number "
         "of steps",
-        "transformers": "known reasons: the ends of texts, where it drafts fewer tokens",
+        "transformers": "known reasons: another numeric type",
     }
     return reasons[config.engine.engine]

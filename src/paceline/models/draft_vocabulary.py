@@ -9,6 +9,7 @@ distribution leaves the text exactly the target's, so the choice costs acceptanc
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,6 @@ from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from paceline.models.causal import CausalModel
 
@@ -29,6 +29,8 @@ _COUNTED = 0.3
 _LONGEST = 128
 
 _FILE = "draft_vocabulary.json"
+EXPORTED = "paceline_export.json"
+"""Marks an export, and says whether the draft vocabulary is baked into its head."""
 
 
 @torch.inference_mode()
@@ -132,3 +134,12 @@ def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
             f"{vocab_size}; make the draft again, or delete the file to draft from all tokens"
         )
     return tokens  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def is_baked(path: str | Path) -> bool:
+    """Is this an export, a directory or a file in one, whose head only finds listed tokens likeliest?"""
+    place = Path(path).expanduser()
+    marker = (place if place.is_dir() else place.parent) / EXPORTED
+    if not marker.exists():
+        return False
+    return json.loads(marker.read_text("utf-8")).get("draft_vocabulary") == "bake"

@@ -53,6 +53,7 @@ def converted_gguf(path: Path) -> Path:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{entry}.lock"):
             if not entry.exists():
+                _log.warning("converting %s; this happens once, the next load takes a second", path)
                 _convert_into(entry, path)
     return entry
 
@@ -113,19 +114,21 @@ def _convert_into(entry: Path, path: Path) -> None:
         raise
 
 
-def convert_gguf(path: Path, folder: Path) -> None:
+def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> None:
     """Write the file's model and tokenizer into an empty folder.
+
+    `kind`: what its weights become; None: what the file holds, of quantised ones bfloat16.
 
     Raises:
         ModelLoadError: Not a GGUF file, a damaged one, or a model that transformers does not know.
     """
     with _parsed_once():
-        _convert(path, folder, _check(path))
+        found = _check(path)
+        _convert(path, folder, kind or found)
 
 
 def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
     source: dict[str, Any] = {"gguf_file": path.name}
-    _log.warning("converting %s; this happens once, the next load takes a second", path)
     try:
         # its bar covers a tenth of the time and cannot be switched off
         with contextlib.redirect_stderr(io.StringIO()):

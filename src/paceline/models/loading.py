@@ -173,7 +173,7 @@ def _directory_of(place: Place) -> Path:
     """Where its files are; those of the hub but for the weights, downloaded."""
     if place.directory:
         return place.directory
-    patterns = ["*.json", "*.txt", "*.model", "*.jinja"]
+    patterns = ["*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "NOTICE*"]
     return Path(huggingface_hub.snapshot_download(place.source, allow_patterns=patterns))
 
 
