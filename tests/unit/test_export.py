@@ -120,6 +120,20 @@ def test_a_tokenizer_that_differs_in_one_merge_is_refused_by_its_place(tmp_path:
     assert not (folder / "out").exists()
 
 
+def test_a_tokenizer_that_splits_otherwise_is_refused_and_one_that_says_it_otherwise_is_not(
+    tmp_path: Path,
+):
+    folder = models(tmp_path)
+    path = folder / "draft" / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    same = {"type": "Sequence", "pretokenizers": [settings["pre_tokenizer"]]}
+    path.write_text(json.dumps(settings | {"pre_tokenizer": same}))
+    run(folder)
+    path.write_text(json.dumps(settings | {"normalizer": {"type": "Lowercase"}}))
+    with pytest.raises(VocabularyMismatchError, match="but differ on"):
+        run(folder, overwrite=True)
+
+
 @pytest.mark.parametrize("to", ["vllm", "llamacpp"])
 @pytest.mark.parametrize("where", ["rows", "weights"])
 def test_an_export_that_gives_something_else_is_not_kept(
@@ -260,3 +274,25 @@ def test_a_family_that_is_not_written_as_gguf_is_refused_with_a_way_out(tmp_path
     folder = write_pair(tmp_path, architecture="gpt2")
     with pytest.raises(UsageError, match=r"gpt2 is none of the families.*convert_hf_to_gguf"):
         run(folder, "llamacpp")
+
+
+def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
+    folder = models(tmp_path)
+    found = run(folder, "transformers", check_engine=True)
+    assert found.served is not None
+    assert "drafted tokens accepted in 24 tokens" in found.served
+    with pytest.raises(UsageError, match="is not installed here"):
+        export(
+            validate(
+                ExportConfig,
+                {
+                    "model": str(folder / "draft"),
+                    "target": str(folder / "target"),
+                    "to": "vllm",
+                    "out": str(folder / "other"),
+                    "check_engine": True,
+                    "engine": {"program": "no-such-program"},
+                },
+            )
+        )
+    assert (folder / "other" / "model.safetensors").exists()

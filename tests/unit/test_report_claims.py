@@ -115,6 +115,20 @@ def test_the_best_rule_has_to_beat_every_other_one():
     assert (missing.verdict, missing.reason) == ("not decided", "1 of 5 pairs not measured")
 
 
+def test_of_a_broken_claim_the_pair_that_broke_it_is_shown():
+    """OPT is faster on some examples, slower on most: undecided. Lossy is a little faster on all."""
+    erratic = row(Opt(0.1), [example(1.0, 0.05), *[example(1.0, 0.62)] * 4] * 4)
+    steadily = [steady(rule, 1.0, 1.5) for rule in RIVALS[1:-1]]
+    cells = erratic, *steadily, steady(Lossy(0.1), 1.0, 2.02)
+    found = judged(steady(TokenV3(0.1), 1.0, 2.0), *cells)["a", SPEED]
+    assert found.verdict == "did not hold"
+    assert found.decisive is not None
+    assert found.decisive.second.name == "lossy beta 1.0"
+    opt = next(one for one in found.comparisons if one.second.name == "opt")
+    assert opt.difference.low < found.decisive.difference.low
+    assert opt.difference.high > 0
+
+
 def test_two_statistics_of_one_claim_may_disagree():
     """V3 is the fastest at the target's quality, but another rule answers better within its latency."""
     others = [steady(rule, 1.0, 1.5) for rule in RIVALS[1:]]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import stdout
+from paceline.cli.console import progress_bars, stdout
 
 
 def export(
@@ -24,6 +24,9 @@ def export(
         Path | None, typer.Option(help="JSON of `paceline measure`: best gamma, figures.")
     ] = None,
     gamma: Annotated[int | None, typer.Option(help="Tokens drafted per block.")] = None,
+    check_engine: Annotated[
+        bool | None, typer.Option("--check-engine", help="Also load it in the engine.")
+    ] = None,
     overwrite: Annotated[
         bool | None, typer.Option("--overwrite", help="Replace what is there.")
     ] = None,
@@ -51,10 +54,12 @@ def export(
         dtype=dtype,
         measurement=measurement,
         num_speculative_tokens=gamma,
+        check_engine=check_engine,
         overwrite=overwrite,
     )
     check_export(wanted, dry_run=dry_run)
-    found = run(wanted)
+    with progress_bars() as progress:
+        found = run(wanted, progress)
     if json:
         typer.echo(found.model_dump_json(indent=2))
         return
@@ -63,6 +68,8 @@ def export(
         f"{found.path}: {checks.num_positions} positions read back, largest difference of logits "
         f"{checks.largest_difference:.1e} of the largest, same likeliest token in {checks.agreement:.1%}"
     )
+    if found.served is not None:
+        stdout.print(found.served)
     for note in found.notes:
         stdout.print(f"note: {note}")
     if found.command is not None:

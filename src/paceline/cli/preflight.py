@@ -351,10 +351,13 @@ def check_draft(config: Any, *, dry_run: bool) -> None:
 
 def check_export(config: Any, *, dry_run: bool) -> None:
     """Before `export`."""
+    from paceline.engines.choice import EngineChoice, check_choice
     from paceline.export.export import check_place
     from paceline.models.loading import model_directory
 
     check_place(config)
+    if config.check_engine:
+        check_choice(config.engine or EngineChoice(engine=config.to))
     found = Preflight()
     # of a GGUF file the conversion, which has the tokenizer
     model = found.model("model", str(model_directory(config.model)))

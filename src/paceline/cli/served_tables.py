@@ -55,7 +55,11 @@ def _speed_lines(found: ServedMeasurement) -> Iterator[str]:
         f"measured speedup {speed.speedup}: {speed.plain_tokens_per_s:.1f} -> "
         f"{speed.speculative_tokens_per_s:.1f} tokens/s, whole requests"
     )
-    yield f"{speed.num_equal} of {found.num_requests} texts are the same with and without the draft"
+    parted = found.num_requests - speed.num_equal
+    ties = ""
+    if speed.num_near_ties is not None and parted:
+        ties = f"; {speed.num_near_ties} of the other {parted} part at a near-tie of the target's logits"
+    yield f"{speed.num_equal} of {found.num_requests} texts are the same with and without the draft{ties}"
 
 
 def agreement_style(agreement: Agreement) -> str:

@@ -7,6 +7,7 @@ are split once, by a hash of their text: one that is held out is never trained o
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import json
@@ -69,7 +70,7 @@ def write_package_docs(path: Path, packages: Iterable[str]) -> None:
         UsageError: a package is not installed.
     """
     places = [place for name in packages for place in package_places(name)]
-    texts = python_documents()
+    texts = [*python_documents()]
     texts += _long_enough(text for place in places for text in read_docstrings(place))
     write_texts(path, (text for text in dict.fromkeys(texts) if not is_held_out(text)))
 
@@ -103,11 +104,12 @@ def write_texts(
     atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def python_documents() -> list[str]:
-    """Every topic and docstring of some length, once each."""
+@functools.cache
+def python_documents() -> tuple[str, ...]:
+    """Every topic and docstring of some length, once each; read once per process."""
     found = dict.fromkeys(topics.topics.values())
     found.update(dict.fromkeys(read_docstrings(standard_library())))
-    return list(dict.fromkeys(_long_enough(found)))
+    return tuple(dict.fromkeys(_long_enough(found)))
 
 
 def _long_enough(texts: Iterable[str]) -> Iterator[str]:

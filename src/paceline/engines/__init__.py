@@ -3,6 +3,6 @@
 - `contract`: Engine, Request, Served, BlockCounts
 - `vllm`, `sglang`, `llamacpp`: servers; `assisted`: transformers in this process
 - `client`, `counters`: HTTP and /metrics
-- `process`: a server of ours
+- `process`, `start`: a server of ours
 - `commands`: the arguments of each server; `choice`: which engine, running or to be started
 """

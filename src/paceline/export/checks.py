@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.config import StrictModel
 from paceline.errors import ExportError
+from paceline.export.sources import SAMPLES
 from paceline.models import load_model
 from paceline.models.gguf import convert_gguf
 from paceline.models.loading import load_tokenizer
@@ -25,11 +26,6 @@ TOLERANCE = 1e-5
 LEAST_AGREEMENT = 0.99
 """Fraction of positions where a GGUF file of 8 bits has to find the same token likeliest."""
 
-_TEXTS = (
-    'def mean(values):\n    """The arithmetic mean."""\n    return sum(values) / len(values)\n',
-    "The quick brown fox didn't jump over 13 lazy dogs; it's 2026, and they've 1,234.5 reasons.",
-    "  Whitespace\n\n\tand\r\nlines,   naïve café, Größe, нещо, 東京 🚀 … “quotes” -- ----\n",
-)
 _LENGTH = 96  # tokens of a text that are read
 _NUM_RANDOM = 4  # more texts, of tokens drawn at random
 
@@ -151,7 +147,7 @@ def _compare(reference: Reference, found: Any, tokenizer: Any, *, baked: bool) -
 def _check_tokenizer(ours: Any, theirs: Any) -> int:
     if ours is None:
         return 0
-    for text in _TEXTS:
+    for text in SAMPLES:
         wanted, found = (
             reader(text, add_special_tokens=False)["input_ids"] for reader in (ours, theirs)
         )
@@ -160,7 +156,7 @@ def _check_tokenizer(ours: Any, theirs: Any) -> int:
                 f"the exported tokenizer tokenizes {text[:30]!r} differently; nothing was kept. Report it, "
                 "with the tokenizer.json"
             )
-    return len(_TEXTS)
+    return len(SAMPLES)
 
 
 def _texts(model: CausalModel) -> list[Tensor]:
@@ -169,7 +165,7 @@ def _texts(model: CausalModel) -> list[Tensor]:
     rng = torch.Generator().manual_seed(0)
     random = torch.randint(model.vocab_size, (_NUM_RANDOM, 1, longest), generator=rng)
     tokenizer = model.tokenizer
-    read = [] if tokenizer is None else [tokenizer(text)["input_ids"] for text in _TEXTS]
+    read = [] if tokenizer is None else [tokenizer(text)["input_ids"] for text in SAMPLES]
     return [*(torch.tensor([text[:longest]]) for text in read), *random]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.config import StrictModel
+from paceline.engines.choice import EngineChoice
 from paceline.engines.commands import EngineName
 
 Stored = Literal["auto", "float32", "bfloat16", "float16", "q8_0"]
@@ -30,7 +31,9 @@ class ExportConfig(StrictModel):
         measurement: The JSON of `paceline measure`, for the launch command and the model card.
         num_speculative_tokens: Tokens drafted per block. None: the best that `measurement` found.
         draft_sample_method: How vLLM drafts. auto: as in `measurement`, else greedily, vLLM's own default.
-        overwrite: Replace what is at `out`.
+        check_engine: Also load the export in the engine, which has to be installed here.
+        engine: How the engine is started for that; None: as usual.
+        overwrite: Replace an older export at `out`.
     """
 
     model: str
@@ -43,7 +46,17 @@ class ExportConfig(StrictModel):
     measurement: Path | None = None
     num_speculative_tokens: int | None = Field(default=None, ge=1)
     draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"
+    check_engine: bool = False
+    engine: EngineChoice | None = None
     overwrite: bool = False
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _of_that_engine(cls, value: Any, info: ValidationInfo) -> Any:
+        """Its name is that of `to`."""
+        if isinstance(value, dict):
+            return {"engine": info.data.get("to"), **cast("dict[str, Any]", value)}
+        return cast("Any", value)
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ExportConfig:
@@ -56,4 +69,6 @@ class ExportConfig(StrictModel):
             raise ValueError(
                 f"draft_sample_method probabilistic is a setting of vllm; {self.to} has none"
             )
+        if self.engine is not None and self.engine.engine != self.to:
+            raise ValueError(f"engine is {self.engine.engine}, but the export is for {self.to}")
         return self

@@ -11,11 +11,13 @@ from paceline.errors import UsageError
 from paceline.export.card import model_card
 from paceline.export.checks import Checks, Reference, check_directory, check_gguf
 from paceline.export.directory import copy_licence, fit, write_directory
+from paceline.export.engine_check import check_in_engine
 from paceline.export.gguf_file import write_gguf
 from paceline.export.gguf_vocabulary import Tokenizer
 from paceline.export.launch import Launch, plan_launch
 from paceline.export.sources import Sources, read_sources
 from paceline.models.draft_vocabulary import EXPORTED
+from paceline.progress import Progress, silent
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Exported(StrictModel):
         command: How to serve it; None for a target exported alone.
         num_speculative_tokens: Tokens drafted per block in that command.
         checks: What reading it back showed.
+        served: What the engine did with it; None: it was not asked.
         notes: What to know before serving it.
     """
 
@@ -39,15 +42,19 @@ class Exported(StrictModel):
     command: str | None
     num_speculative_tokens: int | None
     checks: Checks
+    served: str | None = None
     notes: list[str]
 
 
-def export(config: ExportConfig) -> Exported:
+def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     """Export a draft, or a target, and check that it gives what was exported.
+
+    With `check_engine` the export is kept also where the engine does not load it.
 
     Raises:
         UsageError: Something cannot be read, does not belong together, or `out` exists.
-        ExportError: The export gives something else; nothing is kept.
+        ExportError: The export gives something else; nothing is kept. Or the engine drafts nothing with it.
+        EngineError: The engine does not load it.
         StorageError: It cannot be written; what was at `out` is still there.
     """
     check_place(config)
@@ -64,11 +71,15 @@ def export(config: ExportConfig) -> Exported:
         (scratch / "README.md").write_text(card, "utf-8")
         marker = {"engine": config.to, "draft_vocabulary": config.draft_vocabulary}
         (scratch / EXPORTED).write_text(json.dumps(marker) + "\n", "utf-8")
+    served = None
+    if config.check_engine and launch is not None:
+        served = check_in_engine(sources, path, launch.gamma, progress)
     return Exported(
         path=path,
         command=None if launch is None else launch.command,
         num_speculative_tokens=None if launch is None else launch.gamma,
         checks=checks,
+        served=served,
         notes=notes,
     )
 

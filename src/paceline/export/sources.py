@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +28,13 @@ if TYPE_CHECKING:
     from paceline.models import CausalModel
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card
-# What turns text into tokens: tokenizers that agree in these read every text alike.
-_READING = ("normalizer", "pre_tokenizer", "model")
+_NUM_STRINGS = 100
+SAMPLES = (
+    'def mean(values):\n    """The arithmetic mean."""\n    return sum(values) / len(values)\n',
+    "The quick brown fox didn't jump over 13 lazy dogs; it's 2026, and they've 1,234.5 reasons.",
+    "  Whitespace\n\n\tand\r\nlines,   naïve café, Größe, нещо, 東京 🚀 … “quotes” -- ----\n",
+)
+"""Texts that tokenizers and models are compared on."""
 
 
 @dataclass(frozen=True)
@@ -132,42 +139,51 @@ def read_target(path: str) -> Target:
 def check_same_reading(target: Target, draft: ModelFacts) -> None:
     """Do both tokenizers read every text alike? The export carries the target's.
 
+    Names and merges are compared one by one, the rest by what it does to texts: the same splitting can
+    be written down in two ways.
+
     Raises:
         VocabularyMismatchError: They do not.
     """
     check_same_vocabulary(*cast("Any", (target.facts, draft)))
-    readings = [_reading(facts) for facts in (target.facts, draft)]
-    if None in readings:
-        missing = target.path if readings[0] is None else draft.path
+    ours, theirs = target.facts.tokenizer, draft.tokenizer
+    if ours is None or theirs is None:
+        missing = target.path if ours is None else draft.path
         raise VocabularyMismatchError(
-            f"{missing} has no tokenizer.json, so its tokenizer cannot be compared; add one"
+            f"{missing} has no tokenizer files, so its tokenizer cannot be compared; add them"
         )
-    for part in _READING:
-        ours, theirs = (cast("dict[str, Any]", reading)[part] for reading in readings)
-        if ours != theirs:
-            what = _merges(ours, theirs) or f"in their {part}"
-            raise VocabularyMismatchError(
-                f"the tokenizers of {target.path} and {draft.path} name the same tokens but differ "
-                f"{what}, so they tokenize texts differently; make the draft with the target's tokenizer"
-            )
+    what = _other_merge(_merges(ours), _merges(theirs)) or _other_tokens(ours, theirs)
+    if what is not None:
+        raise VocabularyMismatchError(
+            f"the tokenizers of {target.path} and {draft.path} name the same tokens but differ {what}, so "
+            "they tokenize texts differently; make the draft with the target's tokenizer"
+        )
 
 
-def _reading(facts: ModelFacts) -> dict[str, Any] | None:
-    backend = getattr(facts.tokenizer, "backend_tokenizer", None)
-    return None if backend is None else json.loads(backend.to_str())
+def _merges(tokenizer: Any) -> list[str]:
+    """Of a BPE tokenizer, in order; empty for others."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    found = [] if backend is None else json.loads(backend.to_str())["model"].get("merges") or []
+    return [merge if isinstance(merge, str) else " ".join(merge) for merge in found]
 
 
-def _merges(ours: Any, theirs: Any) -> str | None:
-    """`in merge 17: ...`, if that is the first difference of two BPE models."""
-    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
-        return None
-    both = ours.get("merges"), theirs.get("merges")
-    if None in both or both[0] == both[1]:
-        return None
-    longest = max(map(len, cast("Any", both)))
-    rows = [list(merges) + [None] * (longest - len(merges)) for merges in cast("Any", both)]
-    place = next(index for index, (a, b) in enumerate(zip(*rows, strict=True)) if a != b)
-    return f"in merge {place} ({rows[0][place]} and {rows[1][place]})"
+def _other_merge(ours: list[str], theirs: list[str]) -> str | None:
+    for place, both in enumerate(itertools.zip_longest(ours, theirs, fillvalue="none")):
+        if both[0] != both[1]:
+            return f"in merge {place} ({both[0]!r} and {both[1]!r})"
+    return None
+
+
+def _other_tokens(ours: Any, theirs: Any) -> str | None:
+    """A text that both tokenize differently: samples, and strings of random tokens."""
+    draws = random.Random(0)
+    numbers = range(len(ours))
+    strings = [ours.decode(draws.choices(numbers, k=12)) for _ in range(_NUM_STRINGS)]
+    for text in (*SAMPLES, *strings):
+        found = [reader(text, add_special_tokens=False)["input_ids"] for reader in (ours, theirs)]
+        if found[0] != found[1]:
+            return f"on {text[:30]!r}"
+    return None
 
 
 def _run_of(model: str) -> dict[str, Any] | None:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 # Two logits closer than this are a tie that rounding may break either way. In 16 bits a logit between
 # 16 and 32 is rounded to eighths.
-_TIE_FLOAT32 = 1e-3
-_TIE_16_BITS = 0.25
+TIE_FLOAT32 = 1e-3
+TIE_16_BITS = 0.25
 # Texts that the plain target writes together.
 _ROWS = 20
 
@@ -88,7 +88,7 @@ class VerifyConfig(StrictModel):
         """`tolerance`, or what the dtype asks for."""
         if self.tolerance is not None:
             return self.tolerance
-        return _TIE_FLOAT32 if self.dtype == "float32" else _TIE_16_BITS
+        return TIE_FLOAT32 if self.dtype == "float32" else TIE_16_BITS
 
 
 class GreedyCheck(StrictModel):

@@ -9,17 +9,13 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.data import read_prompts
-from paceline.engines.choice import (
-    check_choice,
-    client_of,
-    connect,
-    server_command,
-    server_environment,
-)
+from paceline.engines.choice import check_choice, client_of, connect
 from paceline.engines.commands import Drafting, check_draft_path
 from paceline.engines.contract import Conventions, Request, Served
-from paceline.engines.process import ServerProcess, free_port
+from paceline.engines.start import started
 from paceline.errors import EngineError
+from paceline.measure.acceptance import forced_logits
+from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split
 from paceline.measure.pair import Pair
 from paceline.measure.results import IntervalRow
 from paceline.measure.served_figures import Agreement, BlockFigures, ServedConfig, compare_served
@@ -29,7 +25,7 @@ from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer, model_directory
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import Progress, silent
-from paceline.records import cache_root, environment
+from paceline.records import environment
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -45,12 +41,15 @@ class ServedSpeed(StrictModel):
         speedup: Seconds per token without / with the draft, paired by prompt.
         num_equal: Texts that are the same with and without; all of them, at temperature 0 and in exact
             arithmetic.
+        num_near_ties: Of the others, those that part where the target's two likeliest tokens are nearly as
+            likely (logits closer than 0.25, in float32 than 0.001); None above temperature 0.
     """
 
     speedup: IntervalRow
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     num_equal: int
+    num_near_ties: int | None
 
 
 class ServedMeasurement(StrictModel):
@@ -102,7 +101,12 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     plain, drafted = _answers(config, pair, requests, progress)
     pair = pair or load_scored(config)
     found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
-    speed = None if plain is None else _speed(plain.served, drafted.served, config.seed)
+    speed = None
+    if plain is not None:
+        ties = None
+        if config.sampling.greedy:
+            ties = _near_ties(pair.target, requests, plain.served, drafted.served)
+        speed = _speed(plain.served, drafted.served, ties, config.seed)
     return ServedMeasurement(
         config=config,
         engine=drafted.name,
@@ -191,25 +195,13 @@ def _started(
     config: ServedConfig, drafting: Drafting | None, requests: Sequence[Request], progress: Progress
 ) -> Answers:
     """Start the server, send the requests, stop it."""
-    choice, port = config.engine, free_port()
-    command = server_command(
-        choice,
-        choice.target or config.target,
-        drafting,
-        port=port,
-        max_length=_room(config, requests),
-        dtype=config.dtype,
-    )
-    role = "plain" if drafting is None else "drafting"
-    log = cache_root() / "logs" / f"{choice.engine}-{role}-{port}.log"
-    with ServerProcess(command, port, log, server_environment(choice)) as server:
-        client = server.wait_until_ready(choice.start_seconds, progress)
-        try:
-            engine = connect(choice, client)
-            drafts = drafting is not None
-            return _in_turns([engine], requests, config, progress, drafts=drafts)[0]
-        except EngineError as error:
-            raise EngineError(f"{error}{server.last_words()}") from error
+    choice, target = config.engine, config.engine.target or config.target
+    room = _room(config, requests)
+    with started(
+        choice, target, drafting, max_length=room, dtype=config.dtype, progress=progress
+    ) as engine:
+        drafts = drafting is not None
+        return _in_turns([engine], requests, config, progress, drafts=drafts)[0]
 
 
 def _room(config: ServedConfig, requests: Sequence[Request]) -> int:
@@ -240,7 +232,31 @@ def _check_drafted(config: ServedConfig, answer: Served) -> None:
     )
 
 
-def _speed(plain: Sequence[Served], drafted: Sequence[Served], seed: int) -> ServedSpeed:
+def _near_ties(
+    target: CausalModel,
+    requests: Sequence[Request],
+    plain: Sequence[Served],
+    drafted: Sequence[Served],
+) -> int:
+    """How many texts part where rounding may decide between two tokens."""
+    limit = TIE_FLOAT32 if target.dtype == torch.float32 else TIE_16_BITS
+    count = 0
+    for request, one, other in zip(requests, plain, drafted, strict=True):
+        place = first_split(one.tokens, other.tokens)
+        if place is None or place >= min(len(one.tokens), len(other.tokens)):
+            continue
+        # logits before each token, the last of which is any: only those before it count
+        logits_TV = forced_logits(
+            target, request.prompt, [*one.tokens[:place], 0], request.sampling, target.vocab_size
+        )
+        best, second = logits_TV[-1].topk(2).values
+        count += float(best - second) < limit
+    return count
+
+
+def _speed(
+    plain: Sequence[Served], drafted: Sequence[Served], ties: int | None, seed: int
+) -> ServedSpeed:
     seconds = [torch.tensor([one.seconds for one in side]) for side in (plain, drafted)]
     tokens = [torch.tensor([len(one.tokens) for one in side]) for side in (plain, drafted)]
     found = ratio_of_ratios_interval(
@@ -251,4 +267,5 @@ def _speed(plain: Sequence[Served], drafted: Sequence[Served], seed: int) -> Ser
         plain_tokens_per_s=float(tokens[0].sum() / seconds[0].sum()),
         speculative_tokens_per_s=float(tokens[1].sum() / seconds[1].sum()),
         num_equal=sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True)),
+        num_near_ties=ties,
     )

@@ -156,7 +156,9 @@ class Finding(NamedTuple):
 
     @property
     def decisive(self) -> Comparison | None:
-        """The comparison that speaks most against the claim."""
+        """The comparison that speaks most against the claim; of a broken one, that which broke it."""
+        if self.verdict == BROKEN:
+            return min(self.comparisons, key=lambda one: one.strict.high)
         return min(self.comparisons, key=lambda one: one.difference.low, default=None)
 
 

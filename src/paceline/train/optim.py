@@ -75,12 +75,11 @@ class Adafactor(Warmup):
             its root, 3.5e-4, make updates of one size, whatever the gradients before them were.
 
     Paper: Zhou et al. 2023, Table B.1. Differs: the warm-up is the same part of the run, 1/60,
-    instead of 5,000 steps of whatever length; at 300,000 steps they are one. The floor is torch's by
-    default; Zhou et al. refer to Shazeer and Stern.
+    instead of 5,000 steps of whatever length; at 300,000 steps they are one.
     """
 
     kind: Literal["adafactor"] = "adafactor"
-    floor: Literal["paper", "torch"] = "torch"
+    floor: Literal["paper", "torch"] = "paper"
     learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     schedule: Schedule = CoolDown()
