@@ -63,7 +63,7 @@ def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
     written: list[int] = []
     write = evaluation._write
 
-    def counting(*args: Any, **named: Any) -> list[list[int]]:
+    def counting(*args: Any, **named: Any) -> dict[int, list[int]]:
         written.append(named["seed"])
         return write(*args, **named)
 

@@ -1,12 +1,15 @@
 """`paceline export`: a draft as an engine loads it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stdout
+
+if TYPE_CHECKING:
+    from paceline.export import Exported
 
 
 def export(
@@ -62,7 +65,11 @@ def export(
         found = run(wanted, progress)
     if json:
         typer.echo(found.model_dump_json(indent=2))
-        return
+    else:
+        _print(found)
+
+
+def _print(found: "Exported") -> None:
     checks = found.checks
     stdout.print(
         f"{found.path}: {checks.num_positions} positions read back, largest difference of logits "
@@ -73,4 +80,4 @@ def export(
     for note in found.notes:
         stdout.print(f"note: {note}")
     if found.command is not None:
-        stdout.print(found.command, soft_wrap=True)
+        stdout.print(found.command)

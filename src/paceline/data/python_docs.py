@@ -104,11 +104,15 @@ def write_texts(
     atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-@functools.cache
 def python_documents() -> tuple[str, ...]:
     """Every topic and docstring of some length, once each; read once per process."""
+    return _documents(standard_library())
+
+
+@functools.cache
+def _documents(root: Path) -> tuple[str, ...]:
     found = dict.fromkeys(topics.topics.values())
-    found.update(dict.fromkeys(read_docstrings(standard_library())))
+    found.update(dict.fromkeys(read_docstrings(root)))
     return tuple(dict.fromkeys(_long_enough(found)))
 
 

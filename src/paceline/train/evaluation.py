@@ -89,7 +89,7 @@ def _text(
     """A line of JSON for each prompt and what the target wrote after it."""
     written: dict[int, list[int]] = {}
     for group in batches_of_like_length(list(map(len, prompts)), _ROWS):
-        written |= _write(target, {index: prompts[index] for index in group}, settings, seed)
+        written |= _write(target, {index: prompts[index] for index in group}, settings, seed=seed)
         progress("held-out text", len(written), len(prompts))
     return "".join(
         json.dumps({"prompt": list(prompt), "completion": written[index]}) + "\n"
@@ -113,7 +113,7 @@ def text_name(
 
 
 def _write(
-    target: CausalModel, prompts: dict[int, Sequence[int]], settings: Evaluation, seed: int
+    target: CausalModel, prompts: dict[int, Sequence[int]], settings: Evaluation, *, seed: int
 ) -> dict[int, list[int]]:
     """A completion of each prompt, both by the prompt's number.
 
