@@ -286,6 +286,18 @@ def test_transformers_divides_a_drafts_logits_by_the_temperature_twice(
     assert found.agreement.ratio.high < 0.95
 
 
+def test_in_this_process_the_models_that_are_named_for_the_engine_are_served(
+    folder: Path, pair: tuple[CausalModel, CausalModel]
+):
+    del pair
+    engine = {"engine": "transformers", "draft": str(folder / "target")}
+    loaded = load_scored(config(folder, engine))
+    for ours, theirs in zip(
+        loaded.target.hf.parameters(), loaded.draft.hf.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
 def test_generation_settings_of_a_model_do_not_reach_the_requests(
     folder: Path, pair: tuple[CausalModel, CausalModel]
 ):

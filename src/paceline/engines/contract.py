@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BlockCounts(StrictModel):
-    """Counts of an engine's blocks; they add and subtract.
+    """Counts of an engine's blocks; a later reading minus an earlier one is what happened between.
 
     Attributes:
         num_blocks: Target passes that checked a draft.

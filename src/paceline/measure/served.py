@@ -140,10 +140,14 @@ def load_scored(config: ServedConfig) -> Pair:
     Raises:
         UsageError: A model cannot be loaded, or the tokenizers differ.
     """
-    target = load_model(config.target, dtype=config.dtype, device=config.device)
-    draft = load_model(config.draft, dtype=target.dtype, device=config.device)
+    choice, paths = config.engine, (config.target, config.draft)
+    served = choice.target or config.target, choice.draft or config.draft
+    if choice.engine == "transformers":  # what is scored is what is served, in this process
+        paths = served
+    target = load_model(paths[0], dtype=config.dtype, device=config.device)
+    draft = load_model(paths[1], dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)
-    if draft.draft_vocabulary is not None and not is_baked(config.engine.draft or config.draft):
+    if draft.draft_vocabulary is not None and not is_baked(served[1]):
         draft = CausalModel(draft.hf, draft.tokenizer)
     return Pair(target, draft)
 
