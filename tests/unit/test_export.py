@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from aligning import align_config, write_pair
 from paceline.config import validate
-from paceline.errors import ExportError, UsageError, VocabularyMismatchError
+from paceline.errors import ExportError, StorageError, UsageError, VocabularyMismatchError
 from paceline.export import ExportConfig, Exported, checks, export
 from paceline.export.rows import set_rows
 from paceline.models import load_model, wrap_model
@@ -296,3 +296,19 @@ def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
             )
         )
     assert (folder / "other" / "model.safetensors").exists()
+
+
+def test_a_disk_that_fills_while_a_gguf_file_is_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """numpy's error has no number: "1536 requested and 208 written"."""
+    import gguf
+
+    def full(_: object) -> None:
+        raise OSError("1536 requested and 208 written")
+
+    folder = models(tmp_path)
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        run(folder, "llamacpp")
+    assert not (folder / "out").exists()

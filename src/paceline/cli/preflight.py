@@ -159,11 +159,11 @@ class Preflight:
             free = shutil.disk_usage(place).free
         if free < num_bytes:
             raise StorageError(
-                f"output {path} needs about {_gigabytes(num_bytes)} and {_gigabytes(free)} are free; "
+                f"output {path} needs about {_size(num_bytes)} and {_size(free)} are free; "
                 "free some space or choose another place"
             )
-        need = f", about {_gigabytes(num_bytes)} needed" if num_bytes else ""
-        self._lines.append(f"output: {path} can be written, {_gigabytes(free)} free{need}")
+        need = f", about {_size(num_bytes)} needed" if num_bytes else ""
+        self._lines.append(f"output: {path} can be written, {_size(free)} free{need}")
 
     def training_output(self, config: Any, model: ModelFacts | None) -> None:
         """Is there room for the checkpoints of a run of training?"""
@@ -196,8 +196,11 @@ def _counted(count: int, corpus: CorpusConfig) -> str:
     )
 
 
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+def _size(num_bytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1e3:.1f} kB"
 
 
 def check_measured(config: Any, *, dry_run: bool) -> None:

@@ -3,7 +3,10 @@
 # V vocabulary, D hidden width, H heads, W width of a head
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,10 +71,22 @@ def write_gguf(
     add_tokenizer(writer, tokenizer, config.vocab_size)
     for label, weight in _tensors(hf, family):
         _add_tensor(writer, label, weight, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _write_out(writer, path)
+
+
+def _write_out(writer: GGUFWriter, path: Path) -> None:
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    except OSError as error:
+        with suppress(OSError):  # what is still to be flushed has no room either
+            writer.close()
+        if error.errno is not None:
+            raise
+        # numpy gives no number where a disk took less than it was given
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
 
 
 _KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
