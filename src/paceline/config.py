@@ -57,6 +57,24 @@ def validate(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
         raise ConfigError(describe(error, cls)) from None
 
 
+def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
+    """Read what a command wrote as JSON; `command` is named to whoever gives another file.
+
+    Raises:
+        ConfigError: it cannot be read, or is something else.
+    """
+    try:
+        return cls.model_validate_json(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not JSON; name a file that `{command}` wrote") from None
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path} is not what `{command}` writes ({describe(error)}); run it again"
+        ) from None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping."""
     try:

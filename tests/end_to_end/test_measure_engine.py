@@ -41,6 +41,28 @@ def test_an_engine_is_started_without_and_with_the_draft_and_stopped(run, pair_f
     assert found["agreement"]["agrees"]
 
 
+def test_an_engines_costs_are_written_and_give_a_verdict_for_it(
+    run, pair_folder, started, tmp_path
+):
+    costs = tmp_path / "costs.json"
+    timed = ["--set", "costs={gammas: [2], batch_sizes: [1, 2], num_rounds: 2}"]
+    code, out, err = run(
+        *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
+    )
+    assert code == 0, err
+    found = json.loads(costs.read_text())
+    steps = [(one["gamma"], one["batch_size"]) for one in found["steps"]]
+    assert steps == [(0, 1), (0, 2), (2, 1), (2, 2)]
+    assert all(one["seconds"]["value"] > 0 for one in found["steps"])
+    pair = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "target")]
+    prompts = ["--prompts", str(Path(__file__).with_name("prompts.txt"))]
+    few = ["--set", "num_prompts=8", "--set", "max_new_tokens=12", "--set", "concurrency=2"]
+    code, out, err = run("measure", *pair, *prompts, *few, "--costs", str(costs))
+    assert code in (0, 1), err
+    assert "one step of 2 requests in llamacpp" in out
+    assert "expected speedup in llamacpp" in out
+
+
 def test_the_table_names_both_roads_and_the_verdict(run, pair_folder):
     code, out, err = run(*given(pair_folder, "--engine", "transformers"))
     assert code == 0, err
@@ -74,6 +96,10 @@ def test_a_server_that_cannot_start_is_one_line_with_its_last_words(run, pair_fo
     ("more", "said"),
     [
         (["--url", "http://127.0.0.1:9"], "--url needs --engine"),
+        (["--write-costs", "costs.json"], "--write-costs needs --engine"),
+        (["--engine", "llamacpp", "--costs", "costs.json"], "--write-costs writes them"),
+        (["--engine", "vllm", "--url", "http://x", "--write-costs", "c"], "leave url out"),
+        (["--engine", "transformers", "--set", "costs={file: c, batch_sizes: [2]}"], "at [1]"),
         (["--engine", "tgi"], "'vllm'"),
         (["--engine", "transformers", "--url", "http://x"], "has no url"),
         (["--engine", "llamacpp", "--set", "drafting=probabilistic"], "a setting of vllm"),

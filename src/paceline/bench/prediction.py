@@ -18,13 +18,15 @@ from paceline.progress import Progress, silent
 from paceline.records import atomic_write_text, read_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import Workbench
     from paceline.core.sampling import SamplingParams
     from paceline.decode.strategies import DecodingConfig
+
+    Passes = Callable[[Sequence[int]], PassCosts]
 
 _PASSES = 15
 FILE = "predictions.jsonl"
@@ -52,6 +54,7 @@ def predict(
     rows: Sequence[ResultRow],
     cells: Sequence[DecodingConfig],
     progress: Progress = silent,
+    passes: Passes | None = None,
 ) -> list[Prediction]:
     """Predictions for cells that have a rule and blocks of a fixed length.
 
@@ -60,6 +63,7 @@ def predict(
         rows: Among them the target alone's; cells of a sampler without it are left out.
         cells: With a rule.
         progress: Called as work goes on.
+        passes: The costs of these gammas; None: passes are timed here.
     """
     found: list[Prediction] = []
     for row in rows:
@@ -67,7 +71,7 @@ def predict(
         here = [cell for cell in cells if cell.sampling == row.decoding.sampling]
         for drafts in list(dict.fromkeys(map(_draft_sampling, here))) if alone else []:
             alike = [cell for cell in here if _draft_sampling(cell) == drafts]
-            found += _predict(work, row, alike, progress)
+            found += _predict(work, row, alike, progress, passes)
     return found
 
 
@@ -116,6 +120,7 @@ def _predict(
     row: ResultRow,
     cells: Sequence[DecodingConfig],
     progress: Progress,
+    passes: Passes | None,
 ) -> list[Prediction]:
     texts = [list(example.tokens) for example in row.examples]
     most = work.max_new_tokens - 1  # a block leaves one token of the budget to the target
@@ -125,7 +130,8 @@ def _predict(
     gammas = sorted({min(one.num_speculative_tokens, most) for one in chosen})
     drafts = _draft_sampling(cells[0])
     samplings = cells[0].sampling, drafts
-    costs = _costs(work, row, [gamma for gamma in gammas if gamma], samplings)
+    some = [gamma for gamma in gammas if gamma]
+    costs = passes(some) if passes else _costs(work, row, some, samplings)
     analysed = analyze_rules(
         *work.pair,
         work.prompts,

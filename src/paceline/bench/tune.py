@@ -17,12 +17,13 @@ stopped run can be resumed.
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from paceline.bench.bound import Bound, confirm, statement
 from paceline.bench.frontier import Frontier
 from paceline.bench.prediction import predict
+from paceline.bench.priced import price
 from paceline.bench.runner import read_rows, run_cells, unfinished
 from paceline.bench.tuned import FailedCell, Step, Tried, TuneConfig, Tuned
 from paceline.bench.workbench import BenchConfig, bench_context, prepare
@@ -30,6 +31,7 @@ from paceline.config import to_yaml
 from paceline.core.rules import Lossless
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.errors import NotReachedError, UsageError
+from paceline.measure.engine_costs import check_sizes, read_costs
 from paceline.measure.pair import ModelsConfig, load_models
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from paceline.bench.prediction import Prediction
     from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import Workbench
+    from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
 
 __all__ = ["Bound", "FailedCell", "Tried", "TuneConfig", "Tuned", "tune"]
@@ -63,16 +66,22 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
         )
     # too few examples to choose and confirm on are found out before the models are loaded
     config.task.examples("test", config.num_examples + config.num_confirmed, config.seed)
+    costs = None if config.costs is None else read_costs(config.costs)
+    if costs is not None:
+        gammas = costs.usable(config.num_speculative_tokens, config.concurrency)
+        config = config.model_copy(update={"num_speculative_tokens": gammas})
     run = RunDirectory(config.output)
     run.check_kind(config)
     with run.alone():
-        return _tune(config, run, progress)
+        return _tune(config, costs, run, progress)
 
 
-def _tune(config: TuneConfig, run: RunDirectory, progress: Progress) -> Tuned:
+def _tune(
+    config: TuneConfig, costs: EngineCosts | None, run: RunDirectory, progress: Progress
+) -> Tuned:
     bound = Bound(config)
-    pair = cache(lambda: load_models(config))
-    choosing, confirming = (_Examples(config, name, pair, progress) for name in _STEPS)
+    pair = cache(lambda: _load(config, costs))
+    choosing, confirming = (_Examples(config, costs, name, pair, progress) for name in _STEPS)
     for step in (choosing, confirming):
         step.load()  # a prompt that is too long is named before anything is measured
     candidates = propose(choosing, config)
@@ -100,6 +109,15 @@ def _tune(config: TuneConfig, run: RunDirectory, progress: Progress) -> Tuned:
     return found
 
 
+def _load(config: TuneConfig, costs: EngineCosts | None) -> Pair:
+    """Both models, as the engine of the costs has them."""
+    if costs is None or config.costs is None:
+        return load_models(config)
+    pair = load_models(config, full_vocabulary=costs.full_vocabulary)
+    check_sizes(costs, config.costs, *(model.num_parameters for model in pair))
+    return pair
+
+
 def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Tried | None:
     """One setting on the confirming examples; None: it failed to decode them."""
     frontier = confirming.measure([decoding])
@@ -119,12 +137,19 @@ class _Examples:
     """The examples of one step, and what was measured on them, in a bench of their own."""
 
     def __init__(
-        self, config: TuneConfig, name: Step, pair: Callable[[], Pair], progress: Progress
+        self,
+        config: TuneConfig,
+        costs: EngineCosts | None,
+        name: Step,
+        pair: Callable[[], Pair],
+        progress: Progress,
     ) -> None:
         self.alone = DecodingConfig(strategy=Autoregressive(), sampling=config.sampling)
         self.failed: list[FailedCell] = []
         self._wants_quality = config.quality_floor is not None
-        self._setting = _bench_of(config, name)
+        self.costs, self._concurrency = costs, config.concurrency
+        full_vocabulary = costs is not None and costs.full_vocabulary
+        self._setting = _bench_of(config, name, full_vocabulary=full_vocabulary)
         self._context = bench_context(self._setting)
         self._pair = pair
         self.progress = progress
@@ -170,7 +195,10 @@ class _Examples:
             for row in rows
             if row.status == "failed"
         ]
-        found = Frontier([row for row in rows if row.status == "done"], self._setting.seed)
+        done = [row for row in rows if row.status == "done"]
+        if self.costs is not None:
+            done = price(done, self.costs, self._concurrency)
+        found = Frontier(done, self._setting.seed)
         if self._wants_quality and not found.quality(found.target).value:
             raise NotReachedError(
                 "the target itself scores 0 on these examples, and every part of that is met by "
@@ -186,14 +214,20 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     steps along the surprisal, both ends among them.
     """
     rows = choosing.rows([])
+    drafts = passes = None
+    if (costs := choosing.costs) is not None:
+        drafts = costs.proposals(config.sampling)
+        drafts = None if drafts == config.sampling else drafts
+        passes = partial(costs.pass_costs, batch_size=config.concurrency)
     cells = [
         DecodingConfig(
-            strategy=Speculative(rule=rule, num_speculative_tokens=gamma), sampling=config.sampling
+            strategy=Speculative(rule=rule, num_speculative_tokens=gamma, draft_sampling=drafts),
+            sampling=config.sampling,
         )
         for rule in (Lossless(), *config.rules)
         for gamma in config.num_speculative_tokens
     ]
-    predictions = predict(choosing.work, rows, cells, choosing.progress)
+    predictions = predict(choosing.work, rows, cells, choosing.progress, passes)
     best: dict[str, tuple[Prediction, DecodingConfig]] = {}
     for cell, one in zip(cells, predictions, strict=True):
         assert isinstance(cell.strategy, Speculative)
@@ -229,7 +263,7 @@ def spread(candidates: Sequence[DecodingConfig], count: int) -> list[DecodingCon
     return [candidates[round(number * last / (count - 1))] for number in range(count)]
 
 
-def _bench_of(config: TuneConfig, name: Step) -> BenchConfig:
+def _bench_of(config: TuneConfig, name: Step, *, full_vocabulary: bool) -> BenchConfig:
     choosing = name == "choosing"
     shared = {key: getattr(config, key) for key in ModelsConfig.model_fields}
     return BenchConfig(
@@ -239,4 +273,5 @@ def _bench_of(config: TuneConfig, name: Step) -> BenchConfig:
         num_examples=config.num_examples if choosing else config.num_confirmed,
         skip_examples=0 if choosing else config.num_examples,
         num_timed=config.num_timed,
+        full_vocabulary=full_vocabulary,
     )

@@ -13,6 +13,7 @@ from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import DecodingConfig
+from paceline.measure.engine_costs import PricedConfig
 from paceline.measure.frontier import DEFAULT_RULES
 from paceline.measure.pair import ModelsConfig
 from paceline.measure.results import IntervalRow
@@ -24,7 +25,7 @@ LEAST_CONFIRMED = LEAST_UNITS
 """With fewer examples an interval does not hold the truth as often as it says."""
 
 
-class TuneConfig(ModelsConfig):
+class TuneConfig(PricedConfig, ModelsConfig):
     """What is wanted, of which models, on which task; exactly one of the three bounds.
 
     Attributes:

@@ -35,6 +35,7 @@ class BenchConfig(ModelsConfig):
         num_timed: How many of these, evenly spread, the target alone answers beside each cell;
             None: all. Speed is that of these.
         max_seconds: Begin no cells later than this; the rest is for the next start.
+        full_vocabulary: The draft proposes all tokens, whatever list it has, as in an engine.
     """
 
     task: TaskChoice
@@ -44,6 +45,7 @@ class BenchConfig(ModelsConfig):
     skip_examples: int = Field(default=0, ge=0)
     num_timed: int | None = Field(default=None, ge=1)
     max_seconds: float | None = Field(default=None, gt=0)
+    full_vocabulary: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def prepare(
         UsageError: a model or the task cannot be used, or an example does not fit the context.
     """
     progress("loading", 0, 1)
-    pair = pair or load_models(config)
+    pair = pair or load_models(config, full_vocabulary=config.full_vocabulary)
     wanted = config.skip_examples + config.num_examples
     examples = config.task.examples("test", wanted, config.seed)[config.skip_examples :]
     prompts = [_prompt(example, pair, config) for example in examples]
@@ -111,7 +113,10 @@ def bench_context(config: BenchConfig) -> str:
 
     Models are known by their files' sizes and times: one that is trained on is another model.
     """
-    shared = config.model_dump(mode="json", exclude={"grid", "output", "max_seconds"})
+    left = {"grid", "output", "max_seconds"}
+    if not config.full_vocabulary:  # rows of before there was this key are found again
+        left.add("full_vocabulary")
+    shared = config.model_dump(mode="json", exclude=left)
     models = [stamps(config.target), stamps(config.draft)]
     versions = config.task.versions()
     return digest(SCHEMA_VERSION, shared, models, versions, torch.get_num_threads())

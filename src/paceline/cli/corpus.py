@@ -22,7 +22,7 @@ def corpus(
 
     Part of it is held out for evaluation, and there are prompts of other kinds.
     """
-    from paceline.cli.preflight import Preflight
+    from paceline.cli.inputs import Preflight
     from paceline.data.python_docs import (
         PythonDocs,
         package_places,

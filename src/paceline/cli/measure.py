@@ -8,6 +8,7 @@ from paceline.cli import options
 from paceline.cli.console import progress_bars, stdout
 
 if TYPE_CHECKING:
+    from paceline.measure import MeasureConfig
     from paceline.measure.served_figures import ServedConfig
 
 
@@ -27,6 +28,11 @@ def measure(
     url: Annotated[
         str | None, typer.Option(help="An engine's server that runs; default: start one.")
     ] = None,
+    write_costs: Annotated[
+        str | None,
+        typer.Option(help="With --engine: time the engine's steps, and write their costs here."),
+    ] = None,
+    costs: options.Costs = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -35,30 +41,41 @@ def measure(
 
     Gives acceptance, cost and measured speed. The exit code is 1 on NO-GO and 3 without a verdict.
     With --engine: what the engine's own counters say, beside what was predicted; 1 if they differ.
+    With --costs: what to expect in the engine whose costs FILE holds.
     """
-    from paceline.cli.preflight import check_measured
-    from paceline.cli.tables import measurement_table, verdict_style
     from paceline.errors import UsageError
     from paceline.measure import MeasureConfig
-    from paceline.measure import measure as run
     from paceline.measure.served_figures import ServedConfig
 
-    sampling = {
+    given: dict[str, Any] = {
+        "target": target,
+        "draft": draft,
+        "prompts": prompts,
         "sampling__temperature": temperature,
         "sampling__top_p": top_p,
         "sampling__top_k": top_k,
         "draft_sampling__temperature": draft_temperature,
     }
-    models = {"target": target, "draft": draft, "prompts": prompts}
-    if engine is not None:
-        given: dict[str, Any] = {"engine__engine": engine, "engine__url": url}
-        given |= models | sampling
-        _measure_served(options.build(ServedConfig, config, overrides, **given), dry_run, json)
-    if url is not None:
-        raise UsageError(
-            "--url needs --engine to name the server's engine: vllm, llamacpp or sglang"
+    if engine is None:
+        for option, value in (("--url", url), ("--write-costs", write_costs)):
+            if value is not None:
+                raise UsageError(
+                    f"{option} needs --engine to name the engine: vllm, llamacpp, sglang or transformers"
+                )
+        _measure(
+            options.build(MeasureConfig, config, overrides, **given, costs=costs), dry_run, json
         )
-    wanted = options.build(MeasureConfig, config, overrides, **models, **sampling)
+    if costs is not None:
+        raise UsageError("--costs is read without --engine; with it, --write-costs writes them")
+    given |= {"engine__engine": engine, "engine__url": url, "costs__file": write_costs}
+    _measure_served(options.build(ServedConfig, config, overrides, **given), dry_run, json)
+
+
+def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool) -> None:
+    from paceline.cli.preflight import check_measured
+    from paceline.cli.tables import measurement_table, verdict_style
+    from paceline.measure import measure as run
+
     check_measured(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = run(wanted, progress)

@@ -39,6 +39,10 @@ DraftTemperature = Annotated[
     float | None,
     typer.Option(help="The draft's own temperature: 0 drafts greedily, as most engines do."),
 ]
+Costs = Annotated[
+    str | None,
+    typer.Option(help="An engine's costs, of measure --engine --write-costs, in place of ours."),
+]
 Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1 is none.")]
 DryRun = Annotated[
     bool,

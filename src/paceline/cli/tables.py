@@ -60,8 +60,15 @@ def measurement_table(found: Measurement) -> Group:
     summary.add_row("expected acceptance", str(text.expected_acceptance))
     summary.add_row("greedy draft acceptance", str(text.greedy_draft_acceptance))
     summary.add_row("greedy agreement", str(text.greedy_agreement))
-    passes = f"target {cost.target_pass_s * 1e3:.1f} ms, draft {cost.draft_pass_s * 1e3:.1f} ms"
-    summary.add_row("one pass", f"{passes}, cost ratio {cost.cost_ratio:.3f}")
+    target, draft = (f"{one * 1e3:.1f} ms" for one in (cost.target_pass_s, cost.draft_pass_s))
+    if cost.engine:
+        count = found.config.concurrency
+        together = "" if count == 1 else f" of {count} requests"
+        passes = f"{target} without the draft, {draft} more per drafted token"
+        summary.add_row(f"one step{together} in {cost.engine}", passes)
+    else:
+        passes = f"target {target}, draft {draft}, cost ratio {cost.cost_ratio:.3f}"
+        summary.add_row("one pass", passes)
     return Group(summary, _gamma_table(found), _GAMMA_LEGEND, *_speed_lines(found))
 
 
@@ -101,6 +108,8 @@ def _gamma_table(found: Measurement) -> Table:
 
 
 def _speed_lines(found: Measurement) -> Iterator[str]:
+    if found.expected is not None:
+        yield f"expected speedup in {found.cost.engine} {found.expected}, from the first token on"
     if (speed := found.speed) is None:
         return
     if found.tried:
@@ -242,7 +251,9 @@ def tuned_table(found: Tuned) -> Group:
         table.add_row(label, *cells, _met(one, found.config.quality_floor))
     for cell in found.failed:
         table.add_row(f"{family(cell.decoding)} {setting(cell.decoding)}: failed, {cell.error}")
-    return Group(table, _TUNED_LEGEND)
+    costs = found.config.costs
+    steps = [] if costs is None else [f"speedups: from the costs of an engine's steps in {costs}"]
+    return Group(table, *steps, _TUNED_LEGEND)
 
 
 def _met(one: Tried, quality_floor: float | None) -> str:

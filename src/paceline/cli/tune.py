@@ -21,6 +21,7 @@ def tune(
         float | None, typer.Option(help="Most seconds a token, as part of the target's.")
     ] = None,
     temperature: options.Temperature = None,
+    costs: options.Costs = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -36,7 +37,13 @@ def tune(
     from paceline.cli.preflight import check_bench
     from paceline.cli.tables import tuned_table
 
-    given = {"target": target, "draft": draft, "output": output, "task__task": task}
+    given = {
+        "target": target,
+        "draft": draft,
+        "output": output,
+        "task__task": task,
+        "costs": costs,
+    }
     bounds = {"quality_floor": quality_floor, "max_latency": max_latency}
     wanted = options.build(
         TuneConfig,

@@ -18,12 +18,14 @@ from paceline.engines.contract import (
     Engine,
     Request,
     Served,
+    Together,
     checked_tokens,
+    together,
 )
-from paceline.models.loading import quiet
+from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.models import CausalModel
@@ -65,6 +67,10 @@ class Transformers(Engine):
         seconds = time.perf_counter() - start
         answer = checked_tokens(written[0, tokens.shape[1] :].tolist(), request, self)
         return Served(answer, seconds, None if self._draft is None else _counts(matches))
+
+    def serve_together(self, requests: Sequence[Request]) -> Together:
+        """One after the other: assisted generation takes one text at a time."""
+        return together([self.serve(request) for request in requests])
 
     @contextmanager
     def _without_defaults(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from paceline.engines.commands import (
     PROGRAMS,
     Drafting,
     EngineName,
+    Room,
     draft_arguments,
     dtype_arguments,
     room_arguments,
@@ -120,33 +121,33 @@ def check_choice(choice: EngineChoice) -> None:
         find_program(choice.program or PROGRAMS[choice.engine][0])
 
 
-def server_command(
-    choice: EngineChoice,
-    target: str,
-    drafting: Drafting | None,
-    *,
-    port: int,
-    max_length: int,
-    dtype: str,
-) -> list[str]:
-    """How a server is started.
+class Setup(NamedTuple):
+    """What a server is started with.
 
-    Args:
-        choice: The engine.
+    Attributes:
         target: What it is given as target.
         drafting: How it drafts; None: it decodes alone.
-        port: Of this machine.
-        max_length: Tokens of the longest request.
+        room: For which requests.
         dtype: What it computes in; auto: its own choice.
     """
-    assert choice.engine != "transformers", "it is not a server"
-    program, *first = PROGRAMS[choice.engine]
-    command = [choice.program or program, *first, *target_arguments(choice.engine, target)]
+
+    target: str
+    drafting: Drafting | None
+    room: Room
+    dtype: str = "auto"
+
+
+def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
+    """How a server is started, on a port of this machine."""
+    engine = choice.engine
+    assert engine != "transformers", "it is not a server"
+    program, *first = PROGRAMS[engine]
+    command = [choice.program or program, *first, *target_arguments(engine, setup.target)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += room_arguments(choice.engine, max_length)
-    command += dtype_arguments(choice.engine, dtype)
-    if drafting is not None:
-        command += draft_arguments(choice.engine, drafting)
+    command += room_arguments(engine, setup.room)
+    command += dtype_arguments(engine, setup.dtype)
+    if setup.drafting is not None:
+        command += draft_arguments(engine, setup.drafting)
     return [*command, *choice.options]
 
 

@@ -56,6 +56,10 @@ class Client:
             trust_env=not _is_loopback(self.url),  # a proxy does not reach this machine
         )
 
+    def close(self) -> None:
+        """Give its connections back."""
+        self._http.close()
+
     def get_text(self, path: str) -> str:
         """A page, as it is.
 

@@ -35,6 +35,18 @@ class Drafting(NamedTuple):
     sampling: DraftSampling = "greedy"
 
 
+class Room(NamedTuple):
+    """What a server makes room for.
+
+    Attributes:
+        length: Tokens of the longest request.
+        batch_size: Requests at a time.
+    """
+
+    length: int
+    batch_size: int = 1
+
+
 def target_arguments(engine: Server, target: str) -> list[str]:
     """What it serves."""
     return {
@@ -69,13 +81,14 @@ def draft_arguments(engine: Server, drafting: Drafting) -> list[str]:
     ]
 
 
-def room_arguments(engine: Server, max_length: int) -> list[str]:
-    """Room for one request of so many tokens at a time, and counters to read."""
-    length = str(max_length)
+def room_arguments(engine: Server, room: Room) -> list[str]:
+    """Room for so many requests at a time, and counters to read."""
+    length, size = room
     return {
-        "vllm": ["--max-model-len", length],
-        "sglang": ["--context-length", length],
-        "llamacpp": ["-c", length, "-np", "1", "--metrics"],
+        "vllm": ["--max-model-len", str(length)],
+        "sglang": ["--context-length", str(length)],
+        # the tokens are of all requests together
+        "llamacpp": ["-c", str(length * size), "-np", str(size), "--metrics"],
     }[engine]
 
 

@@ -66,6 +66,20 @@ class Served(NamedTuple):
     blocks: BlockCounts | None
 
 
+class Together(NamedTuple):
+    """Answers to requests that were sent at the same time.
+
+    Attributes:
+        tokens: What was written for each.
+        seconds: From sending each to having its answer.
+        blocks: Of all of them; None: the engine does not draft.
+    """
+
+    tokens: list[list[int]]
+    seconds: list[float]
+    blocks: BlockCounts | None
+
+
 class Conventions(NamedTuple):
     """What an engine drafts and counts, and where that differs from a textbook's block.
 
@@ -84,7 +98,7 @@ class Conventions(NamedTuple):
 
 
 class Engine(ABC):
-    """A server that answers, one request at a time.
+    """What answers requests.
 
     Attributes:
         name: As in `measure --engine`.
@@ -103,6 +117,29 @@ class Engine(ABC):
         Raises:
             EngineError: It did not; the message says what came instead.
         """
+
+    @abstractmethod
+    def serve_together(self, requests: Sequence[Request]) -> Together:
+        """Answer requests that arrive at the same time.
+
+        Raises:
+            EngineError: It did not answer one of them.
+        """
+
+
+def together(served: Sequence[Served]) -> Together:
+    """Answers that each have their own counts, as one."""
+    counted = [one.blocks for one in served if one.blocks is not None]
+    total = BlockCounts(
+        num_blocks=sum(blocks.num_blocks for blocks in counted),
+        num_drafted=sum(blocks.num_drafted for blocks in counted),
+        num_accepted=sum(blocks.num_accepted for blocks in counted),
+    )
+    return Together(
+        [one.tokens for one in served],
+        [one.seconds for one in served],
+        total if counted else None,
+    )
 
 
 def checked_tokens(tokens: Sequence[int], request: Request, engine: Engine) -> list[int]:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from paceline.engines.client import StatusError
-from paceline.engines.contract import (
-    BlockCounts,
-    Conventions,
-    Engine,
-    Request,
-    Served,
-    checked_tokens,
-)
+from paceline.engines.contract import BlockCounts, Conventions, Request, checked_tokens
 from paceline.engines.counters import block_counts
+from paceline.engines.counting import CountingServer
 from paceline.errors import EngineError
 
 if TYPE_CHECKING:
@@ -35,7 +28,7 @@ class _Completion(BaseModel):
     tokens: list[int]
 
 
-class LlamaServer(Engine):
+class LlamaServer(CountingServer):
     """A llama-server with --metrics; while it is measured, nobody else may use it.
 
     Its `ignore_eos` forbids end-of-text tokens to the target and not to the draft, which changes what
@@ -48,10 +41,9 @@ class LlamaServer(Engine):
     def __init__(self, client: Client) -> None:
         self._client = client
         self.version = client.get("/props", _Properties).build_info
-        self._counts()
+        self.counts()
 
-    def serve(self, request: Request) -> Served:
-        before = self._counts()
+    def ask(self, request: Request) -> list[int]:
         body = {
             "prompt": list(request.prompt),
             "n_predict": request.max_new_tokens,
@@ -60,13 +52,10 @@ class LlamaServer(Engine):
             "cache_prompt": False,  # with and without the draft, the whole prompt is read
             **sampling_keys(request.sampling),
         }
-        start = time.perf_counter()
         answer = self._client.post("/completion", body, _Completion)
-        seconds = time.perf_counter() - start
-        tokens = checked_tokens(answer.tokens, request, self)
-        return Served(tokens, seconds, self._counts() - before)
+        return checked_tokens(answer.tokens, request, self)
 
-    def _counts(self) -> BlockCounts:
+    def counts(self) -> BlockCounts:
         """All blocks since the server started; 0 where it does not draft."""
         try:
             counts = block_counts(self._client.get_text("/metrics"), PREFIX) or BlockCounts()

@@ -87,6 +87,7 @@ class ServerProcess:
             EngineError: It ended, or took longer; the message has the last lines of its log.
         """
         client = Client(self.url)
+        self._stack.callback(client.close)
         start = time.monotonic()
         while (passed := time.monotonic() - start) < seconds:
             progress("starting the server", int(passed), int(seconds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -13,10 +14,14 @@ from paceline.engines.contract import (
     Engine,
     Request,
     Served,
+    Together,
     checked_tokens,
+    together,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.engines.client import Client
 
 
@@ -70,6 +75,10 @@ class SglangServer(Engine):
         seconds = time.perf_counter() - start
         tokens = checked_tokens(answer.output_ids, request, self)
         return Served(tokens, seconds, _blocks(answer.meta_info))
+
+    def serve_together(self, requests: Sequence[Request]) -> Together:
+        with ThreadPoolExecutor(len(requests)) as pool:
+            return together(list(pool.map(self.serve, requests)))
 
 
 def _blocks(meta: _Meta) -> BlockCounts | None:

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from paceline.engines.contract import (
-    BlockCounts,
-    Conventions,
-    Engine,
-    Request,
-    Served,
-    checked_tokens,
-)
+from paceline.engines.contract import BlockCounts, Conventions, Request, checked_tokens
 from paceline.engines.counters import block_counts
+from paceline.engines.counting import CountingServer
 from paceline.errors import EngineError
 
 if TYPE_CHECKING:
@@ -47,7 +41,7 @@ class _Completion(BaseModel):
     choices: list[_Choice]
 
 
-class VllmServer(Engine):
+class VllmServer(CountingServer):
     """A `vllm serve`; while it is measured, nobody else may use it."""
 
     name = "vllm"
@@ -58,8 +52,7 @@ class VllmServer(Engine):
         self.version = client.get("/version", _Version).version
         self.model = _served_model(client, model)
 
-    def serve(self, request: Request) -> Served:
-        before = self._counts()
+    def ask(self, request: Request) -> list[int]:
         body = {
             "model": self.model,
             "prompt": list(request.prompt),
@@ -69,23 +62,19 @@ class VllmServer(Engine):
             "return_token_ids": True,
             **sampling_keys(request.sampling),
         }
-        start = time.perf_counter()
         answer = self._client.post("/v1/completions", body, _Completion)
-        seconds = time.perf_counter() - start
         if not answer.choices:
             raise EngineError("vllm answered without a choice; part of the answer may be lost")
-        tokens = checked_tokens(answer.choices[0].token_ids, request, self)
-        blocks = None if before is None else self._settled(before) - before
-        return Served(tokens, seconds, blocks)
+        return checked_tokens(answer.choices[0].token_ids, request, self)
 
-    def _counts(self) -> BlockCounts | None:
+    def counts(self) -> BlockCounts | None:
         return block_counts(self._client.get_text("/metrics"), PREFIX)
 
-    def _settled(self, before: BlockCounts) -> BlockCounts:
+    def settled(self, before: BlockCounts) -> BlockCounts:
         """The counters once they stand still: they are published after the answer is sent."""
         last = before
         for _ in range(_READINGS):
-            now = self._counts() or before
+            now = self.counts() or before
             if now == last and now != before:
                 break
             last = now

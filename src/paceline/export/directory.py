@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.export.rows import set_rows
 from paceline.models.draft import copy_tokenizer
 from paceline.models.draft_vocabulary import write_draft_vocabulary
-from paceline.models.loading import model_directory, quiet
+from paceline.models.loading import model_directory
+from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.core.sampling import SamplingParams
-from paceline.engines.choice import EngineChoice, check_choice
-from paceline.engines.commands import Drafting
+from paceline.engines.choice import EngineChoice, Setup, check_choice
+from paceline.engines.commands import Drafting, Room
 from paceline.engines.contract import Request
 from paceline.engines.start import started
 from paceline.errors import ExportError
@@ -43,11 +43,9 @@ def check_in_engine(sources: Sources, path: Path, gamma: int, progress: Progress
 
         pair = load_model(target), load_model(path)
         return _told(engine := Transformers(*pair, gamma), engine.serve(request))
-    room = len(prompt) + _NUM_TOKENS + gamma + 1
-    drafting = Drafting(str(path), gamma)
-    with started(
-        choice, target, drafting, max_length=room, dtype="auto", progress=progress
-    ) as engine:
+    room = Room(len(prompt) + _NUM_TOKENS + gamma + 1)
+    setup = Setup(target, Drafting(str(path), gamma), room)
+    with started(choice, setup, progress) as engine:
         return _told(engine, engine.serve(request))
 
 

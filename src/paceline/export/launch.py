@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.core.sampling import SamplingParams, proposal_params
+from paceline.core.sampling import proposal_params
 from paceline.engines.commands import (
     PROGRAMS,
     Drafting,
@@ -13,18 +13,19 @@ from paceline.engines.commands import (
     draft_arguments,
     target_arguments,
 )
+from paceline.engines.drafting import proposals_of
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.engines.commands import EngineName
+    from paceline.core.sampling import SamplingParams
+    from paceline.engines.commands import DraftSampling, EngineName
     from paceline.export.config import ExportConfig
     from paceline.export.sources import Sources
     from paceline.measure import Measurement
 
 DEFAULT_GAMMA = 3
-_GREEDY = SamplingParams(temperature=0.0)
 
 
 class Launch(NamedTuple):
@@ -94,12 +95,8 @@ def _proposals(measurement: Measurement) -> SamplingParams:
 def _check_drafting(config: ExportConfig, measurement: Measurement, wanted: str) -> None:
     """Was it measured as the engine will draft? A best gamma of another way of drafting misleads."""
     sampling, proposals = measurement.config.sampling, _proposals(measurement)
-    served = {
-        "greedy": _GREEDY,
-        "probabilistic": SamplingParams(temperature=sampling.temperature),
-        # its generate divides the draft's logits by the temperature twice
-        "as_requested": sampling.model_copy(update={"temperature": sampling.temperature**2}),
-    }[wanted]
+    drawn: DraftSampling = "greedy" if wanted == "greedy" else "probabilistic"
+    served = proposals_of(config.to, drawn, sampling)
     same = (proposals.greedy and served.greedy) or proposals == served.model_copy(
         update={"repetition_penalty": proposals.repetition_penalty}
     )

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import yaml
-from pydantic import ValidationError
 
-from paceline.config import describe
+from paceline.config import read_result
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
@@ -200,16 +199,7 @@ def read_measurement(config: ExportConfig, target: str | None) -> Measurement:
         ConfigError: It cannot be read, or is of another pair.
     """
     path = cast("Path", config.measurement)
-    try:
-        found = Measurement.model_validate_json(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a file") from error
-    except ValidationError as error:
-        raise ConfigError(
-            f"{path} is not what `paceline measure --json` writes ({describe(error)}); measure again"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not JSON; name a file of `paceline measure`") from error
+    found = read_result(Measurement, path, "paceline measure --json")
     pairs = (
         ("draft", found.config.draft, found.draft_fingerprint, config.model),
         ("target", found.config.target, found.target_fingerprint, target),

@@ -11,11 +11,10 @@ from pydantic import Field
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
 from paceline.core.bootstrap import ratio_interval
-from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, budgets_of, score_texts
-from paceline.measure.choosing import candidates, choose_gamma, num_choosing
-from paceline.measure.latency import PassCosts, PassTimer, has_room, time_pairs
+from paceline.measure.engine_costs import EngineCosts, PricedConfig, check_sizes, read_costs
+from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
 from paceline.measure.results import (
     AcceptanceRow,
@@ -25,7 +24,8 @@ from paceline.measure.results import (
     SpeedRow,
     TriedRow,
 )
-from paceline.measure.verdict import Verdict, judge
+from paceline.measure.timing import time_best
+from paceline.measure.verdict import Verdict, judge, judge_expected
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.records import environment
@@ -43,10 +43,11 @@ Gamma = Annotated[int, Field(ge=1)]
 _FEWEST_TIMED = 3
 
 
-class MeasureConfig(PairConfig):
+class MeasureConfig(PricedConfig, PairConfig):
     """What to measure.
 
-    `timed_prompts`: requests to time, those that choose gamma included; 0 leaves the timing out.
+    Attributes:
+        timed_prompts: Requests to time, those that choose gamma included; 0 leaves the timing out.
     """
 
     num_prompts: int = Field(default=32, ge=1)
@@ -71,6 +72,8 @@ class Measurement(StrictModel):
     tried: list[TriedRow]
     """The gammas timed to choose the one of `speed`; empty where only the expected best was timed."""
     speed: SpeedRow | None
+    expected: IntervalRow | None = None
+    """Expected speedup in the engine whose costs were given; None: our own decoder was timed."""
     verdict: Verdict
     environment: dict[str, object]
     target_fingerprint: str = ""
@@ -84,13 +87,34 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
-    pair = load_models(config, progress)
-    found = measure_models(*pair, load_prompts(config, pair), config, progress)
+    costs = None
+    if config.costs is not None:
+        costs = read_costs(config.costs)
+        config = as_served(config, costs)
+    every_token = costs is not None and costs.full_vocabulary
+    pair = load_models(config, progress, full_vocabulary=every_token)
+    if costs is not None and config.costs is not None:
+        check_sizes(costs, config.costs, *(model.num_parameters for model in pair))
+    found = measure_models(*pair, load_prompts(config, pair), config, progress, costs=costs)
     prints = {
         "target_fingerprint": fingerprint(config.target),
         "draft_fingerprint": fingerprint(config.draft),
     }
     return found.model_copy(update=prints)
+
+
+def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
+    """Gammas whose costs are known; drafts drawn as the engine draws them; nothing is timed.
+
+    Raises:
+        UsageError: No gamma that is asked for has known costs, or the batch size has none.
+    """
+    changes = {
+        "gammas": costs.usable(config.gammas, config.concurrency),
+        "draft_sampling": config.draft_sampling or costs.proposals(config.sampling),
+        "timed_prompts": 0,
+    }
+    return config.model_copy(update=changes)
 
 
 def measure_models(
@@ -100,20 +124,21 @@ def measure_models(
     config: MeasureConfig,
     progress: Progress = silent,
     known_texts: list[list[int]] | None = None,
+    costs: EngineCosts | None = None,
 ) -> Measurement:
     """Measure two models that are already there, on prompts that are already tokens.
 
-    `known_texts`: what `sample_texts` gave for the first prompts; what is added comes in there.
+    Args:
+        target: Prepared for decoding.
+        draft: The same.
+        prompts: As tokens.
+        config: What to measure.
+        progress: Called as work goes on.
+        known_texts: What `sample_texts` gave for the first prompts; what is added comes in there.
+        costs: Of an engine, in place of passes that are timed here.
     """
     prompts = prompts[: config.num_prompts]
-    if config.timed_prompts and config.max_new_tokens < _FEWEST_TIMED:
-        raise UsageError(
-            f"max_new_tokens is {config.max_new_tokens}: a text of so few drafts nothing that could be "
-            f"timed; ask for {_FEWEST_TIMED} or more, or leave the timing out with timed_prompts=0"
-        )
-    completions = [] if known_texts is None else known_texts
-    sample_texts(target, prompts, config, completions, progress)
-    completions = completions[: len(prompts)]
+    completions = _write(target, prompts, config, known_texts, progress)
     drafts = config.draft_sampling
     scores = score_texts(target, draft, prompts, completions, config.sampling, progress, drafts)
     acceptance = summarise_acceptance(scores, config.seed)
@@ -122,36 +147,90 @@ def measure_models(
     gammas = usable_gammas(config.gammas, longest, int(budget_B.max()))
     # A pass is timed in the middle of a typical text.
     middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
-    timer = PassTimer(target, draft, middle, gammas, config.sampling, drafts)
-    for number in range(config.pass_repeats):
-        timer.time_once()
-        progress("timing passes", number + 1, config.pass_repeats)
-    costs = timer.costs()
+    if costs is None:
+        passes = _time_passes(target, draft, middle, gammas, config, progress)
+    else:
+        passes = costs.pass_costs(gammas, config.concurrency)
     parameters = target.num_parameters, draft.num_parameters
-    rows = [_gamma_row(gamma, scores, budget_B, acceptance, costs, parameters) for gamma in gammas]
-    expected = max(rows, key=lambda row: row.expected_speedup)
-    chosen, tried, timed = expected, list[TriedRow](), None
+    rows = [_gamma_row(gamma, scores, budget_B, acceptance, passes, parameters) for gamma in gammas]
+    chosen = max(rows, key=lambda row: row.expected_speedup)
+    tried, timed, expected = list[TriedRow](), None, None
     if config.timed_prompts:  # also where a loss is expected: a no-go is measured, too
-        chosen, tried, timed = _time(target, draft, prompts, rows, middle, config, progress)
-    verdict = judge(acceptance, chosen, timed)
+        chosen, tried, timed = time_best(target, draft, prompts, rows, middle, config, progress)
+    if costs is None:
+        verdict = judge(acceptance, chosen, timed)
+    else:
+        expected = _expected(scores, budget_B, chosen, costs, config)
+        verdict = judge_expected(acceptance, chosen, expected, str(costs))
     gain = timed.speedup.value if timed and verdict.decided else chosen.expected_speedup
     return Measurement(
         config=config,
         acceptance=acceptance,
-        cost=CostRow(
-            target_pass_s=costs.target_pass_s,
-            draft_pass_s=costs.draft_pass_s,
-            cost_ratio=costs.cost_ratio,
-            target_parameters=parameters[0],
-            draft_parameters=parameters[1],
-        ),
+        cost=_cost_row(passes, parameters, costs),
         gammas=rows,
         best_gamma=chosen.gamma if gain > 1 else 0,
         tried=tried,
         speed=timed,
+        expected=expected,
         verdict=verdict,
         environment=environment(),
     )
+
+
+def _write(
+    target: Model,
+    prompts: Sequence[Sequence[int]],
+    config: MeasureConfig,
+    known_texts: list[list[int]] | None,
+    progress: Progress,
+) -> list[list[int]]:
+    """The target's texts of these prompts."""
+    if config.timed_prompts and config.max_new_tokens < _FEWEST_TIMED:
+        raise UsageError(
+            f"max_new_tokens is {config.max_new_tokens}: a text of so few drafts nothing that could be "
+            f"timed; ask for {_FEWEST_TIMED} or more, or leave the timing out with timed_prompts=0"
+        )
+    texts = [] if known_texts is None else known_texts
+    sample_texts(target, prompts, config, texts, progress)
+    return texts[: len(prompts)]
+
+
+def _cost_row(passes: PassCosts, parameters: tuple[int, int], costs: EngineCosts | None) -> CostRow:
+    return CostRow(
+        target_pass_s=passes.target_pass_s,
+        draft_pass_s=passes.draft_pass_s,
+        cost_ratio=passes.cost_ratio,
+        target_parameters=parameters[0],
+        draft_parameters=parameters[1],
+        engine="" if costs is None else str(costs),
+    )
+
+
+def _time_passes(
+    target: Model,
+    draft: Model,
+    text: Sequence[int],
+    gammas: Sequence[int],
+    config: MeasureConfig,
+    progress: Progress,
+) -> PassCosts:
+    timer = PassTimer(target, draft, text, gammas, config.sampling, config.draft_sampling)
+    for number in range(config.pass_repeats):
+        timer.time_once()
+        progress("timing passes", number + 1, config.pass_repeats)
+    return timer.costs()
+
+
+def _expected(
+    scores: TextScores, budget_B: Tensor, row: GammaRow, costs: EngineCosts, config: MeasureConfig
+) -> IntervalRow:
+    """The expected speedup in an engine: the interval of tau over texts, widened by that of the costs."""
+    rng = named_generator(config.seed, "expected speedup")
+    tau = ratio_interval(*scores.tokens_and_blocks(row.gamma, budget_B), rng=rng)
+    least, most = costs.error_of_block(row.gamma, config.concurrency)
+    value = row.expected_speedup
+    low, high = value * tau.low / tau.value / most, value * tau.high / tau.value / least
+    return IntervalRow(value=value, low=low, high=high)
 
 
 def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
@@ -222,92 +301,4 @@ def _gamma_row(
         drafting_cost_ratio=drafting,
         block_cost_ratio=block,
         expected_speedup=costs.expected_speedup(tau, gamma, drafted),
-    )
-
-
-def _speculative(
-    target: Model, draft: Model, gamma: int, config: MeasureConfig
-) -> SpeculativeDecoder:
-    return SpeculativeDecoder(
-        *(target, draft, None, gamma, config.sampling), draft_sampling=config.draft_sampling
-    )
-
-
-def _time(
-    target: Model,
-    draft: Model,
-    prompts: Sequence[Sequence[int]],
-    rows: Sequence[GammaRow],
-    middle: Sequence[int],
-    config: MeasureConfig,
-    progress: Progress,
-) -> tuple[GammaRow, list[TriedRow], SpeedRow]:
-    """The fastest gamma, what was tried, and its timing on requests that did not choose it."""
-    asked = prompts[: config.timed_prompts]
-
-    def decoder_of(gamma: int) -> SpeculativeDecoder:
-        return _speculative(target, draft, gamma, config)
-
-    def fits(row: GammaRow) -> bool:
-        decoder = decoder_of(row.gamma)
-        return all(has_room(decoder, prompt, config.max_new_tokens) for prompt in asked)
-
-    chosen, *others = candidates(rows)
-    others, tried = [row for row in others if fits(row)], list[TriedRow]()
-    choosing = num_choosing(len(asked)) if others and fits(chosen) else 0
-    if choosing:
-        chosen, tried = choose_gamma(
-            [chosen, *others],
-            decoder_of,
-            asked[:choosing],
-            max_new_tokens=config.max_new_tokens,
-            seed=config.seed + len(asked) * config.timed_repeats,  # none of the seeds below
-            progress=progress,
-        )
-    timer = PassTimer(target, draft, middle, [], config.sampling, config.draft_sampling)
-    timed = _time_requests(target, draft, asked[choosing:], chosen, timer, config, progress)
-    return chosen, tried, timed
-
-
-def _time_requests(
-    target: Model,
-    draft: Model,
-    prompts: Sequence[Sequence[int]],
-    chosen: GammaRow,
-    timer: PassTimer,
-    config: MeasureConfig,
-    progress: Progress,
-) -> SpeedRow:
-    """Paired timing at the chosen gamma, with single passes in between to compare it with."""
-    times = time_pairs(
-        AutoregressiveDecoder(target, config.sampling),
-        _speculative(target, draft, chosen.gamma, config),
-        prompts,
-        max_new_tokens=config.max_new_tokens,
-        seed=config.seed,
-        num_repeats=config.timed_repeats,
-        progress=progress,
-        between=timer.time_once,
-    )
-    for _ in range(config.pass_repeats - len(times.baseline_s) * config.timed_repeats):
-        timer.time_once()
-    rng = named_generator(config.seed, "bootstrap-speed")
-    decoding = IntervalRow.of(times.decoding_speedup(rng))
-    ratio, tau = timer.costs().cost_ratio, times.stats.block_efficiency
-    predicted = speed_model.predicted_speedup(chosen.block_efficiency, chosen.gamma, ratio)
-    reachable = speed_model.predicted_speedup(tau, chosen.gamma, ratio)
-    return SpeedRow(
-        gamma=chosen.gamma,
-        num_requests=len(times.baseline_s),
-        num_tokens=sum(times.method_tokens),
-        speedup=IntervalRow.of(times.speedup(rng)),
-        decoding_speedup=decoding,
-        cost_ratio=ratio,
-        predicted_speedup=predicted,
-        measured_over_predicted=decoding.value / predicted,
-        engine_efficiency=decoding.value / reachable,
-        baseline_tokens_per_s=sum(times.baseline_tokens) / sum(times.baseline_s),
-        speculative_tokens_per_s=sum(times.method_tokens) / sum(times.method_s),
-        block_efficiency=tau,
-        acceptance_rate=times.stats.acceptance_rate,
     )

@@ -69,8 +69,15 @@ class Pair(NamedTuple):
         return self.target.tokenizer
 
 
-def load_models(config: ModelsConfig, progress: Progress = silent) -> Pair:
+def load_models(
+    config: ModelsConfig, progress: Progress = silent, *, full_vocabulary: bool = False
+) -> Pair:
     """Load what the configuration names.
+
+    Args:
+        config: Names them.
+        progress: Called as they are loaded.
+        full_vocabulary: The draft proposes all tokens, whatever list it has, as in an engine.
 
     Raises:
         UsageError: a model or the pair of tokenizers cannot be used.
@@ -82,6 +89,8 @@ def load_models(config: ModelsConfig, progress: Progress = silent) -> Pair:
     progress("loading", 1, 2)
     draft = load_model(config.draft, dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)
+    if full_vocabulary:
+        draft = draft.without_draft_vocabulary()
     ready = draft.prepare_for_decoding(config.draft_weights)
     pair = Pair(target.prepare_for_decoding(), ready)
     progress("loading", 2, 2)

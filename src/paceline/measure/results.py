@@ -48,7 +48,10 @@ class AcceptanceRow(StrictModel):
 
 
 class CostRow(StrictModel):
-    """What a pass costs; seconds are medians of interleaved passes at batch 1, a token drawn each."""
+    """What a pass costs; seconds are medians of interleaved passes at batch 1, a token drawn each.
+
+    Of an engine whose costs were given, `draft_pass_s` is what a drafted token adds to a step.
+    """
 
     target_pass_s: float
     draft_pass_s: float
@@ -56,6 +59,8 @@ class CostRow(StrictModel):
     """c: draft pass / target pass."""
     target_parameters: int
     draft_parameters: int
+    engine: str = ""
+    """Whose passes these are; empty: Paceline's own."""
 
 
 class GammaRow(StrictModel):

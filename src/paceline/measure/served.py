@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -9,15 +10,17 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.data import read_prompts
-from paceline.engines.choice import check_choice, client_of, connect
-from paceline.engines.commands import Drafting, check_draft_path
+from paceline.engines.choice import Setup, check_choice, client_of, connect
+from paceline.engines.commands import Drafting, Room, check_draft_path
 from paceline.engines.contract import Conventions, Request, Served
 from paceline.engines.start import started
 from paceline.errors import EngineError
 from paceline.measure.acceptance import forced_logits
+from paceline.measure.engine_costs import EngineCosts
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split
 from paceline.measure.pair import Pair
 from paceline.measure.results import IntervalRow
+from paceline.measure.served_costs import StepTimer, mean_context
 from paceline.measure.served_figures import Agreement, BlockFigures, ServedConfig, compare_served
 from paceline.models import CausalModel, load_model
 from paceline.models.draft_vocabulary import is_baked
@@ -25,11 +28,11 @@ from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer, model_directory
 from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import Progress, silent
-from paceline.records import environment
+from paceline.records import atomic_write_text, environment
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from paceline.engines.contract import Engine
 
@@ -88,18 +91,26 @@ class Answers(NamedTuple):
 def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedMeasurement:
     """Send the prompts to the engine, read its counters, and predict them from both models.
 
-    The models are loaded after the engine has stopped: both would not fit one GPU.
+    The models are loaded after the engine has stopped: both would not fit one GPU. With `costs`, the
+    engine's steps are timed, too, and their costs written.
 
     Raises:
         UsageError: A model, a prompt file or the engine's program cannot be used.
         EngineError: The engine did not answer, or did not draft.
+        StorageError: The costs cannot be written.
     """
     check_choice(config.engine)
     check_draft_path(config.engine.engine, config.engine.draft or config.draft)
     requests = _requests(config)
     pair = load_scored(config) if config.engine.engine == "transformers" else None
-    plain, drafted = _answers(config, pair, requests, progress)
+    steps = None
+    if config.costs is not None:
+        steps = StepTimer(config.costs, requests, config.seed, progress)
+    plain, drafted = _answers(config, pair, requests, steps, progress)
     pair = pair or load_scored(config)
+    if config.costs is not None and steps is not None:
+        costs = _costs(config, pair, requests, steps, drafted)
+        atomic_write_text(config.costs.file, costs.model_dump_json(indent=2) + "\n")
     found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
     speed = None
     if plain is not None:
@@ -120,6 +131,27 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         environment=environment(),
         target_fingerprint=fingerprint(config.target),
         draft_fingerprint=fingerprint(config.draft),
+    )
+
+
+def _costs(
+    config: ServedConfig,
+    pair: Pair,
+    requests: Sequence[Request],
+    steps: StepTimer,
+    answers: Answers,
+) -> EngineCosts:
+    return EngineCosts(
+        engine=config.engine.engine,
+        engine_version=answers.version,
+        drafting=config.drafting,
+        dtype=str(pair.target.dtype).removeprefix("torch."),
+        full_vocabulary=pair.draft.draft_vocabulary is None,
+        target_parameters=pair.target.num_parameters,
+        draft_parameters=pair.draft.num_parameters,
+        mean_context=mean_context(requests),
+        steps=sorted(steps.steps, key=lambda step: (step.gamma, step.batch_size)),
+        environment=environment(),
     )
 
 
@@ -148,28 +180,60 @@ def load_scored(config: ServedConfig) -> Pair:
     draft = load_model(paths[1], dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)
     if draft.draft_vocabulary is not None and not is_baked(served[1]):
-        draft = CausalModel(draft.hf, draft.tokenizer)
+        draft = draft.without_draft_vocabulary()
     return Pair(target, draft)
 
 
 def _answers(
-    config: ServedConfig, pair: Pair | None, requests: Sequence[Request], progress: Progress
+    config: ServedConfig,
+    pair: Pair | None,
+    requests: Sequence[Request],
+    steps: StepTimer | None,
+    progress: Progress,
 ) -> tuple[Answers | None, Answers]:
-    """What the engine answers without the draft, if that is asked for, and with it."""
-    choice, gamma = config.engine, config.num_speculative_tokens
-    if pair is not None:
-        from paceline.engines.assisted import Transformers
+    """What the engine answers without the draft, if that is asked for, and with it.
 
-        drafting = Transformers(pair.target, pair.draft, gamma)
-        engines = [drafting, Transformers(pair.target, None, gamma)] if config.plain else [drafting]
-        answers = _in_turns(engines, requests, config, progress)
-        return (answers[1] if config.plain else None), answers[0]
-    if choice.url is not None:
-        engine = connect(choice, client_of(choice))
-        return None, _in_turns([engine], requests, config, progress)[0]
-    drafting = Drafting(choice.draft or config.draft, gamma, config.drafting)
-    drafted = _started(config, drafting, requests, progress)
-    return (_started(config, None, requests, progress) if config.plain else None), drafted
+    `steps` are timed on the way, by servers of other gammas after that.
+    """
+    gamma = config.num_speculative_tokens
+    others = [] if steps is None else [one for one in steps.gammas if one != gamma]
+    if pair is not None:
+        return _in_process(config, pair, requests, steps, others, progress)
+    plain = drafted = None
+    for one in (gamma, 0, *others):
+        wanted = one == gamma or (one == 0 and config.plain)
+        if not wanted and steps is None:
+            continue
+        with _server(config, one, requests, progress) as engine:
+            if wanted:
+                (answers,) = _in_turns([engine], requests, config, progress, drafts=one > 0)
+                plain, drafted = (plain, answers) if one else (answers, drafted)
+            if steps is not None and one in (0, *steps.gammas):
+                steps.time(engine, one)
+    assert drafted is not None, "the first of them drafts"
+    return plain, drafted
+
+
+def _in_process(
+    config: ServedConfig,
+    pair: Pair,
+    requests: Sequence[Request],
+    steps: StepTimer | None,
+    others: Sequence[int],
+    progress: Progress,
+) -> tuple[Answers | None, Answers]:
+    """The same of transformers, with and without the draft in turns."""
+    from paceline.engines.assisted import Transformers
+
+    def engine_of(gamma: int) -> Engine:
+        return Transformers(pair.target, pair.draft if gamma else None, gamma)
+
+    gammas = [config.num_speculative_tokens, *([0] if config.plain else [])]
+    answers = _in_turns([engine_of(one) for one in gammas], requests, config, progress)
+    if steps is not None:
+        for one in (0, *steps.gammas):
+            steps.time(engine_of(one), one)
+    return (answers[1] if config.plain else None), answers[0]
 
 
 def _in_turns(
@@ -195,24 +259,29 @@ def _in_turns(
     return found
 
 
-def _started(
-    config: ServedConfig, drafting: Drafting | None, requests: Sequence[Request], progress: Progress
-) -> Answers:
-    """Start the server, send the requests, stop it."""
-    choice, target = config.engine, config.engine.target or config.target
-    room = _room(config, requests)
-    with started(
-        choice, target, drafting, max_length=room, dtype=config.dtype, progress=progress
-    ) as engine:
-        drafts = drafting is not None
-        return _in_turns([engine], requests, config, progress, drafts=drafts)[0]
+@contextmanager
+def _server(
+    config: ServedConfig, gamma: int, requests: Sequence[Request], progress: Progress
+) -> Generator[Engine]:
+    """The running server, or one that is started to draft so many tokens; 0: none."""
+    choice = config.engine
+    if choice.url is not None:
+        with closing(client_of(choice)) as client:
+            yield connect(choice, client)
+        return
+    drafting = Drafting(choice.draft or config.draft, gamma, config.drafting) if gamma else None
+    room = Room(_length(config, requests), max(config.costs.batch_sizes) if config.costs else 1)
+    setup = Setup(choice.target or config.target, drafting, room, config.dtype)
+    with started(choice, setup, progress) as engine:
+        yield engine
 
 
-def _room(config: ServedConfig, requests: Sequence[Request]) -> int:
+def _length(config: ServedConfig, requests: Sequence[Request]) -> int:
     """Tokens of the longest request with a block behind it, but no more than the target's context."""
     longest = max(len(request.prompt) for request in requests) + config.max_new_tokens
     limit = inspect_model(model_directory(config.target)).max_length
-    room = longest + config.num_speculative_tokens + 1
+    gammas = (config.num_speculative_tokens, *(config.costs.gammas if config.costs else ()))
+    room = longest + max(gammas) + 1
     return room if limit is None else min(room, limit)
 
 

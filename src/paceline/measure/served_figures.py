@@ -11,23 +11,24 @@ from torch import Tensor
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, ratio_interval, ratio_of_ratios_interval
-from paceline.core.sampling import SamplingParams
 from paceline.core.speed import accepted_by_position, drafted_per_block
 from paceline.engines.choice import EngineChoice
 from paceline.engines.commands import DraftSampling
 from paceline.engines.contract import Conventions, check_counts
+from paceline.engines.drafting import proposals_of
 from paceline.measure.acceptance import TextScores, score_texts
 from paceline.measure.pair import Pair, PairConfig
 from paceline.measure.results import IntervalRow
+from paceline.measure.served_costs import CostsConfig
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import Request, Served
 
-_GREEDY = SamplingParams(temperature=0.0)
 _TOLERANCE = 0.02
 
 
@@ -42,6 +43,7 @@ class ServedConfig(PairConfig):
         drafting: How vLLM draws its drafts; llama-server and SGLang draft greedily, transformers
             draws them at the square of the request's temperature.
         plain: Also serve without the draft, where the engine is started here.
+        costs: Also time the engine's steps, and write what they cost.
     """
 
     engine: EngineChoice
@@ -50,6 +52,7 @@ class ServedConfig(PairConfig):
     num_speculative_tokens: int = Field(default=3, ge=1)
     drafting: DraftSampling = "greedy"
     plain: bool = True
+    costs: CostsConfig | None = None
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ServedConfig:
@@ -65,6 +68,18 @@ class ServedConfig(PairConfig):
                 "engines apply a repetition penalty to the target alone, or to part of the text, so "
                 "nothing is predicted with one; leave repetition_penalty out"
             )
+        if self.costs is not None and self.engine.url is not None:
+            raise ValueError(
+                "costs need the engine with and without the draft, so it is started here; leave url out"
+            )
+        if (
+            self.costs is not None
+            and engine == "transformers"
+            and set(self.costs.batch_sizes) != {1}
+        ):
+            raise ValueError(
+                "transformers assists one text at a time; leave costs.batch_sizes at [1]"
+            )
         if engine == "transformers" and self.sampling.top_p < 1:
             raise ValueError(
                 "transformers applies top_p to the draft twice, which is not predicted; use top_k or "
@@ -74,17 +89,8 @@ class ServedConfig(PairConfig):
 
     @property
     def proposals(self) -> SamplingParams:
-        """How the engine draws drafts.
-
-        transformers hands the target's processors to the draft, whose own generate adds them again, so
-        the temperature divides its logits twice.
-        """
-        sampling = self.sampling
-        if self.engine.engine == "transformers":
-            return sampling.model_copy(update={"temperature": sampling.temperature**2})
-        if self.drafting == "probabilistic":
-            return SamplingParams(temperature=sampling.temperature)
-        return _GREEDY
+        """How the engine draws drafts."""
+        return proposals_of(self.engine.engine, self.drafting, self.sampling)
 
 
 class BlockFigures(StrictModel):

@@ -8,7 +8,7 @@ from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS
 
 if TYPE_CHECKING:
-    from paceline.measure.results import AcceptanceRow, GammaRow, SpeedRow
+    from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
 
 
 class Verdict(StrictModel):
@@ -48,13 +48,7 @@ def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow | None) -> 
     Without timing, when the expected speedup at the best gamma is above 1. No verdict rests on fewer
     than 8 requests (`core.bootstrap.LEAST_UNITS`), or without timing on fewer than 8 texts.
     """
-    alpha = acceptance.expected_acceptance.value
-    needed = best.break_even_acceptance
-    if needed is None:
-        standing = f"no acceptance pays at gamma {best.gamma}"
-    else:
-        word = "above" if alpha > needed else "below"
-        standing = f"acceptance {alpha:.3f} is {word} the break-even {needed:.3f}"
+    standing = _standing(acceptance, best)
     if speed is None:
         expected = f"expected {best.expected_speedup:.2f}x at gamma {best.gamma}"
         if acceptance.num_prompts < LEAST_UNITS:
@@ -63,15 +57,41 @@ def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow | None) -> 
     if speed.num_requests < LEAST_UNITS:
         measured = f"measured {speed.speedup.value:.2f}x at gamma {speed.gamma}"
         return _too_few(measured, speed.num_requests, "request", "timed_prompts")
-    low, high = speed.speedup.low, speed.speedup.high
-    measured = (
-        f"measured {speed.speedup.value:.2f}x ({low:.2f} to {high:.2f}) at gamma {speed.gamma}"
-    )
+    return _by_interval(f"measured {{}} at gamma {speed.gamma}", speed.speedup, standing)
+
+
+def judge_expected(
+    acceptance: AcceptanceRow, best: GammaRow, expected: IntervalRow, engine: str
+) -> Verdict:
+    """GO when the whole interval of the expected speedup in this engine is above 1.
+
+    No verdict rests on fewer than 8 texts.
+    """
+    if acceptance.num_prompts < LEAST_UNITS:
+        figure = f"expected {expected.value:.2f}x in {engine} at gamma {best.gamma}"
+        return _too_few(figure, acceptance.num_prompts, "text", "num_prompts")
+    words = f"expected {{}} in {engine} at gamma {best.gamma}"
+    return _by_interval(words, expected, _standing(acceptance, best))
+
+
+def _by_interval(words: str, speedup: IntervalRow, standing: str) -> Verdict:
+    """`words` has a place for the speedup."""
+    low, high = speedup.low, speedup.high
+    told = words.format(f"{speedup.value:.2f}x ({low:.2f} to {high:.2f})")
     if low > 1:
-        return Verdict(go=True, reason=f"{measured}; {standing}")
+        return Verdict(go=True, reason=f"{told}; {standing}")
     if high < 1:
-        return Verdict(go=False, reason=f"{measured}, slower than no draft; {standing}")
-    return Verdict(go=False, reason=f"{measured}, which may be no gain at all; {standing}")
+        return Verdict(go=False, reason=f"{told}, slower than no draft; {standing}")
+    return Verdict(go=False, reason=f"{told}, which may be no gain at all; {standing}")
+
+
+def _standing(acceptance: AcceptanceRow, best: GammaRow) -> str:
+    """The acceptance beside what it must be."""
+    alpha, needed = acceptance.expected_acceptance.value, best.break_even_acceptance
+    if needed is None:
+        return f"no acceptance pays at gamma {best.gamma}"
+    word = "above" if alpha > needed else "below"
+    return f"acceptance {alpha:.3f} is {word} the break-even {needed:.3f}"
 
 
 def _too_few(figure: str, count: int, unit: str, setting: str) -> Verdict:

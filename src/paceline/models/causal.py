@@ -96,6 +96,12 @@ class CausalModel:
         self._readers: FixedReaders | None = None
         self.num_parameters = sum(weight.numel() for weight in hf.parameters())
 
+    def without_draft_vocabulary(self) -> CausalModel:
+        """The same model proposing all tokens, as engines have it, which do not read its list."""
+        if self.draft_vocabulary is None:
+            return self
+        return CausalModel(self.hf, self.tokenizer)
+
     @property
     def device(self) -> torch.device:
         return self.hf.device

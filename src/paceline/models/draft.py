@@ -13,7 +13,8 @@ from torch import nn
 from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
 from paceline.models.causal import CausalModel, wrap_model
 from paceline.models.draft_vocabulary import likeliest_tokens, write_draft_vocabulary
-from paceline.models.loading import model_directory, quiet
+from paceline.models.loading import model_directory
+from paceline.models.silence import quiet
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from paceline.config import StrictModel
 from paceline.models.draft import copy_tokenizer
-from paceline.models.loading import load_tokenizer, quiet
+from paceline.models.loading import load_tokenizer
+from paceline.models.silence import quiet
 from paceline.records import atomic_directory
 from paceline.rng import named_generator
 

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from paceline.errors import ModelLoadError, PacelineError
 from paceline.models.architectures import refuse_by_name
+from paceline.models.silence import quiet
 from paceline.records import cache_root, storage_errors
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
     hf.is_quantized = False
     if hasattr(hf.config, "quantization_config"):
         del hf.config.quantization_config
-    hf.save_pretrained(scratch)
+    with quiet():
+        hf.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
 
 

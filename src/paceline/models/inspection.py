@@ -12,7 +12,8 @@ from transformers import AutoConfig
 from paceline.errors import ModelLoadError
 from paceline.models.architectures import context_length, refuse_by_name
 from paceline.models.causal import named_tokens
-from paceline.models.loading import find_place, quiet, read_tokenizer, reading, refuse_unknown
+from paceline.models.loading import find_place, read_tokenizer, reading, refuse_unknown
+from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

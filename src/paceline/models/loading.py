@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from paceline.models.causal import CausalModel, named_tokens, wrap_model
 from paceline.models.draft_vocabulary import read_draft_vocabulary
 from paceline.models.gguf import converted_gguf
 from paceline.models.precision import choose_precision, shapes_of
+from paceline.models.silence import quiet
 from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
@@ -341,24 +341,6 @@ def _dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) -> tor
     if dtype == "auto":
         dtype = choose_precision("reading", shapes_of(config), device).precision
     return getattr(torch, dtype)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No bars and no reports while loading: what is wrong is raised, the rest is noise."""
-    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
-    levels = [logger.level for logger in loggers]
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:

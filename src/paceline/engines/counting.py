@@ -1,0 +1,46 @@
+"""Servers whose counters are of all requests since they started: what a request added is a difference."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class CountingServer(Engine):
+    """A server that nobody else may use while it is measured."""
+
+    def serve(self, request: Request) -> Served:
+        found = self.serve_together([request])
+        return Served(found.tokens[0], found.seconds[0], found.blocks)
+
+    def serve_together(self, requests: Sequence[Request]) -> Together:
+        before = self.counts()
+        with ThreadPoolExecutor(len(requests)) as pool:
+            answers = list(pool.map(self._timed, requests))
+        tokens, seconds = [tokens for tokens, _ in answers], [passed for _, passed in answers]
+        after = None if before is None else self.settled(before) - before
+        return Together(tokens, seconds, after)
+
+    def _timed(self, request: Request) -> tuple[list[int], float]:
+        start = time.perf_counter()
+        tokens = self.ask(request)
+        return tokens, time.perf_counter() - start
+
+    @abstractmethod
+    def ask(self, request: Request) -> list[int]:
+        """Send a request and read its tokens."""
+
+    @abstractmethod
+    def counts(self) -> BlockCounts | None:
+        """All blocks since the server started; None: it has no such counters."""
+
+    def settled(self, before: BlockCounts) -> BlockCounts:
+        """The counters once they include all answers."""
+        return self.counts() or before

@@ -1,0 +1,108 @@
+"""Timing whole requests: which gamma is the fastest, and how fast it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.core import speed as speed_model
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.measure.choosing import candidates, choose_gamma, num_choosing
+from paceline.measure.latency import PassTimer, has_room, time_pairs
+from paceline.measure.results import IntervalRow, SpeedRow, TriedRow
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.measure.measurement import MeasureConfig
+    from paceline.measure.results import GammaRow
+    from paceline.models.session import Model
+    from paceline.progress import Progress
+
+
+def _speculative(
+    target: Model, draft: Model, gamma: int, config: MeasureConfig
+) -> SpeculativeDecoder:
+    return SpeculativeDecoder(
+        *(target, draft, None, gamma, config.sampling), draft_sampling=config.draft_sampling
+    )
+
+
+def time_best(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[GammaRow],
+    middle: Sequence[int],
+    config: MeasureConfig,
+    progress: Progress,
+) -> tuple[GammaRow, list[TriedRow], SpeedRow]:
+    """The fastest gamma, what was tried, and its timing on requests that did not choose it."""
+    asked = prompts[: config.timed_prompts]
+
+    def decoder_of(gamma: int) -> SpeculativeDecoder:
+        return _speculative(target, draft, gamma, config)
+
+    def fits(row: GammaRow) -> bool:
+        decoder = decoder_of(row.gamma)
+        return all(has_room(decoder, prompt, config.max_new_tokens) for prompt in asked)
+
+    chosen, *others = candidates(rows)
+    others, tried = [row for row in others if fits(row)], list[TriedRow]()
+    choosing = num_choosing(len(asked)) if others and fits(chosen) else 0
+    if choosing:
+        chosen, tried = choose_gamma(
+            [chosen, *others],
+            decoder_of,
+            asked[:choosing],
+            max_new_tokens=config.max_new_tokens,
+            seed=config.seed + len(asked) * config.timed_repeats,  # none of the seeds below
+            progress=progress,
+        )
+    timer = PassTimer(target, draft, middle, [], config.sampling, config.draft_sampling)
+    timed = _time_requests(target, draft, asked[choosing:], chosen, timer, config, progress)
+    return chosen, tried, timed
+
+
+def _time_requests(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    chosen: GammaRow,
+    timer: PassTimer,
+    config: MeasureConfig,
+    progress: Progress,
+) -> SpeedRow:
+    """Paired timing at the chosen gamma, with single passes in between to compare it with."""
+    times = time_pairs(
+        AutoregressiveDecoder(target, config.sampling),
+        _speculative(target, draft, chosen.gamma, config),
+        prompts,
+        max_new_tokens=config.max_new_tokens,
+        seed=config.seed,
+        num_repeats=config.timed_repeats,
+        progress=progress,
+        between=timer.time_once,
+    )
+    for _ in range(config.pass_repeats - len(times.baseline_s) * config.timed_repeats):
+        timer.time_once()
+    rng = named_generator(config.seed, "bootstrap-speed")
+    decoding = IntervalRow.of(times.decoding_speedup(rng))
+    ratio, tau = timer.costs().cost_ratio, times.stats.block_efficiency
+    predicted = speed_model.predicted_speedup(chosen.block_efficiency, chosen.gamma, ratio)
+    reachable = speed_model.predicted_speedup(tau, chosen.gamma, ratio)
+    return SpeedRow(
+        gamma=chosen.gamma,
+        num_requests=len(times.baseline_s),
+        num_tokens=sum(times.method_tokens),
+        speedup=IntervalRow.of(times.speedup(rng)),
+        decoding_speedup=decoding,
+        cost_ratio=ratio,
+        predicted_speedup=predicted,
+        measured_over_predicted=decoding.value / predicted,
+        engine_efficiency=decoding.value / reachable,
+        baseline_tokens_per_s=sum(times.baseline_tokens) / sum(times.baseline_s),
+        speculative_tokens_per_s=sum(times.method_tokens) / sum(times.method_s),
+        block_efficiency=tau,
+        acceptance_rate=times.stats.acceptance_rate,
+    )
