@@ -45,7 +45,8 @@ def test_an_engines_costs_are_written_and_give_a_verdict_for_it(
     run, pair_folder, started, tmp_path
 ):
     costs = tmp_path / "costs.json"
-    timed = ["--set", "costs={gammas: [2], batch_sizes: [1, 2], num_rounds: 2}"]
+    timed = ["--set", "costs.gammas=[2]", "--set", "costs.batch_sizes=[1, 2]"]
+    timed += ["--set", "costs.num_rounds=2"]
     code, out, err = run(
         *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
     )

@@ -1,25 +1,39 @@
-"""The demo's draft in the engines themselves: `make engines` sets them up and runs this.
+"""The demo's draft in the engines themselves: `make engines` sets them up and runs this, about half an hour.
 
-`make test` leaves these out; there, small servers that answer as the engines do meet the same code
-(`tests/unit/test_measure_served.py`).
+Every result is kept in runs/engines. `make test` leaves these out; there, small servers that answer as the
+engines do meet the same code (`tests/unit/test_measure_served.py`).
 """
 
 import json
 import os
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from pydantic import BaseModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.cli.main import main
+from paceline.engines.client import Client
+from paceline.engines.process import free_port
+from paceline.models import load_model
 
 pytestmark = pytest.mark.engines
 
 FOLDER = Path(os.environ.get("PACELINE_ENGINES", ".engines"))
 DEMO = Path(os.environ.get("PACELINE_DEMO", "runs/demo"))
+RESULTS = Path(os.environ.get("PACELINE_ENGINE_RESULTS", "runs/engines"))
 TARGET = Path(".cache/SmolLM2-135M-Instruct.Q4_1.gguf")
 DRAFT = DEMO / "align" / "draft"
+PROMPTS = ("--prompts", DEMO / "data" / "prompts.jsonl", "--set", "max_prompt_tokens=32")
 PROGRAMS = {"vllm": FOLDER / "vllm/bin/vllm", "llamacpp": FOLDER / "llama-server"}
 OPTIONS = {
     "vllm": ["--enforce-eager", "--no-enable-prefix-caching"],
@@ -53,87 +67,249 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("exports")
+@pytest.fixture
+def export(run: Run) -> Callable[..., str]:
+    """Makes an export, once, and gives the path that the engine is given."""
 
+    def make(name: str, model: Path | str, to: str, *more: str) -> str:
+        out = RESULTS / "exports" / name
+        code, text, err = run(
+            *("export", model, "--to", to, "--out", out, "--overwrite", "--json", *more)
+        )
+        assert code == 0, err
+        return json.loads(text)["path"]
 
-def export(run: Run, out: Path, model: Path, to: str, *more: str) -> str:
-    """The path that the engine is given."""
-    code, text, err = run("export", model, "--to", to, "--out", out, "--json", *more)
-    assert code == 0, err
-    return json.loads(text)["path"]
+    return make
 
 
 def served(
-    run: Run, engine: str, target: str, draft: str, count: int, *more: str
+    run: Run, name: str, engine: str, target: str, draft: str, count: int, *more: str
 ) -> dict[str, Any]:
+    """A measurement in an engine that is started, kept in RESULTS under its name."""
+    given = {
+        "engine.program": PROGRAMS[engine],
+        "engine.target": target,
+        "engine.draft": draft,
+        "engine.options": json.dumps(OPTIONS[engine]),
+        "num_prompts": count,
+        "num_speculative_tokens": GAMMA,
+    }
+    sets = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+    pair = ("--target", TARGET, "--draft", DRAFT)
     code, out, err = run(
-        *("measure", "--engine", engine, "--target", TARGET, "--draft", DRAFT),
-        *("--prompts", DEMO / "data" / "prompts.jsonl", "--set", "max_prompt_tokens=32"),
-        *(
-            "--set",
-            f"engine.program={PROGRAMS.get(engine, '')}",
-            "--set",
-            f"engine.target={target}",
-        ),
-        *(
-            "--set",
-            f"engine.draft={draft}",
-            "--set",
-            f"engine.options={json.dumps(OPTIONS[engine])}",
-        ),
-        *("--set", f"num_prompts={count}", "--set", f"num_speculative_tokens={GAMMA}"),
-        *("--set", "dtype=float32", "--temperature", "0", "--json", *more),
+        *("measure", "--engine", engine, *pair, *PROMPTS, *sets, "--temperature", "0", "--json"),
+        *more,
     )
     assert code in (0, 1), err
+    keep(name, out)
     return json.loads(out)
 
 
-@needs("vllm")
-def test_vllm_with_the_draft_writes_what_it_writes_without(run: Run, exported: Path):
-    """float32, 20 prompts, greedy."""
-    target = export(run, exported / "vllm-target", TARGET, "vllm")
-    draft = export(run, exported / "vllm", DRAFT, "vllm", "--target", str(TARGET))
-    found = served(run, "vllm", target, draft, 20)
-    assert found["speed"]["num_equal"] == found["num_requests"] == 20
+def keep(name: str, text: str) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(text)
+
+
+FLOAT32, BFLOAT16 = ("--set", "dtype=float32"), ("--set", "dtype=bfloat16")
 
 
 @needs("vllm")
-def test_vllm_accepts_what_was_predicted_by_position(run: Run, exported: Path):
-    """64 prompts, greedy drafts."""
-    target = export(run, exported / "vllm-target64", TARGET, "vllm")
-    draft = export(run, exported / "vllm64", DRAFT, "vllm", "--target", str(TARGET))
-    found = served(run, "vllm", target, draft, 64, "--set", "plain=false")
+def test_vllm_writes_the_same_with_the_draft_and_accepts_what_was_predicted(run: Run, export):
+    """float32, greedy, 64 prompts."""
+    target = export("vllm-target", TARGET, "vllm")
+    draft = export("vllm-draft", DRAFT, "vllm", "--target", str(TARGET))
+    found = served(run, "vllm-float32", "vllm", target, draft, 64, *FLOAT32)
+    assert found["speed"]["num_equal"] == found["num_requests"] == 64
+    assert found["agreement"]["agrees"], found["agreement"]["reason"]
+
+
+@needs("vllm")
+def test_in_bfloat16_texts_of_vllm_part_at_near_ties_alone(run: Run, export):
+    """20 prompts; also the costs of its steps, and the verdict that they give."""
+    target = export("vllm-target", TARGET, "vllm")
+    draft = export("vllm-draft", DRAFT, "vllm", "--target", str(TARGET))
+    costs = RESULTS / "vllm-costs.json"
+    timed = ("--write-costs", str(costs), "--set", "costs.gammas=[1, 3]")
+    found = served(run, "vllm-bfloat16", "vllm", target, draft, 20, *BFLOAT16, *timed)
+    speed = found["speed"]
+    assert speed["num_equal"] + speed["num_near_ties"] == found["num_requests"] == 20
+    assert_costs_give_a_verdict(run, costs)
+
+
+def assert_costs_give_a_verdict(run: Run, costs: Path) -> None:
+    code, out, err = run(
+        *("measure", "--target", TARGET, "--draft", DRAFT, *PROMPTS, "--temperature", "0"),
+        *("--costs", costs, "--json"),
+    )
+    assert code in (0, 1), err
+    keep(f"{costs.stem}-verdict", out)
+    assert json.loads(out)["cost"]["engine"].startswith(costs.stem.split("-")[0])
+
+
+@needs("llamacpp")
+def test_llama_server_accepts_what_was_predicted(run: Run, export):
+    """64 prompts; both models as float32 GGUF files."""
+    target = export("gguf-target-f32", TARGET, "llamacpp", "--dtype", "float32")
+    more = ("--target", str(TARGET), "--dtype", "float32")
+    draft = export("gguf-draft-f32", DRAFT, "llamacpp", *more)
+    found = served(run, "llamacpp-float32", "llamacpp", target, draft, 64, *FLOAT32)
+    assert found["agreement"]["agrees"], found["agreement"]["reason"]
+    assert found["speed"]["num_equal"] + found["speed"]["num_near_ties"] == 64
+
+
+@needs("llamacpp")
+def test_costs_of_llama_server_give_a_verdict_for_it(run: Run, export):
+    """bfloat16 files, one request and four at a time."""
+    target = export("gguf-target-bf16", TARGET, "llamacpp", "--dtype", "bfloat16")
+    more = ("--target", str(TARGET), "--dtype", "bfloat16")
+    draft = export("gguf-draft-bf16", DRAFT, "llamacpp", *more)
+    costs = RESULTS / "llamacpp-costs.json"
+    timed = ("--write-costs", str(costs), "--set", "costs.gammas=[1, 3]")
+    served(run, "llamacpp-bfloat16", "llamacpp", target, draft, 20, *BFLOAT16, *timed)
+    assert_costs_give_a_verdict(run, costs)
+
+
+@needs("llamacpp")
+def test_a_draft_of_some_tokens_with_its_list_baked_in_and_without(run: Run, export):
+    """The demo's draft was trained to propose 12,288 tokens; llama.cpp drafts from all unless they are baked in."""
+    target = export("gguf-target-f32", TARGET, "llamacpp", "--dtype", "float32")
+    more = ("--target", str(TARGET), "--dtype", "float32", "--set", "draft_vocabulary=bake")
+    baked = export("gguf-baked-f32", DRAFT, "llamacpp", *more)
+    plain = ("--set", "plain=false")
+    found = served(run, "llamacpp-baked", "llamacpp", target, baked, 64, *FLOAT32, *plain)
     assert found["agreement"]["agrees"], found["agreement"]["reason"]
 
 
 @needs("llamacpp")
-def test_llama_server_accepts_what_was_predicted_by_position(run: Run, exported: Path):
-    """64 prompts, greedy drafts; both models as float32 GGUF files."""
-    more = ("--dtype", "float32")
-    target = export(run, exported / "gguf-target", TARGET, "llamacpp", *more)
-    draft = export(run, exported / "gguf", DRAFT, "llamacpp", "--target", str(TARGET), *more)
-    found = served(run, "llamacpp", target, draft, 64)
+def test_a_draft_made_elsewhere_goes_the_same_way(run: Run, export, tmp_path: Path):
+    """Saved by transformers alone with other padding rows, converted by llama.cpp's own script."""
+    hf = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
+    hf.resize_token_embeddings(49280)
+    hf.save_pretrained(tmp_path / "theirs")
+    AutoTokenizer.from_pretrained(DRAFT).save_pretrained(tmp_path / "theirs")
+    target = export("gguf-target-f32", TARGET, "llamacpp", "--dtype", "float32")
+    more = ("--target", str(TARGET), "--dtype", "float32")
+    ours = export("gguf-theirs-f32", tmp_path / "theirs", "llamacpp", *more)
+    plain = ("--set", "plain=false", "--draft", str(tmp_path / "theirs"))
+    found = served(run, "llamacpp-theirs", "llamacpp", target, ours, 16, *FLOAT32, *plain)
     assert found["agreement"]["agrees"], found["agreement"]["reason"]
-    assert found["speed"]["num_equal"] >= 0.95 * found["num_requests"]
+    converted = tmp_path / "theirs.gguf"
+    script = FOLDER / "llama.cpp" / "convert_hf_to_gguf.py"
+    exported = export("theirs", tmp_path / "theirs", "transformers", *more)
+    command = [sys.executable, script, exported, "--outfile", converted, "--outtype", "f32"]
+    subprocess.run(command, check=True, capture_output=True)
+    plain = ("--set", "plain=false", "--draft", str(converted))
+    found = served(run, "llamacpp-gguf", "llamacpp", target, str(converted), 16, *FLOAT32, *plain)
+    assert found["agreement"]["agrees"], found["agreement"]["reason"]
 
 
 @needs()
-def test_transformers_accepts_what_was_predicted_by_position(run: Run):
+def test_transformers_accepts_what_was_predicted(run: Run):
+    """64 prompts."""
+    given = ("--set", f"num_speculative_tokens={GAMMA}", *FLOAT32, "--temperature", "0", "--json")
+    pair = ("--target", TARGET, "--draft", DRAFT)
+    code, out, err = run("measure", "--engine", "transformers", *pair, *PROMPTS, *given)
+    assert code == 0, err
+    keep("transformers-float32", out)
+    found = json.loads(out)
+    assert found["speed"]["num_equal"] == found["num_requests"] == 64
+
+
+@needs("vllm", "llamacpp")
+@pytest.mark.parametrize("to", ["vllm", "llamacpp", "transformers"])
+def test_an_export_is_loaded_by_its_engine(run: Run, export, to: str):
+    """--check-engine."""
+    target = export(f"{to}-served", TARGET, to)
+    more = ["--set", f"engine={{engine: {to}}}"]
+    if to in PROGRAMS:
+        options = json.dumps(OPTIONS[to])
+        more = ["--set", f"engine={{engine: {to}, program: {PROGRAMS[to]}, options: {options}}}"]
     code, out, err = run(
-        *("measure", "--engine", "transformers", "--target", TARGET, "--draft", DRAFT),
-        *("--prompts", DEMO / "data" / "prompts.jsonl", "--set", "max_prompt_tokens=32"),
-        *(
-            "--set",
-            f"num_speculative_tokens={GAMMA}",
-            "--set",
-            "dtype=float32",
-            "--temperature",
-            "0",
-        ),
-        "--json",
+        *("export", DRAFT, "--target", TARGET, "--to", to, "--out", RESULTS / f"exports/{to}-ok"),
+        *("--overwrite", "--check-engine", "--set", f"served_target={target}", *more),
     )
     assert code == 0, err
-    found = json.loads(out)
-    assert found["speed"]["num_equal"] == found["num_requests"]
+    assert "drafted tokens accepted" in out
+
+
+class _Tokens(BaseModel):
+    tokens: list[int]
+
+
+class _Content(BaseModel):
+    content: str
+
+
+@contextmanager
+def llama_server(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    port = free_port()
+    command = [PROGRAMS["llamacpp"], "--port", str(port), "-c", "512", "-t", "2", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    client = Client(url)
+    try:
+        for _ in range(240):
+            try:
+                client.get_text("/health")
+                break
+            except Exception:
+                time.sleep(0.25)
+        yield url, process
+    finally:
+        client.close()
+        process.terminate()
+        process.wait()
+
+
+@needs("llamacpp")
+def test_llama_cpp_tokenizes_an_export_as_we_do(run: Run, export):
+    """Texts of the demo, and strings of random tokens; both ways."""
+    draft = export(
+        "gguf-draft-f32", DRAFT, "llamacpp", "--target", str(TARGET), "--dtype", "float32"
+    )
+    tokenizer: Any = load_model(DRAFT).tokenizer
+    rng = torch.Generator().manual_seed(0)
+    drawn = torch.randint(20, 49000, (200, 12), generator=rng)
+    texts = [tokenizer.decode(row) for row in drawn]
+    rows = [json.loads(line) for line in (DEMO / "data/prompts.jsonl").open()]
+    texts += [str(next(iter(row.values())))[:400] for row in rows[:50]]
+    with llama_server("-m", draft) as (url, _):
+        client = Client(url)
+        for text in texts:
+            ours = tokenizer(text, add_special_tokens=False)["input_ids"]
+            asked = {"content": text, "add_special": False, "parse_special": True}
+            theirs = client.post("/tokenize", asked, _Tokens).tokens
+            assert theirs == ours, text
+            back = client.post("/detokenize", {"tokens": theirs}, _Content).content
+            assert back == text
+        client.close()
+
+
+@needs("llamacpp")
+def test_a_server_without_the_draft_or_with_a_key_or_that_dies_is_one_line(run: Run, export):
+    target = export("gguf-target-f32", TARGET, "llamacpp", "--dtype", "float32")
+    draft = export(
+        "gguf-draft-f32", DRAFT, "llamacpp", "--target", str(TARGET), "--dtype", "float32"
+    )
+
+    def refused(url: str, *more: str) -> str:
+        code, out, err = run(
+            *("measure", "--engine", "llamacpp", "--url", url, "--target", TARGET),
+            *("--draft", DRAFT, *PROMPTS, "--temperature", "0", *FLOAT32, *more),
+        )
+        assert (code, out) == (3, "")
+        return err.strip().splitlines()[-1]
+
+    # the draft is loaded, and not used: --spec-type is missing
+    with llama_server("-m", target, "-md", draft, "--metrics") as (url, _):
+        assert "served without the draft" in refused(url)
+    speculating = ("-m", target, "-md", draft, "--metrics", "--spec-type", "draft-simple")
+    with llama_server(*speculating, "--api-key", "secret") as (url, _):
+        assert "API key is wrong or missing" in refused(url)
+        assert "secret" not in refused(url)
+    with llama_server("-m", target) as (url, _):
+        assert "--metrics" in refused(url)
+    with llama_server(*speculating) as (url, process):
+        killer = threading.Timer(15, process.send_signal, [signal.SIGKILL])
+        killer.start()
+        assert "cannot be reached or closed the connection" in refused(url)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from aligning import write_corpus, write_pair
+from engine_costs import step, write_costs
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.prediction import Prediction
 from paceline.bench.tune import TuneConfig, spread, tune, undominated
@@ -252,3 +253,19 @@ def test_a_latency_budget_is_met_without_a_metric(folder: Path, tmp_path: Path):
     found = tune(settings(folder, tmp_path / "run", task=text, max_latency=1000.0, num_timed=None))
     assert found.chosen.quality is None
     assert found.chosen.speedup.value > 1e-3
+
+
+def test_with_an_engines_costs_its_seconds_and_its_drafts_decide(folder: Path, tmp_path: Path):
+    """A block of 1 costs as much as three steps there, one of 3 as much as one: blocks of 3 it is."""
+    costs = write_costs(folder, step(0, 0.01), step(1, 0.03), step(3, 0.01))
+    wanted = settings(
+        folder, tmp_path / "run", quality_floor=0.5, sampling={"temperature": 0.5}, costs=str(costs)
+    )
+    found = tune(wanted)
+    tried = [(one, one.decoding.strategy) for one in found.tried]
+    drafted = [(one, how) for one, how in tried if isinstance(how, Speculative)]
+    assert drafted
+    for one, strategy in drafted:
+        assert strategy.num_speculative_tokens == 3
+        assert strategy.draft_sampling == SamplingParams(temperature=0)
+        assert one.speedup.value >= 0.99, "a block costs a step, and gives a token at least"

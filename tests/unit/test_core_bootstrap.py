@@ -7,7 +7,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from paceline.core.bootstrap import mean_interval, ratio_interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import (
+    mean_interval,
+    median_interval,
+    ratio_interval,
+    ratio_of_ratios_interval,
+)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -98,6 +103,28 @@ def test_means_have_students_bounds(count: int):
     found = mean_interval(values)
     error = float(values.std(correction=1)) / math.sqrt(count)
     assert found.high - found.value == pytest.approx(stats.t.ppf(0.975, count - 1) * error)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 8, 9, 12, 16, 31])
+def test_medians_have_the_narrowest_order_statistics_of_95_percent(count: int):
+    """The number of values below the true median is binomial with even chances."""
+    found = median_interval(torch.arange(count).float())
+    assert found.value == (count - 1) / 2
+    assert found.low + found.high == count - 1
+
+    def coverage(rank: int) -> float:
+        return 1 - 2 * float(stats.binom.cdf(rank, count, 0.5))
+
+    rank = round(found.low)
+    assert rank == 0 or coverage(rank) >= 0.95
+    assert coverage(rank + 1) < 0.95
+
+
+def test_a_median_does_not_see_what_a_few_values_are():
+    values = torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0, 6.0, 8.0, 7.0, 1e30])
+    assert median_interval(values) == (5, 2, 8)
+    with pytest.raises(ValueError, match="at least 1 value"):
+        median_interval(values[:0])
 
 
 def test_no_bound_lies_beyond_what_the_ratio_can_be():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aligning import write_pair
+from engine_costs import costs_of, step, write_costs
 from paceline.bench.priced import price
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow
 from paceline.config import validate
@@ -16,10 +17,8 @@ from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculati
 from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together
 from paceline.errors import EngineError, PacelineError
 from paceline.measure import MeasureConfig, measure
-from paceline.measure.engine_costs import EngineCosts, StepCost, read_costs
-from paceline.measure.results import IntervalRow
+from paceline.measure.engine_costs import StepCost, read_costs
 from paceline.measure.served_costs import CostsConfig, StepTimer
-from paceline.models import load_model
 from paceline.progress import silent
 
 PREFILL_S, STEP_S, BLOCK_S, PER_BLOCK = 0.5, 0.01, 0.016, 2
@@ -57,7 +56,7 @@ def requests(count: int = 6, tokens: int = 65) -> list[Request]:
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_prompt_is_not_in_a_steps_cost(gamma: int, step_s: float, batch_size: int):
     config = CostsConfig(file=Path("unused"), batch_sizes=(batch_size,), num_rounds=3)
-    timer = StepTimer(config, requests(), 0, silent)
+    timer = StepTimer(config, requests(), silent)
     timer.time(Clock(gamma), gamma)
     (found,) = timer.steps
     assert found.seconds.value == pytest.approx(step_s * (1 + 0.1 * (batch_size - 1)))
@@ -65,36 +64,15 @@ def test_the_prompt_is_not_in_a_steps_cost(gamma: int, step_s: float, batch_size
 
 
 def test_an_engine_that_stops_drafting_has_no_costs():
-    timer = StepTimer(CostsConfig(file=Path("unused")), requests(), 0, silent)
+    timer = StepTimer(CostsConfig(file=Path("unused")), requests(), silent)
     with pytest.raises(EngineError, match="stopped drafting"):
         timer.time(Clock(3, drafts=False), 3)
 
 
 def test_texts_without_a_step_have_no_costs():
-    timer = StepTimer(CostsConfig(file=Path("unused")), requests(tokens=2), 0, silent)
+    timer = StepTimer(CostsConfig(file=Path("unused")), requests(tokens=2), silent)
     with pytest.raises(EngineError, match="raise max_new_tokens"):
         timer.time(Clock(0), 0)
-
-
-def step(gamma: int, seconds: float, batch_size: int = 1) -> StepCost:
-    row = IntervalRow(value=seconds, low=seconds * 0.9, high=seconds * 1.1)
-    return StepCost(gamma=gamma, batch_size=batch_size, seconds=row, num_steps=100)
-
-
-def costs_of(*steps: StepCost, **changes: Any) -> EngineCosts:
-    values: dict[str, Any] = {
-        "engine": "vllm",
-        "engine_version": "0.32.0",
-        "drafting": "greedy",
-        "dtype": "float32",
-        "full_vocabulary": True,
-        "target_parameters": 1,
-        "draft_parameters": 1,
-        "mean_context": 50.0,
-        "steps": list(steps),
-        "environment": {},
-    }
-    return EngineCosts(**(values | changes))
 
 
 COSTS = costs_of(
@@ -139,14 +117,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("pair"))
 
 
-def costs_file(folder: Path, **changes: Any) -> Path:
-    """Of the pair, in an engine where a block of three costs one step and a half."""
-    sizes = [load_model(folder / name).num_parameters for name in ("target", "draft")]
-    known = {"target_parameters": sizes[0], "draft_parameters": sizes[1]}
-    found = costs_of(step(0, 0.010), step(1, 0.012), step(3, 0.015), **(known | changes))
-    path = folder / "costs.json"
-    path.write_text(found.model_dump_json())
-    return path
+STEPS = (step(0, 0.010), step(1, 0.012), step(3, 0.015))
+"""An engine where a block of three costs one step and a half."""
 
 
 def config(folder: Path, **changes: Any) -> MeasureConfig:
@@ -160,7 +132,7 @@ def config(folder: Path, **changes: Any) -> MeasureConfig:
         "max_new_tokens": 24,
         "dtype": "float32",
         "device": "cpu",
-        "costs": str(costs_file(folder)),
+        "costs": str(write_costs(folder, *STEPS)),
     }
     return validate(MeasureConfig, values | changes)
 
@@ -188,16 +160,18 @@ def test_measure_takes_an_engines_costs_and_its_way_of_drafting(folder: Path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("given", "said"),
     [
-        ({"target_parameters": 5}, "was measured with 5 and"),
-        ({"steps": [step(0, 0.01)]}, "lacks the costs"),
-        ({"steps": [step(1, 0.01)]}, "lacks the costs"),
+        ((STEPS, 5), "was measured with 5 and"),
+        ((STEPS[:1], None), "lacks the costs"),
+        ((STEPS[1:], None), "lacks the costs"),
     ],
 )
-def test_costs_of_something_else_are_refused(folder: Path, changes: dict[str, Any], said: str):
-    wanted = config(folder)
-    costs_file(folder, **changes)
+def test_costs_of_something_else_are_refused(
+    folder: Path, given: tuple[tuple[StepCost, ...], int | None], said: str
+):
+    wanted, (steps, size) = config(folder), given
+    write_costs(folder, *steps, **({} if size is None else {"target_parameters": size}))
     with pytest.raises(PacelineError, match=said):
         measure(wanted)
 

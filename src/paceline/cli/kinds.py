@@ -22,10 +22,17 @@ class Kind(StrEnum):
     trajectory = "trajectory"
     analyze = "analyze"
     measure = "measure"
+    measure_engine = "measure-engine"
     verify = "verify"
     decode = "decode"
     bench = "bench"
     tune = "tune"
+    export = "export"
+
+    @property
+    def command(self) -> str:
+        """As it is typed."""
+        return "measure --engine" if self is Kind.measure_engine else str(self)
 
 
 def schema_of(kind: Kind) -> type[StrictModel]:
@@ -34,8 +41,10 @@ def schema_of(kind: Kind) -> type[StrictModel]:
     from paceline.bench.tune import TuneConfig
     from paceline.data.requests import GenerateDataConfig
     from paceline.decode.strategies import DecodingConfig
+    from paceline.export import ExportConfig
     from paceline.measure import MeasureConfig, VerifyConfig
     from paceline.measure.frontier import AnalyzeConfig
+    from paceline.measure.served_figures import ServedConfig
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.train import AlignConfig, PretrainConfig
     from paceline.train.drafts import DraftConfig
@@ -49,11 +58,13 @@ def schema_of(kind: Kind) -> type[StrictModel]:
         Kind.sweep: SweepConfig,
         Kind.trajectory: TrajectoryConfig,
         Kind.measure: MeasureConfig,
+        Kind.measure_engine: ServedConfig,
         Kind.analyze: AnalyzeConfig,
         Kind.verify: VerifyConfig,
         Kind.decode: DecodingConfig,
         Kind.bench: BenchConfig,
         Kind.tune: TuneConfig,
+        Kind.export: ExportConfig,
     }[kind]
 
 

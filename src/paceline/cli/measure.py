@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import progress_bars, say, stdout
 
 if TYPE_CHECKING:
     from paceline.measure import MeasureConfig
@@ -95,6 +95,8 @@ def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
     check_served(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = measure_served(wanted, progress)
+    for note in found.notes:
+        say(f"note: {note}")
     if json:
         typer.echo(found.model_dump_json(indent=2))
     else:

@@ -108,6 +108,8 @@ def _refuse_another_kind(cls: type[StrictModel], config: Path, values: dict[str,
 
     others = kinds_that_read(values)
     if others:
-        readers = [f"paceline {kind}" for kind in Kind if schema_of(kind) is cls]
+        readers = [f"paceline {kind.command}" for kind in Kind if schema_of(kind) is cls]
         wanted = f"; {readers[0]} does not know its key {unknown[0]}" if readers else ""
-        raise ConfigError(f"{config} is a file for paceline {' or '.join(others)}{wanted}")
+        raise ConfigError(
+            f"{config} is a file for paceline {' or '.join(kind.command for kind in others)}{wanted}"
+        )

@@ -50,7 +50,7 @@ class StepCost(StrictModel):
     Attributes:
         gamma: Tokens drafted per block; 0: the target alone, whose step gives one token.
         batch_size: Requests served at the same time.
-        seconds: Of a step, all of its requests included; the interval is over rounds.
+        seconds: Of a step, all of its requests included: the median of rounds, and its interval.
         num_steps: How many were timed, each request's counted apart.
     """
 

@@ -14,6 +14,7 @@ from paceline.engines.choice import Setup, check_choice, client_of, connect
 from paceline.engines.commands import Drafting, Room, check_draft_path
 from paceline.engines.contract import Conventions, Request, Served
 from paceline.engines.start import started
+from paceline.engines.versions import untried
 from paceline.errors import EngineError
 from paceline.measure.acceptance import forced_logits
 from paceline.measure.engine_costs import EngineCosts
@@ -62,6 +63,7 @@ class ServedMeasurement(StrictModel):
         served: From the engine's own counters.
         predicted: From both models' probabilities over the texts that the engine wrote.
         speed: None: the engine was not started here, or not without the draft.
+        notes: What to know about the engine.
     """
 
     schema_version: Literal[1] = 1
@@ -77,15 +79,17 @@ class ServedMeasurement(StrictModel):
     environment: dict[str, object]
     target_fingerprint: str = ""
     draft_fingerprint: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Answers(NamedTuple):
-    """Of one server: who answered, how it counts, and what it answered."""
+    """Of one server: who answered, how it counts, what it answered, and what to know about it."""
 
     name: str
     version: str
     conventions: Conventions
     served: list[Served]
+    notes: tuple[str, ...] = ()
 
 
 def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedMeasurement:
@@ -105,7 +109,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     pair = load_scored(config) if config.engine.engine == "transformers" else None
     steps = None
     if config.costs is not None:
-        steps = StepTimer(config.costs, requests, config.seed, progress)
+        steps = StepTimer(config.costs, requests, progress)
     plain, drafted = _answers(config, pair, requests, steps, progress)
     pair = pair or load_scored(config)
     if config.costs is not None and steps is not None:
@@ -131,6 +135,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         environment=environment(),
         target_fingerprint=fingerprint(config.target),
         draft_fingerprint=fingerprint(config.draft),
+        notes=drafted.notes,
     )
 
 
@@ -248,7 +253,7 @@ def _in_turns(
 
     `drafts`: whether the first engine is to draft.
     """
-    found = [Answers(one.name, one.version, one.conventions, []) for one in engines]
+    found = [_nothing_yet(one) for one in engines]
     warm = [engine.serve(requests[0]) for engine in engines]
     if drafts:
         _check_drafted(config, warm[0])
@@ -257,6 +262,12 @@ def _in_turns(
             answers.served.append(engine.serve(request))
         progress("requests", number + 1, len(requests))
     return found
+
+
+def _nothing_yet(engine: Engine) -> Answers:
+    note = untried(engine)
+    notes = () if note is None else (note,)
+    return Answers(engine.name, engine.version, engine.conventions, [], notes)
 
 
 @contextmanager

@@ -10,11 +10,10 @@ import torch
 from pydantic import Field
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import ratio_interval
+from paceline.core.bootstrap import median_interval
 from paceline.errors import EngineError
 from paceline.measure.engine_costs import StepCost
 from paceline.measure.results import IntervalRow
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,7 @@ class CostsConfig(StrictModel):
     file: Path
     gammas: tuple[_Count, ...] = Field(default=(1, 3, 6), min_length=1)
     batch_sizes: tuple[_Count, ...] = Field(default=(1,), min_length=1)
-    num_rounds: int = Field(default=8, ge=2)
+    num_rounds: int = Field(default=12, ge=2)
 
 
 class StepTimer:
@@ -51,10 +50,9 @@ class StepTimer:
     """
 
     def __init__(
-        self, config: CostsConfig, requests: Sequence[Request], seed: int, progress: Progress
+        self, config: CostsConfig, requests: Sequence[Request], progress: Progress
     ) -> None:
-        self._config, self._requests = config, requests
-        self._seed, self._progress = seed, progress
+        self._config, self._requests, self._progress = config, requests, progress
         self.steps: list[StepCost] = []
 
     @property
@@ -84,9 +82,8 @@ class StepTimer:
                     f"steps of {engine.name} could not be timed: its texts end early, or the machine is "
                     "busy; raise max_new_tokens, or use other prompts"
                 )
-            found = ratio_interval(
-                torch.tensor(seconds), torch.tensor(steps), rng=named_generator(self._seed, "steps")
-            )
+            # a median: a round in which the machine did something else says nothing
+            found = median_interval(torch.tensor(seconds) / torch.tensor(steps))
             row = IntervalRow.of(found)
             self.steps.append(
                 StepCost(gamma=gamma, batch_size=batch_size, seconds=row, num_steps=sum(steps))
@@ -97,9 +94,12 @@ class StepTimer:
         places = [number * batch_size + place for place in range(batch_size)]
         some = [self._requests[place % len(self._requests)] for place in places]
         whole = engine.serve_together(some)
+        if gamma and (whole.blocks is None or not whole.blocks.num_drafted):
+            raise EngineError(f"{engine.name} stopped drafting while its steps were timed")
         begun = engine.serve_together([_begun(request) for request in some])
-        steps = _num_steps(whole, gamma) - _num_steps(begun, gamma)
-        return sum(whole.seconds) - sum(begun.seconds), steps
+        return sum(whole.seconds) - sum(begun.seconds), _num_steps(whole, gamma) - _num_steps(
+            begun, gamma
+        )
 
 
 def _begun(request: Request) -> Request:
@@ -110,9 +110,7 @@ def _num_steps(answers: Together, gamma: int) -> int:
     """Each request's steps: blocks, or the tokens of a target that decodes alone."""
     if not gamma:
         return sum(map(len, answers.tokens))
-    if answers.blocks is None or not answers.blocks.num_drafted:
-        raise EngineError("the engine stopped drafting while its steps were timed")
-    return answers.blocks.num_blocks
+    return 0 if answers.blocks is None else answers.blocks.num_blocks
 
 
 def mean_context(requests: Sequence[Request]) -> float:

@@ -142,4 +142,9 @@ def is_baked(path: str | Path) -> bool:
     marker = (place if place.is_dir() else place.parent) / EXPORTED
     if not marker.exists():
         return False
-    return json.loads(marker.read_text("utf-8")).get("draft_vocabulary") == "bake"
+    try:
+        return dict(json.loads(marker.read_text("utf-8"))).get("draft_vocabulary") == "bake"
+    except (ValueError, TypeError) as error:
+        raise ModelLoadError(
+            f"{marker} is damaged ({error}); export the draft again with --overwrite"
+        ) from None
