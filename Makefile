@@ -16,7 +16,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install test lint style types layers spelling format demo engines clean
+.PHONY: help install test lint style types layers spelling format demo engines vllm llamacpp clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -31,7 +31,12 @@ test: lint ## set up, lint, then all tests
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
 
-engines: $(VENV)/.dev $(ENGINES)/.vllm-$(VLLM) $(ENGINES)/.llama-$(LLAMA_CPP) ## vLLM and llama.cpp beside Paceline, and the demo's draft in both (after make demo)
+vllm: $(ENGINES)/.vllm-$(VLLM) ## vLLM for processors, in .engines/vllm
+
+llamacpp: $(ENGINES)/.llama-$(LLAMA_CPP) ## llama.cpp's server, built here: .engines/llama-server
+
+engines: $(VENV)/.dev vllm llamacpp ## both engines, then the demo's draft in them (half an hour, after make demo)
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt sentencepiece # for llama.cpp's converter
 	test -d $(DEMO_RUN)/align/draft || { echo "make demo makes the draft that is checked" >&2; exit 2; }
 	$(BIN)/pytest -m engines tests/engines
 

@@ -18,12 +18,13 @@ def costs_of(*steps: StepCost, **changes: Any) -> EngineCosts:
         "engine": "vllm",
         "engine_version": "0.32.0",
         "drafting": "greedy",
-        "dtype": "float32",
+        "drafts_in_full": False,
         "full_vocabulary": True,
         "target_parameters": 1,
         "draft_parameters": 1,
         "mean_context": 50.0,
         "steps": list(steps),
+        "served": {},
         "environment": {},
     }
     return EngineCosts(**(values | changes))

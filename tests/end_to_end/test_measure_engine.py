@@ -45,8 +45,8 @@ def test_an_engines_costs_are_written_and_give_a_verdict_for_it(
     run, pair_folder, started, tmp_path
 ):
     costs = tmp_path / "costs.json"
-    timed = ["--set", "costs.gammas=[2]", "--set", "costs.batch_sizes=[1, 2]"]
-    timed += ["--set", "costs.num_rounds=2"]
+    timed = ["--set", "write_costs.gammas=[2]", "--set", "write_costs.batch_sizes=[1, 2]"]
+    timed += ["--set", "write_costs.num_rounds=6"]
     code, out, err = run(
         *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
     )
@@ -100,7 +100,10 @@ def test_a_server_that_cannot_start_is_one_line_with_its_last_words(run, pair_fo
         (["--write-costs", "costs.json"], "--write-costs needs --engine"),
         (["--engine", "llamacpp", "--costs", "costs.json"], "--write-costs writes them"),
         (["--engine", "vllm", "--url", "http://x", "--write-costs", "c"], "leave url out"),
-        (["--engine", "transformers", "--set", "costs={file: c, batch_sizes: [2]}"], "at [1]"),
+        (
+            ["--engine", "transformers", "--set", "write_costs={file: c, batch_sizes: [2]}"],
+            "at [1]",
+        ),
         (["--engine", "tgi"], "'vllm'"),
         (["--engine", "transformers", "--url", "http://x"], "has no url"),
         (["--engine", "llamacpp", "--set", "drafting=probabilistic"], "a setting of vllm"),

@@ -129,7 +129,7 @@ def test_in_bfloat16_texts_of_vllm_part_at_near_ties_alone(run: Run, export):
     target = export("vllm-target", TARGET, "vllm")
     draft = export("vllm-draft", DRAFT, "vllm", "--target", str(TARGET))
     costs = RESULTS / "vllm-costs.json"
-    timed = ("--write-costs", str(costs), "--set", "costs.gammas=[1, 3]")
+    timed = ("--write-costs", str(costs), "--set", "write_costs.gammas=[1, 3]")
     found = served(run, "vllm-bfloat16", "vllm", target, draft, 20, *BFLOAT16, *timed)
     speed = found["speed"]
     assert speed["num_equal"] + speed["num_near_ties"] == found["num_requests"] == 20
@@ -164,7 +164,7 @@ def test_costs_of_llama_server_give_a_verdict_for_it(run: Run, export):
     more = ("--target", str(TARGET), "--dtype", "bfloat16")
     draft = export("gguf-draft-bf16", DRAFT, "llamacpp", *more)
     costs = RESULTS / "llamacpp-costs.json"
-    timed = ("--write-costs", str(costs), "--set", "costs.gammas=[1, 3]")
+    timed = ("--write-costs", str(costs), "--set", "write_costs.gammas=[1, 3]")
     served(run, "llamacpp-bfloat16", "llamacpp", target, draft, 20, *BFLOAT16, *timed)
     assert_costs_give_a_verdict(run, costs)
 
@@ -271,7 +271,8 @@ def test_llama_cpp_tokenizes_an_export_as_we_do(run: Run, export):
     rng = torch.Generator().manual_seed(0)
     drawn = torch.randint(20, 49000, (200, 12), generator=rng)
     texts = [tokenizer.decode(row) for row in drawn]
-    rows = [json.loads(line) for line in (DEMO / "data/prompts.jsonl").open()]
+    lines = (DEMO / "data/prompts.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
     texts += [str(next(iter(row.values())))[:400] for row in rows[:50]]
     with llama_server("-m", draft) as (url, _):
         client = Client(url)

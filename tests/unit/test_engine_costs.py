@@ -6,19 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from aligning import write_pair
 from engine_costs import costs_of, step, write_costs
-from paceline.bench.priced import price
+from paceline.bench.engine_seconds import in_engine_seconds
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together
+from paceline.engines.versions import untried
 from paceline.errors import EngineError, PacelineError
 from paceline.measure import MeasureConfig, measure
 from paceline.measure.engine_costs import StepCost, read_costs
-from paceline.measure.served_costs import CostsConfig, StepTimer
+from paceline.measure.served_costs import StepTimer, WriteCosts
+from paceline.models import CausalModel, load_model
+from paceline.models.draft import save_draft
 from paceline.progress import silent
 
 PREFILL_S, STEP_S, BLOCK_S, PER_BLOCK = 0.5, 0.01, 0.016, 2
@@ -29,50 +33,65 @@ class Clock(Engine):
 
     name = "vllm"
 
-    def __init__(self, gamma: int, *, drafts: bool = True) -> None:
-        self._gamma, self._drafts = gamma, drafts
+    def __init__(
+        self, gamma: int, *, drafts: int | None = None, keeps_prompts: bool = False
+    ) -> None:
+        self._gamma, self._drafts = gamma, gamma if drafts is None else drafts
+        self._keeps, self._kept = keeps_prompts, set[tuple[int, ...]]()
 
     def serve(self, request: Request) -> Served:
         raise NotImplementedError
 
-    def serve_together(self, requests: Sequence[Request]) -> Together:
-        count = len(requests)
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
         texts = [[1] * request.max_new_tokens for request in requests]
         steps = [(len(text) - 1) // (PER_BLOCK if self._gamma else 1) for text in texts]
-        step_s = (BLOCK_S if self._gamma else STEP_S) * (1 + 0.1 * (count - 1))
-        seconds = [PREFILL_S + step_s * number for number in steps]
+        step_s = (BLOCK_S if self._gamma else STEP_S) * (1 + 0.1 * (batch_size - 1))
+        read_s = [self._read_s(request) for request in requests]
+        seconds = [begun + step_s * number for begun, number in zip(read_s, steps, strict=True)]
         blocks = None
         if self._gamma:
-            drafted = self._gamma * sum(steps) if self._drafts else 0
+            drafted = self._drafts * sum(steps)
             blocks = BlockCounts(num_blocks=sum(steps), num_drafted=drafted)
         return Together(texts, seconds, blocks)
 
+    def _read_s(self, request: Request) -> float:
+        prompt = tuple(request.prompt)
+        known = prompt in self._kept
+        if self._keeps:
+            self._kept.add(prompt)
+        return 0.0 if known else PREFILL_S
+
 
 def requests(count: int = 6, tokens: int = 65) -> list[Request]:
-    return [Request([1, 2, 3], tokens, SamplingParams(temperature=0), n) for n in range(count)]
+    return [Request([1, 2, n], tokens, SamplingParams(temperature=0), n) for n in range(count)]
 
 
 @pytest.mark.parametrize(("gamma", "step_s"), [(0, STEP_S), (3, BLOCK_S)])
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_the_prompt_is_not_in_a_steps_cost(gamma: int, step_s: float, batch_size: int):
-    config = CostsConfig(file=Path("unused"), batch_sizes=(batch_size,), num_rounds=3)
+@pytest.mark.parametrize("keeps_prompts", [False, True])
+def test_the_prompt_is_not_in_a_steps_cost(
+    gamma: int, step_s: float, batch_size: int, keeps_prompts: bool
+):
+    """Nor where a server keeps the prompts that it has read."""
+    config = WriteCosts(file=Path("unused"), batch_sizes=(batch_size,), num_rounds=6)
     timer = StepTimer(config, requests(), silent)
-    timer.time(Clock(gamma), gamma)
+    timer.time({gamma: Clock(gamma, keeps_prompts=keeps_prompts)})
     (found,) = timer.steps
     assert found.seconds.value == pytest.approx(step_s * (1 + 0.1 * (batch_size - 1)))
     assert (found.gamma, found.batch_size) == (gamma, batch_size)
 
 
-def test_an_engine_that_stops_drafting_has_no_costs():
-    timer = StepTimer(CostsConfig(file=Path("unused")), requests(), silent)
-    with pytest.raises(EngineError, match="stopped drafting"):
-        timer.time(Clock(3, drafts=False), 3)
+@pytest.mark.parametrize("drafts", [0, 1])
+def test_an_engine_that_drafts_less_than_it_was_told_has_no_costs(drafts: int):
+    timer = StepTimer(WriteCosts(file=Path("unused")), requests(), silent)
+    with pytest.raises(EngineError, match=rf"drafted {drafts}\.0 tokens per block where 3"):
+        timer.time({3: Clock(3, drafts=drafts)})
 
 
 def test_texts_without_a_step_have_no_costs():
-    timer = StepTimer(CostsConfig(file=Path("unused")), requests(tokens=2), silent)
+    timer = StepTimer(WriteCosts(file=Path("unused")), requests(tokens=2), silent)
     with pytest.raises(EngineError, match="raise max_new_tokens"):
-        timer.time(Clock(0), 0)
+        timer.time({0: Clock(0)})
 
 
 COSTS = costs_of(
@@ -94,6 +113,12 @@ def test_costs_give_the_engines_own_speedup():
     )
     assert passes.expected_speedup(1.5, 1) == pytest.approx(1)
     assert passes.cost_ratio == pytest.approx(0.5)
+    # by a text's end a block drafted 1.5 of 3 tokens: half of what drafting adds, unless it drafts on
+    assert COSTS.block_s(3, 1, 1.5) == pytest.approx(0.0145)
+    in_full = COSTS.model_copy(update={"drafts_in_full": True})
+    assert in_full.block_s(3, 1, 1.5) == pytest.approx(0.019)
+    # a block is known to a tenth, and so is the step that it is divided by
+    assert COSTS.error_of_block(3, 1) == pytest.approx((0.9 / 1.1, 1.1 / 0.9))
     assert COSTS.pass_costs([3], 4).expected_speedup(1.8, 3) == pytest.approx(1.8 * 20 / 60)
 
 
@@ -104,7 +129,7 @@ def test_a_block_that_was_timed_faster_than_a_step_costs_what_it_was():
 
 @pytest.mark.parametrize(
     ("gammas", "concurrency", "said"),
-    [([8], 1, "none of .8. is among"), ([1], 2, "of 1 or 4 requests at a time, not 2")],
+    [([8], 1, "none of .8. is within"), ([1], 2, "at batch sizes 1, 4, not 2")],
 )
 def test_costs_that_were_not_measured_are_refused(gammas: list[int], concurrency: int, said: str):
     assert COSTS.usable([1, 2, 3, 8], 1) == (1, 2, 3)
@@ -132,8 +157,9 @@ def config(folder: Path, **changes: Any) -> MeasureConfig:
         "max_new_tokens": 24,
         "dtype": "float32",
         "device": "cpu",
-        "costs": str(write_costs(folder, *STEPS)),
     }
+    if "costs" not in changes:
+        changes["costs"] = str(write_costs(folder, *STEPS))
     return validate(MeasureConfig, values | changes)
 
 
@@ -157,6 +183,50 @@ def test_measure_takes_an_engines_costs_and_its_way_of_drafting(folder: Path):
     # costs that are known to a tenth each leave at least a fifth of doubt, whatever the texts say
     assert found.expected.low < best.expected_speedup * 0.9 / 1.1 * 1.01
     assert "in vllm 0.32.0" in found.verdict.reason
+    in_full = measure(config(folder, costs=str(write_costs(folder, *STEPS, drafts_in_full=True))))
+    for row, ratio in zip(in_full.gammas, (1.2, 1.35, 1.5), strict=True):
+        assert row.expected_speedup == pytest.approx(row.block_efficiency / ratio)
+
+
+def test_an_engine_that_ignores_a_drafts_list_is_measured_with_all_tokens(folder: Path):
+    """The draft is the target with a list of a few tokens, so only the list keeps it from agreeing."""
+    model = load_model(folder / "target", dtype="float32")
+    save_draft(
+        CausalModel(model.hf, model.tokenizer, draft_vocabulary=torch.arange(3, 9)),
+        folder / "target",
+        folder / "listed",
+    )
+    size = {"draft_parameters": model.num_parameters}
+    found = {}
+    for full in (True, False):
+        costs = write_costs(folder, *STEPS, full_vocabulary=full, **size)
+        wanted = config(
+            folder, draft=str(folder / "listed"), costs=str(costs), sampling={"temperature": 0}
+        )
+        found[full] = measure(wanted).acceptance.expected_acceptance.value
+    assert found[True] == 1
+    assert found[False] < 0.5
+
+
+def test_drafts_that_the_engine_does_not_draw_are_refused(folder: Path):
+    with pytest.raises(PacelineError, match="leave --draft-temperature out"):
+        measure(config(folder, draft_sampling={"temperature": 0.7}))
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [
+        ("vllm", "0.32.0+cpu", None),
+        ("vllm", "0.40.1", "vllm 0.40.1 was not tried with this Paceline, 0.32.0 was"),
+        ("vllm", "", "vllm of an unknown version was not tried"),
+        ("sglang", "0.5", "sglang 0.5 was not tried with this Paceline, only the form"),
+    ],
+)
+def test_versions_that_nobody_tried_are_noted(name: str, version: str, said: str | None):
+    engine = Clock(0)
+    engine.name, engine.version = name, version
+    note = untried(engine)
+    assert (note is None) if said is None else str(note).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +289,7 @@ def test_rows_of_a_bench_take_the_engines_seconds():
             (Autoregressive(), example.model_copy(update={"num_target_calls": 5})),
         )
     ]
-    drafted, alone = (row.examples[0] for row in price(rows, COSTS, 1))
+    drafted, alone = (row.examples[0] for row in in_engine_seconds(rows, COSTS, 1))
     assert drafted.seconds == pytest.approx(0.057)
     assert alone.seconds == pytest.approx(0.05)
     for one in (drafted, alone):

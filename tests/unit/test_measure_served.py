@@ -81,6 +81,7 @@ def test_a_server_that_drafts_greedily_gives_what_was_predicted(
             config(folder, {"engine": engine, "url": url}, sampling={"temperature": temperature})
         )
     assert found.agreement.agrees, found.agreement.reason
+    assert found.speed is None, "a server that runs was not asked without its draft"
     served, predicted = found.served, found.predicted
     assert served.acceptance_by_position is not None
     assert predicted.acceptance_by_position is not None

@@ -131,7 +131,7 @@ def _predict(
     drafts = _draft_sampling(cells[0])
     samplings = cells[0].sampling, drafts
     some = [gamma for gamma in gammas if gamma]
-    costs = passes(some) if passes else _costs(work, row, some, samplings)
+    costs = passes(some) if passes and some else _costs(work, row, some, samplings)
     analysed = analyze_rules(
         *work.pair,
         work.prompts,

@@ -18,12 +18,12 @@ stopped run can be resumed.
 from __future__ import annotations
 
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.bench.bound import Bound, confirm, statement
+from paceline.bench.engine_seconds import in_engine_seconds
 from paceline.bench.frontier import Frontier
 from paceline.bench.prediction import predict
-from paceline.bench.priced import price
 from paceline.bench.runner import read_rows, run_cells, unfinished
 from paceline.bench.tuned import FailedCell, Step, Tried, TuneConfig, Tuned
 from paceline.bench.workbench import BenchConfig, bench_context, prepare
@@ -68,8 +68,7 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
     config.task.examples("test", config.num_examples + config.num_confirmed, config.seed)
     costs = None if config.costs is None else read_costs(config.costs)
     if costs is not None:
-        gammas = costs.usable(config.num_speculative_tokens, config.concurrency)
-        config = config.model_copy(update={"num_speculative_tokens": gammas})
+        config = _for_engine(config, costs)
     run = RunDirectory(config.output)
     run.check_kind(config)
     with run.alone():
@@ -107,6 +106,16 @@ def _tune(
     atomic_write_text(run.path / _FILE, to_yaml(found.chosen.decoding))
     run.write_result(found.model_dump(mode="json"))
     return found
+
+
+def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
+    """Blocks whose costs are known; rules only where they were asked for, since engines have none."""
+    changes: dict[str, Any] = {
+        "num_speculative_tokens": costs.usable(config.block_lengths, config.concurrency)
+    }
+    if "rules" not in config.model_fields_set:
+        changes["rules"] = ()
+    return config.model_copy(update=changes)
 
 
 def _load(config: TuneConfig, costs: EngineCosts | None) -> Pair:
@@ -197,7 +206,7 @@ class _Examples:
         ]
         done = [row for row in rows if row.status == "done"]
         if self.costs is not None:
-            done = price(done, self.costs, self._concurrency)
+            done = in_engine_seconds(done, self.costs, self._concurrency)
         found = Frontier(done, self._setting.seed)
         if self._wants_quality and not found.quality(found.target).value:
             raise NotReachedError(

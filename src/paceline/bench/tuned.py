@@ -13,7 +13,7 @@ from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import DecodingConfig
-from paceline.measure.engine_costs import PricedConfig
+from paceline.measure.engine_costs import WithCosts
 from paceline.measure.frontier import DEFAULT_RULES
 from paceline.measure.pair import ModelsConfig
 from paceline.measure.results import IntervalRow
@@ -25,7 +25,7 @@ LEAST_CONFIRMED = LEAST_UNITS
 """With fewer examples an interval does not hold the truth as often as it says."""
 
 
-class TuneConfig(PricedConfig, ModelsConfig):
+class TuneConfig(WithCosts, ModelsConfig):
     """What is wanted, of which models, on which task; exactly one of the three bounds.
 
     Attributes:
@@ -34,7 +34,8 @@ class TuneConfig(PricedConfig, ModelsConfig):
         max_latency: Most seconds a token, as part of the target's own.
         output: The run directory; `decoding.yaml` in it is for `decode --config`.
         sampling: How tokens will be drawn.
-        rules: Candidates; a setting that is a list stands for one rule of each.
+        rules: Candidates; a setting that is a list stands for one rule of each. With `costs`, lossless
+            decoding alone unless rules are given, since engines have no other rule.
         num_speculative_tokens: Block lengths that are considered.
         num_candidates: How many are measured beside lossless decoding.
         num_examples: To choose on.
@@ -81,6 +82,12 @@ class TuneConfig(PricedConfig, ModelsConfig):
                 f"least {LEAST_CONFIRMED}"
             )
         return self
+
+    @property
+    def block_lengths(self) -> tuple[int, ...]:
+        """Those of the tokens per block that an answer has room for."""
+        most = max(1, self.max_new_tokens - 1)
+        return tuple(gamma for gamma in self.num_speculative_tokens if gamma <= most)
 
     @property
     def least_confirmed(self) -> int | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.data.prompts import Record
 
 _MOST_READ = 20_000  # records of a text that are read to see that they can be
-_FLOAT32_BYTES = 4
+FLOAT32_BYTES = 4
 
 
 class Preflight:
@@ -161,6 +161,16 @@ class Preflight:
         need = f", about {_size(num_bytes)} needed" if num_bytes else ""
         self._lines.append(f"output: {path} can be written, {_size(free)} free{need}")
 
+    def file(self, path: Path) -> None:
+        """Can a file be written here?
+
+        Raises:
+            StorageError: It cannot, or it is a directory.
+        """
+        if path.is_dir():
+            raise StorageError(f"output {path} is a directory; name a file")
+        self.output(path)
+
     def costs(self, config: Any) -> None:
         """Are there costs of an engine for what is asked for?
 
@@ -173,7 +183,7 @@ class Preflight:
         if path is None:
             return
         costs = read_costs(path)
-        gammas = getattr(config, "gammas", None) or config.num_speculative_tokens
+        gammas = getattr(config, "gammas", None) or config.block_lengths
         costs.usable(gammas, config.concurrency)
         self._lines.append(f"costs: {path}, of {costs}")
 
@@ -182,7 +192,7 @@ class Preflight:
         moments = 2 if config.optimizer.kind == "adamw" else 0
         count = 0 if model is None else model.num_parameters
         copies = (config.checkpoints.keep + 1) * (1 + moments) + 1
-        self.output(config.output, _FLOAT32_BYTES * count * copies)
+        self.output(config.output, FLOAT32_BYTES * count * copies)
 
     def end(self, *, dry_run: bool) -> None:
         """Print what was found and stop, if that is all that was wanted."""

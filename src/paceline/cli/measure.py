@@ -67,7 +67,7 @@ def measure(
         )
     if costs is not None:
         raise UsageError("--costs is read without --engine; with it, --write-costs writes them")
-    given |= {"engine__engine": engine, "engine__url": url, "costs__file": write_costs}
+    given |= {"engine__engine": engine, "engine__url": url, "write_costs__file": write_costs}
     _measure_served(options.build(ServedConfig, config, overrides, **given), dry_run, json)
 
 
@@ -90,7 +90,7 @@ def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool) -> None:
 def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
     from paceline.cli.preflight import check_served
     from paceline.cli.served_tables import agreement_style, served_table
-    from paceline.measure.served import measure_served
+    from paceline.measure.served import measure_served, save_costs
 
     check_served(wanted, dry_run=dry_run)
     with progress_bars() as progress:
@@ -102,4 +102,5 @@ def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
     else:
         stdout.print(served_table(found))
         stdout.print(str(found.agreement), style=agreement_style(found.agreement))
+    save_costs(found)  # behind the figures, which a full disk does not take
     raise typer.Exit(found.agreement.exit_code)

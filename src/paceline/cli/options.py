@@ -41,7 +41,7 @@ DraftTemperature = Annotated[
 ]
 Costs = Annotated[
     str | None,
-    typer.Option(help="An engine's costs, of measure --engine --write-costs, in place of ours."),
+    typer.Option(help="Use an engine's costs (measure --engine --write-costs) instead of timing."),
 ]
 Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1 is none.")]
 DryRun = Annotated[

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.inputs import Preflight
+from paceline.cli.inputs import FLOAT32_BYTES, Preflight
 from paceline.errors import ContextLengthError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_FLOAT32_BYTES = 4
 
 
 def check_measured(config: Any, *, dry_run: bool) -> None:
@@ -25,6 +23,8 @@ def check_measured(config: Any, *, dry_run: bool) -> None:
     models = found.pair(config.target, config.draft)
     gamma = getattr(config, "gamma", 0)
     timed = min(getattr(config, "timed_prompts", 0), config.num_prompts)
+    if getattr(config, "costs", None) is not None:
+        timed = 0
     # a timed request is decoded to its end, and a block keeps its own room behind that
     longest = config.max_new_tokens + min(getattr(config, "gammas", (0,)))
     room = [longest] * timed + [1 + gamma] * (config.num_prompts - timed)
@@ -53,8 +53,8 @@ def check_served(config: Any, *, dry_run: bool) -> None:
         max_tokens=config.max_prompt_tokens,
         behind=[config.max_new_tokens] * config.num_prompts,
     )
-    if config.costs is not None:
-        found.output(config.costs.file)
+    if config.write_costs is not None:
+        found.file(config.write_costs.file)
     found.end(dry_run=dry_run)
 
 
@@ -184,7 +184,7 @@ def check_export(config: Any, *, dry_run: bool) -> None:
     model = found.model("model", str(model_directory(config.model)))
     if config.target is not None:
         found.model("target", str(model_directory(config.target)))
-    found.output(config.out, _FLOAT32_BYTES * model.num_parameters)
+    found.output(config.out, FLOAT32_BYTES * model.num_parameters)
     found.end(dry_run=dry_run)
 
 

@@ -35,6 +35,12 @@ mean length of a block's text. break-even acceptance: what a draft must reach at
 predicted speedup: tau / (cost ratio * gamma + 1). block cost: target pass over a block / over one token.
 expected speedup: tau / cost of a block, measured here. MBSU: the predicted speedup with the ratio of
 parameters as cost ratio. In brackets: 95% intervals over prompts."""
+_ENGINE_LEGEND = """\
+greedy draft acceptance: part of the draft's likeliest tokens that the target accepts. greedy agreement: how
+often both models find the same token likeliest. gamma: tokens drafted per block, * where the expected speedup
+is largest. tokens per target call: tau, the mean length of a block's text. break-even acceptance: what a draft
+must reach at this gamma to gain anything. block: what a block takes in the engine, drafting included.
+expected speedup: tau * step without the draft / block. In brackets: 95% intervals over prompts."""
 _TUNED_LEGEND = (
     "quality: mean score, or its part of the target's own; speedup: seconds per token of the target alone / of "
     "the setting; met: whether the bound is kept. In brackets: 95% intervals over examples."
@@ -64,11 +70,9 @@ def measurement_table(found: Measurement) -> Group:
     if cost.engine:
         count = found.config.concurrency
         together = "" if count == 1 else f" of {count} requests"
-        passes = f"{target} without the draft, {draft} more per drafted token"
-        summary.add_row(f"one step{together} in {cost.engine}", passes)
-    else:
-        passes = f"target {target}, draft {draft}, cost ratio {cost.cost_ratio:.3f}"
-        summary.add_row("one pass", passes)
+        summary.add_row(f"one step{together} in {cost.engine}", f"{target} without the draft")
+        return Group(summary, _engine_table(found), _ENGINE_LEGEND, *_speed_lines(found))
+    summary.add_row("one pass", f"target {target}, draft {draft}, cost ratio {cost.cost_ratio:.3f}")
     return Group(summary, _gamma_table(found), _GAMMA_LEGEND, *_speed_lines(found))
 
 
@@ -103,6 +107,30 @@ def _gamma_table(found: Measurement) -> Table:
             f"{row.block_cost_ratio:.2f}",
             f"{row.expected_speedup:.3f}",
             f"{row.mbsu:.3f}",
+        )
+    return table
+
+
+def _engine_table(found: Measurement) -> Table:
+    """A row a gamma, with an engine's costs."""
+    names = (
+        "gamma",
+        "tokens per target call",
+        "break-even acceptance",
+        "block",
+        "expected speedup",
+    )
+    table = Table(*names, box=None, pad_edge=False)
+    for column in table.columns:
+        column.justify = "right"
+    for row in found.gammas:
+        needed, seconds = row.break_even_acceptance, row.block_s
+        table.add_row(
+            f"{row.gamma}{'*' if row.gamma == found.best_gamma else ''}",
+            f"{row.block_efficiency:.3f}",
+            "none" if needed is None else f"{needed:.3f}",
+            "-" if seconds is None else f"{seconds * 1e3:.1f} ms",
+            f"{row.expected_speedup:.3f}",
         )
     return table
 

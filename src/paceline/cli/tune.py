@@ -1,11 +1,14 @@
 """`paceline tune`: choose rule, threshold and block length for a quality floor or a latency budget."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stderr, stdout
+
+if TYPE_CHECKING:
+    from paceline.bench.tune import Tuned
 
 
 def tune(
@@ -64,7 +67,26 @@ def tune(
     else:
         stdout.print(tuned_table(found))
         stdout.print(found.statement)
-        weights = (
-            "" if wanted.draft_weights == "auto" else f" --draft-weights {wanted.draft_weights}"
+        stdout.print(_what_for(found))
+
+
+def _what_for(found: "Tuned") -> str:
+    """Where the setting may be used."""
+    wanted = found.config
+    if wanted.costs is not None:
+        from paceline.decode.strategies import Speculative
+        from paceline.measure.engine_costs import read_costs
+
+        strategy = found.chosen.decoding.strategy
+        assert isinstance(strategy, Speculative), "tune chooses nothing else"
+        engine = read_costs(wanted.costs)
+        told = (
+            f"in {engine}: {strategy.num_speculative_tokens} tokens per block, given {wanted.costs}"
         )
-        stdout.print(f"{wanted.output}/decoding.yaml: for paceline decode{weights} --config")
+        if found.chosen.speedup.high < 1:
+            told += "; that is slower than no draft"
+        if strategy.rule.rule != "lossless":
+            told += f"; {engine.engine} does not have this rule, paceline decode has"
+        return told
+    weights = "" if wanted.draft_weights == "auto" else f" --draft-weights {wanted.draft_weights}"
+    return f"{wanted.output}/decoding.yaml: for paceline decode{weights} --config"

@@ -68,8 +68,9 @@ class Transformers(Engine):
         answer = checked_tokens(written[0, tokens.shape[1] :].tolist(), request, self)
         return Served(answer, seconds, None if self._draft is None else _counts(matches))
 
-    def serve_together(self, requests: Sequence[Request]) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
         """One after the other: assisted generation takes one text at a time."""
+        assert batch_size == 1, "a configuration asks for nothing else"
         return together([self.serve(request) for request in requests])
 
     @contextmanager

@@ -53,6 +53,7 @@ class Client:
             base_url=self.url,
             headers=headers,
             timeout=SECONDS,
+            limits=httpx2.Limits(max_connections=None),  # as many as requests at a time
             trust_env=not _is_loopback(self.url),  # a proxy does not reach this machine
         )
 

@@ -84,12 +84,13 @@ def draft_arguments(engine: Server, drafting: Drafting) -> list[str]:
 def room_arguments(engine: Server, room: Room) -> list[str]:
     """Room for so many requests at a time, and counters to read."""
     length, size = room
-    return {
-        "vllm": ["--max-model-len", str(length)],
-        "sglang": ["--context-length", str(length)],
-        # the tokens are of all requests together
-        "llamacpp": ["-c", str(length * size), "-np", str(size), "--metrics"],
-    }[engine]
+    if engine == "llamacpp":  # its tokens are of all requests together
+        return ["-c", str(length * size), "-np", str(size), "--metrics"]
+    flags = {"vllm": ("--max-model-len", "--max-num-seqs")}
+    flags |= {"sglang": ("--context-length", "--max-running-requests")}
+    length_flag, size_flag = flags[engine]
+    # alone, the server's own limit is as good; SGLang's is 48 where it drafts
+    return [length_flag, str(length), *([size_flag, str(size)] if size > 1 else [])]
 
 
 def dtype_arguments(engine: Server, dtype: str) -> list[str]:

@@ -67,7 +67,7 @@ class Served(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Answers to requests that were sent at the same time.
+    """Answers to several requests.
 
     Attributes:
         tokens: What was written for each.
@@ -119,8 +119,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def serve_together(self, requests: Sequence[Request]) -> Together:
-        """Answer requests that arrive at the same time.
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+        """Answer requests, so many at a time: the next one is sent when one is answered.
 
         Raises:
             EngineError: It did not answer one of them.

@@ -17,12 +17,12 @@ class CountingServer(Engine):
     """A server that nobody else may use while it is measured."""
 
     def serve(self, request: Request) -> Served:
-        found = self.serve_together([request])
+        found = self.serve_together([request], 1)
         return Served(found.tokens[0], found.seconds[0], found.blocks)
 
-    def serve_together(self, requests: Sequence[Request]) -> Together:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
         before = self.counts()
-        with ThreadPoolExecutor(len(requests)) as pool:
+        with ThreadPoolExecutor(batch_size) as pool:
             answers = list(pool.map(self._timed, requests))
         tokens, seconds = [tokens for tokens, _ in answers], [passed for _, passed in answers]
         after = None if before is None else self.settled(before) - before

@@ -76,8 +76,8 @@ class SglangServer(Engine):
         tokens = checked_tokens(answer.output_ids, request, self)
         return Served(tokens, seconds, _blocks(answer.meta_info))
 
-    def serve_together(self, requests: Sequence[Request]) -> Together:
-        with ThreadPoolExecutor(len(requests)) as pool:
+    def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
+        with ThreadPoolExecutor(batch_size) as pool:
             return together(list(pool.map(self.serve, requests)))
 
 

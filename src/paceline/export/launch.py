@@ -84,8 +84,19 @@ def drafting_of(config: ExportConfig, measurement: Measurement | None) -> str:
     else:
         wanted = "greedy"
     if measurement is not None:
+        _check_costs(config, measurement)
         _check_drafting(config, measurement, wanted)
     return wanted
+
+
+def _check_costs(config: ExportConfig, measurement: Measurement) -> None:
+    """Another engine's costs say nothing of the best gamma in this one."""
+    engine = measurement.cost.engine
+    if engine and not engine.startswith(config.to):
+        raise UsageError(
+            f"{config.measurement} used the costs of {engine}; measure again with the costs of {config.to}, or "
+            "without --costs"
+        )
 
 
 def _proposals(measurement: Measurement) -> SamplingParams:

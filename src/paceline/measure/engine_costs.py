@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
 
 
-class PricedConfig(StrictModel):
-    """Whose seconds count.
+class WithCosts(StrictModel):
+    """Settings of commands that take an engine's costs in place of timing Paceline's decoder.
 
     Attributes:
-        costs: An engine's, which `measure --engine --write-costs` wrote; None: our own decoder's. The
-            engine's ways then hold in all: drafts are drawn as it draws them, from all tokens where it
-            does not read a draft's list.
+        costs: A file that `measure --engine --write-costs` wrote. Drafts are then drawn as that engine
+            draws them, from all tokens unless the engine knows the draft's list. None: time our decoder.
         concurrency: Requests that the engine serves at the same time.
     """
 
@@ -36,7 +35,7 @@ class PricedConfig(StrictModel):
     concurrency: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
-    def _concurrency_of_an_engine(self) -> PricedConfig:
+    def _concurrency_of_an_engine(self) -> WithCosts:
         if self.costs is None and self.concurrency != 1:
             raise ValueError(
                 "concurrency is of an engine whose costs are given; Paceline times one request at a time"
@@ -65,21 +64,24 @@ class EngineCosts(StrictModel):
 
     Attributes:
         drafting: How the engine drew its drafts.
+        drafts_in_full: Its last block drafts as many tokens as the others, beyond the end of the text.
         full_vocabulary: It drafted from all tokens, whatever list the draft has.
         mean_context: Mean number of tokens before a step.
         steps: By gamma and batch size.
+        served: The configuration of the measurement.
     """
 
     schema_version: Literal[1] = 1
     engine: EngineName
     engine_version: str
     drafting: DraftSampling
-    dtype: str
+    drafts_in_full: bool
     full_vocabulary: bool
     target_parameters: int
     draft_parameters: int
     mean_context: float
     steps: list[StepCost]
+    served: dict[str, object]
     environment: dict[str, object]
 
     def __str__(self) -> str:
@@ -98,6 +100,21 @@ class EngineCosts(StrictModel):
     def proposals(self, sampling: SamplingParams) -> SamplingParams:
         """How the engine draws the drafts of a request."""
         return proposals_of(self.engine, self.drafting, sampling)
+
+    def block_s(self, gamma: int, batch_size: int, drafted: float | None = None) -> float:
+        """Seconds of a block, 0: of a step without a draft; interpolated between measured gammas.
+
+        Args:
+            gamma: Of those that `usable` leaves, or 0.
+            batch_size: One of those that were timed.
+            drafted: Mean tokens that blocks drafted; None: gamma. A block is taken to be linear in
+                that, for engines that shorten the last block of a text.
+        """
+        whole = self._block_s(gamma, batch_size)
+        if drafted is None or self.drafts_in_full or not gamma:
+            return whole
+        plain = self._seconds(0, batch_size)
+        return plain + (whole - plain) * drafted / gamma
 
     def pass_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
         """As the formulas for speed take them.
@@ -137,19 +154,21 @@ class EngineCosts(StrictModel):
         """
         if batch_size not in self.batch_sizes:
             raise UsageError(
-                f"the costs are of {' or '.join(map(str, self.batch_sizes))} requests at a time, not "
-                f"{batch_size}; set concurrency to one of these, or measure with costs.batch_sizes"
+                f"the costs were measured at batch sizes {', '.join(map(str, self.batch_sizes))}, not "
+                f"{batch_size}; set concurrency to one of these, or write_costs.batch_sizes when measuring"
             )
         least, most = self.gammas[0], self.gammas[-1]
         found = tuple(gamma for gamma in gammas if least <= gamma <= most)
         if not found:
             raise UsageError(
-                f"the costs are of {least} to {most} tokens per block, and none of {list(gammas)} is among "
-                "them; ask for others, or measure with costs.gammas"
+                f"the costs were measured for {least} to {most} tokens per block, and none of "
+                f"{list(gammas)} is within that; ask for others, or set write_costs.gammas when measuring"
             )
         return found
 
     def _block_s(self, gamma: int, batch_size: int) -> float:
+        if not gamma:
+            return self._seconds(0, batch_size)
         known = self.gammas
         above = next(one for one in known if one >= gamma)
         if above == gamma:

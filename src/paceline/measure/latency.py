@@ -58,6 +58,10 @@ class PassCosts(NamedTuple):
         """Target pass over gamma + 1 tokens, and their judgement / target pass over one."""
         return self.judging_s[gamma] / self.target_pass_s
 
+    def block_s(self, gamma: int) -> float:
+        """Seconds of a block that drafts so many tokens."""
+        return self.drafting_s[gamma] + self.judging_s[gamma]
+
     def expected_speedup(
         self, block_efficiency: float, gamma: int, drafted: float | None = None
     ) -> float:

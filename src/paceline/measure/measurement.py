@@ -13,7 +13,7 @@ from paceline.core import speed as speed_model
 from paceline.core.bootstrap import ratio_interval
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, budgets_of, score_texts
-from paceline.measure.engine_costs import EngineCosts, PricedConfig, check_sizes, read_costs
+from paceline.measure.engine_costs import EngineCosts, WithCosts, check_sizes, read_costs
 from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
 from paceline.measure.results import (
@@ -43,7 +43,7 @@ Gamma = Annotated[int, Field(ge=1)]
 _FEWEST_TIMED = 3
 
 
-class MeasureConfig(PricedConfig, PairConfig):
+class MeasureConfig(WithCosts, PairConfig):
     """What to measure.
 
     Attributes:
@@ -107,11 +107,18 @@ def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
     """Gammas whose costs are known; drafts drawn as the engine draws them; nothing is timed.
 
     Raises:
-        UsageError: No gamma that is asked for has known costs, or the batch size has none.
+        UsageError: No gamma that is asked for has known costs, or the batch size has none, or drafts
+            are to be drawn in another way.
     """
+    drafts = costs.proposals(config.sampling)
+    if config.draft_sampling not in (None, drafts):
+        raise UsageError(
+            f"{costs} does not draw drafts as draft_sampling says; leave --draft-temperature out, and they "
+            "are drawn as the engine draws them"
+        )
     changes = {
         "gammas": costs.usable(config.gammas, config.concurrency),
-        "draft_sampling": config.draft_sampling or costs.proposals(config.sampling),
+        "draft_sampling": drafts,
         "timed_prompts": 0,
     }
     return config.model_copy(update=changes)
@@ -139,8 +146,10 @@ def measure_models(
     """
     prompts = prompts[: config.num_prompts]
     completions = _write(target, prompts, config, known_texts, progress)
-    drafts = config.draft_sampling
-    scores = score_texts(target, draft, prompts, completions, config.sampling, progress, drafts)
+    scores = score_texts(
+        *(target, draft, prompts, completions),
+        *(config.sampling, progress, config.draft_sampling),
+    )
     acceptance = summarise_acceptance(scores, config.seed)
     budget_B = budgets_of(target, prompts, config.max_new_tokens)
     longest = int(scores.mask_BT.sum(-1).max())
@@ -151,8 +160,8 @@ def measure_models(
         passes = _time_passes(target, draft, middle, gammas, config, progress)
     else:
         passes = costs.pass_costs(gammas, config.concurrency)
-    parameters = target.num_parameters, draft.num_parameters
-    rows = [_gamma_row(gamma, scores, budget_B, acceptance, passes, parameters) for gamma in gammas]
+    cost = _cost_row(passes, target, draft, costs)
+    rows = [_gamma_row(one, scores, budget_B, acceptance, passes, cost, costs) for one in gammas]
     chosen = max(rows, key=lambda row: row.expected_speedup)
     tried, timed, expected = list[TriedRow](), None, None
     if config.timed_prompts:  # also where a loss is expected: a no-go is measured, too
@@ -166,7 +175,7 @@ def measure_models(
     return Measurement(
         config=config,
         acceptance=acceptance,
-        cost=_cost_row(passes, parameters, costs),
+        cost=cost,
         gammas=rows,
         best_gamma=chosen.gamma if gain > 1 else 0,
         tried=tried,
@@ -195,13 +204,13 @@ def _write(
     return texts[: len(prompts)]
 
 
-def _cost_row(passes: PassCosts, parameters: tuple[int, int], costs: EngineCosts | None) -> CostRow:
+def _cost_row(passes: PassCosts, target: Model, draft: Model, costs: EngineCosts | None) -> CostRow:
     return CostRow(
         target_pass_s=passes.target_pass_s,
         draft_pass_s=passes.draft_pass_s,
         cost_ratio=passes.cost_ratio,
-        target_parameters=parameters[0],
-        draft_parameters=parameters[1],
+        target_parameters=target.num_parameters,
+        draft_parameters=draft.num_parameters,
         engine="" if costs is None else str(costs),
     )
 
@@ -282,13 +291,15 @@ def _gamma_row(
     budget_B: Tensor,
     acceptance: AcceptanceRow,
     costs: PassCosts,
-    parameters: tuple[int, int],
+    cost: CostRow,
+    engine: EngineCosts | None,
 ) -> GammaRow:
     tokens_B, blocks_B = scores.tokens_and_blocks(gamma, budget_B)
     tau = float(tokens_B.sum() / blocks_B.sum())
     drafted = scores.drafted_per_block(gamma, budget_B)
     alpha = min(max(acceptance.expected_acceptance.value, 0.0), 1.0)
     drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
+    in_full = engine is not None and engine.drafts_in_full
     break_even = speed_model.break_even_acceptance(gamma, drafting, block)
     return GammaRow(
         gamma=gamma,
@@ -296,9 +307,13 @@ def _gamma_row(
         block_efficiency=tau,
         drafted_per_block=drafted,
         break_even_acceptance=None if math.isinf(break_even) else break_even,
-        predicted_speedup=speed_model.predicted_speedup(tau, gamma, costs.cost_ratio),
-        mbsu=speed_model.mbsu(tau, gamma, parameters[1] / parameters[0]),
+        # an engine's c is that of this gamma: what it adds to a step is not the draft's pass alone
+        predicted_speedup=speed_model.predicted_speedup(
+            tau, gamma, drafting if engine else costs.cost_ratio
+        ),
+        mbsu=speed_model.mbsu(tau, gamma, cost.draft_parameters / cost.target_parameters),
         drafting_cost_ratio=drafting,
         block_cost_ratio=block,
-        expected_speedup=costs.expected_speedup(tau, gamma, drafted),
+        expected_speedup=costs.expected_speedup(tau, gamma, None if in_full else drafted),
+        block_s=costs.block_s(gamma),
     )

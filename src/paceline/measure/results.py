@@ -80,13 +80,16 @@ class GammaRow(StrictModel):
     mbsu: float
     """The same with c = parameter ratio."""
     drafting_cost_ratio: float
-    """c within a block: a drafted token's seconds / target pass."""
+    """c within a block: a drafted token's seconds / target pass. Of an engine, which tells only what a whole
+    block takes: the c with which tau / (c gamma + 1) is its speedup."""
     block_cost_ratio: float
-    """Target pass over gamma + 1 tokens / over one; the prediction above takes it for 1."""
+    """Target pass over gamma + 1 tokens / over one; the prediction above takes it for 1. Of an engine: 1."""
     expected_speedup: float
     """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio): what this machine can reach.
 
     Both costs are taken for `drafted_per_block` tokens."""
+    block_s: float | None = None
+    """Seconds of a block. None in files of earlier versions."""
 
 
 class TriedRow(StrictModel):

@@ -64,6 +64,7 @@ class ServedMeasurement(StrictModel):
         predicted: From both models' probabilities over the texts that the engine wrote.
         speed: None: the engine was not started here, or not without the draft.
         notes: What to know about the engine.
+        costs: Of its steps, if they were to be timed; `save_costs` writes them.
     """
 
     schema_version: Literal[1] = 1
@@ -80,6 +81,7 @@ class ServedMeasurement(StrictModel):
     target_fingerprint: str = ""
     draft_fingerprint: str = ""
     notes: tuple[str, ...] = ()
+    costs: EngineCosts | None = None
 
 
 class Answers(NamedTuple):
@@ -95,26 +97,22 @@ class Answers(NamedTuple):
 def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedMeasurement:
     """Send the prompts to the engine, read its counters, and predict them from both models.
 
-    The models are loaded after the engine has stopped: both would not fit one GPU. With `costs`, the
-    engine's steps are timed, too, and their costs written.
+    The models are loaded after the engine has stopped: both would not fit one GPU. With `write_costs`,
+    the engine's steps are timed, too.
 
     Raises:
         UsageError: A model, a prompt file or the engine's program cannot be used.
         EngineError: The engine did not answer, or did not draft.
-        StorageError: The costs cannot be written.
     """
     check_choice(config.engine)
     check_draft_path(config.engine.engine, config.engine.draft or config.draft)
     requests = _requests(config)
     pair = load_scored(config) if config.engine.engine == "transformers" else None
     steps = None
-    if config.costs is not None:
-        steps = StepTimer(config.costs, requests, progress)
+    if config.write_costs is not None:
+        steps = StepTimer(config.write_costs, requests, progress)
     plain, drafted = _answers(config, pair, requests, steps, progress)
     pair = pair or load_scored(config)
-    if config.costs is not None and steps is not None:
-        costs = _costs(config, pair, requests, steps, drafted)
-        atomic_write_text(config.costs.file, costs.model_dump_json(indent=2) + "\n")
     found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
     speed = None
     if plain is not None:
@@ -136,7 +134,19 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         target_fingerprint=fingerprint(config.target),
         draft_fingerprint=fingerprint(config.draft),
         notes=drafted.notes,
+        costs=None if steps is None else _costs(config, pair, requests, steps, drafted),
     )
+
+
+def save_costs(found: ServedMeasurement) -> None:
+    """Write the costs of the engine's steps where the configuration says, if they were timed.
+
+    Raises:
+        StorageError: They cannot be written.
+    """
+    wanted = found.config.write_costs
+    if wanted is not None and found.costs is not None:
+        atomic_write_text(wanted.file, found.costs.model_dump_json(indent=2) + "\n")
 
 
 def _costs(
@@ -150,12 +160,13 @@ def _costs(
         engine=config.engine.engine,
         engine_version=answers.version,
         drafting=config.drafting,
-        dtype=str(pair.target.dtype).removeprefix("torch."),
+        drafts_in_full=answers.conventions.counts_behind_end,
         full_vocabulary=pair.draft.draft_vocabulary is None,
         target_parameters=pair.target.num_parameters,
         draft_parameters=pair.draft.num_parameters,
         mean_context=mean_context(requests),
         steps=sorted(steps.steps, key=lambda step: (step.gamma, step.batch_size)),
+        served=config.model_dump(mode="json"),
         environment=environment(),
     )
 
@@ -206,7 +217,8 @@ def _answers(
         return _in_process(config, pair, requests, steps, others, progress)
     plain = drafted = None
     for one in (gamma, 0, *others):
-        wanted = one == gamma or (one == 0 and config.plain)
+        # a server that runs drafts always
+        wanted = one == gamma or (one == 0 and config.plain and config.engine.url is None)
         if not wanted and steps is None:
             continue
         with _server(config, one, requests, progress) as engine:
@@ -214,7 +226,7 @@ def _answers(
                 (answers,) = _in_turns([engine], requests, config, progress, drafts=one > 0)
                 plain, drafted = (plain, answers) if one else (answers, drafted)
             if steps is not None and one in (0, *steps.gammas):
-                steps.time(engine, one)
+                steps.time({one: engine})
     assert drafted is not None, "the first of them drafts"
     return plain, drafted
 
@@ -236,8 +248,7 @@ def _in_process(
     gammas = [config.num_speculative_tokens, *([0] if config.plain else [])]
     answers = _in_turns([engine_of(one) for one in gammas], requests, config, progress)
     if steps is not None:
-        for one in (0, *steps.gammas):
-            steps.time(engine_of(one), one)
+        steps.time({one: engine_of(one) for one in (0, *steps.gammas)})
     return (answers[1] if config.plain else None), answers[0]
 
 
@@ -281,7 +292,8 @@ def _server(
             yield connect(choice, client)
         return
     drafting = Drafting(choice.draft or config.draft, gamma, config.drafting) if gamma else None
-    room = Room(_length(config, requests), max(config.costs.batch_sizes) if config.costs else 1)
+    sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
+    room = Room(_length(config, requests), max(sizes))
     setup = Setup(choice.target or config.target, drafting, room, config.dtype)
     with started(choice, setup, progress) as engine:
         yield engine
@@ -291,7 +303,8 @@ def _length(config: ServedConfig, requests: Sequence[Request]) -> int:
     """Tokens of the longest request with a block behind it, but no more than the target's context."""
     longest = max(len(request.prompt) for request in requests) + config.max_new_tokens
     limit = inspect_model(model_directory(config.target)).max_length
-    gammas = (config.num_speculative_tokens, *(config.costs.gammas if config.costs else ()))
+    others = config.write_costs.gammas if config.write_costs else ()
+    gammas = (config.num_speculative_tokens, *others)
     room = longest + max(gammas) + 1
     return room if limit is None else min(room, limit)
 

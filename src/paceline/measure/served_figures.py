@@ -19,7 +19,7 @@ from paceline.engines.drafting import proposals_of
 from paceline.measure.acceptance import TextScores, score_texts
 from paceline.measure.pair import Pair, PairConfig
 from paceline.measure.results import IntervalRow
-from paceline.measure.served_costs import CostsConfig
+from paceline.measure.served_costs import WriteCosts
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
 
@@ -43,7 +43,7 @@ class ServedConfig(PairConfig):
         drafting: How vLLM draws its drafts; llama-server and SGLang draft greedily, transformers
             draws them at the square of the request's temperature.
         plain: Also serve without the draft, where the engine is started here.
-        costs: Also time the engine's steps, and write what they cost.
+        write_costs: Also time the engine's steps, for `measure --costs` and `tune --costs`.
     """
 
     engine: EngineChoice
@@ -52,7 +52,7 @@ class ServedConfig(PairConfig):
     num_speculative_tokens: int = Field(default=3, ge=1)
     drafting: DraftSampling = "greedy"
     plain: bool = True
-    costs: CostsConfig | None = None
+    write_costs: WriteCosts | None = None
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ServedConfig:
@@ -68,17 +68,15 @@ class ServedConfig(PairConfig):
                 "engines apply a repetition penalty to the target alone, or to part of the text, so "
                 "nothing is predicted with one; leave repetition_penalty out"
             )
-        if self.costs is not None and self.engine.url is not None:
+        if self.write_costs is not None and self.engine.url is not None:
             raise ValueError(
-                "costs need the engine with and without the draft, so it is started here; leave url out"
+                "write_costs needs the engine with and without the draft, so it is started here; leave "
+                "url out"
             )
-        if (
-            self.costs is not None
-            and engine == "transformers"
-            and set(self.costs.batch_sizes) != {1}
-        ):
+        costs = self.write_costs
+        if costs is not None and engine == "transformers" and set(costs.batch_sizes) != {1}:
             raise ValueError(
-                "transformers assists one text at a time; leave costs.batch_sizes at [1]"
+                "transformers assists one text at a time; leave write_costs.batch_sizes at [1]"
             )
         if engine == "transformers" and self.sampling.top_p < 1:
             raise ValueError(
