@@ -39,6 +39,7 @@ class Speculating:
     ) -> None:
         self._models, self._gamma = (target, draft), gamma
         self._behind_end, self._empty_blocks = behind_end, empty_blocks
+        self._lock = threading.Lock()
         self.stats = DecodeStats()
         self.last = DecodeStats()
 
@@ -68,8 +69,10 @@ class Speculating:
                 blocks.append(block)
             if len(tokens) >= count:
                 break
-        self.last = count_blocks(blocks) if draft is not None else DecodeStats()
-        self.stats += self.last
+        found = count_blocks(blocks) if draft is not None else DecodeStats()
+        with self._lock:  # requests come at the same time
+            self.last = found
+            self.stats += found
         return tokens[:count]
 
     def counters(self, prefix: str, stats: DecodeStats | None = None) -> str:

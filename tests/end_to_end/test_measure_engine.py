@@ -30,18 +30,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--engine", "llamacpp", "--set", f"engine.program={program}"]
 
 
-def test_an_engine_is_started_without_and_with_the_draft_and_stopped(run, pair_folder, started):
-    code, out, err = run(*given(pair_folder, *started, "--json"))
-    assert code == 0, err
-    found = json.loads(out)
-    # the draft is the target itself: every block keeps both tokens, but for the last one of a text
-    assert found["served"]["acceptance_by_position"][0]["value"] == 1
-    assert found["speed"]["num_equal"] == found["num_requests"] == 8
-    assert found["engine"] == "llamacpp"
-    assert found["agreement"]["agrees"]
-
-
-def test_an_engines_costs_are_written_and_give_a_verdict_for_it(
+def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_verdict(
     run, pair_folder, started, tmp_path
 ):
     costs = tmp_path / "costs.json"
@@ -51,10 +40,17 @@ def test_an_engines_costs_are_written_and_give_a_verdict_for_it(
         *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
     )
     assert code == 0, err
-    found = json.loads(costs.read_text())
-    steps = [(one["gamma"], one["batch_size"]) for one in found["steps"]]
+    found = json.loads(out)
+    # the draft is the target itself: every block keeps both tokens, but for the last one of a text
+    assert found["served"]["acceptance_by_position"][0]["value"] == 1
+    assert found["speed"]["num_equal"] == found["num_requests"] == 8
+    assert found["engine"] == "llamacpp"
+    assert found["agreement"]["agrees"]
+    written = json.loads(costs.read_text())
+    assert written == found["costs"]
+    steps = [(one["gamma"], one["batch_size"]) for one in written["steps"]]
     assert steps == [(0, 1), (0, 2), (2, 1), (2, 2)]
-    assert all(one["seconds"]["value"] > 0 for one in found["steps"])
+    assert all(one["seconds"]["value"] > 0 for one in written["steps"])
     pair = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "target")]
     prompts = ["--prompts", str(Path(__file__).with_name("prompts.txt"))]
     few = ["--set", "num_prompts=8", "--set", "max_new_tokens=12", "--set", "concurrency=2"]
