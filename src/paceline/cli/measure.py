@@ -103,4 +103,6 @@ def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
         stdout.print(served_table(found))
         stdout.print(str(found.agreement), style=agreement_style(found.agreement))
     save_costs(found)  # behind the figures, which a full disk does not take
+    if found.config.write_costs is not None:
+        say(f"costs written to {found.config.write_costs.file}")
     raise typer.Exit(found.agreement.exit_code)

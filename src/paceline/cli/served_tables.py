@@ -10,6 +10,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.measure.engine_costs import StepCost
     from paceline.measure.results import IntervalRow
     from paceline.measure.served import ServedMeasurement
     from paceline.measure.served_figures import Agreement
@@ -30,7 +31,7 @@ def served_table(found: ServedMeasurement) -> Group:
     table = Table("", "served", "predicted", box=None, pad_edge=False)
     for name, served, predicted in _rows(found):
         table.add_row(name, _cell(served), _cell(predicted))
-    return Group(head, table, _LEGEND, *_speed_lines(found))
+    return Group(head, table, _LEGEND, *_speed_lines(found), *_cost_lines(found))
 
 
 def _rows(
@@ -60,6 +61,23 @@ def _speed_lines(found: ServedMeasurement) -> Iterator[str]:
     if speed.num_near_ties is not None and parted:
         ties = f"; {speed.num_near_ties} of the other {parted} part at a near-tie of the target's logits"
     yield f"{speed.num_equal} of {found.num_requests} texts are the same with and without the draft{ties}"
+
+
+def _cost_lines(found: ServedMeasurement) -> Iterator[str]:
+    if found.costs is None:
+        return
+    for size in found.costs.batch_sizes:
+        steps = [step for step in found.costs.steps if step.batch_size == size]
+        told = ", ".join(_step(step) for step in steps)
+        yield f"ms per step, {size} request{'s' if size > 1 else ''} at a time: {told}"
+
+
+def _step(step: StepCost) -> str:
+    name = f"block of {step.gamma}" if step.gamma else "without the draft"
+    low, middle, high = (
+        1e3 * one for one in (step.seconds.low, step.seconds.value, step.seconds.high)
+    )
+    return f"{name} {middle:.1f} ({low:.1f} to {high:.1f})"
 
 
 def agreement_style(agreement: Agreement) -> str:

@@ -37,10 +37,11 @@ expected speedup: tau / cost of a block, measured here. MBSU: the predicted spee
 parameters as cost ratio. In brackets: 95% intervals over prompts."""
 _ENGINE_LEGEND = """\
 greedy draft acceptance: part of the draft's likeliest tokens that the target accepts. greedy agreement: how
-often both models find the same token likeliest. gamma: tokens drafted per block, * where the expected speedup
-is largest. tokens per target call: tau, the mean length of a block's text. break-even acceptance: what a draft
-must reach at this gamma to gain anything. block: what a block takes in the engine, drafting included.
-expected speedup: tau * step without the draft / block. In brackets: 95% intervals over prompts."""
+often both models find the same token likeliest. gamma: tokens drafted per block, * where it pays most. tokens
+per target call: tau, the mean length of a block's text. block: what a block takes in the engine, drafting
+included; ~ interpolated. needed: block / step without the draft, which tau must exceed to gain anything.
+break-even acceptance: the acceptance that gives such a tau if all tokens are alike. expected speedup: tau /
+needed; a text's last block may be shorter. In brackets: 95% intervals over prompts."""
 _TUNED_LEGEND = (
     "quality: mean score, or its part of the target's own; speedup: seconds per token of the target alone / of "
     "the setting; met: whether the bound is kept. In brackets: 95% intervals over examples."
@@ -114,22 +115,22 @@ def _gamma_table(found: Measurement) -> Table:
 def _engine_table(found: Measurement) -> Table:
     """A row a gamma, with an engine's costs."""
     names = (
-        "gamma",
-        "tokens per target call",
-        "break-even acceptance",
-        "block",
-        "expected speedup",
+        *("gamma", "tokens per target call", "needed", "break-even acceptance"),
+        *("block", "expected speedup"),
     )
     table = Table(*names, box=None, pad_edge=False)
     for column in table.columns:
         column.justify = "right"
+    step_s = found.cost.target_pass_s
     for row in found.gammas:
-        needed, seconds = row.break_even_acceptance, row.block_s
+        needed, block_s = row.break_even_acceptance, row.block_s or math.nan
+        timed = row.gamma in found.timed_gammas
         table.add_row(
             f"{row.gamma}{'*' if row.gamma == found.best_gamma else ''}",
             f"{row.block_efficiency:.3f}",
+            f"{block_s / step_s:.3f}",
             "none" if needed is None else f"{needed:.3f}",
-            "-" if seconds is None else f"{seconds * 1e3:.1f} ms",
+            f"{block_s * 1e3:.1f} ms{'' if timed else ' ~'}",
             f"{row.expected_speedup:.3f}",
         )
     return table

@@ -14,7 +14,7 @@ from paceline.export.directory import copy_licence, fit, write_directory
 from paceline.export.engine_check import check_in_engine
 from paceline.export.gguf_file import write_gguf
 from paceline.export.gguf_vocabulary import Tokenizer
-from paceline.export.launch import Launch, plan_launch
+from paceline.export.launch import Launch, loads, plan_launch
 from paceline.export.sources import Sources, read_sources
 from paceline.models.draft_vocabulary import EXPORTED
 from paceline.progress import Progress, silent
@@ -164,15 +164,12 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
     if measurement is not None and not measurement.verdict.go:
         notes.append(f"the measurement says {measurement.verdict}")
     served = config.served_target or (sources.target.path if sources.target else "")
-    is_gguf = served.endswith(".gguf")
-    if is_gguf and config.to != "llamacpp":
-        notes.append(
-            f"{config.to} needs the target as a directory: paceline export {served} --to {config.to} "
-            "--out TARGET, then add --set served_target=TARGET here"
-        )
-    if not is_gguf and config.to == "llamacpp":
-        notes.append(
-            f"llama.cpp needs the target as a GGUF file: paceline export {served} --to llamacpp --out "
-            "TARGET, then add --set served_target=FILE.gguf here"
-        )
+    if loads(config.to, served):
+        return notes
+    wanted = "a GGUF file" if config.to == "llamacpp" else "a directory"
+    made = "FILE.gguf" if config.to == "llamacpp" else "TARGET"
+    notes.append(
+        f"{config.to} needs the target as {wanted}: paceline export {served} --to {config.to} --out TARGET, "
+        f"then add --set served_target={made} here"
+    )
     return notes

@@ -57,8 +57,15 @@ def plan_launch(sources: Sources, draft: Path) -> Launch | None:
     drafting = drafting_of(config, sources.measurement)
     gamma, measured = _gamma(config, sources.measurement)
     served = config.served_target or target.path
+    if not loads(config.to, served):
+        served = "TARGET"  # a note says what makes it
     command = _command(config.to, served, str(draft), gamma, drafting)
     return Launch(command, gamma, _WORDS[drafting], measured)
+
+
+def loads(engine: EngineName, model: str) -> bool:
+    """Can the engine load this: llama.cpp GGUF files, the others directories and hub names?"""
+    return model.endswith(".gguf") == (engine == "llamacpp")
 
 
 def _command(engine: EngineName, target: str, draft: str, gamma: int, drafting: str) -> str:

@@ -74,6 +74,8 @@ class Measurement(StrictModel):
     speed: SpeedRow | None
     expected: IntervalRow | None = None
     """Expected speedup in the engine whose costs were given; None: our own decoder was timed."""
+    timed_gammas: tuple[int, ...] = ()
+    """Those whose costs the engine was timed for; between two of them they are interpolated."""
     verdict: Verdict
     environment: dict[str, object]
     target_fingerprint: str = ""
@@ -113,8 +115,8 @@ def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
     drafts = costs.proposals(config.sampling)
     if config.draft_sampling not in (None, drafts):
         raise UsageError(
-            f"{costs} does not draw drafts as draft_sampling says; leave --draft-temperature out, and they "
-            "are drawn as the engine draws them"
+            f"the costs are of {costs} drafting {costs.drafting}, which is not how draft_sampling draws; leave "
+            "--draft-temperature out, or write the costs of the other way (vLLM: drafting=probabilistic)"
         )
     changes = {
         "gammas": costs.usable(config.gammas, config.concurrency),
@@ -146,10 +148,8 @@ def measure_models(
     """
     prompts = prompts[: config.num_prompts]
     completions = _write(target, prompts, config, known_texts, progress)
-    scores = score_texts(
-        *(target, draft, prompts, completions),
-        *(config.sampling, progress, config.draft_sampling),
-    )
+    ways = config.sampling, progress, config.draft_sampling
+    scores = score_texts(target, draft, prompts, completions, *ways)
     acceptance = summarise_acceptance(scores, config.seed)
     budget_B = budgets_of(target, prompts, config.max_new_tokens)
     longest = int(scores.mask_BT.sum(-1).max())
@@ -181,6 +181,7 @@ def measure_models(
         tried=tried,
         speed=timed,
         expected=expected,
+        timed_gammas=() if costs is None else tuple(costs.gammas),
         verdict=verdict,
         environment=environment(),
     )

@@ -40,7 +40,7 @@ class DraftPrice(NamedTuple):
 
     def __str__(self) -> str:
         gamma, acceptance = self.easiest
-        cost = f"a pass costs {self.cost_ratio:.2f} of the target's"
+        cost = f"in Paceline's decoder a pass costs {self.cost_ratio:.2f} of the target's"
         if math.isinf(acceptance):
             return f"{cost}; it never pays"
         return f"{cost}; it pays from an acceptance of {acceptance:.2f} (gamma {gamma})"

@@ -306,7 +306,10 @@ def judge_agreement(
             off.append(f"{name} {ours.value:.3f}, predicted {theirs}")
     if off:
         return Agreement(agrees=False, reason=f"{'; '.join(off)}; {_reasons(config)}", ratio=ratio)
-    reason = f"all {len(figures)} figures as predicted, tokens per target call {ratio} times the prediction"
+    reason = (
+        f"tokens per target call ({ratio} times the prediction) and acceptance at {len(figures) - 1} "
+        "positions are as predicted"
+    )
     return Agreement(agrees=True, reason=reason, ratio=ratio)
 
 

@@ -71,7 +71,10 @@ def judge_expected(
         figure = f"expected {expected.value:.2f}x in {engine} at gamma {best.gamma}"
         return _too_few(figure, acceptance.num_prompts, "text", "num_prompts")
     words = f"expected {{}} in {engine} at gamma {best.gamma}"
-    return _by_interval(words, expected, _standing(acceptance, best))
+    tau, needed = best.block_efficiency, best.block_efficiency / best.expected_speedup
+    word = "above" if tau > needed else "below"
+    standing = f"{tau:.2f} tokens per target call are {word} the {needed:.2f} that a block costs"
+    return _by_interval(words, expected, standing)
 
 
 def _by_interval(words: str, speedup: IntervalRow, standing: str) -> Verdict:
@@ -82,7 +85,8 @@ def _by_interval(words: str, speedup: IntervalRow, standing: str) -> Verdict:
         return Verdict(go=True, reason=f"{told}; {standing}")
     if high < 1:
         return Verdict(go=False, reason=f"{told}, slower than no draft; {standing}")
-    return Verdict(go=False, reason=f"{told}, which may be no gain at all; {standing}")
+    reason = f"{told}: the interval includes 1, so it may be no gain; {standing}"
+    return Verdict(go=False, reason=reason)
 
 
 def _standing(acceptance: AcceptanceRow, best: GammaRow) -> str:
