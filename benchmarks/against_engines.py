@@ -7,8 +7,10 @@ processes of its own. Prints milliseconds a token of the four ways, and ratios w
     python benchmarks/against_engines.py --engine vllm --program .engines/vllm/bin/vllm --engine-target exports/target \
         --engine-draft exports/draft --target MODEL --draft DRAFT --prompts FILE
 
-For llama-server the exports are GGUF files (`--to llamacpp`). For OpenVINO GenAI they are directories of `optimum-cli export openvino`, and
-the program is a python in which openvino-genai is installed.
+For llama-server the exports are GGUF files (`--to llamacpp`). For OpenVINO GenAI the program is the python of an environment of its own:
+
+    pip install torch openvino-genai==2026.4.1 optimum-intel==2.2.0; pip uninstall torchvision
+    optimum-cli export openvino -m exports/target --task text-generation-with-past --weight-format fp16 openvino/target
 """
 
 from __future__ import annotations
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from paceline.engines.contract import Engine
 
 GREEDY = SamplingParams(temperature=0)
-PAUSE_S = 0.1  # the threads of one library go to sleep before those of the next begin
 Spent = tuple[float, int]
 
 
@@ -121,6 +122,9 @@ def main() -> None:
     parser.add_argument("--gamma", type=int, default=3)
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument(
+        "--pause", type=float, default=0.1, help="seconds for threads to fall asleep"
+    )
     options = parser.parse_args()
     target, draft, prompts = served_pair(options)
     decoders: list[Decoder] = [
@@ -130,7 +134,7 @@ def main() -> None:
     with ExitStack() as stack:
         name, theirs = engine_ways(options, stack)
         ways = [*theirs, *map(ours, decoders)]
-        spent = in_turns(ways, prompts[: options.num_prompts], options.new_tokens)
+        spent = in_turns(ways, prompts[: options.num_prompts], options.new_tokens, options.pause)
     told = zip(("alone", "with the draft", "ours alone", "ours with the draft"), spent, strict=True)
     print(f"{name}, gamma {options.gamma}")
     print(", ".join(f"{which} {1e3 * sum(row) / len(row):.2f} ms a token" for which, row in told))
@@ -141,7 +145,9 @@ def main() -> None:
     print(f"its alone / ours with the draft   {show(ratio(spent[0], spent[3]))}")
 
 
-def in_turns(ways: Sequence[Way], prompts: Sequence[list[int]], count: int) -> list[list[float]]:
+def in_turns(
+    ways: Sequence[Way], prompts: Sequence[list[int]], count: int, pause: float
+) -> list[list[float]]:
     """Seconds a token of each way at each prompt, the first to go changing every time."""
     for way in ways:
         way(prompts[0], count)
@@ -149,7 +155,7 @@ def in_turns(ways: Sequence[Way], prompts: Sequence[list[int]], count: int) -> l
     for number, prompt in enumerate(prompts):
         for place in range(len(ways)):
             which = (place + number) % len(ways)
-            time.sleep(PAUSE_S)
+            time.sleep(pause)
             seconds, tokens = ways[which](prompt, count)
             spent[which].append(seconds / tokens)
     return spent
