@@ -145,8 +145,8 @@ def notes_of(sources: Sources, launch: Launch | None) -> list[str]:
     if limit is not None and config.draft_vocabulary == "keep":
         notes.append(
             f"the draft was made to propose {len(limit):,} of {sources.model.vocab_size:,} tokens, and "
-            f"{config.to} drafts from all of them; --set draft_vocabulary=bake keeps greedy drafts "
-            "within the list"
+            f"{config.to} drafts from all of them, also those that it was never taught; --set "
+            "draft_vocabulary=bake keeps greedy drafts within the list"
         )
     if sources.licence is None:
         notes.append("the licence is not stated beside the weights; look it up before you publish")
