@@ -51,6 +51,19 @@ def test_acceptance_and_agreement_are_ratios_of_sums_over_all_positions(
     assert figures["greedy_agreement"] == pytest.approx(sum(same) / len(same))
 
 
+def test_the_interval_of_a_share_does_not_exceed_1(pair: Pair):
+    """Two texts, all tokens and none: Student's interval of the mean would reach far beyond."""
+    target, draft = pair
+    evaluator = AgreementEvaluator(target, ROWS[:2], SamplingParams(), gamma=3, vocab_size=266)
+    figures = evaluator.evaluate(draft)
+    for name in ("expected_acceptance", "greedy_agreement"):
+        assert 0 <= figures[f"{name}_low"] <= figures[f"{name}_high"] <= 1
+    shares = torch.cat(
+        [torch.full((n,), share) for n, share in zip((5, 3), (0.9, 0.2), strict=True)]
+    )
+    assert evaluator._interval(shares.double()).high == 1  # pyright: ignore[reportPrivateUsage]
+
+
 def test_block_efficiency_is_that_of_acceptance_and_survival_laid_out_by_hand(pair: Pair):
     target, draft = pair
     acceptance, survival, mask = torch.zeros(3, len(ROWS), 5, dtype=torch.float64)

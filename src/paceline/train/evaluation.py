@@ -219,10 +219,10 @@ class AgreementEvaluator:
         return figures
 
     def _interval(self, values_N: Tensor) -> Interval:
-        """Of a mean over positions; texts are what is independent."""
+        """Of a mean of shares over positions; texts are what is independent."""
         sums_B = torch.stack([part.sum() for part in values_N.split(self.lengths)])
         rng = named_generator(0, "intervals of an evaluation")
-        return ratio_interval(sums_B, torch.tensor(self.lengths), rng=rng)
+        return ratio_interval(sums_B, torch.tensor(self.lengths), rng=rng, most=1.0)
 
     @torch.no_grad()
     def _scores(self, draft: CausalModel) -> PositionScores:
