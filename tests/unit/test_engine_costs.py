@@ -16,7 +16,7 @@ from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together
-from paceline.engines.versions import untried
+from paceline.engines.versions import untested
 from paceline.errors import EngineError, PacelineError
 from paceline.measure import MeasureConfig, measure
 from paceline.measure.engine_costs import StepCost, read_costs
@@ -40,7 +40,8 @@ class Clock(Engine):
         self._keeps, self._kept = keeps_prompts, set[tuple[int, ...]]()
 
     def serve(self, request: Request) -> Served:
-        raise NotImplementedError
+        found = self.serve_together([request], 1)
+        return Served(found.tokens[0], found.seconds[0], found.blocks)
 
     def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
         texts = [[1] * request.max_new_tokens for request in requests]
@@ -217,15 +218,15 @@ def test_drafts_that_the_engine_does_not_draw_are_refused(folder: Path):
     ("name", "version", "said"),
     [
         ("vllm", "0.32.0+cpu", None),
-        ("vllm", "0.40.1", "vllm 0.40.1 was not tried with this Paceline, 0.32.0 was"),
-        ("vllm", "", "vllm of an unknown version was not tried"),
-        ("sglang", "0.5", "sglang 0.5 was not tried with this Paceline, only the form"),
+        ("vllm", "0.40.1", "vllm 0.40.1 was not tested with Paceline (tested: 0.32.0)"),
+        ("vllm", "", "vllm of an unknown version was not tested"),
+        ("sglang", "0.5", "sglang 0.5 was not tested with Paceline (tested: the format"),
     ],
 )
-def test_versions_that_nobody_tried_are_noted(name: str, version: str, said: str | None):
+def test_versions_that_were_not_tested_are_noted(name: str, version: str, said: str | None):
     engine = Clock(0)
     engine.name, engine.version = name, version
-    note = untried(engine)
+    note = untested(engine)
     assert (note is None) if said is None else str(note).startswith(said)
 
 

@@ -75,18 +75,16 @@ def _what_for(found: "Tuned") -> str:
     wanted = found.config
     if wanted.costs is not None:
         from paceline.decode.strategies import Speculative
-        from paceline.measure.engine_costs import read_costs
 
         strategy = found.chosen.decoding.strategy
         assert isinstance(strategy, Speculative), "tune chooses nothing else"
-        engine = read_costs(wanted.costs)
         told = (
-            f"in {engine}: {strategy.num_speculative_tokens} tokens per block, given {wanted.costs}"
+            f"with the costs in {wanted.costs}: {strategy.num_speculative_tokens} tokens per block"
         )
         if found.chosen.speedup.high < 1:
             told += "; that is slower than no draft"
         if strategy.rule.rule != "lossless":
-            told += f"; {engine.engine} does not have this rule, paceline decode has"
+            told += "; engines do not have this rule, paceline decode has"
         return told
     weights = "" if wanted.draft_weights == "auto" else f" --draft-weights {wanted.draft_weights}"
     return f"{wanted.output}/decoding.yaml: for paceline decode{weights} --config"

@@ -61,8 +61,9 @@ def mean_interval(values_N: Tensor) -> Interval:
 def median_interval(values_N: Tensor, confidence: float = 0.95) -> Interval:
     """Median with the order statistics that hold the true one at this confidence or more.
 
-    Whatever the values' distribution is, so a few that were disturbed do not matter: of the true median, each
-    value is above or below with even chances. Fewer than 6 values reach no 95%; theirs is the whole range.
+    Assumes nothing about the distribution: each value is above or below the true median with even chances.
+    A few disturbed values therefore do not matter. Fewer than 6 values cannot reach 95%; their interval is
+    the whole range.
 
     Shapes: [N].
 

@@ -2,7 +2,8 @@
 
 - `contract`: Engine, Request, Served, BlockCounts
 - `vllm`, `sglang`, `llamacpp`: servers; `assisted`: transformers in this process
-- `client`, `counters`: HTTP and /metrics
+- `client`, `counters`, `counting`: HTTP, /metrics, and what a request adds to counters
+- `drafting`: how each engine draws drafts; `versions`: the versions that were tested
 - `process`, `start`: a server of ours
 - `commands`: the arguments of each server; `choice`: which engine, running or to be started
 """

@@ -120,7 +120,7 @@ class Engine(ABC):
 
     @abstractmethod
     def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
-        """Answer requests, so many at a time: the next one is sent when one is answered.
+        """Answer requests, at most `batch_size` at a time; the next is sent when one is answered.
 
         Raises:
             EngineError: It did not answer one of them.

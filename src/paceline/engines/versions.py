@@ -1,4 +1,4 @@
-"""The versions of engines that this was tried with."""
+"""Engine versions that Paceline was tested with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.engines.contract import Engine
 
-_TRIED = {
+_TESTED = {
     "vllm": ("0.32",),
     "transformers": ("5.23",),
     # a build from the sources of llama-cpp-python 0.3.36 knows no number
@@ -21,14 +21,13 @@ _WORDS = {
 }
 
 
-def untried(engine: Engine) -> str | None:
-    """A note on a version that nobody tried this with; None: it was tried."""
+def untested(engine: Engine) -> str | None:
+    """A note on a version that Paceline was not tested with; None: it was."""
     version = engine.version or "of an unknown version"
-    if engine.version.startswith(_TRIED[engine.name]):
+    if engine.version.startswith(_TESTED[engine.name]):
         return None
-    tried = _WORDS.get(engine.name)
-    was = f"{tried} was" if tried else "only the form of its answers was"
+    tested = _WORDS.get(engine.name, "the format of its answers only")
     return (
-        f"{engine.name} {version} was not tried with this Paceline, {was}; if the figures differ, its "
+        f"{engine.name} {version} was not tested with Paceline (tested: {tested}); if the figures differ, its "
         "counters may mean something else"
     )

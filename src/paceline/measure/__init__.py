@@ -2,7 +2,9 @@
 
 - `measurement`: the one command: texts, acceptance, cost, prediction, paired timing, verdict
 - `acceptance`: both models over target-sampled text, teacher-forced
-- `latency`: seconds of a pass, and paired timing of whole requests
+- `latency`, `timing`: seconds of a pass; paired timing of whole requests, and the fastest gamma
+- `served`, `served_figures`: an engine's own counters beside the prediction
+- `served_costs`, `engine_costs`: timing an engine's steps; the file of their costs
 - `verdict`: GO or NO-GO, with the reason in a sentence
 - `losslessness`: the proof that speculation leaves the target's text alone
 """

@@ -14,7 +14,7 @@ from paceline.engines.choice import Setup, check_choice, client_of, connect
 from paceline.engines.commands import Drafting, Room, check_draft_path
 from paceline.engines.contract import Conventions, Request, Served
 from paceline.engines.start import started
-from paceline.engines.versions import untried
+from paceline.engines.versions import untested
 from paceline.errors import EngineError
 from paceline.measure.acceptance import forced_logits
 from paceline.measure.engine_costs import EngineCosts
@@ -276,7 +276,7 @@ def _in_turns(
 
 
 def _nothing_yet(engine: Engine) -> Answers:
-    note = untried(engine)
+    note = untested(engine)
     notes = () if note is None else (note,)
     return Answers(engine.name, engine.version, engine.conventions, [], notes)
 
