@@ -18,7 +18,12 @@ WORDS = "(words)"
 # keys whose values hang on a clock, even where two runs happen to agree
 CLOCK = re.compile(
     r"(seconds|_s$|_ms$|speedup|tokens_per_second|cost|latency|milliseconds|started|finished|pass_times"
-    r"|choices|versions|hardware|git|command|reason|best_gamma|expected_gain|verdict|break_even)"
+    r"|best_gamma|verdict|break_even)"
+)
+# subtrees that hang on the clock, the machine or the commit as a whole
+LEFT_OUT = re.compile(
+    r"/(environment|choices|costs|key|context)(/|$)|/tune/(choosing|confirming|decoding|result)"
+    r"|/measure[^/]*/speed/"
 )
 # keys whose values are text of a model, not a sentence of ours
 TEXT = ("text", "prompt", "completion", "answer", "question")
@@ -96,11 +101,13 @@ def environment(setting: str, folder: str) -> dict[str, str]:
 def flatten(value: Any, place: str, into: dict[str, Any], folder: str) -> None:
     """One entry a number, word or digest; clocks and sentences masked."""
     name = place.rpartition("/")[2]
+    if LEFT_OUT.search(place):
+        return
     if isinstance(value, dict):
         for key, part in value.items():
             flatten(part, f"{place}/{key.replace(folder, '')}", into, folder)
         into[f"{place}/#keys"] = sorted(key.replace(folder, "") for key in value)
-    elif isinstance(value, list) and len(value) <= 64:
+    elif isinstance(value, list) and (len(value) <= 64 or isinstance(value[0], dict)):
         for index, part in enumerate(value):
             flatten(part, f"{place}/{index}", into, folder)
         into[f"{place}/#length"] = len(value)
