@@ -14,10 +14,12 @@ import time
 
 import torch
 
+from paceline.core.block import DrawPlan, DrawRequest
 from paceline.core.bootstrap import ratio_interval
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder
+from paceline.decode.block import draw
 from paceline.measure.acceptance import forced_probs, score_texts
 from paceline.models import CausalModel, load_model, wrap_model
 from paceline.progress import silent
@@ -29,7 +31,8 @@ def draw_s(model: CausalModel, prompt: list[int], count: int) -> float:
     session = model.start_session()
     session.prefill([prompt])
     started = time.perf_counter()
-    session.draw([[prompt[-1]]], count, SamplingParams(), [[0.5] * count])
+    plan = DrawPlan(count, SamplingParams())
+    draw(session, DrawRequest([[prompt[-1]]], plan, [[0.5] * count]))
     return (time.perf_counter() - started) / count
 
 

@@ -31,6 +31,7 @@ from accelerate import Accelerator
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
@@ -38,6 +39,7 @@ from paceline.data import read_prompts
 from paceline.data.collate import Row
 from paceline.data.python_docs import write_python_docs
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.block import draw, judge
 from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.models import load_model, wrap_model
 from paceline.rng import named_generator
@@ -52,9 +54,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from paceline.core.verification import Drafted
     from paceline.decode.decoder import Decoder
     from paceline.models import CausalModel
-    from paceline.models.halves import Drawn
 
 
 _ROUNDS = 50  # of a block, when it is looked into
@@ -194,13 +196,13 @@ def report_waiting(ready: tuple[CausalModel, CausalModel], gamma: int) -> None:
         session.prefill([prompt])
     sampling = SamplingParams(temperature=0.0)
 
-    def drafted() -> Drawn:
-        drawn = draft.draw([[1]], gamma, sampling)
+    def drafted() -> Drafted:
+        drawn = draw(draft, DrawRequest([[1]], DrawPlan(gamma, sampling)))
         draft.rollback([gamma])
         return drawn
 
     def block() -> None:
-        target.judge([1], drafted(), [gamma], Lossless(), sampling)
+        judge(target, JudgeRequest([1], drafted(), [gamma], Lossless(), sampling))
         target.rollback([gamma + 1])
 
     for name, work in (("drafting", lambda: drafted().tokens_BG.tolist()), ("block", block)):

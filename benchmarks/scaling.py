@@ -23,7 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.core.fused import Head, chunked_loss_of_logits
 from paceline.models import wrap_model
-from paceline.native.divergences import DivergenceKind, Term, losses_and_slopes
+from paceline.native.divergences import losses_and_slopes
+from paceline.native.structures import DivergenceKind, Term
 
 if TYPE_CHECKING:
     from collections.abc import Callable

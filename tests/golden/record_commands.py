@@ -138,6 +138,12 @@ def reading_commands() -> dict[str, Any]:
         "verify": run("verify", *pair, *prompts, "--json", "--self-test"),
         "verify batch": run("verify", *pair, *prompts, "--json", *sets(batch_size=3)),
     }
+    return found | decoding_commands() | exports()
+
+
+def decoding_commands() -> dict[str, Any]:
+    pair = ["--target", "pair/target", "--draft", "pair/draft"]
+    found: dict[str, Any] = {}
     asked = ["--prompt", "the cat sat on", "--max-new-tokens", "12", "--json"]
     for name, more in {
         "greedy": ["--temperature", "0"],
@@ -147,6 +153,11 @@ def reading_commands() -> dict[str, Any]:
     }.items():
         found[f"decode {name}"] = run("decode", *pair, *asked, *more)
     found["decode alone"] = run("decode", *pair[:2], *asked)
+    return found
+
+
+def exports() -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for to in ("transformers", "vllm", "sglang", "llamacpp"):
         out = Path(f"export-{to}")
         run("export", "pair/draft", "--target", "pair/target", "--to", to, "--out", out, code=None)
@@ -174,6 +185,12 @@ def making_commands() -> dict[str, Any]:
     run("generate-data", *data, "--output", "data", *small, *sets(shard_size=8))
     run("generate-data", *data, "--output", "data-drafted", *small, *sets(draft="pair/draft"))
     found["data"], found["data drafted"] = files(Path("data")), files(Path("data-drafted"))
+    return found | alignments()
+
+
+def alignments() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    corpus = "pair/corpus.jsonl"
     pair = ["--target", "pair/target", "--draft", "pair/draft"]
     texts = sets(data__train=corpus, data__held_out=corpus)
     few = sets(
@@ -243,6 +260,11 @@ def benches() -> dict[str, Any]:
     run("report", "runs/bench")
     run("tune", "--config", SMOKE / "tune.yaml", *CPU, code=None)
     found["tune"] = files(Path("runs/tune"))
+    found["sweep"], found["trajectory"] = sweep(), trajectory()
+    return found
+
+
+def sweep() -> dict[str, Any]:
     base = {
         "target": "runs/target/model",
         "draft": "runs/draft/model",
@@ -267,11 +289,13 @@ def benches() -> dict[str, Any]:
     }
     Path("sweep.yaml").write_text(yaml.safe_dump(swept), "utf-8")
     run("sweep", "--config", "sweep.yaml")
-    found["sweep"] = files(Path("runs/sweep"))
+    return files(Path("runs/sweep"))
+
+
+def trajectory() -> dict[str, Any]:
     run(
         "trajectory",
         *("--target", "pair/target", "--run", "align-smoke", "--output", "runs/trajectory"),
         *sets(tasks={"text": "pair/corpus.jsonl"}, num_prompts=4, max_new_tokens=8, gammas=[2]),
     )
-    found["trajectory"] = files(Path("runs/trajectory"))
-    return found
+    return files(Path("runs/trajectory"))

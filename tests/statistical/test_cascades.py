@@ -18,6 +18,7 @@ from torch import Tensor
 
 import exact
 import exact_cascades as cascades
+from paceline.core.rule import Position
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -238,51 +239,45 @@ def test_a_sequence_cascade_keeps_probable_responses_and_lets_the_target_answer_
 class BonusFromTarget(Chow):
     """Takes the bonus from p, as a lossless rule does."""
 
-    def pi(self, target_probs: Tensor, draft_probs: Tensor, **raw: Tensor | None) -> Tensor:
-        pi = super().pi(target_probs, draft_probs, **raw)
-        return torch.cat([pi[:, :-1], target_probs[:, -1:]], 1)
+    def aim(self, at: Position) -> Tensor:
+        aim = super().aim(at)
+        return torch.cat([aim[:, :-1], at.target[:, -1:]], 1)
 
 
 class TemperedConfidence(Chow):
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return super().defers(target, draft, target, draft)
+    def defers(self, at: Position) -> Tensor:
+        return super().defers(Position.of(at.target, at.draft))
 
 
 class ForgetsWhatWasGivenUp(TokenV2):
     """Renormalises what is left of q, where eta p belongs."""
 
-    def pi(self, target_probs: Tensor, draft_probs: Tensor, **raw: Tensor | None) -> Tensor:
-        lost = self.defers(target_probs, draft_probs, target_probs, draft_probs)
-        left = draft_probs.masked_fill(lost, 0)
+    def aim(self, at: Position) -> Tensor:
+        lost = self.defers(Position.of(at.target, at.draft))
+        left = at.draft.masked_fill(lost, 0)
         return left / left.sum(-1, keepdim=True).clamp(min=1e-9)
 
 
 class SurpriseOfTheDraft(BiLDRule):
     """D the other way round."""
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return super().defers(draft, target, draft_raw, target_raw)
+    def defers(self, at: Position) -> Tensor:
+        return super().defers(Position(at.draft, at.target, at.draft_raw, at.target_raw))
 
 
 class WeighsWithTwiceTheDistance(Opt):
     """The L1 norm, where its half belongs."""
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return Opt(2 * self.alpha).defers(target, draft, target_raw, draft_raw)
+    def defers(self, at: Position) -> Tensor:
+        return Opt(2 * self.alpha).defers(at)
 
 
 class UntunedAim(Lossy):
     """The paper's aim with beta 1, normalised: not what the procedure makes."""
 
-    def pi(self, target_probs: Tensor, draft_probs: Tensor, **_: Tensor | None) -> Tensor:
-        kept = torch.minimum(draft_probs, target_probs / (1 - self.alpha))
-        aim = torch.maximum(kept, target_probs)
+    def aim(self, at: Position) -> Tensor:
+        kept = torch.minimum(at.draft, at.target / (1 - self.alpha))
+        aim = torch.maximum(kept, at.target)
         return aim / aim.sum(-1, keepdim=True)
 
 

@@ -17,6 +17,9 @@ from torch import Tensor
 
 import exact
 import exact_cascades as cascades
+from paceline.core import block
+from paceline.core.block import Judgement
+from paceline.core.rule import Position
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -29,11 +32,10 @@ from paceline.core.rules import (
     TokenV3,
 )
 from paceline.core.sampling import SamplingParams, to_probs
+from paceline.core.verification import Drafted
 from paceline.decode import Confident, SpeculativeDecoder
 from paceline.decode.text import Text
-from paceline.models import halves
-from paceline.models.halves import Drawn
-from paceline.models.session import Judgement, ModelSession
+from paceline.models.session import ModelSession
 
 PLAIN = exact.Shaping()
 COOL = exact.Shaping(temperature=0.7)
@@ -133,16 +135,16 @@ class ScoresWithTheTargetsSampling(SpeculativeDecoder):
 
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
-    ) -> tuple[Drawn, list[int]]:
+    ) -> tuple[Drafted, list[int]]:
         scored: list[Tensor] = []
 
         def spy(logits: Tensor, params: SamplingParams) -> Tensor:
             scored.append(to_probs(logits, self.sampling))
             return to_probs(logits, params)
 
-        with patch.object(halves, "to_probs", spy):
+        with patch.object(block, "to_probs", spy):
             (tokens_BG, probs_BGV, _), counts = super()._propose(draft, texts, seen_BV)
-        return Drawn(tokens_BG, torch.stack(scored, 1) if scored else probs_BGV), counts
+        return Drafted(tokens_BG, torch.stack(scored, 1) if scored else probs_BGV), counts
 
 
 class JudgesWithTheDraftsSampling(SpeculativeDecoder):
@@ -152,7 +154,7 @@ class JudgesWithTheDraftsSampling(SpeculativeDecoder):
         self,
         target: ModelSession,
         texts: Sequence[Text],
-        drafted: Drawn,
+        drafted: Drafted,
         num_drafted: Sequence[int],
         seen_BV: Tensor | None,
     ) -> Judgement:
@@ -173,10 +175,8 @@ def test_a_q_that_is_not_the_proposal_is_caught(
 
 
 class ConfidenceOfTheProposal(Chow):
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return super().defers(target, draft, target, draft)
+    def defers(self, at: Position) -> Tensor:
+        return super().defers(Position.of(at.target, at.draft))
 
 
 def test_a_confidence_read_from_the_proposal_is_caught():

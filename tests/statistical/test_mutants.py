@@ -7,6 +7,7 @@ such test can see is a draft that is merely bad (a token missing from its cache)
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,14 +16,14 @@ from pairs import ODDS, PROMPT, Pair, draw, smallest_p_value
 from torch import Tensor
 
 import exact
+from paceline.core import block
 from paceline.core import sampling as core_sampling
+from paceline.core.rule import Position
 from paceline.core.rules import Lenient, Lossless, Lossy, capped_ratio
-from paceline.core.verification import Verdict, verify
+from paceline.core.verification import Drafted, Verdict, verify
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Text
-from paceline.models import halves
 from paceline.models.fakes import TableModel, TableSession
-from paceline.models.halves import Drawn
 from paceline.models.session import ModelSession
 from paceline.rng import named_generator
 
@@ -31,23 +32,23 @@ COUNT = 1000
 
 
 class RecoversFromTarget(Lossless):
-    def residual(self, target_probs: Tensor, draft_probs: Tensor, **_: Tensor | None) -> Tensor:
-        return target_probs
+    def recover(self, at: Position) -> Tensor:
+        return at.target
 
 
 class SoftmaxesTheResidual(Lossless):
-    def residual(self, target_probs: Tensor, draft_probs: Tensor, **_: Tensor | None) -> Tensor:
-        return (target_probs - draft_probs).clamp(min=0).softmax(-1)
+    def recover(self, at: Position) -> Tensor:
+        return (at.target - at.draft).clamp(min=0).softmax(-1)
 
 
 class AcceptsTheWrongWayRound(Lossless):
-    def accept_probs(self, target_probs: Tensor, draft_probs: Tensor, **_: Tensor | None) -> Tensor:
-        return capped_ratio(draft_probs, target_probs)
+    def accept(self, at: Position) -> Tensor:
+        return capped_ratio(at.draft, at.target)
 
 
 class AcceptsEverything(Lossless):
-    def accept_probs(self, target_probs: Tensor, draft_probs: Tensor, **_: Tensor | None) -> Tensor:
-        return torch.ones_like(target_probs)
+    def accept(self, at: Position) -> Tensor:
+        return torch.ones_like(at.target)
 
 
 def p_value(
@@ -102,12 +103,12 @@ class DraftsGreedily(SpeculativeDecoder):
 
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
-    ) -> tuple[Drawn, list[int]]:
-        with patch.object(halves, "sample", argmax):
+    ) -> tuple[Drafted, list[int]]:
+        with patch.object(block, "sample", argmax):
             (tokens_BG, probs_BGV, _), counts = super()._propose(draft, texts, seen_BV)
         if self.one_hot:
             probs_BGV = torch.nn.functional.one_hot(tokens_BG, probs_BGV.shape[-1]).float()
-        return Drawn(tokens_BG, probs_BGV), counts
+        return Drafted(tokens_BG, probs_BGV), counts
 
 
 class ScoresGreedyDraftsWithSoftmax(DraftsGreedily):
@@ -127,16 +128,16 @@ class ReturnsUnshapedDraft(SpeculativeDecoder):
 
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
-    ) -> tuple[Drawn, list[int]]:
+    ) -> tuple[Drafted, list[int]]:
         unshaped: list[Tensor] = []
 
         def spy(logits: Tensor, params: core_sampling.SamplingParams) -> Tensor:
             unshaped.append(core_sampling.to_probs(logits, core_sampling.SamplingParams()))
             return core_sampling.to_probs(logits, params)
 
-        with patch.object(halves, "to_probs", spy):
+        with patch.object(block, "to_probs", spy):
             (tokens_BG, probs_BGV, _), counts = super()._propose(draft, texts, seen_BV)
-        return Drawn(tokens_BG, torch.stack(unshaped, 1) if unshaped else probs_BGV), counts
+        return Drafted(tokens_BG, torch.stack(unshaped, 1) if unshaped else probs_BGV), counts
 
 
 # transformers#47932: the returned q was not the proposal
@@ -151,13 +152,14 @@ def test_a_returned_q_that_is_not_the_proposal_is_caught(shaping: exact.Shaping,
 def bonus_from_draft(pair: Pair) -> Callable[..., Verdict]:
     table = pair.draft._log_probs.exp().float()
 
-    def mutant(drafted_BG: Tensor, num_drafted_B: Tensor, q: Tensor, p: Tensor, *rest, **named):
+    def mutant(drafted: Drafted, num_drafted_B: Tensor, p: Tensor, *rest: Any):
+        drafted_BG = drafted.tokens_BG
         rows = torch.arange(len(drafted_BG))
         p = p.clone()
         if drafted_BG.shape[1]:
             last_B = drafted_BG[rows, (num_drafted_B - 1).clamp(min=0)]
             p[rows, num_drafted_B] = table[last_B]
-        return verify(drafted_BG, num_drafted_B, q, p, *rest, **named)
+        return verify(drafted, num_drafted_B, p, *rest)
 
     return mutant
 
@@ -165,7 +167,7 @@ def bonus_from_draft(pair: Pair) -> Callable[..., Verdict]:
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_a_bonus_token_drawn_from_the_draft_is_caught(gamma: int):
     pair = Pair(order=1)
-    with patch.object(halves, "verify", bonus_from_draft(pair)):
+    with patch.object(block, "verify", bonus_from_draft(pair)):
         assert p_value(Lossless(), gamma, pair) < ODDS
 
 
@@ -174,7 +176,7 @@ def test_a_bonus_token_drawn_from_the_draft_is_caught_under_a_lossy_rule(gamma: 
     pair = Pair(order=1)
     expected = pair.speculative(exact.lenient("linear", 0.3), gamma)
     decoder = SpeculativeDecoder(pair.target, pair.draft, Lenient("linear", 0.3), gamma=gamma)
-    with patch.object(halves, "verify", bonus_from_draft(pair)):
+    with patch.object(block, "verify", bonus_from_draft(pair)):
         assert smallest_p_value(draw(decoder, gamma, COUNT), expected) < ODDS
 
 
@@ -203,7 +205,7 @@ def test_a_penalty_that_does_not_see_the_drafted_tokens_is_caught():
         return seen_BV[:, None].expand(-1, tokens_BN.shape[1] + 1, -1)
 
     pair = Pair(1, exact.Shaping(repetition_penalty=2.0))
-    with patch.object(halves, "mark_seen", nothing_new):
+    with patch.object(block, "mark_seen", nothing_new):
         assert p_value(Lossless(), 4, pair) < ODDS
 
 
@@ -236,7 +238,7 @@ def noisy_argmax(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 @pytest.mark.parametrize("mutant", [first_uniform_for_all, noisy_argmax])
 def test_a_baseline_that_samples_wrongly_is_caught(mutant: Callable[[Tensor, Tensor], Tensor]):
     pair = Pair(order=2)
-    with patch("paceline.decode.decoder.sample", mutant), patch.object(halves, "sample", mutant):
+    with patch("paceline.decode.decoder.sample", mutant), patch.object(block, "sample", mutant):
         texts = draw(AutoregressiveDecoder(pair.target), 1, 1000)
     assert smallest_p_value(texts, pair.plain(1)) < ODDS
 

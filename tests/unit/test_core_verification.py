@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.core.rule import Position
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule
-from paceline.core.verification import Verdict, count_accepted, verify, verify_greedy
+from paceline.core.verification import Drafted, Uniforms, Verdict, verify, verify_greedy
 
 RULES = [Lossless(), Lenient("linear", 0.4), Lenient("exponential", 0.5), Lossy(0.3, 1.4)]
 
@@ -46,15 +47,9 @@ def make_case(batch: int, gamma: int, vocab_size: int, seed: int, *, sparse: boo
 
 
 def run(case: Case, rule: Rule) -> Verdict:
-    return verify(
-        case.drafted_BG,
-        case.num_drafted_B,
-        case.draft_probs_BGV,
-        case.target_probs_BHV,
-        rule,
-        accept_uniforms_BG=case.accept_BG,
-        next_uniforms_B=case.next_B,
-    )
+    drafted = Drafted(case.drafted_BG, case.draft_probs_BGV)
+    uniforms = Uniforms(case.accept_BG, case.next_B)
+    return verify(drafted, case.num_drafted_B, case.target_probs_BHV, rule, uniforms)
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
@@ -65,13 +60,11 @@ def test_greedy_verification_is_the_general_one_on_one_hot_distributions(gamma: 
     num_drafted_B = torch.randint(gamma + 1, (200,), generator=generator)
     uniforms = torch.rand(200, gamma + 1, generator=generator, dtype=torch.float64)
     wanted = verify(
-        drafted_BG,
+        Drafted(drafted_BG, torch.nn.functional.one_hot(drafted_BG, 3).float()),
         num_drafted_B,
-        torch.nn.functional.one_hot(drafted_BG, 3).float(),
         torch.nn.functional.one_hot(best_BH, 3).float(),
         Lossless(),
-        accept_uniforms_BG=uniforms[:, 1:],
-        next_uniforms_B=uniforms[:, 0],
+        Uniforms(uniforms[:, 1:], uniforms[:, 0]),
     )
     for got, expected in zip(
         verify_greedy(drafted_BG, num_drafted_B, best_BH), wanted, strict=True
@@ -125,13 +118,11 @@ def test_a_batch_equals_a_loop_over_rows_positions_and_tokens(
 def test_without_a_draft_the_next_token_is_the_targets_own_and_a_bonus():
     target = torch.tensor([[[0.25, 0.75]], [[0.5, 0.5]]])
     verdict = verify(
-        torch.zeros(2, 0, dtype=torch.int64),
+        Drafted(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0, 2)),
         torch.zeros(2, dtype=torch.int64),
-        torch.zeros(2, 0, 2),
         target,
         Lossless(),
-        accept_uniforms_BG=torch.zeros(2, 0),
-        next_uniforms_B=torch.tensor([0.3, 0.3]),
+        Uniforms(torch.zeros(2, 0), torch.tensor([0.3, 0.3])),
     )
     assert [part.tolist() for part in verdict] == [[0, 0], [1, 0], [True, True]]
 
@@ -154,15 +145,14 @@ def test_what_lies_beyond_a_rows_own_draft_is_never_looked_at():
 def test_a_sure_token_survives_the_largest_uniform_and_an_impossible_one_falls_to_zero():
     draft = torch.tensor([[[0.5, 0.5]], [[0.5, 0.5]]])
     target = torch.tensor([[[0.5, 0.5], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])
-    kept = count_accepted(
-        torch.zeros(2, 1, dtype=torch.int64),
+    verdict = verify(
+        Drafted(torch.zeros(2, 1, dtype=torch.int64), draft),
         torch.ones(2, dtype=torch.int64),
-        draft,
         target,
         Lossless(),
-        torch.tensor([[1 - 2**-53], [0.0]], dtype=torch.float64),
+        Uniforms(torch.tensor([[1 - 2**-53], [0.0]], dtype=torch.float64), torch.zeros(2)),
     )
-    assert kept.tolist() == [1, 0]
+    assert verdict.num_accepted_B.tolist() == [1, 0]
 
 
 def test_nothing_is_kept_behind_a_rejected_token():
@@ -170,13 +160,11 @@ def test_nothing_is_kept_behind_a_rejected_token():
     sure = [0.0, 1.0]
     target = torch.tensor([[sure, [1.0, 0.0], sure, sure]])
     verdict = verify(
-        torch.ones(1, 3, dtype=torch.int64),
+        Drafted(torch.ones(1, 3, dtype=torch.int64), torch.tensor([[sure, sure, sure]])),
         torch.tensor([3]),
-        torch.tensor([[sure, sure, sure]]),
         target,
         Lossless(),
-        accept_uniforms_BG=torch.full((1, 3), 0.5),
-        next_uniforms_B=torch.tensor([0.5]),
+        Uniforms(torch.full((1, 3), 0.5), torch.tensor([0.5])),
     )
     assert [part.tolist() for part in verdict] == [[1], [0], [False]]
 
@@ -207,27 +195,11 @@ class RecoversFromConfidences(Rule):
 
     uses_confidence = True
 
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        return torch.full_like(target_probs, 0.25)
+    def accept(self, at: Position) -> Tensor:
+        return torch.full_like(at.target, 0.25)
 
-    def residual(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        assert target_raw is not None
-        assert draft_raw is not None
-        return 0.5 * target_raw + 0.5 * draft_raw
+    def recover(self, at: Position) -> Tensor:
+        return 0.5 * at.target_raw + 0.5 * at.draft_raw
 
 
 def test_a_residual_that_uses_confidences_is_given_the_untempered_distributions_of_its_position():
@@ -236,15 +208,17 @@ def test_a_residual_that_uses_confidences_is_given_the_untempered_distributions_
     target_raw = torch.tensor([other, [0.2, 0.3, 0.5], other]).expand(rows, 3, 3)
     draft_raw = torch.tensor([other, [0.0, 0.1, 0.9]]).expand(rows, 2, 3)
     verdict = verify(
-        torch.zeros(rows, 2, dtype=torch.int64),
+        Drafted(
+            torch.zeros(rows, 2, dtype=torch.int64), torch.full((rows, 2, 3), 1 / 3), draft_raw
+        ),
         torch.full((rows,), 2),
-        torch.full((rows, 2, 3), 1 / 3),
         torch.full((rows, 3, 3), 1 / 3),
         RecoversFromConfidences(),
-        accept_uniforms_BG=torch.tensor([0.2, 0.3]).expand(rows, 2),
-        next_uniforms_B=(torch.arange(rows, dtype=torch.float64) + 0.5) / rows,
-        target_raw_BHV=target_raw,
-        draft_raw_BGV=draft_raw,
+        Uniforms(
+            torch.tensor([0.2, 0.3]).expand(rows, 2),
+            (torch.arange(rows, dtype=torch.float64) + 0.5) / rows,
+        ),
+        target_raw,
     )
     assert verdict.num_accepted_B.tolist() == [1] * rows
     assert verdict.next_tokens_B.bincount().tolist() == [100, 200, 700]

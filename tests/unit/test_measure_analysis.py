@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import exact_cascades as cascades
+from paceline.core.rule import Position
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -26,7 +27,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import SpeculativeDecoder
 from paceline.errors import UsageError
-from paceline.measure.analysis import Position, analyze_rules, rule_effect
+from paceline.measure.analysis import analyze_rules, rule_effect
 from paceline.models.fakes import TableModel
 
 BINARY: list[Rule] = [
@@ -46,22 +47,23 @@ def tables(size: int = 8) -> torch.Tensor:
     return (1.3 * torch.randn(2, size, size, generator=generator, dtype=torch.float64)).softmax(-1)
 
 
-def positions(count: int = 30, size: int = 8) -> Position:
+def positions(count: int = 30, size: int = 8) -> tuple[Position, torch.Tensor]:
+    """Distributions before each token of a text, and these tokens."""
     generator = torch.Generator().manual_seed(5)
     probs = (1.5 * torch.randn(4, count, size, generator=generator)).softmax(-1)
-    return Position(*probs, torch.randint(size, (count,), generator=generator))
+    return Position(*probs), torch.randint(size, (count,), generator=generator)
 
 
 @rules
 def test_an_effect_is_that_of_the_rules_vectors_token_by_token(rule: Rule):
-    at = positions()
-    effect = rule_effect(rule, at)
+    at, tokens_T = positions()
+    effect = rule_effect(rule, at, tokens_T)
     for place in range(30):
-        p, q, p_raw, q_raw = (part[place] for part in at[:4])
+        p, q, p_raw, q_raw = (part[place] for part in at)
         raw = {"target_raw": p_raw, "draft_raw": q_raw}
         accept = rule.accept_probs(p, q, **raw).tolist()
         induced = rule.induced_distribution(p, q, **raw).tolist()
-        p, q, token = p.tolist(), q.tolist(), int(at.tokens_T[place])
+        p, q, token = p.tolist(), q.tolist(), int(tokens_T[place])
         rejection = math.fsum(b * (1 - a) for a, b in zip(accept, q, strict=True))
         assert float(effect.rejection_T[place]) == pytest.approx(rejection, abs=1e-5)
         survival = q[token] * accept[token] / induced[token] if induced[token] else 0.0

@@ -6,17 +6,22 @@ import pytest
 
 import exact
 from paceline.config import validate
+from paceline.core.block import DrawRequest
 from paceline.core.cascade_rules import Diff, TokenV3
 from paceline.core.rules import Lossless, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
+from paceline.core.verification import Drafted
 from paceline.decode import SpeculativeDecoder
+from paceline.decode.block import draw
 from paceline.errors import ConfigError
+from paceline.measure import latency
 from paceline.measure.acceptance import score_texts
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassTimer
 from paceline.measure.measurement import MeasureConfig, measure_models
-from paceline.models.fakes import TableModel, TableSession
+from paceline.models.fakes import TableModel
+from paceline.models.session import ModelSession
 from paceline.progress import silent
 
 GREEDY = SamplingParams(temperature=0)
@@ -125,14 +130,13 @@ def test_passes_are_timed_with_the_settings_of_each_model(
 ):
     """`q`: whether drafting states distributions, which decoding does only where they are judged."""
     drawn: list[tuple[float, bool]] = []
-    whole = TableSession.draw
 
-    def spy(self: TableSession, tokens, count, sampling, uniforms=None, *rest, **named):
-        if count == 3:
-            drawn.append((sampling.temperature, uniforms is not None))
-        return whole(self, tokens, count, sampling, uniforms, *rest, **named)
+    def spy(session: ModelSession, request: DrawRequest) -> Drafted:
+        if request.plan.num_tokens == 3:
+            drawn.append((request.plan.sampling.temperature, request.uniforms is not None))
+        return draw(session, request)
 
-    monkeypatch.setattr(TableSession, "draw", spy)
+    monkeypatch.setattr(latency, "draw", spy)
     at = SamplingParams(temperature=temperature), SamplingParams(temperature=drafts_at)
     PassTimer(*pair(), [1, 2], [3], *at).time_once()
     assert set(drawn) == {(drafts_at, q)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from paceline.core.block import DrawPlan
 from paceline.core.cascade_rules import Diff, Opt, TokenV3
 from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
 from paceline.core.sampling import SamplingParams
@@ -20,7 +21,6 @@ from paceline.decode.policies import Confident
 from paceline.models import wrap_model
 from paceline.models.fixed_session import FixedSession, _draw, _judge
 from paceline.models.fixed_shapes import FixedReader, Recorder, can_record
-from paceline.models.halves import Wanted
 from paceline.models.kernels import merged_product
 from paceline.models.llama import LlamaDecoder
 from tiny import tiny_hf, tiny_model, tiny_pair
@@ -129,10 +129,10 @@ def test_neither_half_of_a_block_asks_the_device(
         decoder = LlamaDecoder(tiny_hf("llama").to("meta"), merged_product, tokens)
         reader = FixedReader(decoder, Recorder(decoder.device), 2, 256)
         lengths, numbers = torch.zeros(2, dtype=torch.int64), torch.rand(2, 3, dtype=torch.float64)
-        wanted = Wanted(3, sampling, behind_last=True, raw=True)
+        plan = DrawPlan(3, sampling, after_last=True, raw=True)
         unread = torch.zeros(2, 1, dtype=torch.int64)
         chosen = () if sampling.greedy else (numbers,)
-        drawn = _draw(reader, wanted, 60, unread, lengths, *chosen)
+        drawn = _draw(reader, plan, 60, unread, lengths, *chosen)
         assert drawn[0].shape == (2, 3)
         drafted = torch.zeros(2, 3, dtype=torch.int64)
         for rule in (rule for rule in RULES if rule != Lossy(0.3, "tuned")):

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core import verification
+from backends import JudgesInPyTorch
+from paceline.core.backend import using
 from paceline.core.rules import Diff, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import Confident, Generation, SpeculativeDecoder
@@ -26,10 +27,9 @@ def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Gene
 
 def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
     """Pass by pass, and the rule in torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CausalSession, "draw", ModelSession.draw)
-        patch.setattr(CausalSession, "judge", ModelSession.judge)
-        patch.setattr(verification, "can_draw", lambda *_: False)
+    with pytest.MonkeyPatch.context() as patch, using(JudgesInPyTorch()):
+        patch.setattr(CausalSession, "take_draw", ModelSession.take_draw)
+        patch.setattr(CausalSession, "take_judge", ModelSession.take_judge)
         return texts_of(decoder, prompts)
 
 

@@ -1,6 +1,7 @@
 """The compiled pass: exact to the bit whatever the company, and absent without a word where it must be."""
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core import verification
+from backends import JudgesInPyTorch
+from paceline.core.backend import using
+from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
 from paceline.core.lists import as_list
 from paceline.core.rules import (
     BiLDRule,
@@ -28,6 +31,7 @@ from paceline.core.rules import (
 )
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, Confident, Generation, SpeculativeDecoder
+from paceline.decode.block import draw, judge
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, wrap_model
 from paceline.models.causal import recorded_hidden_states
@@ -35,7 +39,7 @@ from paceline.models.causal_session import CausalSession
 from paceline.models.kernels import can_pack
 from paceline.models.native_llama import NativeLlama
 from paceline.models.native_weights import can_copy
-from paceline.models.session import JudgeUniforms, ModelSession
+from paceline.models.session import ModelSession
 from paceline.native import compilation, compiled
 from reading import TEXT, prepared, read, reader
 from tiny import tiny_hf
@@ -52,10 +56,10 @@ def test_who_listens_hears_of_every_pass():
     session = model.start_session()
     with recorded_hidden_states(model) as recorded:
         session.prefill([TEXT[:3], TEXT[:1]])
-        first = session.draw([[TEXT[3]], [TEXT[1]]], 1, greedy)
-        two = session.draw([[TEXT[4]], [TEXT[2]]], 2, greedy)
-        session.judge([5, 6], two, [2, 2], Lossless(), greedy)
-    session.draw([[7], [8]], 1, greedy)
+        first = draw(session, DrawRequest([[TEXT[3]], [TEXT[1]]], DrawPlan(1, greedy)))
+        two = draw(session, DrawRequest([[TEXT[4]], [TEXT[2]]], DrawPlan(2, greedy)))
+        judge(session, JudgeRequest([5, 6], two, [2, 2], Lossless(), greedy))
+    draw(session, DrawRequest([[7], [8]], DrawPlan(1, greedy)))
     assert [states.shape[1] for states in recorded] == [3, 1, 1, 1, 3]
     wanted = model.body(torch.tensor([TEXT[:5]]))[0]
     for got, there in zip(
@@ -102,6 +106,14 @@ def sessions(model: CausalModel, texts: list[list[int]]) -> tuple[CausalSession,
     return both
 
 
+def plainly(half: Callable[..., Any], session: CausalSession, request: Any) -> Any:
+    """As a session that takes no whole request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CausalSession, "take_draw", ModelSession.take_draw)
+        patch.setattr(CausalSession, "take_judge", ModelSession.take_judge)
+        return half(session, request)
+
+
 def same(ours: Tensor | None, plain: Tensor | None) -> bool:
     return ours is plain if ours is None or plain is None else torch.equal(ours, plain)
 
@@ -124,9 +136,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("texts", [[TEXT[:5]], [TEXT[:2], TEXT[3:9]]])
 @pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("behind_last", [False, True])
+@pytest.mark.parametrize("after_last", [False, True])
 def test_drawing_ahead_is_drawing_pass_by_pass(
-    temperature: float, texts: list[list[int]], calls: list[str], *, raw: bool, behind_last: bool
+    temperature: float, texts: list[list[int]], calls: list[str], *, raw: bool, after_last: bool
 ):
     """At temperature 0 with numbers to draw with, and without, where the likeliest tokens count."""
     compiled_one, plain_one = sessions(prepared(), texts)
@@ -136,14 +148,12 @@ def test_drawing_ahead_is_drawing_pass_by_pass(
         new = [TEXT[:count]] * len(texts)
         uniforms = as_list(torch.rand(len(texts), gamma, generator=rng, dtype=torch.float64))
         draws = uniforms if temperature or gamma < 4 else None
-        given, asked = (new, gamma, sampling, draws), {"behind_last": behind_last, "raw": raw}
-        got, wanted = (
-            compiled_one.draw(*given, **asked),
-            ModelSession.draw(plain_one, *given, **asked),
-        )
+        plan = DrawPlan(gamma, sampling, after_last=after_last, raw=raw)
+        request = DrawRequest(new, plan, draws)
+        got, wanted = draw(compiled_one, request), plainly(draw, plain_one, request)
         assert torch.equal(got.tokens_BG, wanted.tokens_BG)
-        assert (got.probs_BGV is None) == (draws is None)
-        assert (got.raw_BGV is None) == (not raw or temperature == 1)
+        assert (got.probs_BPV is None) == (draws is None)
+        assert (got.raw_BPV is None) == (not raw or temperature == 1)
         for ours, plain in zip(got[1:], wanted[1:], strict=True):
             assert same(ours, plain)
         assert compiled_one.lengths == plain_one.lengths
@@ -157,14 +167,14 @@ def test_a_draft_of_no_tokens_is_the_distribution_behind_what_was_read(
     temperature: float, calls: list[str]
 ):
     compiled_one, plain_one = sessions(prepared(), [TEXT[:5], TEXT[2:4]])
-    given: Any = ([[7, 8], [9, 10]], 0, SamplingParams(temperature=temperature), [[], []])
-    got = compiled_one.draw(*given, behind_last=True, raw=True)
-    wanted = ModelSession.draw(plain_one, *given, behind_last=True, raw=True)
+    plan = DrawPlan(0, SamplingParams(temperature=temperature), after_last=True, raw=True)
+    request = DrawRequest([[7, 8], [9, 10]], plan, [[], []])
+    got, wanted = draw(compiled_one, request), plainly(draw, plain_one, request)
     for ours, plain in zip(got, wanted, strict=True):
         assert ours is not None
         assert same(ours, plain)
     assert compiled_one.lengths == plain_one.lengths
-    nothing = compiled_one.draw(*given)
+    nothing = draw(compiled_one, request._replace(plan=DrawPlan(0, plan.sampling)))
     assert nothing.tokens_BG.shape == (2, 0)
     assert compiled_one.lengths == plain_one.lengths
     assert calls == ["draw"]
@@ -189,9 +199,10 @@ def test_judging_ahead_is_judging_pass_by_pass(
         newest = [seed] * batch
         drafting, _ = sessions(draft, texts)
         rows = [[token] for token in newest]
-        drafted = drafting.draw(rows, gamma, sampling, drawing if temperature else None)
-        draws = JudgeUniforms(accepting, [numbers[0] for numbers in choosing])
-        given = (
+        numbers = drawing if temperature else None
+        drafted = draw(drafting, DrawRequest(rows, DrawPlan(gamma, sampling), numbers))
+        draws = UniformRows(accepting, [numbers[0] for numbers in choosing])
+        request = JudgeRequest(
             newest,
             drafted,
             [gamma, 2][:batch],
@@ -199,7 +210,7 @@ def test_judging_ahead_is_judging_pass_by_pass(
             sampling,
             draws if temperature else None,
         )
-        got, wanted = compiled_one.judge(*given), ModelSession.judge(plain_one, *given)
+        got, wanted = judge(compiled_one, request), plainly(judge, plain_one, request)
         assert got == wanted
         kept |= set(got.num_accepted)
         assert compiled_one.lengths == plain_one.lengths
@@ -219,10 +230,9 @@ def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Gene
 
 def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
     """Pass by pass, and the rule in torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CausalSession, "draw", ModelSession.draw)
-        patch.setattr(CausalSession, "judge", ModelSession.judge)
-        patch.setattr(verification, "can_draw", lambda *_: False)
+    with pytest.MonkeyPatch.context() as patch, using(JudgesInPyTorch()):
+        patch.setattr(CausalSession, "take_draw", ModelSession.take_draw)
+        patch.setattr(CausalSession, "take_judge", ModelSession.take_judge)
         return texts_of(decoder, prompts)
 
 

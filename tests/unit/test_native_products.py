@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.models.int8 import round_rows
 from paceline.native import compiled
 from paceline.native.compilation import library_with
-from paceline.native.llama import Matrix
+from paceline.native.structures import Matrix
 from processor_levels import LEVEL_FLAGS
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")

@@ -1,9 +1,7 @@
 """Every rule in C: its verdicts are those of torch, and its distributions those of the closed forms."""
 
 import math
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import pytest
@@ -12,8 +10,8 @@ from torch import Tensor
 
 import exact
 import exact_cascades as cascades
-from paceline.core import sampling, verification
-from paceline.core.native_rules import native_rule
+from backends import PYTORCH
+from paceline.core.backend import using
 from paceline.core.rules import (
     AnyRule,
     BiLDRule,
@@ -32,9 +30,9 @@ from paceline.core.rules import (
     TokenV3,
 )
 from paceline.core.sampling import UNTEMPERED, SamplingParams, sample, to_probs
-from paceline.core.verification import Verdict, verify
-from paceline.native import compilation, compiled
-from paceline.native.verification import Kind
+from paceline.core.verification import Drafted, Uniforms, Verdict, verify
+from paceline.native import compiled
+from paceline.native.rules import native_rule
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 
@@ -136,23 +134,17 @@ def judged(rule: Rule, case: Case) -> Verdict:
     gamma = case.drafted_BG.shape[1]
     places = gamma + rule.needs_draft_at_bonus
     raw_BHV = case.draft_raw_BHV
-    return verify(
+    drafted = Drafted(
         case.drafted_BG,
-        case.num_drafted_B,
         case.draft_BHV[:, :places].contiguous(),
-        case.target_BHV,
-        rule,
-        accept_uniforms_BG=case.accept_BG,
-        next_uniforms_B=case.next_B,
-        target_raw_BHV=case.target_raw_BHV,
-        draft_raw_BGV=None if raw_BHV is None else raw_BHV[:, :places].contiguous(),
+        None if raw_BHV is None else raw_BHV[:, :places].contiguous(),
     )
+    uniforms = Uniforms(case.accept_BG, case.next_B)
+    return verify(drafted, case.num_drafted_B, case.target_BHV, rule, uniforms, case.target_raw_BHV)
 
 
 def in_torch(rule: Rule, case: Case) -> Verdict:
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (verification, sampling):
-            patch.setattr(module, "can_draw", lambda *_: False)
+    with using(PYTORCH):
         return judged(rule, case)
 
 
@@ -351,11 +343,3 @@ def test_the_library_knows_every_rule_of_the_house_and_no_other():
         own: Any = type("Own", (type(rule),), {})
         arguments = {k: v for k, v in vars(rule).items() if k != "rule" and "__" not in k}
         assert native_rule(own(**arguments)) is None
-
-
-def test_rules_are_numbered_alike_in_c_and_in_python():
-    header = (Path(compilation.__file__).parent / "rules.h").read_text()
-    names = re.search(r"enum \{(.*?)\}", header, re.DOTALL)
-    assert names is not None
-    assert re.findall(r"\w+", names[1]) == [kind.name for kind in Kind]
-    assert [kind.value for kind in Kind] == [*range(len(Kind))]

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import SlowerWarning
-from paceline.native import compilation, compiled
+from paceline.native import compiled
+from paceline.native import library as library_module
 from paceline.native.self_check import fault_of
+from paceline.native.structures import c_layout, layout_fault, python_layout
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 
@@ -73,6 +75,33 @@ def test_every_fault_is_named(name: str, spoil: Any, fault: str):
 
 def test_a_faulty_library_is_not_used(monkeypatch: pytest.MonkeyPatch):
     library = Faulty("softmax", _warmer)
-    monkeypatch.setattr(compilation, "library_with", lambda _: library)
+    monkeypatch.setattr(library_module, "library_with", lambda _: library)
     with pytest.warns(SlowerWarning, match=r"other results than PyTorch \(softmax\), so PyTorch"):
         assert compiled.__wrapped__() is None
+
+
+def test_structures_and_kinds_are_laid_out_alike_in_python_and_in_c():
+    found = c_layout(library_of_this_machine())
+    assert found == python_layout()
+    assert {"Block", "Block.rule", "Model.layers", "TOKEN_V3", "CROSS_ENTROPY"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("Rule.beta", 8, "Rule.beta is 8 in Python and 16 in C"),
+        ("Block", 120, "Block is 120 in Python and"),
+        ("OPT", 12, "OPT is 12 in Python and 11 in C"),
+        ("Block.fresh", 128, "Block.fresh is 128 in Python and None in C"),
+        ("CHOW", None, "CHOW is None in Python and 7 in C"),
+    ],
+)
+def test_a_field_or_a_kind_that_one_side_alone_has_changed_is_a_fault(
+    name: str, value: int | None, fault: str
+):
+    changed = python_layout() | ({} if value is None else {name: value})
+    if value is None:
+        del changed[name]
+    found = layout_fault(changed, c_layout(library_of_this_machine()))
+    assert found is not None
+    assert found.startswith(fault)

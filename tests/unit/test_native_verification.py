@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core import sampling, verification
+from backends import PYTORCH
+from paceline.core.backend import using
+from paceline.core.rule import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, likeliest, sample, to_probs
-from paceline.core.verification import Verdict, verify
+from paceline.core.verification import Drafted, Uniforms, Verdict, verify
 from paceline.native import compiled
 from paceline.native.sampling import draw_tokens
 
@@ -36,8 +38,8 @@ def test_draws_equal_those_of_torch(
     uniforms_B = torch.rand(64, generator=rng)
     uniforms_B[:3] = torch.tensor([0.0, 1 - 2**-24, 0.5])
     got_B = sample(probs_BV, uniforms_B)
-    monkeypatch.setattr(sampling, "can_draw", lambda *_: False)
-    assert got_B.tolist() == sample(probs_BV, uniforms_B).tolist()
+    with using(PYTORCH):
+        assert got_B.tolist() == sample(probs_BV, uniforms_B).tolist()
     assert bool((probs_BV.gather(1, got_B[:, None]) > 0).all())
 
 
@@ -57,15 +59,9 @@ def test_a_distribution_that_is_not_a_number_is_no_token():
 
 
 def judged(rule: Lossless, case: dict[str, Tensor]) -> Verdict:
-    return verify(
-        case["drafted"],
-        case["num_drafted"],
-        case["draft"],
-        case["target"],
-        rule,
-        accept_uniforms_BG=case["accept"],
-        next_uniforms_B=case["next"],
-    )
+    drafted = Drafted(case["drafted"], case["draft"])
+    uniforms = Uniforms(case["accept"], case["next"])
+    return verify(drafted, case["num_drafted"], case["target"], rule, uniforms)
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
@@ -91,9 +87,8 @@ def test_verdicts_equal_those_of_torch(
         "next": torch.rand(batch, generator=rng),
     }
     got = judged(Lossless(), case)
-    monkeypatch.setattr(verification, "can_draw", lambda *_: False)
-    monkeypatch.setattr(sampling, "can_draw", lambda *_: False)
-    wanted = judged(Lossless(), case)
+    with using(PYTORCH):
+        wanted = judged(Lossless(), case)
     assert got.num_accepted_B.tolist() == wanted.num_accepted_B.tolist()
     assert got.is_bonus_B.tolist() == wanted.is_bonus_B.tolist()
     assert got.next_tokens_B.tolist() == wanted.next_tokens_B.tolist()
@@ -101,8 +96,8 @@ def test_verdicts_equal_those_of_torch(
 
 def test_a_rule_of_ones_own_is_asked_even_where_it_stems_from_the_lossless_one():
     class Never(Lossless):
-        def accept_probs(self, target_probs: Tensor, *_: Tensor, **__: Tensor | None) -> Tensor:
-            return torch.zeros_like(target_probs)
+        def accept(self, at: Position) -> Tensor:
+            return torch.zeros_like(at.target)
 
     same = torch.tensor([[[0.5, 0.5]]])
     case = {

@@ -24,7 +24,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from paceline.core.rule import STRICT, Rule, capped_ratio, normalised_excess
+from paceline.core.divergences import total_variation
+from paceline.core.rule import STRICT, NativeForm, Position, Rule, capped_ratio, normalised_excess
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -37,51 +38,22 @@ class Cascade(Rule):
     uses_confidence = True
 
     @abstractmethod
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
+    def defers(self, at: Position) -> Tensor:
         """Is the target asked? Bool, [..., 1] for the whole position or [..., V] for each token."""
 
-    def pi(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        deferred = self.defers(
-            target_probs,
-            draft_probs,
-            target_probs if target_raw is None else target_raw,
-            draft_probs if draft_raw is None else draft_raw,
-        )
+    def aim(self, at: Position) -> Tensor:
+        deferred = self.defers(at)
         if deferred.shape[-1] == 1:
-            return torch.where(deferred, target_probs, draft_probs)
-        given_up = torch.where(deferred, draft_probs, 0)
-        return draft_probs - given_up + target_probs * given_up.sum(-1, keepdim=True)
+            return torch.where(deferred, at.target, at.draft)
+        given_up = torch.where(deferred, at.draft, 0)
+        return at.draft - given_up + at.target * given_up.sum(-1, keepdim=True)
 
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        pi = self.pi(target_probs, draft_probs, target_raw=target_raw, draft_raw=draft_raw)
-        return capped_ratio(pi, draft_probs)
+    def accept(self, at: Position) -> Tensor:
+        return capped_ratio(self.aim(at), at.draft)
 
-    def residual(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        pi = self.pi(target_probs, draft_probs, target_raw=target_raw, draft_raw=draft_raw)
-        return normalised_excess(pi, draft_probs, fallback=pi)
+    def recover(self, at: Position) -> Tensor:
+        aim = self.aim(at)
+        return normalised_excess(aim, at.draft, fallback=aim)
 
 
 class BinaryCascade(Cascade):
@@ -98,11 +70,13 @@ class BiLDRule(BinaryCascade):
 
     threshold: float = Field(ge=0, allow_inf_nan=False)
     rule: Literal["bild"] = "bild"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return -torch.xlogy(draft, target_raw).sum(-1, keepdim=True) > self.threshold
+    def defers(self, at: Position) -> Tensor:
+        return -torch.xlogy(at.draft, at.target_raw).sum(-1, keepdim=True) > self.threshold
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("BILD", self.threshold)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -111,11 +85,13 @@ class Chow(BinaryCascade):
 
     alpha: Share
     rule: Literal["chow"] = "chow"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return _peak(draft_raw) < 1 - self.alpha
+    def defers(self, at: Position) -> Tensor:
+        return _peak(at.draft_raw) < 1 - self.alpha
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("CHOW", self.alpha)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -124,11 +100,13 @@ class ChowLog(BinaryCascade):
 
     alpha: Finite
     rule: Literal["chow_log"] = "chow_log"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return _entropy(draft_raw) > self.alpha
+    def defers(self, at: Position) -> Tensor:
+        return _entropy(at.draft_raw) > self.alpha
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("CHOW_LOG", self.alpha)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -137,11 +115,13 @@ class Diff(BinaryCascade):
 
     alpha: Finite
     rule: Literal["diff"] = "diff"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return _peak(draft_raw) < _peak(target_raw) - self.alpha
+    def defers(self, at: Position) -> Tensor:
+        return _peak(at.draft_raw) < _peak(at.target_raw) - self.alpha
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("DIFF", self.alpha)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -150,11 +130,13 @@ class DiffLog(BinaryCascade):
 
     alpha: Finite
     rule: Literal["diff_log"] = "diff_log"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return -_entropy(draft_raw) < -_entropy(target_raw) - self.alpha
+    def defers(self, at: Position) -> Tensor:
+        return -_entropy(at.draft_raw) < -_entropy(at.target_raw) - self.alpha
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("DIFF_LOG", self.alpha)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -167,11 +149,14 @@ class Opt(BinaryCascade):
 
     alpha: Finite
     rule: Literal["opt"] = "opt"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return _peak(draft_raw) < _peak(target_raw) - self.alpha * _tvd(target, draft)
+    def defers(self, at: Position) -> Tensor:
+        margin = self.alpha * total_variation(at.target, at.draft)[..., None]
+        return _peak(at.draft_raw) < _peak(at.target_raw) - margin
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("OPT", self.alpha)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -180,12 +165,14 @@ class OptLog(BinaryCascade):
 
     alpha: Finite
     rule: Literal["opt_log"] = "opt_log"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        margin = self.alpha * _tvd(target, draft)
-        return -_entropy(draft_raw) < -_entropy(target_raw) - margin
+    def defers(self, at: Position) -> Tensor:
+        margin = self.alpha * total_variation(at.target, at.draft)[..., None]
+        return -_entropy(at.draft_raw) < -_entropy(at.target_raw) - margin
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("OPT_LOG", self.alpha)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -194,11 +181,13 @@ class TokenV1(Cascade):
 
     alpha: Finite
     rule: Literal["token_v1"] = "token_v1"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return draft_raw < _peak(target_raw) - self.alpha
+    def defers(self, at: Position) -> Tensor:
+        return at.draft_raw < _peak(at.target_raw) - self.alpha
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("TOKEN_V1", self.alpha)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -207,11 +196,13 @@ class TokenV2(Cascade):
 
     alpha: Finite
     rule: Literal["token_v2"] = "token_v2"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return target_raw < _peak(target_raw) - self.alpha
+    def defers(self, at: Position) -> Tensor:
+        return at.target_raw < _peak(at.target_raw) - self.alpha
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("TOKEN_V2", self.alpha)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -220,11 +211,13 @@ class TokenV3(Cascade):
 
     alpha: Share
     rule: Literal["token_v3"] = "token_v3"
+    capturable = True
 
-    def defers(
-        self, target: Tensor, draft: Tensor, target_raw: Tensor, draft_raw: Tensor
-    ) -> Tensor:
-        return target_raw < (1 - self.alpha) * _peak(target_raw)
+    def defers(self, at: Position) -> Tensor:
+        return at.target_raw < (1 - self.alpha) * _peak(at.target_raw)
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("TOKEN_V3", self.alpha)
 
 
 def _peak(probs: Tensor) -> Tensor:
@@ -233,7 +226,3 @@ def _peak(probs: Tensor) -> Tensor:
 
 def _entropy(probs: Tensor) -> Tensor:
     return -torch.xlogy(probs, probs).sum(-1, keepdim=True)
-
-
-def _tvd(target: Tensor, draft: Tensor) -> Tensor:
-    return 0.5 * (target - draft).abs().sum(-1, keepdim=True)

@@ -57,7 +57,12 @@ def tvd(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
     Paper: Zhou et al. 2023, section 4 (TVD); 1 - TVD is the acceptance rate, their Eq. 1.
     """
     # abs has the subgradient sign(0) = 0, so a draft equal to its target gets no push.
-    return 0.5 * (target_log_probs.exp() - draft_log_probs.exp()).abs().sum(-1)
+    return total_variation(target_log_probs.exp(), draft_log_probs.exp())
+
+
+def total_variation(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """1/2 sum_v |p - q| of probabilities, [..., V] -> [...]."""
+    return 0.5 * (target_probs - draft_probs).abs().sum(-1)
 
 
 def negative_log_acceptance(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:

@@ -1,14 +1,18 @@
 """What every rule is: how a drafted token is kept, and the distribution that the text then follows.
 
-A rule is pure mathematics on p (target) and q (draft), both [..., V] probabilities. It is three
-vectors: acceptance a(v), residual r(v), and the induced distribution q a + (1 - sum q a) r, which is
-exact for one step. A rule that states its aim pi keeps min(1, pi/q) and recovers from
-norm((pi - q)_+), so that it induces pi itself.
+A rule is pure mathematics on p (target) and q (draft). It is three vectors over the vocabulary:
+acceptance a(v), residual r(v), and the induced distribution q a + (1 - sum q a) r, which is exact
+for one step. A rule that states its aim pi keeps min(1, pi/q) and recovers from norm((pi - q)_+), so
+that it induces pi itself.
+
+A rule of your own is a frozen pydantic dataclass that derives from `Rule`, with `accept` and
+`recover`, and `aim` if it states one: see docs/guides/extend.md.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from pydantic import ConfigDict
@@ -17,20 +21,59 @@ from torch import Tensor
 STRICT = ConfigDict(extra="forbid")
 
 
+class Position(NamedTuple):
+    """The distributions of both models at one position, or at many: probabilities, [..., V] each.
+
+    `target` and `draft` are what tokens are drawn from; `target_raw` and `draft_raw` are the same
+    untempered, for confidences.
+    """
+
+    target: Tensor
+    draft: Tensor
+    target_raw: Tensor
+    draft_raw: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        target: Tensor,
+        draft: Tensor,
+        target_raw: Tensor | None = None,
+        draft_raw: Tensor | None = None,
+    ) -> Position:
+        """Raw distributions that are None are the same as the others."""
+        return cls(
+            target,
+            draft,
+            target if target_raw is None else target_raw,
+            draft if draft_raw is None else draft_raw,
+        )
+
+
+class NativeForm(NamedTuple):
+    """How native/rules.c knows a rule: the name of its kind, and its parameters."""
+
+    kind: str
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
 class Rule(ABC):
     """What verification needs to know.
 
     Attributes:
         exact: The induced distribution is p itself.
-        needs_draft_at_bonus: The bonus token follows pi, which needs q behind the last drafted token.
-        uses_confidence: Looks at untempered distributions, too.
-        entrywise: Whether v is kept hangs on p(v) and q(v) alone.
+        needs_draft_at_bonus: The bonus token follows pi, which needs q after the last drafted token.
+        uses_confidence: Reads untempered distributions, too.
+        entrywise: Whether v is kept depends on p(v) and q(v) alone.
+        capturable: Control flow is independent of the data, so that a CUDA graph can be captured.
     """
 
     exact: bool = False
     needs_draft_at_bonus: bool = False
     uses_confidence: bool = False
     entrywise: bool = False
+    capturable: bool = False
 
     @property
     def num_undrafted(self) -> int:
@@ -43,6 +86,27 @@ class Rule(ABC):
         return 1 if self.exact else 0
 
     @abstractmethod
+    def accept(self, at: Position) -> Tensor:
+        """Probability that a drafted token v is kept, [..., V].
+
+        An entrywise rule may be given few entries of each distribution.
+        """
+
+    @abstractmethod
+    def recover(self, at: Position) -> Tensor:
+        """Distribution of the token that replaces a rejected one, [..., V], sums to 1."""
+
+    def aim(self, at: Position) -> Tensor | None:
+        """The distribution pi that the rule states as its aim, [..., V]; None where it states none."""
+        return None
+
+    def native_form(self) -> NativeForm | None:
+        """This rule in C; None: it is computed by PyTorch.
+
+        What a class declares does not hold for classes derived from it: they may compute something else.
+        """
+        return None
+
     def accept_probs(
         self,
         target_probs: Tensor,
@@ -51,13 +115,9 @@ class Rule(ABC):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor:
-        """Probability that a drafted token v is kept, [..., V].
+        """`accept`. Shapes: probabilities [..., V] -> [..., V]; `*_raw` None: not tempered."""
+        return self.accept(Position.of(target_probs, draft_probs, target_raw, draft_raw))
 
-        An entrywise rule may be given few entries of p and q. `*_raw` are untempered distributions,
-        for confidences; None: p and q are.
-        """
-
-    @abstractmethod
     def residual(
         self,
         target_probs: Tensor,
@@ -66,7 +126,8 @@ class Rule(ABC):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor:
-        """Distribution of the token that replaces a rejected one, [..., V], sums to 1."""
+        """`recover`. Shapes as in `accept_probs`."""
+        return self.recover(Position.of(target_probs, draft_probs, target_raw, draft_raw))
 
     def pi(
         self,
@@ -76,8 +137,8 @@ class Rule(ABC):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor | None:
-        """The distribution that the rule states as its aim; None where it states none."""
-        return None
+        """`aim`. Shapes as in `accept_probs`."""
+        return self.aim(Position.of(target_probs, draft_probs, target_raw, draft_raw))
 
     def induced_distribution(
         self,
@@ -87,11 +148,19 @@ class Rule(ABC):
         target_raw: Tensor | None = None,
         draft_raw: Tensor | None = None,
     ) -> Tensor:
-        """q a + (1 - sum q a) r: what a token at a drafted position really follows, [..., V]."""
-        raw = {"target_raw": target_raw, "draft_raw": draft_raw}
-        kept = draft_probs * self.accept_probs(target_probs, draft_probs, **raw)
+        """`induced`. Shapes as in `accept_probs`."""
+        return self.induced(Position.of(target_probs, draft_probs, target_raw, draft_raw))
+
+    def induced(self, at: Position) -> Tensor:
+        """q a + (1 - sum q a) r: what a token at a drafted position follows, [..., V]."""
+        kept = at.draft * self.accept(at)
         rejected = (1 - kept.sum(-1, keepdim=True)).clamp(min=0)
-        return kept + rejected * self.residual(target_probs, draft_probs, **raw)
+        return kept + rejected * self.recover(at)
+
+
+def is_capturable(rule: Rule) -> bool:
+    """Does the rule's own class declare that its control flow is independent of the data?"""
+    return "capturable" in vars(type(rule)) and rule.capturable
 
 
 def capped_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:

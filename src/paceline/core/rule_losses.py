@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.divergences import forward_kl
+from paceline.core.rule import Position
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,15 +35,16 @@ def rule_loss(
     target_probs = target_log_probs.exp()
     draft_probs = draft_log_probs.exp()
     if kind == "forward_kl":
-        pi = rule.pi(target_probs, draft_probs.detach())
+        pi = rule.aim(Position.of(target_probs, draft_probs.detach()))
         assert pi is not None, "the rule states pi"
         return forward_kl(pi.detach().log(), draft_log_probs)
-    kept = draft_probs * rule.accept_probs(
+    at = Position(
         target_probs,
         draft_probs.clamp(min=_LEAST),
         # what a threshold is compared with must not become infinite by what was added
         target_raw=target_probs.clamp(min=_SMALLEST),
         draft_raw=draft_probs,
     )
+    kept = draft_probs * rule.accept(at)
     accepted = kept.sum(-1).clamp(min=_SMALLEST)
     return 1 - accepted if kind == "rejection" else -accepted.log()

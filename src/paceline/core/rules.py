@@ -24,7 +24,7 @@ from paceline.core.cascade_rules import (
     TokenV2,
     TokenV3,
 )
-from paceline.core.rule import STRICT, Rule, capped_ratio, normalised_excess
+from paceline.core.rule import STRICT, NativeForm, Position, Rule, capped_ratio, normalised_excess
 
 # Newton's steps; each leaves a piece of the sum behind, and real distributions take about ten.
 _MOST_PIECES = 200
@@ -40,36 +40,19 @@ class Lossless(Rule):
     rule: Literal["lossless"] = "lossless"
     exact = True
     entrywise = True
+    capturable = True
 
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        return capped_ratio(target_probs, draft_probs)
+    def accept(self, at: Position) -> Tensor:
+        return capped_ratio(at.target, at.draft)
 
-    def residual(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        return normalised_excess(target_probs, draft_probs, fallback=target_probs)
+    def recover(self, at: Position) -> Tensor:
+        return normalised_excess(at.target, at.draft, fallback=at.target)
 
-    def pi(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        return target_probs
+    def aim(self, at: Position) -> Tensor:
+        return at.target
+
+    def native_form(self) -> NativeForm:
+        return NativeForm("LOSSLESS")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -84,33 +67,23 @@ class Lenient(Rule):
     epsilon: float = Field(default=1.0, gt=0, le=1)
     rule: Literal["lenient"] = "lenient"
     entrywise = True
+    capturable = True
 
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
+    def accept(self, at: Position) -> Tensor:
         match self.kind:
             case "linear":
-                relaxed = target_probs / self.epsilon
+                relaxed = at.target / self.epsilon
             case "square":
-                relaxed = target_probs / self.epsilon**2
+                relaxed = at.target / self.epsilon**2
             case "exponential":
-                relaxed = target_probs**self.epsilon
-        return capped_ratio(relaxed, draft_probs)
+                relaxed = at.target**self.epsilon
+        return capped_ratio(relaxed, at.draft)
 
-    def residual(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        return normalised_excess(target_probs, draft_probs, fallback=target_probs)
+    def recover(self, at: Position) -> Tensor:
+        return normalised_excess(at.target, at.draft, fallback=at.target)
+
+    def native_form(self) -> NativeForm:
+        return NativeForm(f"LENIENT_{self.kind.upper()}", self.epsilon)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -133,6 +106,10 @@ class Lossy(Rule):
     def needs_draft_at_bonus(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.beta == "tuned"
 
+    @property
+    def capturable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.beta != "tuned"
+
     @model_validator(mode="after")
     def _beta_recovers_no_more_than_was_rejected(self) -> Lossy:
         # 1 - 0.7 is a little above 0.3 in binary; who writes 0.3 means it.
@@ -140,45 +117,27 @@ class Lossy(Rule):
             raise ValueError(f"lossy beta must be at least 1 - alpha = {1 - self.alpha:g}")
         return self
 
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        return capped_ratio(target_probs / (1 - self.alpha), draft_probs)
+    def accept(self, at: Position) -> Tensor:
+        return capped_ratio(at.target / (1 - self.alpha), at.draft)
 
-    def residual(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
+    def recover(self, at: Position) -> Tensor:
         if self.beta == "tuned":
-            recovered = target_probs * self._tuned(target_probs, draft_probs)
-        else:
-            recovered = target_probs / self.beta
-        return normalised_excess(recovered, draft_probs, fallback=target_probs)
+            return normalised_excess(at.target * self._tuned(at), at.draft, fallback=at.target)
+        return normalised_excess(at.target / self.beta, at.draft, fallback=at.target)
 
-    def pi(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor | None:
+    def aim(self, at: Position) -> Tensor | None:
         if self.beta != "tuned":
             return None
-        kept = torch.minimum(draft_probs, target_probs / (1 - self.alpha))
-        return torch.maximum(kept, target_probs * self._tuned(target_probs, draft_probs))
+        kept = torch.minimum(at.draft, at.target / (1 - self.alpha))
+        return torch.maximum(kept, at.target * self._tuned(at))
 
-    def _tuned(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-        return tuned_inverse_beta(target_probs, draft_probs, self.alpha).to(target_probs.dtype)
+    def native_form(self) -> NativeForm:
+        if self.beta == "tuned":
+            return NativeForm("LOSSY_TUNED", self.alpha)
+        return NativeForm("LOSSY", self.alpha, self.beta)
+
+    def _tuned(self, at: Position) -> Tensor:
+        return tuned_inverse_beta(at.target, at.draft, self.alpha).to(at.target.dtype)
 
 
 def tuned_inverse_beta(target_probs: Tensor, draft_probs: Tensor, alpha: float) -> Tensor:

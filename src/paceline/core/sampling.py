@@ -12,13 +12,11 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
+from paceline.core.backend import registered
 from paceline.errors import UsageError
-from paceline.native import sampling as native
-from paceline.native.sampling import can_draw
 
 # Sums of more entries at a time cost more in fresh memory than in arithmetic.
 _SUM_ENTRIES = 1 << 20
-_FEW_ENTRIES = 1 << 19
 _COLDEST = torch.finfo(torch.float32).tiny
 
 
@@ -83,16 +81,17 @@ def to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
         best = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
     if params.only_temperature and not logits.requires_grad:
-        rows = logits.contiguous()
-        if can_draw(rows):
-            return native.softmax(rows, params.temperature)
+        taken = registered().softmax(logits, params.temperature)
+        if taken is not None:
+            return taken
     scaled = logits if params.temperature == 1 else _scale(logits, params.temperature)
     if 0 < params.top_k < scaled.shape[-1]:
         scaled = _keep_top_k(scaled, params.top_k)
     probs = scaled.softmax(-1)
-    if params.top_p == 1 or _kept_top_p_in_place(probs, params.top_p):
+    if params.top_p == 1:
         return probs
-    return _keep_top_p(probs, params.top_p)
+    taken = None if probs.requires_grad else registered().keep_top_p(probs, params.top_p)
+    return _keep_top_p(probs, params.top_p) if taken is None else taken
 
 
 def _scale(logits: Tensor, temperature: float) -> Tensor:
@@ -106,11 +105,6 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
     kept = logits.topk(k, dim=-1).indices
     mask = torch.ones_like(logits, dtype=torch.bool).scatter(-1, kept, value=False)
     return logits.masked_fill(mask, -torch.inf)
-
-
-def _kept_top_p_in_place(probs: Tensor, top_p: float) -> bool:
-    """Without sorting the whole vocabulary, where the library can."""
-    return not probs.requires_grad and can_draw(probs) and native.keep_top_p(probs, top_p)
 
 
 def _keep_top_p(probs: Tensor, top_p: float) -> Tensor:
@@ -152,10 +146,8 @@ def mark_seen(tokens_BN: Tensor, seen_BV: Tensor) -> Tensor:
 
 def likeliest(logits: Tensor) -> Tensor:
     """The token that temperature 0 takes: the first of the largest logits, [..., V] -> [...]."""
-    # with few rows, where torch would look at them one by one on one processor
-    if logits.numel() <= _FEW_ENTRIES and can_draw(logits):
-        return native.best_tokens(logits)
-    return logits.argmax(-1)
+    taken = registered().likeliest(logits)
+    return logits.argmax(-1) if taken is None else taken
 
 
 def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
@@ -164,8 +156,9 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     A token of probability 0 is never drawn: the sum runs in float64 and the uniform is scaled to
     the row's own total.
     """
-    if can_draw(probs_BV):
-        return native.draw_tokens(probs_BV, uniforms_B)
+    taken = registered().sample(probs_BV, uniforms_B)
+    if taken is not None:
+        return taken
     rows = max(1, _SUM_ENTRIES // probs_BV.shape[-1])
     parts = zip(torch.split(probs_BV, rows), torch.split(uniforms_B, rows), strict=True)
     return torch.cat([_sample(probs_RV, uniforms_R) for probs_RV, uniforms_R in parts])

@@ -4,7 +4,7 @@ A row of the batch may have drafted fewer tokens than the widest one (its budget
 stopped early); what lies beyond its own count is neither examined nor kept.
 """
 
-# B batch, G gamma (widest block), V vocabulary
+# B batch, G gamma (widest block), H judged positions (G + 1), P positions of the draft, V vocabulary
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,15 +12,46 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.core.native_rules import native_rule
+from paceline.core.backend import registered
+from paceline.core.rule import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import sample
-from paceline.native.sampling import can_draw
-from paceline.native.verification import judge
 
 if TYPE_CHECKING:
-    from paceline.core.rules import Rule
-    from paceline.native.verification import NativeRule
+    from paceline.core.rule import Rule
+
+
+class Drafted(NamedTuple):
+    """Drafted tokens, and what they were drawn from.
+
+    Attributes:
+        tokens_BG: The tokens.
+        probs_BPV: Their distributions; None where only the likeliest tokens counted. P is G, or
+            G + 1 where the distribution after the last token was asked for.
+        raw_BPV: Untempered distributions, where asked for and not the same; else None.
+    """
+
+    tokens_BG: Tensor
+    probs_BPV: Tensor | None
+    raw_BPV: Tensor | None = None
+
+    def to(self, device: torch.device) -> Drafted:
+        """The same on this device."""
+        tokens_BG, *rest = self
+        return Drafted(
+            tokens_BG.to(device), *(None if part is None else part.to(device) for part in rest)
+        )
+
+
+class Uniforms(NamedTuple):
+    """Numbers in [0, 1): one for each drafted token [B, G], and one for the token that follows [B]."""
+
+    accept_BG: Tensor
+    next_B: Tensor
+
+    def to(self, device: torch.device) -> Uniforms:
+        """The same on this device."""
+        return Uniforms(self.accept_BG.to(device), self.next_B.to(device))
 
 
 class Verdict(NamedTuple):
@@ -32,86 +63,44 @@ class Verdict(NamedTuple):
 
 
 def verify(
-    drafted_BG: Tensor,
+    drafted: Drafted,
     num_drafted_B: Tensor,
-    draft_probs_BGV: Tensor,
-    target_probs_BHV: Tensor,
+    target_BHV: Tensor,
     rule: Rule,
-    *,
-    accept_uniforms_BG: Tensor,
-    next_uniforms_B: Tensor,
+    uniforms: Uniforms,
     target_raw_BHV: Tensor | None = None,
-    draft_raw_BGV: Tensor | None = None,
 ) -> Verdict:
     """Keep drafted tokens until the first rejection, then recover; if all stay, draw a bonus.
 
     A rule that states its aim pi is lossless toward that; the bonus follows pi, too.
 
-    Shapes: drafted [B, G], draft_probs [B, G, V] ([B, G + 1, V] if the rule needs the draft at the
-    bonus), target_probs [B, G + 1, V] (the last one after all drafted tokens), `*_raw` as these, or
-    None where they are the same; uniforms in [0, 1) -> [B] each.
+    Shapes: `drafted` with distributions, at G + 1 positions if the rule needs the draft at the
+    bonus; target probabilities [B, G + 1, V], the last ones after all drafted tokens;
+    `target_raw_BHV` None: not tempered. -> [B] each.
     Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4.
     """
-    raws = (target_raw_BHV, draft_raw_BGV)
-    known = _in_c(rule, draft_probs_BGV, target_probs_BHV, *raws)
-    if known is None and rule.needs_draft_at_bonus:
-        aim_BHV = rule.pi(
-            target_probs_BHV, draft_probs_BGV, target_raw=target_raw_BHV, draft_raw=draft_raw_BGV
-        )
+    draft_BPV = drafted.probs_BPV
+    assert draft_BPV is not None, "drawn tokens come with their distributions"
+    taken = registered().verify(drafted, num_drafted_B, target_BHV, rule, uniforms, target_raw_BHV)
+    if taken is not None:
+        return taken
+    if rule.needs_draft_at_bonus:
+        aim_BHV = rule.aim(Position.of(target_BHV, draft_BPV, target_raw_BHV, drafted.raw_BPV))
         assert aim_BHV is not None, "a rule without an aim takes the bonus from the target"
-        target_probs_BHV = aim_BHV
-        draft_probs_BGV = draft_probs_BGV[:, :-1].contiguous()
-        rule, raws = Lossless(), (None, None)
-        known = _in_c(rule, draft_probs_BGV, target_probs_BHV)
-    tokens, probs = (drafted_BG, num_drafted_B), (draft_probs_BGV, target_probs_BHV)
-    uniforms = (accept_uniforms_BG, next_uniforms_B)
-    if known is None:
-        return _verify_in_torch(*tokens, *probs, rule, *uniforms, *raws)
-    num_accepted_B, next_tokens_B = judge(known, *tokens, *probs, *uniforms, *raws)
-    return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
-
-
-def _in_c(rule: Rule, *probs: Tensor | None) -> NativeRule | None:
-    """The rule as the library knows it, if it does and can read these."""
-    return native_rule(rule) if can_draw(*(part for part in probs if part is not None)) else None
-
-
-def _verify_in_torch(
-    drafted_BG: Tensor,
-    num_drafted_B: Tensor,
-    draft_probs_BGV: Tensor,
-    target_probs_BHV: Tensor,
-    rule: Rule,
-    accept_uniforms_BG: Tensor,
-    next_uniforms_B: Tensor,
-    target_raw_BHV: Tensor | None,
-    draft_raw_BGV: Tensor | None,
-) -> Verdict:
-    """`verify` for any rule whose bonus comes from the target."""
-    num_accepted_B = count_accepted(
-        drafted_BG,
-        num_drafted_B,
-        draft_probs_BGV,
-        target_probs_BHV,
-        rule,
-        accept_uniforms_BG,
-        target_raw_BHV=target_raw_BHV,
-        draft_raw_BGV=draft_raw_BGV,
+        toward_aim = Drafted(drafted.tokens_BG, draft_BPV[:, :-1].contiguous())
+        return verify(toward_aim, num_drafted_B, aim_BHV, Lossless(), uniforms)
+    positions = Position.of(target_BHV, draft_BPV, target_raw_BHV, drafted.raw_BPV)
+    num_accepted_B = _count_accepted(
+        drafted.tokens_BG, num_drafted_B, positions, rule, uniforms.accept_BG
     )
     is_bonus_B = num_accepted_B == num_drafted_B
-    next_probs_BV = _rows_at(target_probs_BHV, num_accepted_B)
-    gamma = drafted_BG.shape[1]
+    next_BV = _rows_at(target_BHV, num_accepted_B)
+    gamma = drafted.tokens_BG.shape[1]
     if gamma:
-        # for all rows: to ask which need it would make a device wait for its host
-        last_B = num_accepted_B.clamp(max=gamma - 1)
-        recovery_BV = rule.residual(
-            next_probs_BV,
-            _rows_at(draft_probs_BGV, last_B),
-            target_raw=None if target_raw_BHV is None else _rows_at(target_raw_BHV, num_accepted_B),
-            draft_raw=None if draft_raw_BGV is None else _rows_at(draft_raw_BGV, last_B),
-        )
-        next_probs_BV = torch.where(is_bonus_B[:, None], next_probs_BV, recovery_BV)
-    return Verdict(num_accepted_B, sample(next_probs_BV, next_uniforms_B), is_bonus_B)
+        # for all rows: asking which of them need it would force a host sync
+        recovery_BV = rule.recover(_position_at(positions, num_accepted_B, gamma))
+        next_BV = torch.where(is_bonus_B[:, None], next_BV, recovery_BV)
+    return Verdict(num_accepted_B, sample(next_BV, uniforms.next_B), is_bonus_B)
 
 
 def verify_greedy(drafted_BG: Tensor, num_drafted_B: Tensor, best_BH: Tensor) -> Verdict:
@@ -126,6 +115,38 @@ def verify_greedy(drafted_BG: Tensor, num_drafted_B: Tensor, best_BH: Tensor) ->
     return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
 
 
+def _count_accepted(
+    drafted_BG: Tensor,
+    num_drafted_B: Tensor,
+    positions: Position,
+    rule: Rule,
+    accept_uniforms_BG: Tensor,
+) -> Tensor:
+    """Length of the accepted prefix of each row, [B]. Positions: [B, G or G + 1, V]."""
+    gamma = drafted_BG.shape[1]
+    at = Position(*(probs[:, :gamma] for probs in positions))
+    if rule.entrywise:  # G numbers a row instead of G x V
+        at = Position.of(*(probs.gather(-1, drafted_BG[..., None]) for probs in at[:2]))
+        accept_probs_BG = rule.accept(at).squeeze(-1)
+    else:
+        accept_probs_BG = rule.accept(at).gather(-1, drafted_BG[..., None]).squeeze(-1)
+    # In float64: a uniform just below 1 must not round up to it and reject a sure token.
+    kept_BG = accept_uniforms_BG.double() < accept_probs_BG.double()
+    return (kept_BG & _was_drafted(gamma, num_drafted_B)).long().cumprod(-1).sum(-1)
+
+
+def _position_at(positions: Position, index_B: Tensor, gamma: int) -> Position:
+    """The position at each row's index, the draft's last one in place of one beyond it, [B, V]."""
+    last_B = index_B.clamp(max=gamma - 1)
+    target, draft, target_raw, draft_raw = positions
+    return Position.of(
+        _rows_at(target, index_B),
+        _rows_at(draft, last_B),
+        None if target_raw is target else _rows_at(target_raw, index_B),
+        None if draft_raw is draft else _rows_at(draft_raw, last_B),
+    )
+
+
 def _rows_at(probs_BNV: Tensor, positions_B: Tensor) -> Tensor:
     """The distribution at each row's position. [B, N, V] -> [B, V]."""
     batch, num_positions, _ = probs_BNV.shape
@@ -137,32 +158,3 @@ def _rows_at(probs_BNV: Tensor, positions_B: Tensor) -> Tensor:
 def _was_drafted(gamma: int, num_drafted_B: Tensor) -> Tensor:
     """Which of the widest block's tokens each row drafted, [B, G]."""
     return torch.arange(gamma, device=num_drafted_B.device) < num_drafted_B[:, None]
-
-
-def count_accepted(
-    drafted_BG: Tensor,
-    num_drafted_B: Tensor,
-    draft_probs_BGV: Tensor,
-    target_probs_BHV: Tensor,
-    rule: Rule,
-    accept_uniforms_BG: Tensor,
-    *,
-    target_raw_BHV: Tensor | None = None,
-    draft_raw_BGV: Tensor | None = None,
-) -> Tensor:
-    """Length of the accepted prefix of each row, [B]."""
-    gamma = drafted_BG.shape[1]
-    p_BGV, q_BGV = target_probs_BHV[:, :gamma], draft_probs_BGV
-    if rule.entrywise:  # G numbers a row instead of G x V
-        p_BG1, q_BG1 = (probs.gather(-1, drafted_BG[..., None]) for probs in (p_BGV, q_BGV))
-        accept_probs_BG = rule.accept_probs(p_BG1, q_BG1).squeeze(-1)
-    else:
-        raw_BGV = None if target_raw_BHV is None else target_raw_BHV[:, :gamma]
-        accept_probs_BGV = rule.accept_probs(
-            p_BGV, q_BGV, target_raw=raw_BGV, draft_raw=draft_raw_BGV
-        )
-        accept_probs_BG = accept_probs_BGV.gather(-1, drafted_BG[..., None]).squeeze(-1)
-    was_drafted_BG = _was_drafted(gamma, num_drafted_B)
-    # In float64: a uniform just below 1 must not round up to it and reject a sure token.
-    kept_BG = (accept_uniforms_BG.double() < accept_probs_BG.double()) & was_drafted_BG
-    return kept_BG.long().cumprod(-1).sum(-1)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core.block import DrawPlan, DrawRequest
 from paceline.core.lists import as_list
 from paceline.core.sampling import SamplingParams, apply_repetition_penalty, sample, to_probs
+from paceline.decode.block import draw
 from paceline.progress import silent
 
 if TYPE_CHECKING:
@@ -63,7 +65,8 @@ def sample_completions(
             writing, tokens = ([some[index] for index in kept] for some in (writing, tokens))
             seen_BV = None if seen_BV is None else seen_BV[torch.tensor(kept)]
         uniforms = as_list(uniforms_BN[writing, position, None])
-        drawn = session.draw([[token] for token in tokens], 1, sampling, uniforms, seen_BV)
+        newest = [[token] for token in tokens]
+        drawn = draw(session, DrawRequest(newest, DrawPlan(1, sampling), uniforms, seen_BV))
         tokens = as_list(drawn.tokens_BG[:, 0])
     return completions
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.core.block import DrawPlan, DrawRequest
 from paceline.core.lists import as_list
 from paceline.core.sampling import SamplingParams
+from paceline.decode.block import draw
 from paceline.decode.decoder import Decoder, Seats
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class AutoregressiveDecoder(Decoder):
             uniforms = None
             if not self.sampling.greedy:
                 uniforms = [[text.draw_choice()] for text in live]
-            drawn = session.draw(newest, 1, self.sampling, uniforms, self._seen(live))
+            plan = DrawPlan(1, self.sampling)
+            drawn = draw(session, DrawRequest(newest, plan, uniforms, self._seen(live)))
             for text, (token,) in zip(live, as_list(drawn.tokens_BG), strict=True):
                 yield text, text.add_block([], token, num_drafted=0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.core.cascade_rules import BiLDRule, BinaryCascade
 from paceline.core.lists import as_list
-from paceline.core.rule import STRICT, Rule
+from paceline.core.rule import STRICT, Position, Rule
 from paceline.core.sampling import UNTEMPERED, apply_repetition_penalty, sample, to_probs
 from paceline.decode.policies import Confident
 from paceline.decode.speculative import SpeculativeDecoder
@@ -37,28 +37,14 @@ MOST_DRAFTED = 10
 class _Unjudged(Rule):
     """Rules of cascades: a drafted token stays or goes whatever its own probability."""
 
-    def residual(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        return target_probs
+    def recover(self, at: Position) -> Tensor:
+        return at.target
 
 
 @dataclass(frozen=True, config=STRICT)
 class _KeepAll(_Unjudged):
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        return torch.ones_like(target_probs)
+    def accept(self, at: Position) -> Tensor:
+        return torch.ones_like(at.target)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -72,20 +58,9 @@ class BiLDRollback(_Unjudged):
     threshold: float
     uses_confidence = True
 
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        raws = (
-            target_probs if target_raw is None else target_raw,
-            draft_probs if draft_raw is None else draft_raw,
-        )
-        rolled_back = BiLDRule(self.threshold).defers(target_probs, draft_probs, *raws)
-        return (~rolled_back).float().expand_as(target_probs)
+    def accept(self, at: Position) -> Tensor:
+        rolled_back = BiLDRule(self.threshold).defers(at)
+        return (~rolled_back).float().expand_as(at.target)
 
 
 class _SureDraft(SpeculativeDecoder):
@@ -203,7 +178,7 @@ class OracleCascade(SpeculativeDecoder):
         p_BV, p_raw_BV = self._distributions(target.extend(newest_B1)[:, -1], seen_BV)
         q_BV, q_raw_BV = self._distributions(draft.extend(newest_B1)[:, -1], seen_BV)
         q_BV, q_raw_BV = q_BV.to(p_BV.device), q_raw_BV.to(p_BV.device)
-        defers_B1 = self.rule.defers(p_BV, q_BV, p_raw_BV, q_raw_BV)
+        defers_B1 = self.rule.defers(Position(p_BV, q_BV, p_raw_BV, q_raw_BV))
         uniforms_B = torch.tensor([text.draw_choice() for text in texts], dtype=torch.float64)
         tokens_B = sample(torch.where(defers_B1, p_BV, q_BV), uniforms_B.to(p_BV.device))
         rows = zip(texts, as_list(tokens_B), as_list(defers_B1[:, 0]), strict=True)

@@ -1,7 +1,7 @@
 """How many tokens a block drafts, at most gamma.
 
 Whatever a policy looks at is known before the token in question is drawn, so a lossless rule stays
-lossless under each.
+lossless under each. A policy of your own derives from `DraftPolicy`: see docs/guides/extend.md.
 """
 
 from __future__ import annotations
@@ -15,15 +15,33 @@ from paceline.core.rule import STRICT
 from paceline.core.speed import best_gamma
 
 
+class DraftPolicy:
+    """Always gamma tokens; derived classes say otherwise.
+
+    Attributes:
+        stops_early: Ask `goes_on` before each drafted token, which then takes a pass of its own.
+    """
+
+    stops_early: bool = False
+
+    def length(self, num_accepted: int, num_examined: int, most: int) -> int:
+        """Tokens to draft, 1 to `most`, after so many accepted of so many examined in this text."""
+        return most
+
+    def goes_on(self, confidence: float) -> bool:
+        """Whether to draft the next token, given max q before it, untempered."""
+        return True
+
+
 @dataclass(frozen=True, config=STRICT)
-class FixedLength:
+class FixedLength(DraftPolicy):
     """Always gamma."""
 
     policy: Literal["fixed"] = "fixed"
 
 
 @dataclass(frozen=True, config=STRICT)
-class Confident:
+class Confident(DraftPolicy):
     """Stop before a position where the draft is unsure: max q < threshold, q untempered.
 
     Paper: Kim et al. 2023, the fallback policy of BiLD, as in Narasimhan et al. 2024, section E.5,
@@ -32,10 +50,14 @@ class Confident:
 
     threshold: Annotated[float, Field(ge=0, le=1)]
     policy: Literal["confident"] = "confident"
+    stops_early = True
+
+    def goes_on(self, confidence: float) -> bool:
+        return confidence >= self.threshold
 
 
 @dataclass(frozen=True, config=STRICT)
-class Adaptive:
+class Adaptive(DraftPolicy):
     """As many as pay best at the acceptance that this text has had so far.
 
     Acceptance is estimated as (prior_tokens x prior + accepted) / (prior_tokens + examined), and the
@@ -49,7 +71,6 @@ class Adaptive:
     policy: Literal["adaptive"] = "adaptive"
 
     def length(self, num_accepted: int, num_examined: int, most: int) -> int:
-        """Tokens to draft, 1 to `most`."""
         accepted = self.prior_tokens * self.prior + num_accepted
         acceptance = accepted / (self.prior_tokens + num_examined)
         return max(1, best_gamma(acceptance, self.cost_ratio, most))

@@ -20,25 +20,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
 from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params
+from paceline.core.verification import Drafted
+from paceline.decode.block import draw, judge
 from paceline.decode.decoder import Decoder, Seats
-from paceline.decode.drafting import Drafting
-from paceline.decode.policies import Adaptive, Confident, FixedLength
+from paceline.decode.drafting import draft_while_sure
+from paceline.decode.policies import FixedLength
 from paceline.errors import ContextLengthError, UsageError
-from paceline.models.halves import Drawn
-from paceline.models.session import JudgeUniforms
 from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.core.rules import Rule
-    from paceline.decode.policies import AnyPolicy
+    from paceline.core.block import Judgement
+    from paceline.core.rule import Rule
+    from paceline.decode.policies import DraftPolicy
     from paceline.decode.result import Block
     from paceline.decode.text import Text
-    from paceline.models.session import Judgement, Model, ModelSession
+    from paceline.models.session import Model, ModelSession
 
 _SHORTEST = 2  # a prompt of one token, and one behind it
 
@@ -65,7 +67,7 @@ class SpeculativeDecoder(Decoder):
         rule: Rule | None = None,
         gamma: int = 5,
         sampling: SamplingParams | None = None,
-        policy: AnyPolicy | None = None,
+        policy: DraftPolicy | None = None,
         draft_sampling: SamplingParams | None = None,
     ) -> None:
         if gamma < 1:
@@ -139,28 +141,27 @@ class SpeculativeDecoder(Decoder):
 
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
-    ) -> tuple[Drawn, list[int]]:
+    ) -> tuple[Drafted, list[int]]:
         """Draft for every row, one pass a token; how many of the tokens each row means."""
         wanted = [self._most_drafted(text) for text in texts]
         gamma = max(wanted)
         if gamma == 0 and not self.rule.needs_draft_at_bonus:
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
-            return Drawn(empty, torch.zeros(len(texts), 0, self.vocab_size)), wanted
+            return Drafted(empty, torch.zeros(len(texts), 0, self.vocab_size)), wanted
         uniforms = None
         if not self._drafts_best:
             # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
             uniforms = [text.draw_draft(self.gamma)[:gamma] for text in texts]
-        drafting = Drafting(
-            draft,
+        plan = DrawPlan(
+            gamma,
             self.draft_sampling,
-            behind_last=self.rule.needs_draft_at_bonus,
+            after_last=self.rule.needs_draft_at_bonus,
             raw=self.rule.uses_confidence,
         )
-        unread = unread_tokens(draft, texts)
-        if isinstance(self.policy, Confident):
-            threshold = self.policy.threshold
-            return drafting.while_sure(unread, wanted, threshold, uniforms, seen_BV)
-        return drafting.whole(unread, gamma, uniforms, seen_BV), wanted
+        request = DrawRequest(unread_tokens(draft, texts), plan, uniforms, seen_BV)
+        if self.policy.stops_early:
+            return draft_while_sure(draft, request, wanted, self.policy.goes_on)
+        return draw(draft, request), wanted
 
     def _most_drafted(self, text: Text) -> int:
         """A block gives at most one token more than it drafted: no text drafts past its budget.
@@ -169,15 +170,15 @@ class SpeculativeDecoder(Decoder):
         """
         least = int(self.judges_first and not text.tokens)
         most = min(self.gamma, max(text.remaining - 1, least))
-        if most > 0 and isinstance(self.policy, Adaptive):
-            return self.policy.length(text.num_accepted, text.num_examined, most)
-        return most
+        if most == 0:
+            return 0
+        return self.policy.length(text.num_accepted, text.num_examined, most)
 
     def _judge(
         self,
         target: ModelSession,
         texts: Sequence[Text],
-        drafted: Drawn,
+        drafted: Drafted,
         num_drafted: Sequence[int],
         seen_BV: Tensor | None,
     ) -> Judgement:
@@ -186,10 +187,11 @@ class SpeculativeDecoder(Decoder):
         if not self._judges_best:
             gamma = drafted.tokens_BG.shape[1]
             accept = [text.draw_accept(self.gamma)[:gamma] for text in texts]
-            uniforms = JudgeUniforms(accept, [text.draw_choice() for text in texts])
+            uniforms = UniformRows(accept, [text.draw_choice() for text in texts])
         newest = [text.newest(1)[0] for text in texts]
-        return target.judge(
-            newest, drafted, num_drafted, self.rule, self.sampling, uniforms, seen_BV
+        return judge(
+            target,
+            JudgeRequest(newest, drafted, num_drafted, self.rule, self.sampling, uniforms, seen_BV),
         )
 
 

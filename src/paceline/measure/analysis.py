@@ -15,6 +15,8 @@ from torch import Tensor
 
 from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.cascade_rules import BinaryCascade
+from paceline.core.divergences import total_variation
+from paceline.core.rule import Position
 from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
 from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
 from paceline.errors import UsageError
@@ -26,19 +28,9 @@ from paceline.rng import named_generator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.rules import Rule
+    from paceline.core.rule import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.session import Model
-
-
-class Position(NamedTuple):
-    """Both models before each token of a text, and that token."""
-
-    target_probs_TV: Tensor
-    draft_probs_TV: Tensor
-    target_raw_TV: Tensor
-    draft_raw_TV: Tensor
-    tokens_T: Tensor
 
 
 class RuleEffect(NamedTuple):
@@ -57,33 +49,31 @@ class RuleEffect(NamedTuple):
     surprisal_T: Tensor
 
 
-def rule_effect(rule: Rule, at: Position) -> RuleEffect:
-    """Exact at each position.
+def rule_effect(rule: Rule, at: Position, tokens_T: Tensor) -> RuleEffect:
+    """Exact at each position, [T, V], of a text whose tokens these are.
 
     Cost: a few passes over [T, V]; a binary rule needs one, since it induces p or q.
     Paper: Narasimhan et al. 2024, lemma 3 (a rule with an aim rejects with TVD(pi, q)).
     """
-    p, q = at.target_probs_TV, at.draft_probs_TV
     if isinstance(rule, BinaryCascade):
-        return _binary_effect(rule, at)
-    raw = {"target_raw": at.target_raw_TV, "draft_raw": at.draft_raw_TV}
-    kept = q * rule.accept_probs(p, q, **raw)
-    induced = rule.induced_distribution(p, q, **raw)
+        return _binary_effect(rule, at, tokens_T)
+    kept = at.draft * rule.accept(at)
+    induced = rule.induced(at)
     return RuleEffect(
         (1 - kept.sum(-1)).clamp(min=0),
-        _share(_at(kept, at.tokens_T), _at(induced, at.tokens_T)),
-        _tvd(p, induced),
-        _kl(p, induced),
+        _share(_at(kept, tokens_T), _at(induced, tokens_T)),
+        total_variation(at.target, induced),
+        _kl(at.target, induced),
         _surprisal(induced, at),
     )
 
 
-def _binary_effect(rule: BinaryCascade, at: Position) -> RuleEffect:
-    p, q = at.target_probs_TV, at.draft_probs_TV
-    deferred = rule.defers(p, q, at.target_raw_TV, at.draft_raw_TV)[..., 0]
-    tvd = _tvd(p, q)
-    kept, of_q = _at(torch.minimum(p, q), at.tokens_T), _at(q, at.tokens_T)
-    of_p = _at(p, at.tokens_T)
+def _binary_effect(rule: BinaryCascade, at: Position, tokens_T: Tensor) -> RuleEffect:
+    p, q = at.target, at.draft
+    deferred = rule.defers(at)[..., 0]
+    tvd = total_variation(p, q)
+    kept, of_q = _at(torch.minimum(p, q), tokens_T), _at(q, tokens_T)
+    of_p = _at(p, tokens_T)
     return RuleEffect(
         torch.where(deferred, tvd, 0),
         torch.where(deferred, _share(kept, of_p), _share(of_q, of_q)),
@@ -146,8 +136,9 @@ def analyze_rules(
     totals = RuleEffect(*(torch.zeros(shape) for _ in RuleEffect._fields))
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         at = _positions(target, draft, prompt, completion, samplings, vocab_size)
+        tokens_T = torch.tensor(list(completion))
         for number, rule in enumerate(rules):
-            effect = rule_effect(rule, at)
+            effect = rule_effect(rule, at, tokens_T)
             for total, part_T in zip(totals, effect, strict=True):
                 total[number, row, : len(completion)] = part_T.cpu()
         progress("analysing", row + 1, len(lengths))
@@ -230,7 +221,7 @@ def _positions(
         logits_TV = forced_logits(model, prompt, completion, sampling, vocab_size)
         probs.append(to_probs(logits_TV, sampling))
         raws.append(probs[-1] if sampling.untempered else to_probs(logits_TV, UNTEMPERED))
-    return Position(*probs, *raws, tokens_T=torch.tensor(list(completion)))
+    return Position(*probs, *raws)
 
 
 def _at(probs_TV: Tensor, tokens_T: Tensor) -> Tensor:
@@ -242,10 +233,6 @@ def _share(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0).clamp(max=1)
 
 
-def _tvd(target_probs: Tensor, other: Tensor) -> Tensor:
-    return 0.5 * (target_probs - other).abs().sum(-1)
-
-
 def _kl(target_probs: Tensor, other: Tensor) -> Tensor:
     """KL(p || other), of probabilities."""
     logs = torch.xlogy(target_probs, target_probs) - torch.xlogy(target_probs, other)
@@ -254,5 +241,5 @@ def _kl(target_probs: Tensor, other: Tensor) -> Tensor:
 
 def _surprisal(probs: Tensor, at: Position) -> Tensor:
     # what underflowed to 0 in the softmax is as unlikely as float32 can say, not impossible
-    target_raw = at.target_raw_TV.clamp(min=torch.finfo(torch.float32).tiny)
+    target_raw = at.target_raw.clamp(min=torch.finfo(torch.float32).tiny)
     return -(probs * target_raw.log()).sum(-1)

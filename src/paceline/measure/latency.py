@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
 from paceline.core.bootstrap import Interval, ratio_of_ratios_interval
 from paceline.core.rules import Lossless
 from paceline.core.sampling import proposal_params
 from paceline.core.speed import predicted_speedup
 from paceline.core.stats import DecodeStats
+from paceline.decode.block import draw, judge
 from paceline.decode.result import count_blocks
 from paceline.errors import ContextLengthError, UsageError
-from paceline.models.session import JudgeUniforms
 from paceline.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from paceline.core.sampling import SamplingParams
+    from paceline.core.verification import Drafted
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
-    from paceline.models.halves import Drawn
     from paceline.models.session import Model, ModelSession
     from paceline.progress import Progress
 
@@ -109,21 +110,21 @@ class PassTimer:
         self._draw("draft", self._draft, 1, self._draft_sampling)
         for gamma in self._gammas:
             drafted = self._draw("drafting", self._draft, gamma, self._draft_sampling)
-            uniforms = JudgeUniforms([[0.5] * gamma], [0.5])
+            uniforms = None if self._sampling.greedy else UniformRows([[0.5] * gamma], [0.5])
             with self._timed("judging", gamma, self._target):
-                self._target.judge(
-                    *([self._token], drafted, [gamma], _EXACT, self._sampling),
-                    None if self._sampling.greedy else uniforms,
+                judge(
+                    self._target,
+                    JudgeRequest([self._token], drafted, [gamma], _EXACT, self._sampling, uniforms),
                 )
 
     def _draw(
         self, name: str, session: ModelSession, count: int, sampling: SamplingParams
-    ) -> Drawn:
+    ) -> Drafted:
         # a greedy draft states its distributions where a target that samples asks for them
         likeliest = sampling.greedy and self._sampling.greedy
         uniforms = None if likeliest else [[0.5] * count]
         with self._timed(name, count, session):
-            return session.draw([[self._token]], count, sampling, uniforms)
+            return draw(session, DrawRequest([[self._token]], DrawPlan(count, sampling), uniforms))
 
     @contextlib.contextmanager
     def _timed(self, name: str, count: int, session: ModelSession) -> Generator[None]:

@@ -40,7 +40,7 @@ from paceline.rng import named_generator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.rules import Rule
+    from paceline.core.rule import Position, Rule
     from paceline.decode import Generation
     from paceline.models.session import Model
 
@@ -145,15 +145,8 @@ class KeepsHalfOfTheRejected(Lossless):
 
     exact = False
 
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        return 0.5 + 0.5 * super().accept_probs(target_probs, draft_probs)
+    def accept(self, at: Position) -> Tensor:
+        return 0.5 + 0.5 * super().accept(at)
 
 
 def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> LosslessnessReport:

@@ -20,5 +20,8 @@ fakes.py          table models for tests
 
 from paceline.models.causal import CausalModel, wrap_model
 from paceline.models.loading import load_model
+from paceline.native.backend import use_native_backend
+
+use_native_backend()
 
 __all__ = ["CausalModel", "load_model", "wrap_model"]

@@ -5,7 +5,7 @@ columns to the left of a shorter row are masked. Rolling rows back by different 
 row's keys and values to the right. Distances between tokens of a row then never depend on the other
 rows, so rotary, sliding-window and ALiBi models stay right; learned positions are given per row.
 
-Shape suffixes: B batch, N new tokens, G drawn ones, H judged ones, W cache width, V vocabulary.
+Shape suffixes: B batch, N new tokens, W cache width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.native_rules import native_rule
 from paceline.core.rules import Lossless
 from paceline.models.cache import RoomyCache
-from paceline.models.session import Judgement, ModelSession
+from paceline.models.session import ModelSession
+from paceline.native.rules import native_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from transformers import PreTrainedModel
 
-    from paceline.core.rules import Rule
-    from paceline.core.sampling import SamplingParams
+    from paceline.core.block import DrawRequest, Judgement, JudgeRequest
+    from paceline.core.verification import Drafted
     from paceline.models.causal import CausalModel
-    from paceline.models.halves import Drawn
     from paceline.models.native_llama import NativeLlama
-    from paceline.models.session import JudgeUniforms
 
 _EXACT = Lossless()
 
@@ -57,70 +55,30 @@ class CausalSession(ModelSession):
         count = tokens_BN.shape[1]
         return self._read(tokens_BN, [length + count for length in self.lengths], keep=0)
 
-    def draw(
-        self,
-        tokens: Sequence[Sequence[int]],
-        count: int,
-        sampling: SamplingParams,
-        uniforms: Sequence[Sequence[float]] | None = None,
-        seen_BV: Tensor | None = None,
-        *,
-        behind_last: bool = False,
-        raw: bool = False,
-    ) -> Drawn:
-        new = len(tokens[0])
-        native = self._native(len(tokens) * new)
-        passes = count + behind_last
-        plain = seen_BV is None and (uniforms is None or _is_plain(sampling))
-        if native is None or not plain or passes == 0 or (native.listeners and passes > 1):
-            return super().draw(
-                tokens, count, sampling, uniforms, seen_BV, behind_last=behind_last, raw=raw
-            )
-        lengths = self._longer(len(tokens), new + passes - 1)
+    def take_draw(self, request: DrawRequest) -> Drafted | None:
+        batch, new = len(request.unread), len(request.unread[0])
+        native = self._native(batch * new)
+        passes = request.plan.num_passes
+        if native is None or not request.only_temperature or passes == 0:
+            return None
+        if native.listeners and passes > 1:
+            return None
+        lengths = self._longer(batch, new + passes - 1)
         drawn = native.draw(
-            tokens,
-            self.cache,
-            [length - passes + 1 for length in lengths],
-            count,
-            self.vocab_size,
-            sampling,
-            uniforms,
-            behind_last=behind_last,
-            raw=raw,
+            request, self.cache, [length - passes + 1 for length in lengths], self.vocab_size
         )
         self.lengths = lengths
         return drawn
 
-    def judge(
-        self,
-        newest: Sequence[int],
-        drafted: Drawn,
-        num_drafted: Sequence[int],
-        rule: Rule,
-        sampling: SamplingParams,
-        uniforms: JudgeUniforms | None = None,
-        seen_BV: Tensor | None = None,
-    ) -> Judgement:
-        batch, gamma = drafted.tokens_BG.shape
+    def take_judge(self, request: JudgeRequest) -> Judgement | None:
+        batch, gamma = request.drafted.tokens_BG.shape
         native = self._native(batch * (gamma + 1))
-        plain = seen_BV is None and (uniforms is None or _is_plain(sampling))
-        # without uniforms the rule is an exact one, and nobody asks it
-        known = native_rule(_EXACT if uniforms is None else rule)
-        if native is None or known is None or not plain:
-            return super().judge(newest, drafted, num_drafted, rule, sampling, uniforms, seen_BV)
+        # without uniforms the rule is not asked
+        known = native_rule(_EXACT if request.uniforms is None else request.rule)
+        if native is None or known is None or not request.only_temperature:
+            return None
         lengths = self._longer(batch, gamma + 1)
-        judgement = native.judge(
-            newest,
-            drafted,
-            num_drafted,
-            known,
-            self.cache,
-            lengths,
-            self.vocab_size,
-            sampling,
-            uniforms,
-            raw=rule.uses_confidence,
-        )
+        judgement = native.judge(request, known, self.cache, lengths, self.vocab_size)
         self.lengths = lengths
         return judgement
 
@@ -163,11 +121,6 @@ class CausalSession(ModelSession):
         if self.cache.ends is not None:
             rows = range(len(self.lengths))
             self.cache.realign(rows, self.cache.ends, max(self.lengths))
-
-
-def _is_plain(sampling: SamplingParams) -> bool:
-    """Are tokens drawn at a temperature and nothing else? At 0, nothing else changes the likeliest."""
-    return sampling.greedy or sampling.only_temperature
 
 
 def _ragged(ends: Sequence[int]) -> Tensor | None:

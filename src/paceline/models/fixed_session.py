@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core.block import Judgement, draw_ahead, judge_block
 from paceline.core.lists import as_list
-from paceline.core.native_rules import native_rule
+from paceline.core.rule import is_capturable
 from paceline.core.rules import Lossless
+from paceline.core.verification import Drafted, Uniforms
 from paceline.models.fixed_shapes import rows_for
-from paceline.models.halves import Drawn, Wanted, draw_ahead, judge_block
-from paceline.models.session import Judgement, JudgeUniforms, ModelSession
-from paceline.native.verification import Kind
+from paceline.models.session import ModelSession
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.rules import Rule
+    from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest
+    from paceline.core.rule import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.fixed_shapes import FixedReader, FixedReaders
 
@@ -68,58 +69,41 @@ class FixedSession(ModelSession):
         return logits_RNV[:batch].float()
 
     @torch.inference_mode()
-    def draw(
-        self,
-        tokens: Sequence[Sequence[int]],
-        count: int,
-        sampling: SamplingParams,
-        uniforms: Sequence[Sequence[float]] | None = None,
-        seen_BV: Tensor | None = None,
-        *,
-        behind_last: bool = False,
-        raw: bool = False,
-    ) -> Drawn:
-        new, passes = len(tokens[0]), count + behind_last
-        if seen_BV is not None or passes == 0 or new > _MOST_RECORDED:
-            return super().draw(
-                tokens, count, sampling, uniforms, seen_BV, behind_last=behind_last, raw=raw
-            )
-        lengths = self._longer(len(tokens), new + passes - 1)
+    def take_draw(self, request: DrawRequest) -> Drafted | None:
+        plan, uniforms, batch = request.plan, request.uniforms, len(request.unread)
+        new, passes = len(request.unread[0]), plan.num_passes
+        if request.seen_BV is not None or passes == 0 or new > _MOST_RECORDED:
+            return None
+        lengths = self._longer(batch, new + passes - 1)
         reader = self._with_room(new + passes - 1)
-        wanted = Wanted(count, sampling, behind_last, raw)
-        inputs = [self._in_room(torch.tensor(tokens)), self._lengths()]
+        inputs = [self._in_room(torch.tensor(request.unread)), self._lengths()]
         if uniforms is not None:
             inputs.append(self._in_room(_float64(uniforms)))
-        key = ("draw", new, wanted, uniforms is None, self.vocab_size)
-        drawn = reader.run(key, functools.partial(_draw, reader, wanted, self.vocab_size), inputs)
+        key = ("draw", new, plan, uniforms is None, self.vocab_size)
+        drawn = reader.run(key, functools.partial(_draw, reader, plan, self.vocab_size), inputs)
         self.lengths = lengths
-        tokens_RG, *rest = (part[: len(tokens)] for part in drawn)
-        probs_BGV = rest.pop(0) if uniforms is not None else None
-        return Drawn(tokens_RG, probs_BGV, rest.pop() if rest else None)
+        tokens_RG, *rest = (part[:batch] for part in drawn)
+        probs_BPV = rest.pop(0) if uniforms is not None else None
+        return Drafted(tokens_RG, probs_BPV, rest.pop() if rest else None)
 
     @torch.inference_mode()
-    def judge(
-        self,
-        newest: Sequence[int],
-        drafted: Drawn,
-        num_drafted: Sequence[int],
-        rule: Rule,
-        sampling: SamplingParams,
-        uniforms: JudgeUniforms | None = None,
-        seen_BV: Tensor | None = None,
-    ) -> Judgement:
+    def take_judge(self, request: JudgeRequest) -> Judgement | None:
+        drafted, uniforms, sampling = request.drafted, request.uniforms, request.sampling
         batch, gamma = drafted.tokens_BG.shape
-        if uniforms is None:
-            rule = _EXACT  # nobody asks it
-        if seen_BV is not None or not _is_steady(rule) or gamma >= _MOST_RECORDED:
-            return super().judge(newest, drafted, num_drafted, rule, sampling, uniforms, seen_BV)
+        rule = _EXACT if uniforms is None else request.rule  # without uniforms it is not asked
+        if request.seen_BV is not None or not is_capturable(rule) or gamma >= _MOST_RECORDED:
+            return None
         lengths = self._longer(batch, gamma + 1)
         reader = self._with_room(gamma + 1)
-        given = [torch.tensor(newest), drafted.tokens_BG, torch.tensor(num_drafted)]
+        given = [
+            torch.tensor(request.newest),
+            drafted.tokens_BG,
+            torch.tensor(request.num_drafted),
+        ]
         if uniforms is not None:
-            assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
-            given += [*uniforms.tensors(), drafted.probs_BGV]
-            given += [] if drafted.raw_BGV is None else [drafted.raw_BGV]
+            assert drafted.probs_BPV is not None, "drawn tokens come with their distributions"
+            given += [*uniforms.tensors(), drafted.probs_BPV]
+            given += [] if drafted.raw_BPV is None else [drafted.raw_BPV]
         inputs = [self._lengths(), *map(self._in_room, given)]
         key = ("judge", rule, sampling, *(part.shape[1:] for part in given), self.vocab_size)
         work = functools.partial(_judge, reader, rule, sampling, self.vocab_size)
@@ -179,7 +163,7 @@ class FixedSession(ModelSession):
 
 def _draw(
     reader: FixedReader,
-    wanted: Wanted,
+    plan: DrawPlan,
     vocab_size: int,
     unread_RN: Tensor,
     lengths_R: Tensor,
@@ -193,7 +177,7 @@ def _draw(
         num_read += new_RN.shape[1]
         return logits_RNV[:, -1, :vocab_size].float()
 
-    drawn = draw_ahead(read, unread_RN, wanted, uniforms_RG)
+    drawn = draw_ahead(read, unread_RN, plan, uniforms_RG)
     return [part for part in drawn if part is not None]
 
 
@@ -213,16 +197,10 @@ def _judge(
 ) -> list[Tensor]:
     read_RH = torch.cat([newest_R[:, None], drafted_RG], 1)
     logits_RHV = reader.logits(read_RH, lengths_R)[..., :vocab_size].float()
-    uniforms = None if accept_RG is None or next_R is None else (accept_RG, next_R)
-    drafted = Drawn(drafted_RG, probs_RGV, raw_RGV)
+    uniforms = None if accept_RG is None or next_R is None else Uniforms(accept_RG, next_R)
+    drafted = Drafted(drafted_RG, probs_RGV, raw_RGV)
     verdict = judge_block(logits_RHV, drafted, num_drafted_R, rule, sampling, uniforms)
     return [torch.stack([verdict.num_accepted_B, verdict.next_tokens_B])]
-
-
-def _is_steady(rule: Rule) -> bool:
-    """Is its work known, and the same whatever it finds? That of others cannot be recorded."""
-    known = native_rule(rule)
-    return known is not None and known.kind != Kind.LOSSY_TUNED
 
 
 def _float64(rows: Sequence[Sequence[float]]) -> Tensor:

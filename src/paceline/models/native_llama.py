@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.models.halves import Drawn
+from paceline.core.block import Judgement
+from paceline.core.verification import Drafted
 from paceline.models.native_weights import NativeWeights
-from paceline.models.session import Judgement
 from paceline.native import compiled
-from paceline.native.llama import Draft, Pass
 from paceline.native.sampling import NO_MASS
-from paceline.native.verification import Block, NativeRule, check_shapes
+from paceline.native.structures import Block, Draft, Pass
+from paceline.native.verification import check_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
-    from paceline.core.sampling import SamplingParams
+    from paceline.core.block import DrawRequest, JudgeRequest, UniformRows
     from paceline.models.cache import RoomyCache, RoomyLayer
-    from paceline.models.session import JudgeUniforms
+    from paceline.native.structures import NativeRule
 
 
 class _Plan:
@@ -80,12 +80,12 @@ class _Plan:
         return this
 
     def lay_out(
-        self, block: Block, drafted: Drawn, uniforms: JudgeUniforms, *, raw: bool
+        self, block: Block, drafted: Drafted, uniforms: UniformRows, *, raw: bool
     ) -> tuple[object, ...]:
         """What the block's rule looks at; -> what the block points to from then on."""
-        assert drafted.probs_BGV is not None, "drawn tokens come with their distributions"
-        probs = _for_c(drafted.probs_BGV, torch.float32)
-        raws = None if drafted.raw_BGV is None else _for_c(drafted.raw_BGV, torch.float32)
+        assert drafted.probs_BPV is not None, "drawn tokens come with their distributions"
+        probs = _for_c(drafted.probs_BPV, torch.float32)
+        raws = None if drafted.raw_BPV is None else _for_c(drafted.raw_BPV, torch.float32)
         check_shapes(block, probs, raws)
         accept = _array("d", uniforms.accept, block.batch * block.gamma)
         choose = _array("d", [uniforms.next], block.batch)
@@ -153,40 +153,31 @@ class NativeLlama:
         return logits
 
     def draw(
-        self,
-        tokens: Sequence[Sequence[int]],
-        cache: RoomyCache,
-        lengths: Sequence[int],
-        num_drawn: int,
-        vocab_size: int,
-        sampling: SamplingParams,
-        uniforms: Sequence[Sequence[float]] | None,
-        *,
-        behind_last: bool = False,
-        raw: bool = False,
-    ) -> Drawn:
-        """See `ModelSession.draw`; row b is lengths[b] tokens long when it begins to draw."""
-        batch, count, places = len(tokens), len(tokens[0]), num_drawn + behind_last
-        plan = self._plan(cache, batch, count + places - 1)
-        assert places == 1 or not self.listeners, "only of the last pass would be heard"
-        read, states = _array("q", tokens, batch * count), self._states(batch, 1)
-        this_pass = plan.prepare(count, lengths, 1, _address(read), plan.logits, states)
-        shape = (batch, places, vocab_size)
-        drawn = Drawn(
-            torch.empty(batch, num_drawn, dtype=torch.int64),
+        self, request: DrawRequest, cache: RoomyCache, lengths: Sequence[int], vocab_size: int
+    ) -> Drafted:
+        """Serve the request; row b is lengths[b] tokens long when it begins to draw."""
+        plan, uniforms = request.plan, request.uniforms
+        batch, count = len(request.unread), len(request.unread[0])
+        layout = self._plan(cache, batch, count + plan.num_passes - 1)
+        assert plan.num_passes == 1 or not self.listeners, "only of the last pass would be heard"
+        read, states = _array("q", request.unread, batch * count), self._states(batch, 1)
+        this_pass = layout.prepare(count, lengths, 1, _address(read), layout.logits, states)
+        shape = (batch, plan.num_passes, vocab_size)
+        drawn = Drafted(
+            torch.empty(batch, plan.num_tokens, dtype=torch.int64),
             None if uniforms is None else torch.empty(shape),
-            torch.empty(shape) if raw and not sampling.untempered else None,
+            torch.empty(shape) if plan.raw and not plan.sampling.untempered else None,
         )
-        numbers = None if uniforms is None else _array("d", uniforms, batch * num_drawn)
+        numbers = None if uniforms is None else _array("d", uniforms, batch * plan.num_tokens)
         draft = Draft(
-            num_drawn,
-            places,
+            plan.num_tokens,
+            plan.num_passes,
             vocab_size,
-            sampling.temperature,
+            plan.sampling.temperature,
             _address(numbers),
             *map(_data, drawn),
         )
-        plan.widen(count + places - 1)
+        layout.widen(count + plan.num_passes - 1)
         has_mass = self._library.draw_ahead(
             ctypes.byref(self._model), ctypes.byref(this_pass), ctypes.byref(draft)
         )
@@ -196,35 +187,31 @@ class NativeLlama:
 
     def judge(
         self,
-        newest: Sequence[int],
-        drafted: Drawn,
-        num_drafted: Sequence[int],
+        request: JudgeRequest,
         rule: NativeRule,
         cache: RoomyCache,
         lengths: Sequence[int],
         vocab_size: int,
-        sampling: SamplingParams,
-        uniforms: JudgeUniforms | None,
-        *,
-        raw: bool = False,
     ) -> Judgement:
-        """See `ModelSession.judge`; row b is lengths[b] tokens long when read.
-
-        The rule is asked where there are uniforms; `raw`: it looks at untempered distributions, too.
-        """
+        """Serve the request; row b is lengths[b] tokens long when read."""
+        drafted, sampling = request.drafted, request.sampling
         batch, gamma = drafted.tokens_BG.shape
-        plan = self._plan(cache, batch, gamma + 1)
+        layout = self._plan(cache, batch, gamma + 1)
         states = self._states(batch, gamma + 1)
-        this_pass = plan.prepare(gamma + 1, lengths, gamma + 1, None, plan.logits, states)
+        this_pass = layout.prepare(gamma + 1, lengths, gamma + 1, None, layout.logits, states)
         tokens_BG = _for_c(drafted.tokens_BG, torch.int64)
-        last, counts = _array("q", [newest], batch), _array("q", [num_drafted], batch)
+        last, counts = (
+            _array("q", [request.newest], batch),
+            _array("q", [request.num_drafted], batch),
+        )
         num_accepted, next_tokens = (array("q", bytes(8 * batch)) for _ in range(2))
         block = Block(rule, batch, gamma, gamma, vocab_size, _data(tokens_BG), _address(counts))
         block.num_accepted, block.next_tokens = _address(num_accepted), _address(next_tokens)
         held = None
-        if uniforms is not None:
-            held = plan.lay_out(block, drafted, uniforms, raw=raw and not sampling.untempered)
-        plan.widen(gamma + 1)
+        if request.uniforms is not None:
+            raw = request.rule.uses_confidence and not sampling.untempered
+            held = layout.lay_out(block, drafted, request.uniforms, raw=raw)
+        layout.widen(gamma + 1)
         has_mass = self._library.judge_ahead(
             ctypes.byref(self._model),
             ctypes.byref(this_pass),

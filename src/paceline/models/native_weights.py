@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.models.int8 import round_rows
 from paceline.native import compiled
-from paceline.native.llama import Layer, Matrix, Model
+from paceline.native.structures import Layer, Matrix, Model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

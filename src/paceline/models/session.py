@@ -1,49 +1,28 @@
 """The seam between decoding and models: a batch of texts under construction, and what holds them.
 
-A session knows how to read tokens, to draw the next ones or judge drafted ones, to forget the last
-ones, to begin rows anew and to let them leave. It does not know about stopping. Rows of a batch may keep different numbers of tokens.
+A session reads tokens, forgets the last ones, begins rows anew and lets them leave. It knows nothing
+of drawing, judging or stopping, but may take a whole block that it can serve faster. Rows of a batch
+may keep different numbers of tokens.
 
 Texts come and go as lists, as decoders keep them; tensors are what a device holds.
 
-Shape suffixes: B batch, N new tokens, G drawn ones, H judged ones, V vocabulary (logits over it).
+Shape suffixes: B batch, N new tokens, V vocabulary (logits over it).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
-
-from paceline.core.lists import as_list
 from paceline.errors import ContextLengthError, PromptError
-from paceline.models.halves import Drawn, Wanted, draw_ahead, judge_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.rules import Rule
-    from paceline.core.sampling import SamplingParams
+    from torch import Tensor
 
-
-class JudgeUniforms(NamedTuple):
-    """Numbers in [0, 1): one a drafted token, and one a row for the token that follows."""
-
-    accept: Sequence[Sequence[float]]
-    next: Sequence[float]
-
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """[B, G] and [B], float64."""
-        accept_BG = torch.tensor(self.accept, dtype=torch.float64)
-        return accept_BG, torch.tensor(self.next, dtype=torch.float64)
-
-
-class Judgement(NamedTuple):
-    """Per row: drafted tokens kept, and the token that follows them."""
-
-    num_accepted: list[int]
-    next_tokens: list[int]
+    from paceline.core.block import DrawRequest, Judgement, JudgeRequest
+    from paceline.core.verification import Drafted
 
 
 class ModelSession(ABC):
@@ -94,78 +73,17 @@ class ModelSession(ABC):
         self.lengths = lengths
         return self._named(logits_BNV)
 
-    def draw(
-        self,
-        tokens: Sequence[Sequence[int]],
-        count: int,
-        sampling: SamplingParams,
-        uniforms: Sequence[Sequence[float]] | None = None,
-        seen_BV: Tensor | None = None,
-        *,
-        behind_last: bool = False,
-        raw: bool = False,
-    ) -> Drawn:
-        """Append tokens, then draw `count` (G) more a row, each but the last appended before the next.
-
-        Args:
-            tokens: The same number for every row, at least one.
-            count: How many to draw.
-            sampling: How the model's distributions are shaped.
-            uniforms: Numbers in [0, 1) to draw with, G a row; None takes the likeliest tokens.
-            seen_BV: Tokens that a repetition penalty falls on, these new ones included.
-            behind_last: Read the last one, too, for the distribution behind it.
-            raw: Give untempered distributions as well, where they differ.
+    def take_draw(self, request: DrawRequest) -> Drafted | None:
+        """Serve the whole request faster than by `extend`; None: the session is as before.
 
         Raises:
             ContextLengthError: As `extend`.
         """
-        uniforms_BG = None if uniforms is None else torch.tensor(uniforms, dtype=torch.float64)
-        wanted = Wanted(count, sampling, behind_last, raw)
-        return draw_ahead(
-            lambda new_BN: self.extend(new_BN)[:, -1],
-            torch.tensor(tokens),
-            wanted,
-            uniforms_BG,
-            seen_BV,
-        )
+        return None
 
-    def judge(
-        self,
-        newest: Sequence[int],
-        drafted: Drawn,
-        num_drafted: Sequence[int],
-        rule: Rule,
-        sampling: SamplingParams,
-        uniforms: JudgeUniforms | None = None,
-        seen_BV: Tensor | None = None,
-    ) -> Judgement:
-        """Append the newest token and the drafted ones, and say how many of these stay.
-
-        Args:
-            newest: The token of each row that no pass has read yet.
-            drafted: Tokens [B, G] and, with `uniforms`, what they were drawn from.
-            num_drafted: How many of the G each row drafted.
-            rule: Decides what stays.
-            sampling: How the model's distributions are shaped.
-            uniforms: Numbers to draw with; None compares with the likeliest tokens, which is what
-                an exact rule does at temperature 0.
-            seen_BV: Tokens that a repetition penalty falls on, the newest ones included.
-
-        Raises:
-            ContextLengthError: As `extend`.
-        """
-        newest_B1 = torch.tensor(newest, device=drafted.tokens_BG.device)[:, None]
-        logits_BHV = self.extend(torch.cat([newest_B1, drafted.tokens_BG], 1))
-        verdict = judge_block(
-            logits_BHV,
-            drafted,
-            torch.tensor(num_drafted),
-            rule,
-            sampling,
-            None if uniforms is None else uniforms.tensors(),
-            seen_BV,
-        )
-        return Judgement(as_list(verdict.num_accepted_B), as_list(verdict.next_tokens_B))
+    def take_judge(self, request: JudgeRequest) -> Judgement | None:
+        """As `take_draw`, for drafted tokens to be judged."""
+        return None
 
     def rollback(self, counts: Sequence[int]) -> None:
         """Forget the last counts[b] tokens of row b; a row may become empty."""

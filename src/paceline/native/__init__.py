@@ -1,13 +1,18 @@
 """Inner loops in C, compiled on first use; every caller has a PyTorch fallback.
 
+structures.py     structures and numbers that Python and C share, compared when the library is loaded
 compilation.py    the sources, compiled into one library for this machine
-sampling.py       probabilities, and tokens drawn from them (sampling.c)
-verification.py   blocks judged (verification.c) by any built-in rule (rules.c)
 self_check.py     what a library must compute right before it is used
-llama.py          a Llama-like model in memory: llama.c reads a few tokens through it (products.c), and
-                  it draws ahead or judges what was drawn (speculation.c); see models/native_llama.py
+library.py        the library in use
+sampling.py       probabilities, and tokens drawn from them (sampling.c)
+verification.py   blocks judged (verification.c) by the rules that have a native form (rules.c)
+divergences.py    losses of logits and their slopes (divergences.c)
+backend.py        offers all of this to core
+
+llama.c reads a few tokens through a Llama-like model (products.c), and draws ahead or judges what was
+drawn (speculation.c): see models/llama.
 """
 
-from paceline.native.compilation import compiled
+from paceline.native.library import compiled
 
 __all__ = ["compiled"]

@@ -1,20 +1,17 @@
-"""The C sources, compiled into one library for this machine on first use."""
+"""The C sources, compiled into one library for this machine."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-import warnings
 from pathlib import Path
 
-from paceline.errors import SlowerWarning
-from paceline.processor import compile_flags, level, processor_flags
+from paceline.processor import processor_flags
 from paceline.records import cache_root
 
 _HERE = Path(__file__).parent
@@ -39,6 +36,9 @@ _FUNCTIONS = {
     "draw_tokens": ("ppiiip", ""),
     "judge": ("pi", ""),
     "losses_and_slopes": ("pi", ""),
+    "num_facts": ("", "i"),
+    "fact_name": ("i", "p"),
+    "fact_value": ("i", "i"),
 }
 
 _FLAGS = (
@@ -50,46 +50,6 @@ _FLAGS = (
     "-fPIC",
     "-Wl,-Bsymbolic",
 )
-
-
-@functools.cache
-def compiled() -> ctypes.CDLL | None:
-    """The library for the processor's level; None, with one warning, if there is none that is right."""
-    try:
-        library = library_with(compile_flags(level()))
-    except (OSError, subprocess.SubprocessError) as error:
-        _warn(
-            f"the C sources could not be compiled ({_reason(error)})",
-            "install a C compiler with OpenMP such as gcc, or name one in CC",
-        )
-        return None
-    from paceline.native.self_check import fault_of
-
-    fault = fault_of(library)
-    if fault is not None:
-        _warn(
-            f"the compiled library gives other results than PyTorch ({fault})",
-            "try another C compiler in CC, and report this with the output of paceline env",
-        )
-        return None
-    return library
-
-
-def _warn(fault: str, advice: str) -> None:
-    warnings.warn(
-        f"{fault}, so PyTorch computes everything: a decoded token takes about 3.5 times as long; "
-        f"{advice}",
-        SlowerWarning,
-        stacklevel=3,
-    )
-
-
-def _reason(error: Exception) -> str:
-    """One line of what the compiler or the system said."""
-    if isinstance(error, subprocess.CalledProcessError):
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        return said[0] if said else f"the compiler ended with exit code {error.returncode}"
-    return str(error).strip().split("\n")[0]
 
 
 def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:

@@ -174,9 +174,11 @@ static double value_of(const Term *term, const Row *row, int64_t label) {
         return tvd(row, weight);
     case NEGATIVE_LOG_ACCEPTANCE:
         return negative_log_acceptance(row, weight);
-    default:
+    case CROSS_ENTROPY:
         row->slopes[label] -= weight;
         return -(double)row->log_q[label];
+    default: /* no such kind: nobody may mistake it for a loss */
+        return NAN;
     }
 }
 

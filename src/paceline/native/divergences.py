@@ -6,42 +6,16 @@ Shape suffixes: C tokens of a chunk, V vocabulary.
 from __future__ import annotations
 
 import ctypes
-from enum import IntEnum, auto
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.native.compilation import compiled
+from paceline.native.library import compiled
+from paceline.native.structures import Losses, Term
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-class DivergenceKind(IntEnum):
-    """Numbered as in divergences.h."""
-
-    FORWARD_KL = 0
-    REVERSE_KL = auto()
-    JSD = auto()
-    TVD = auto()
-    NEGATIVE_LOG_ACCEPTANCE = auto()
-    CROSS_ENTROPY = auto()
-
-
-class Term(ctypes.Structure):
-    """A weighted divergence; beta is the JSD's."""
-
-    _fields_ = (("kind", ctypes.c_int64), ("weight", ctypes.c_double), ("beta", ctypes.c_double))
-
-
-class Losses(ctypes.Structure):
-    _fields_ = (
-        ("terms", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_terms", "rows", "vocab", "bytes")),
-        *((name, ctypes.c_void_p) for name in ("target", "draft", "labels", "weights")),
-        *((name, ctypes.c_void_p) for name in ("normalisers", "losses")),
-    )
 
 
 def can_differentiate(logits: Tensor) -> bool:

@@ -12,6 +12,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.native.structures import (
+    Block,
+    DivergenceKind,
+    Kind,
+    Losses,
+    NativeRule,
+    Term,
+    c_layout,
+    layout_fault,
+    python_layout,
+)
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,6 +33,9 @@ _TOLERANCE = 1e-4
 
 def fault_of(library: ctypes.CDLL) -> str | None:
     """What the library computes wrong; None if it agrees with PyTorch."""
+    fault = layout_fault(python_layout(), c_layout(library))
+    if fault is not None:
+        return fault
     rng = torch.Generator().manual_seed(0)
     logits_NV, others_NV = (2 * torch.randn(_ROWS, _VOCAB, generator=rng) for _ in "pq")
     checks = {
@@ -44,7 +59,7 @@ def _drawing_agrees(library: ctypes.CDLL, logits_NV: Tensor) -> bool:
     wanted_N = probs_NV.argmax(-1)
     middles_NV = probs_NV.double().cumsum(-1) - probs_NV.double() / 2
     uniforms_N = middles_NV.gather(-1, wanted_N[:, None])[:, 0].contiguous()
-    best_N, drawn_N = torch.empty(2, _ROWS, dtype=torch.int64)
+    best_N, drawn_N = torch.full((2, _ROWS), -1)
     library.best_tokens(logits_NV.data_ptr(), _ROWS, _VOCAB, _VOCAB, best_N.data_ptr())
     library.draw_tokens(
         probs_NV.data_ptr(), uniforms_N.data_ptr(), _ROWS, _VOCAB, 1, drawn_N.data_ptr()
@@ -54,8 +69,6 @@ def _drawing_agrees(library: ctypes.CDLL, logits_NV: Tensor) -> bool:
 
 def _judging_agrees(library: ctypes.CDLL, logits_NV: Tensor, others_NV: Tensor) -> bool:
     """A lossless block of two tokens: one is kept, the second is rejected and recovered."""
-    from paceline.native.verification import Block, Kind, NativeRule
-
     p_NV, q_NV = logits_NV.softmax(-1), others_NV.softmax(-1)
     excess_NV = (p_NV - q_NV).clamp(min=0).double()
     kept, rejected = int(excess_NV[0].argmax()), int((q_NV - p_NV)[1].argmax())
@@ -81,8 +94,6 @@ def _judging_agrees(library: ctypes.CDLL, logits_NV: Tensor, others_NV: Tensor) 
 
 def _divergences_agree(library: ctypes.CDLL, logits_NV: Tensor, others_NV: Tensor) -> bool:
     """Forward KL and its slope, q - p."""
-    from paceline.native.divergences import DivergenceKind, Losses, Term
-
     p_NV, q_NV = logits_NV.softmax(-1), others_NV.softmax(-1)
     wanted_N = (p_NV * (p_NV.log() - q_NV.log())).sum(-1)
     slopes_NV, losses_N = others_NV.clone(), torch.empty(_ROWS)

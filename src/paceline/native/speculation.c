@@ -1,19 +1,8 @@
-/* The two halves of a block: a draft draws ahead, its target judges. */
+#include "speculation.h"
 
 #include <string.h>
 
-#include "llama.h"
 #include "sampling.h"
-#include "verification.h"
-
-typedef struct {
-    int64_t gamma, places, vocab; /* places: gamma, or one more; vocab: tokens that count */
-    double temperature;
-    const double *uniforms; /* [batch, gamma] */
-    int64_t *tokens;        /* [batch, gamma] */
-    float *probs;           /* [batch, places, vocab]; null: the likeliest tokens are taken */
-    float *raw;             /* as these, untempered; null: not asked for */
-} Draft;
 
 /* What tokens are drawn from: at temperature 0, the first of the largest logits. */
 static void shape(const float *logits, int64_t rows, int64_t vocab, int64_t stride,
@@ -74,8 +63,6 @@ static int64_t next_token(const Draft *draft, int64_t row, int64_t place, const 
     return known->tokens && best >= 0 ? known->tokens[best] : best;
 }
 
-/* Read the pass's tokens, then draw `gamma` tokens a row, each read before the next one's
-   distribution: the last, too, where there is a place behind it. -> 0 where there is no mass. */
 int64_t draw_ahead(const Model *model, Pass *pass, const Draft *draft) {
     int64_t batch = pass->batch, newest[batch], empty = 0;
     const Known known = known_tokens(model, draft->vocab);
@@ -112,9 +99,6 @@ static void judge_greedily(const Block *block, const float *logits, int64_t stri
     }
 }
 
-/* Read the newest token and the drafted ones of each row, then judge these: by the likeliest tokens
-   where there are no uniforms, else by the rule, the target's distributions being written, raw ones
-   where there is room for them. -> 0 where there is no mass. */
 int64_t judge_ahead(const Model *model, Pass *pass, const int64_t *newest, double temperature,
                     const Block *block) {
     int64_t gamma = block->gamma, count = gamma + 1, rows = block->batch * count, tokens[rows];

@@ -7,90 +7,49 @@ G, or one more.
 from __future__ import annotations
 
 import ctypes
-from enum import IntEnum, auto
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.native.compilation import compiled
+from paceline.native.library import compiled
 from paceline.native.sampling import check_mass
+from paceline.native.structures import Block
 
-
-class Kind(IntEnum):
-    """Numbered as in rules.h."""
-
-    LOSSLESS = 0
-    LENIENT_LINEAR = auto()
-    LENIENT_SQUARE = auto()
-    LENIENT_EXPONENTIAL = auto()
-    LOSSY = auto()
-    LOSSY_TUNED = auto()
-    BILD = auto()
-    CHOW = auto()
-    CHOW_LOG = auto()
-    DIFF = auto()
-    DIFF_LOG = auto()
-    OPT = auto()
-    OPT_LOG = auto()
-    TOKEN_V1 = auto()
-    TOKEN_V2 = auto()
-    TOKEN_V3 = auto()
-
-
-class NativeRule(ctypes.Structure):
-    """A rule as rules.c reads it."""
-
-    _fields_ = (("kind", ctypes.c_int64), ("alpha", ctypes.c_double), ("beta", ctypes.c_double))
-
-    @property
-    def needs_draft_at_bonus(self) -> bool:
-        return self.kind >= Kind.LOSSY_TUNED
-
-
-class Block(ctypes.Structure):
-    """What is judged, and where the verdict goes; verification.h tells the shapes."""
-
-    _fields_ = (
-        ("rule", NativeRule),
-        *((name, ctypes.c_int64) for name in ("batch", "gamma", "places", "vocab")),
-        *((name, ctypes.c_void_p) for name in ("drafted", "num_drafted", "draft", "draft_raw")),
-        *((name, ctypes.c_void_p) for name in ("target", "target_raw")),
-        *((name, ctypes.c_void_p) for name in ("accept_uniforms", "next_uniforms", "room")),
-        *((name, ctypes.c_void_p) for name in ("num_accepted", "next_tokens")),
-    )
+if TYPE_CHECKING:
+    from paceline.core.verification import Drafted, Uniforms
+    from paceline.native.structures import NativeRule
 
 
 def judge(
     rule: NativeRule,
-    drafted_BG: Tensor,
+    drafted: Drafted,
     num_drafted_B: Tensor,
-    draft_probs_BPV: Tensor,
-    target_probs_BHV: Tensor,
-    accept_uniforms_BG: Tensor,
-    next_uniforms_B: Tensor,
+    target_BHV: Tensor,
+    uniforms: Uniforms,
     target_raw_BHV: Tensor | None = None,
-    draft_raw_BPV: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Per row: drafted tokens kept, and the token that follows them."""
+    """Per row: drafted tokens kept, and the token that follows them. See `core.verification.verify`."""
     library = compiled()
     assert library is not None, "ask can_draw first"
+    drafted_BG, draft_BPV, draft_raw_BPV = drafted
+    assert draft_BPV is not None, "drawn tokens come with their distributions"
     batch, gamma = drafted_BG.shape
     num_accepted_B, next_tokens_B = (torch.empty(batch, dtype=torch.int64) for _ in range(2))
     drafted_BG, num_drafted_B = drafted_BG.contiguous(), num_drafted_B.contiguous()
-    accept_BG = accept_uniforms_BG.double().contiguous()
-    next_B = next_uniforms_B.double().contiguous()
-    room_BV = torch.empty(batch, target_probs_BHV.shape[2])
+    accept_BG, next_B = (numbers.double().contiguous() for numbers in uniforms)
+    room_BV = torch.empty(batch, target_BHV.shape[2])
     block = Block(
         rule=rule,
         batch=batch,
         gamma=gamma,
-        places=draft_probs_BPV.shape[1],
-        vocab=target_probs_BHV.shape[2],
+        places=draft_BPV.shape[1],
+        vocab=target_BHV.shape[2],
         drafted=drafted_BG.data_ptr(),
         num_drafted=num_drafted_B.data_ptr(),
-        draft=draft_probs_BPV.data_ptr(),
+        draft=draft_BPV.data_ptr(),
         draft_raw=None if draft_raw_BPV is None else draft_raw_BPV.data_ptr(),
-        target=target_probs_BHV.data_ptr(),
+        target=target_BHV.data_ptr(),
         target_raw=None if target_raw_BHV is None else target_raw_BHV.data_ptr(),
         accept_uniforms=accept_BG.data_ptr(),
         next_uniforms=next_B.data_ptr(),
@@ -98,7 +57,7 @@ def judge(
         num_accepted=num_accepted_B.data_ptr(),
         next_tokens=next_tokens_B.data_ptr(),
     )
-    check_shapes(block, draft_probs_BPV, draft_raw_BPV)
+    check_shapes(block, draft_BPV, draft_raw_BPV)
     library.judge(ctypes.byref(block), torch.get_num_threads())
     check_mass(next_tokens_B)
     return num_accepted_B, next_tokens_B

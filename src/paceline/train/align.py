@@ -34,7 +34,7 @@ from paceline.train.checkpoint import (
 from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
 from paceline.train.freezing import freeze_embeddings, freeze_layers
 from paceline.train.loop import Parts
-from paceline.train.objectives import CrossEntropy, UnderRule
+from paceline.train.objectives import UnderRule
 from paceline.train.run import run_training, takes_bfloat16, writer_of
 from paceline.train.step import Stepper, StepPlan
 from paceline.train.texts import lengths_of, pretraining_of, records_of, source_of, stream_of
@@ -229,7 +229,7 @@ def _check_terms(config: AlignConfig, draft: CausalModel) -> None:
     if finish is not None:
         both = (*config.objective, *finish.objective)
         together.append(finish.objective if finish.end is None else both)
-    labelled = [{isinstance(term, CrossEntropy) for term in terms} for terms in together]
+    labelled = [{term.reads_target for term in terms} for terms in together]
     if {True, False} in labelled:
         raise ConfigError(f"cross_entropy beside a divergence needs every label, {few}; drop one")
     if any(isinstance(term, UnderRule) for terms in together for term in terms):

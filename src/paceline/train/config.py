@@ -11,14 +11,7 @@ from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.rounds import Rounds
-from paceline.train.objectives import (
-    CrossEntropy,
-    ForwardKL,
-    Objective,
-    TVDPlusPlus,
-    UnderRule,
-    as_terms,
-)
+from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target
 from paceline.train.recipes import RECIPES, RecipeName
 from paceline.train.settings import TrainSettings
 from paceline.train.vocabulary import LossVocabulary
@@ -200,14 +193,16 @@ class AlignConfig(TrainSettings):
         finish = () if self.finish is None else self.finish.objective
         if self.loss_vocabulary is not None:
             for term in (*self.objective, *finish):
-                _check_spares_tokens(term)
+                if term.needs_all_tokens is not None:
+                    raise ValueError(
+                        f"{term.needs_all_tokens}, and loss_vocabulary leaves tokens out; drop one"
+                    )
         self._check_shards()
         if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
             raise ValueError(
                 "data.keep_states_gb is for text that comes up again, and fixed_fraction is 0; drop it"
             )
-        labels_only = all(isinstance(term, CrossEntropy) for term in self.objective)
-        if labels_only and self.fixed_fraction < 1 and self.draft_fraction > 0:
+        if not reads_target(self.objective) and self.fixed_fraction < 1 and self.draft_fraction > 0:
             raise ValueError(
                 "cross_entropy alone teaches nothing on text that the draft wrote itself; "
                 "set draft_fraction to 0, or name a divergence as objective"
@@ -234,17 +229,3 @@ class AlignConfig(TrainSettings):
                 "models that are sharded are not evaluated on the way; drop data.held_out and use "
                 "trajectory on the checkpoints"
             )
-
-
-def _check_spares_tokens(term: Objective) -> None:
-    """Does this objective mean the same where tokens are left out?"""
-    match term:
-        case CrossEntropy():
-            needs = "cross_entropy needs every label"
-        case TVDPlusPlus(estimator="uniform"):
-            needs = "tvd_plus_plus uniform weighs all tokens alike"
-        case UnderRule():
-            needs = "a rule looks at whole distributions"
-        case _:
-            return
-    raise ValueError(f"{needs}, and loss_vocabulary leaves tokens out; drop one")

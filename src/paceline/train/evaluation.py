@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from paceline.core.bootstrap import ratio_interval
+from paceline.core.divergences import total_variation
 from paceline.core.fused import Head
+from paceline.core.rule import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
@@ -252,14 +254,11 @@ class AgreementEvaluator:
         if self.rule is None:
             none_C = target_log_probs_CV.new_zeros(len(target_log_probs_CV))
             return none_C, none_C
-        raw = target_log_probs_CV.exp(), draft_log_probs_CV.exp()
-        p_CV, q_CV = (
-            to_probs(logs, self.sampling) for logs in (target_log_probs_CV, draft_log_probs_CV)
-        )
-        confidences = {"target_raw": raw[0], "draft_raw": raw[1]}
-        kept_C = (q_CV * self.rule.accept_probs(p_CV, q_CV, **confidences)).sum(-1)
-        induced_CV = self.rule.induced_distribution(p_CV, q_CV, **confidences)
-        return kept_C, 0.5 * (induced_CV - p_CV).abs().sum(-1)
+        both = target_log_probs_CV, draft_log_probs_CV
+        p_CV, q_CV = (to_probs(logs, self.sampling) for logs in both)
+        at = Position(p_CV, q_CV, *(logs.exp() for logs in both))
+        kept_C = (q_CV * self.rule.accept(at)).sum(-1)
+        return kept_C, total_variation(self.rule.induced(at), p_CV)
 
     @torch.no_grad()
     def _hidden(self, model: CausalModel) -> Tensor:

@@ -7,7 +7,8 @@ Each choice is a tagged model; the mathematics is in `core.divergences`, `core.t
 # C tokens of a chunk, K drawn tokens of each, V vocabulary
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -17,7 +18,7 @@ from paceline.core import divergences
 from paceline.core.rule_losses import RuleLoss, rule_loss
 from paceline.core.rules import AnyRule, Lenient, Lossy
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, tvd_plus_plus
-from paceline.native.divergences import DivergenceKind, Term
+from paceline.native.structures import DivergenceKind, Term
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,25 +26,113 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Weighted(StrictModel):
-    """A term of the objective."""
+class Policy(NamedTuple):
+    """What TVD++ knows of a batch: the moments of its rewards, and the tokens drawn here."""
+
+    moments: RewardMoments
+    drawn_CK: Tensor | None
+
+
+class Compared(NamedTuple):
+    """What a term's loss is computed from, at the tokens of a chunk.
+
+    Attributes:
+        target_log_probs_CV: Normalised over the V tokens that the draft proposes; None where the
+            objective reads labels alone.
+        draft_log_probs_CV: The same.
+        labels_C: Places of the labels among them.
+        policy: The term's own, for TVD++.
+        log_coverage_C: Log of the target's mass on these tokens; None: it is 1.
+    """
+
+    target_log_probs_CV: Tensor | None
+    draft_log_probs_CV: Tensor
+    labels_C: Tensor
+    policy: Policy | None = None
+    log_coverage_C: Tensor | None = None
+
+
+class ObjectiveTerm(StrictModel, ABC):
+    """A term of the objective.
+
+    Attributes:
+        weight: Factor of the term's loss.
+        reads_target: Whether it needs the target's probabilities; if not, the labels do.
+        counts_acceptance: Whether it is a figure of what is accepted, and so needs the target's
+            mass on the tokens that the draft does not propose.
+        missed_weight: What each unit of that mass adds to the loss.
+        needs_all_tokens: Why it cannot be taken over a part of the vocabulary; None: it can.
+    """
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    reads_target: ClassVar[bool] = True
+    counts_acceptance: ClassVar[bool] = False
+    missed_weight: ClassVar[float] = 0.0
+
+    @property
+    def needs_all_tokens(self) -> str | None:
+        return None
+
+    def native_term(self) -> Term | None:
+        """This term in C; None: PyTorch computes it.
+
+        What a class declares does not hold for classes derived from it.
+        """
+        return None
+
+    @abstractmethod
+    def per_token(self, at: Compared) -> Tensor:
+        """The term without its weight, one value a token, [C]."""
+
+    def _seen_target(self, at: Compared) -> Tensor:
+        assert at.target_log_probs_CV is not None, "only labels do without the target"
+        if at.log_coverage_C is None or not self.counts_acceptance:
+            return at.target_log_probs_CV
+        return at.target_log_probs_CV + at.log_coverage_C[:, None]
+
+    def _missed(self, at: Compared) -> Tensor | float:
+        """Of tokens that are not compared |p - q| is p."""
+        if at.log_coverage_C is None or not self.missed_weight:
+            return 0.0
+        return self.missed_weight * -torch.expm1(at.log_coverage_C)
 
 
-class ForwardKL(Weighted):
+class DivergenceTerm(ObjectiveTerm):
+    """A term that compares both models at each token. For one of your own: docs/guides/extend.md."""
+
+    @abstractmethod
+    def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+        """One value a token, differentiable in the draft: log-probabilities [..., V] -> [...]."""
+
+    def per_token(self, at: Compared) -> Tensor:
+        return self.divergence(self._seen_target(at), at.draft_log_probs_CV) + self._missed(at)
+
+
+class ForwardKL(DivergenceTerm):
     """KL(target || draft)."""
 
     kind: Literal["forward_kl"] = "forward_kl"
 
+    def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+        return divergences.forward_kl(target_log_probs, draft_log_probs)
 
-class ReverseKL(Weighted):
+    def native_term(self) -> Term:
+        return Term(DivergenceKind.FORWARD_KL, self.weight)
+
+
+class ReverseKL(DivergenceTerm):
     """KL(draft || target)."""
 
     kind: Literal["reverse_kl"] = "reverse_kl"
 
+    def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+        return divergences.reverse_kl(target_log_probs, draft_log_probs)
 
-class JSD(Weighted):
+    def native_term(self) -> Term:
+        return Term(DivergenceKind.REVERSE_KL, self.weight)
+
+
+class JSD(DivergenceTerm):
     """beta KL(target || mixture) + (1 - beta) KL(draft || mixture)."""
 
     kind: Literal["jsd"] = "jsd"
@@ -55,20 +144,41 @@ class JSD(Weighted):
         divergences.check_beta(beta)
         return beta
 
+    def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+        return divergences.jsd(target_log_probs, draft_log_probs, beta=self.beta)
 
-class TVD(Weighted):
+    def native_term(self) -> Term:
+        return Term(DivergenceKind.JSD, self.weight, self.beta)
+
+
+class TVD(DivergenceTerm):
     """1 - acceptance, sum_v min(p, q); of a draft that proposes some tokens, over those."""
 
     kind: Literal["tvd"] = "tvd"
+    counts_acceptance: ClassVar[bool] = True
+    missed_weight: ClassVar[float] = 0.5
+
+    def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+        return divergences.tvd(target_log_probs, draft_log_probs)
+
+    def native_term(self) -> Term:
+        return Term(DivergenceKind.TVD, self.weight)
 
 
-class NegativeLogAcceptance(Weighted):
+class NegativeLogAcceptance(DivergenceTerm):
     """-log acceptance, counted as in TVD."""
 
     kind: Literal["negative_log_acceptance"] = "negative_log_acceptance"
+    counts_acceptance: ClassVar[bool] = True
+
+    def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+        return divergences.negative_log_acceptance(target_log_probs, draft_log_probs)
+
+    def native_term(self) -> Term:
+        return Term(DivergenceKind.NEGATIVE_LOG_ACCEPTANCE, self.weight)
 
 
-class TVDPlusPlus(Weighted):
+class TVDPlusPlus(ObjectiveTerm):
     """The slope of TVD with normalised rewards, estimated one way or another.
 
     The rewards' moments are those of one part of a step, over all processes: the result hangs on
@@ -82,9 +192,21 @@ class TVDPlusPlus(Weighted):
     kind: Literal["tvd_plus_plus"] = "tvd_plus_plus"
     estimator: Estimator = "exact"
     num_samples: int = Field(default=1, ge=1)
+    counts_acceptance: ClassVar[bool] = True
+    missed_weight: ClassVar[float] = 0.5
+
+    @property
+    def needs_all_tokens(self) -> str | None:
+        uniform = self.estimator == "uniform"
+        return "tvd_plus_plus uniform weighs all tokens alike" if uniform else None
+
+    def per_token(self, at: Compared) -> Tensor:
+        assert at.policy is not None, "TVD++ reads the whole batch first"
+        given = self._seen_target(at), at.draft_log_probs_CV
+        return tvd_plus_plus(*given, self.estimator, *at.policy) + self._missed(at)
 
 
-class UnderRule(Weighted):
+class UnderRule(DivergenceTerm):
     """What the rule that will be served makes of the draft.
 
     Attributes:
@@ -96,6 +218,10 @@ class UnderRule(Weighted):
     rule: Annotated[AnyRule, Field(discriminator="rule")]
     loss: RuleLoss = "rejection"
 
+    @property
+    def needs_all_tokens(self) -> str | None:
+        return "a rule looks at whole distributions"
+
     @model_validator(mode="after")
     def _has_an_aim(self) -> UnderRule:
         untuned = isinstance(self.rule, Lossy) and self.rule.beta != "tuned"
@@ -106,11 +232,25 @@ class UnderRule(Weighted):
             )
         return self
 
+    def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+        return rule_loss(self.rule, target_log_probs, draft_log_probs, self.loss)
 
-class CrossEntropy(Weighted):
+
+class CrossEntropy(ObjectiveTerm):
     """-log draft(label): the labels alone, as when only the target's text can be had."""
 
     kind: Literal["cross_entropy"] = "cross_entropy"
+    reads_target: ClassVar[bool] = False
+
+    @property
+    def needs_all_tokens(self) -> str | None:
+        return "cross_entropy needs every label"
+
+    def per_token(self, at: Compared) -> Tensor:
+        return -at.draft_log_probs_CV.gather(-1, at.labels_C[:, None]).squeeze(-1)
+
+    def native_term(self) -> Term:
+        return Term(DivergenceKind.CROSS_ENTROPY, self.weight)
 
 
 Objective = Annotated[
@@ -140,25 +280,18 @@ def _as_term(term: Any) -> Any:
     return term
 
 
-class Policy(NamedTuple):
-    """What TVD++ knows of a batch: the moments of its rewards, and the tokens drawn here."""
-
-    moments: RewardMoments
-    drawn_CK: Tensor | None
-
-
-def reads_target(terms: Sequence[Objective]) -> bool:
+def reads_target(terms: Sequence[ObjectiveTerm]) -> bool:
     """Whether the target's probabilities are needed, or labels do."""
-    return any(not isinstance(term, CrossEntropy) for term in terms)
+    return any(term.reads_target for term in terms)
 
 
-def counts_acceptance(terms: Sequence[Objective]) -> bool:
+def counts_acceptance(terms: Sequence[ObjectiveTerm]) -> bool:
     """Whether a term is of what is accepted, so that it needs the target's whole distribution."""
-    return any(isinstance(term, TVD | NegativeLogAcceptance | TVDPlusPlus) for term in terms)
+    return any(term.counts_acceptance for term in terms)
 
 
 def token_losses(
-    terms: Sequence[Objective],
+    terms: Sequence[ObjectiveTerm],
     target_log_probs_CV: Tensor | None,
     draft_log_probs_CV: Tensor,
     labels_C: Tensor,
@@ -170,75 +303,22 @@ def token_losses(
 
     Args:
         terms: The objective.
-        target_log_probs_CV: Normalised over the V tokens that the draft proposes.
+        target_log_probs_CV: See `Compared`, as the others.
         draft_log_probs_CV: The same.
-        labels_C: Places of the labels among them.
+        labels_C: Places of the labels.
         policies: A term's own, for TVD++.
         log_coverage_C: Log of the target's mass on these tokens; None: it is 1.
     """
-    given = target_log_probs_CV, draft_log_probs_CV, labels_C, log_coverage_C
+    given = target_log_probs_CV, draft_log_probs_CV, labels_C
     losses = [
-        term.weight * _token_loss(term, *given, policies[index] if policies else None)
-        for index, term in enumerate(terms)
+        term.weight * term.per_token(Compared(*given, policy, log_coverage_C))
+        for term, policy in zip(terms, policies or [None] * len(terms), strict=True)
     ]
     return sum(losses[1:], start=losses[0])
 
 
-def _token_loss(
-    term: Objective,
-    target_log_probs: Tensor | None,
-    draft_log_probs: Tensor,
-    labels_C: Tensor,
-    log_coverage_C: Tensor | None,
-    policy: Policy | None,
-) -> Tensor:
-    if isinstance(term, CrossEntropy):
-        return -draft_log_probs.gather(-1, labels_C[:, None]).squeeze(-1)
-    assert target_log_probs is not None, "only cross entropy does without the target"
-    if log_coverage_C is not None and counts_acceptance([term]):
-        target_log_probs = target_log_probs + log_coverage_C[:, None]
-        missed_C = -torch.expm1(log_coverage_C)  # the target's mass on all other tokens
-        loss_C = _divergence(term, target_log_probs, draft_log_probs, policy)
-        # of the others |p - q| is p; a logarithm of what is accepted has no part of theirs
-        return loss_C if isinstance(term, NegativeLogAcceptance) else loss_C + 0.5 * missed_C
-    return _divergence(term, target_log_probs, draft_log_probs, policy)
-
-
-def _divergence(
-    term: Objective, target_log_probs: Tensor, draft_log_probs: Tensor, policy: Policy | None
-) -> Tensor:
-    match term:
-        case ForwardKL():
-            return divergences.forward_kl(target_log_probs, draft_log_probs)
-        case ReverseKL():
-            return divergences.reverse_kl(target_log_probs, draft_log_probs)
-        case JSD(beta=beta):
-            return divergences.jsd(target_log_probs, draft_log_probs, beta=beta)
-        case TVD():
-            return divergences.tvd(target_log_probs, draft_log_probs)
-        case NegativeLogAcceptance():
-            return divergences.negative_log_acceptance(target_log_probs, draft_log_probs)
-        case TVDPlusPlus(estimator=estimator):
-            assert policy is not None, "TVD++ looks at the whole batch first"
-            return tvd_plus_plus(target_log_probs, draft_log_probs, estimator, *policy)
-        case UnderRule(rule=rule, loss=loss):
-            return rule_loss(rule, target_log_probs, draft_log_probs, loss)
-        case CrossEntropy():
-            raise AssertionError("no divergence")
-
-
-def has_native_terms(terms: Sequence[Objective]) -> bool:
-    """Does the C library know all of these?"""
-    return not any(isinstance(term, TVDPlusPlus | UnderRule) for term in terms)
-
-
-def native_terms(terms: Sequence[Objective]) -> list[Term]:
-    """The same objective, for the C library."""
-    return [
-        Term(
-            DivergenceKind[term.kind.upper()],
-            term.weight,
-            term.beta if isinstance(term, JSD) else 0.0,
-        )
-        for term in terms
-    ]
+def native_terms(terms: Sequence[ObjectiveTerm]) -> list[Term] | None:
+    """The objective in C; None where the class of some term declares no native form."""
+    found = [term.native_term() for term in terms if "native_term" in vars(type(term))]
+    known = [term for term in found if term is not None]
+    return known if len(known) == len(terms) else None

@@ -24,7 +24,6 @@ from paceline.native.divergences import can_differentiate, losses_and_slopes
 from paceline.train.coverage import Normalisers, TargetScores
 from paceline.train.objectives import (
     counts_acceptance,
-    has_native_terms,
     native_terms,
     reads_target,
     token_losses,
@@ -127,6 +126,7 @@ class DraftLoss(nn.Module):
             vocab_size = None
         target = TargetScores(target_hidden_ND, target_head, vocab_size, normalisers_N)
         policies = Policies(plan.terms, uniforms, self.add_up)
+        known = native_terms(plan.terms)
 
         def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
             target_log_probs_CV, log_coverage_C = target.log_probs(rows)
@@ -135,12 +135,13 @@ class DraftLoss(nn.Module):
 
         def slopes_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
             given = target.logits(rows), draft_logits_CV, labels_N[rows], weights_N[rows]
-            return losses_and_slopes(native_terms(plan.terms), *given, target.normalisers(rows))
+            assert known is not None, "asked below"
+            return losses_and_slopes(known, *given, target.normalisers(rows))
 
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
             hidden_ND = self.draft.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
             size = {"chunk_size": self.chunk_tokens, "vocab_size": vocab_size}
-            if has_native_terms(plan.terms) and can_differentiate(hidden_ND):
+            if known is not None and can_differentiate(hidden_ND):
                 return chunked_loss_of_logits(
                     hidden_ND, draft_head, slopes_of_chunk, weights_N, **size
                 )

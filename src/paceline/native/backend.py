@@ -1,0 +1,63 @@
+"""The C library as core's backend: it takes float32 tensors on a CPU, where it could be compiled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.core.backend import Backend, register
+from paceline.core.verification import Verdict
+from paceline.native import sampling
+from paceline.native.rules import native_rule
+from paceline.native.sampling import can_draw
+from paceline.native.verification import judge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.core.rule import Rule
+    from paceline.core.verification import Drafted, Uniforms
+
+_FEW_ENTRIES = 1 << 19  # beyond, PyTorch uses all processors for the largest logit
+
+
+class NativeBackend(Backend):
+    """Compiles the C sources when it is first offered something that it can take."""
+
+    def softmax(self, logits: Tensor, temperature: float) -> Tensor | None:
+        rows = logits.contiguous()
+        return sampling.softmax(rows, temperature) if can_draw(rows) else None
+
+    def keep_top_p(self, probs: Tensor, top_p: float) -> Tensor | None:
+        """In place, without sorting the whole vocabulary."""
+        return probs if can_draw(probs) and sampling.keep_top_p(probs, top_p) else None
+
+    def likeliest(self, logits: Tensor) -> Tensor | None:
+        """Few rows, which PyTorch would read one by one on one processor."""
+        few = logits.numel() <= _FEW_ENTRIES and can_draw(logits)
+        return sampling.best_tokens(logits) if few else None
+
+    def sample(self, probs_BV: Tensor, uniforms_B: Tensor) -> Tensor | None:
+        return sampling.draw_tokens(probs_BV, uniforms_B) if can_draw(probs_BV) else None
+
+    def verify(
+        self,
+        drafted: Drafted,
+        num_drafted_B: Tensor,
+        target_BHV: Tensor,
+        rule: Rule,
+        uniforms: Uniforms,
+        target_raw_BHV: Tensor | None,
+    ) -> Verdict | None:
+        known = native_rule(rule)
+        tensors = (target_BHV, drafted.probs_BPV, target_raw_BHV, drafted.raw_BPV)
+        if known is None or not can_draw(*(part for part in tensors if part is not None)):
+            return None
+        num_accepted_B, next_tokens_B = judge(
+            known, drafted, num_drafted_B, target_BHV, uniforms, target_raw_BHV
+        )
+        return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+
+
+def use_native_backend() -> None:
+    """Let core offer its operations to the C library."""
+    register(NativeBackend())

@@ -1,0 +1,16 @@
+"""Backends of core for tests that compare the C library with PyTorch."""
+
+from typing import Any
+
+from paceline.core.backend import Backend
+from paceline.native.backend import NativeBackend
+
+PYTORCH = Backend()
+"""Leaves everything to PyTorch."""
+
+
+class JudgesInPyTorch(NativeBackend):
+    """The C library for probabilities and drawing alone."""
+
+    def verify(self, *_args: Any) -> None:
+        return None
