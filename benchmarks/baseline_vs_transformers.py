@@ -19,7 +19,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.models import load_model
+from paceline.models import load_model, prepare_for_decoding
 from pairing import paired_seconds, ratio, show
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def main() -> None:
     prompts = prompts[: options.num_prompts]
     print(f"{options.target}, {plain.dtype}, {torch.get_num_threads()} threads")
     compare_speed("plain weights", plain, plain, prompts, options.new_tokens)
-    prepared = plain.prepare_for_decoding()
+    prepared = prepare_for_decoding(plain)
     compare_speed("decoding weights", plain, prepared, prompts, options.new_tokens)
     if options.draft:
         target = load_model(options.target, dtype="float32")

@@ -23,7 +23,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.latency import time_request
-from paceline.models import load_model
+from paceline.models import load_model, prepare_for_decoding
 from pairing import ratio, show
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def main() -> None:
     parser.add_argument("--target-weights", choices=["auto", "int8"], default="auto")
     options = parser.parse_args()
     loaded = load_model(options.target)
-    target = loaded.prepare_for_decoding(options.target_weights)
-    draft = load_model(options.draft).prepare_for_decoding("int8")
+    target = prepare_for_decoding(loaded, options.target_weights)
+    draft = prepare_for_decoding(load_model(options.draft), "int8")
     theirs = LlamaCpp(options.target, torch.get_num_threads())
     ours: list[Decoder] = [
         AutoregressiveDecoder(target, sampling=GREEDY),

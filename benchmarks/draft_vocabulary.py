@@ -21,7 +21,7 @@ from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.block import draw
 from paceline.measure.acceptance import forced_probs, score_texts
-from paceline.models import CausalModel, load_model, wrap_model
+from paceline.models import CausalModel, load_model, prepare_for_decoding, wrap_model
 from paceline.progress import silent
 from pairing import ratio, show
 
@@ -50,7 +50,7 @@ def main() -> None:
     if some.draft_vocabulary is None or target.tokenizer is None:
         raise SystemExit("wanted a draft with a vocabulary subset, and a target with a tokenizer")
     every = wrap_model(some.hf, some.tokenizer)
-    served = target.prepare_for_decoding()
+    served = prepare_for_decoding(target)
     prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=32)[: options.num_prompts]
     decoder = AutoregressiveDecoder(served, SamplingParams())
     texts = [generation.tokens for generation in decoder.generate(prompts, options.new_tokens)]
@@ -67,7 +67,7 @@ def main() -> None:
         probs_TV = forced_probs(*given)[0]
         outside += float(1 - probs_TV[:, some.draft_vocabulary].sum(-1).mean()) / len(texts)
     print(f"the target's mass outside of {len(some.draft_vocabulary):,} tokens: {outside:.4f}")
-    ready = [model.prepare_for_decoding() for model in (every, some)]
+    ready = [prepare_for_decoding(model) for model in (every, some)]
     seconds: tuple[list[float], list[float]] = ([], [])
     for repeat in range(options.repeats):
         for side in (0, 1) if repeat % 2 else (1, 0):

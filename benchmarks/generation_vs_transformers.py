@@ -18,7 +18,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.models import load_model
+from paceline.models import load_model, prepare_for_decoding
 from pairing import pair_parser, ratio, show
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     plain = load_model(options.target)
-    target = plain.prepare_for_decoding(activations=options.activations)
-    draft = load_model(options.draft).prepare_for_decoding(options.draft_weights)
+    target = prepare_for_decoding(plain, activations=options.activations)
+    draft = prepare_for_decoding(load_model(options.draft), options.draft_weights)
     assert target.tokenizer is not None
     prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)
     sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p)

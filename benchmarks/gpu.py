@@ -40,8 +40,10 @@ from paceline.data.collate import Row
 from paceline.data.python_docs import write_python_docs
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.block import draw, judge
-from paceline.measure.measurement import MeasureConfig, measure_models
-from paceline.models import load_model, wrap_model
+from paceline.measure.config import MeasureConfig
+from paceline.measure.measurement import measure_models
+from paceline.models import load_model, prepare_for_decoding, wrap_model
+from paceline.models.prepare import in_fixed_shapes
 from paceline.rng import named_generator
 from paceline.train import AlignConfig, align
 from paceline.train.pretrain import PretrainConfig, pretrain
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from paceline.core.verification import Drafted
+    from paceline.core.drafted import Drafted
     from paceline.decode.decoder import Decoder
     from paceline.models import CausalModel
 
@@ -318,7 +320,7 @@ def report_trained_pair(options: argparse.Namespace, folder: Path) -> None:
     learned |= {"recipe": "supervised_kd", "output": str(folder / "align"), "max_seconds": aligned}
     align(AlignConfig.model_validate(learned))
     pair = tuple(
-        load_model(name, device=options.device).prepare_for_decoding()
+        prepare_for_decoding(load_model(name, device=options.device))
         for name in (model, str(folder / "align" / "draft"))
     )
     prompts = read_prompts(str(docs.held_out), pair[0].tokenizer, max_tokens=32)
@@ -366,7 +368,7 @@ def main() -> None:
         print(f"\n{shape}: {SHAPES[shape]}")
         report_bandwidth(plain[0], 2**30 if on_gpu else 2**26)
         fix_block_length(plain[1], options.gamma)
-        ready = plain[0].in_fixed_shapes(), plain[1].in_fixed_shapes()
+        ready = in_fixed_shapes(plain[0]), in_fixed_shapes(plain[1])
         for temperature in (0.0, 1.0):
             compare_decoding(plain, ready, SamplingParams(temperature=temperature), options)
         if on_gpu:

@@ -21,7 +21,7 @@ from paceline.data.examples import Lengths, build_examples
 from paceline.data.read_text import ReadText
 from paceline.data.sources import BatchSource, ExampleStream, FixedText
 from paceline.models import load_model
-from paceline.models.vocabulary import check_same_vocabulary
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.train import AlignConfig
 from paceline.train.align import Planner
 from paceline.train.step import Stepper

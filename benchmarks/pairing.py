@@ -10,7 +10,7 @@ import torch
 
 from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.data import read_prompts
-from paceline.models import load_model
+from paceline.models import load_model, prepare_for_decoding
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def served_pair(
     options: argparse.Namespace,
 ) -> tuple[CausalModel, CausalModel, list[list[int]]]:
     """Target, draft and prompts."""
-    target = load_model(options.target).prepare_for_decoding(activations=options.activations)
-    draft = load_model(options.draft).prepare_for_decoding(options.draft_weights)
+    target = prepare_for_decoding(load_model(options.target), activations=options.activations)
+    draft = prepare_for_decoding(load_model(options.draft), options.draft_weights)
     assert target.tokenizer is not None
     prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)
     return target, draft, prompts

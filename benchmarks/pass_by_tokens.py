@@ -20,12 +20,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import processor
-from paceline.models.causal import CausalModel
-from paceline.models.causal_session import CausalSession
-from paceline.models.int8 import rounded_copy
-from paceline.models.kernels import EXACT, Packer
-from paceline.models.llama import LlamaDecoder
-from paceline.models.native_llama import NativeLlama
+from paceline.models.hf.causal import CausalModel
+from paceline.models.hf.session import CausalSession
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.int8 import rounded_copy
+from paceline.models.llama.packing import EXACT, Packer
 from paceline.native import compiled
 from pairing import paired_seconds, ratio, show
 
@@ -38,7 +38,7 @@ def session_of(hf: LlamaForCausalLM, *, int8: bool) -> CausalSession:
     through_torch = rounded_copy(hf) if int8 else hf
     decoder = LlamaDecoder(through_torch, Packer(EXACT), compiled=False)
     decoder.native = NativeLlama(hf, None, int8=int8, library=library)
-    session = CausalSession(CausalModel(through_torch, None, decoder))
+    session = CausalSession(CausalModel(through_torch, decoder=decoder))
     session.prefill([[7] * CONTEXT])
     return session
 

@@ -22,7 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.core.fused import Head, chunked_loss_of_logits
-from paceline.models import wrap_model
+from paceline.models import prepare_for_decoding, wrap_model
 from paceline.native.divergences import losses_and_slopes
 from paceline.native.structures import DivergenceKind, Term
 
@@ -102,8 +102,8 @@ def passes() -> None:
         max_position_embeddings=8192,
         tie_word_embeddings=True,
     )
-    model = wrap_model(LlamaForCausalLM(config).bfloat16()).prepare_for_decoding()
-    reader = model.decoder.reader_of(1)
+    model = prepare_for_decoding(wrap_model(LlamaForCausalLM(config).bfloat16()))
+    reader = getattr(model.decoder, "native", None)
     print(f"a pass, {'compiled' if reader else 'through torch'}")
     for name, cases in {
         "by new tokens, context 64": [(1, count, 64) for count in (1, 2, 4, 8, 16, 32)],

@@ -19,7 +19,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.models import load_model
+from paceline.models import load_model, prepare_for_decoding
 from pairing import paired_seconds, ratio, show
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def main() -> None:
     fix_block_length(draft, options.gamma)
     ready = target, draft
     if not options.plain:
-        ready = target.prepare_for_decoding(), draft.prepare_for_decoding(options.draft_weights)
+        ready = prepare_for_decoding(target), prepare_for_decoding(draft, options.draft_weights)
     threads = torch.get_num_threads()
     print(f"{options.target}, {options.draft}, {target.dtype}, {threads} threads, ", end="")
     print(f"{len(prompts)} prompts x {options.new_tokens} tokens")

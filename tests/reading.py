@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from paceline.models import CausalModel, wrap_model
-from paceline.models.llama import LlamaDecoder
-from paceline.models.native_llama import NativeLlama
+from paceline.models import CausalModel, prepare_for_decoding, wrap_model
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.forward import LlamaDecoder
 from tiny import tiny_hf
 
 TEXT = [7, 3, 30, 12, 9, 44, 8, 51, 2, 17, 23, 5]
@@ -15,7 +15,7 @@ TEXT = [7, 3, 30, 12, 9, 44, 8, 51, 2, 17, 23, 5]
 def prepared(architecture: str = "llama", **overrides: Any) -> CausalModel:
     """With weights that bfloat16 holds, so that there is a compiled pass where there can be one."""
     hf = tiny_hf(architecture, **overrides).bfloat16().float()
-    return wrap_model(hf).prepare_for_decoding()
+    return prepare_for_decoding(wrap_model(hf))
 
 
 def reader(model: CausalModel) -> NativeLlama | None:

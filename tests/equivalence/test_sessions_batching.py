@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from paceline.errors import ContextLengthError, PromptError, UnsupportedModelError
-from paceline.models import wrap_model
-from paceline.models.architectures import PROVEN
-from paceline.models.kernels import can_pack
-from paceline.models.llama import LlamaDecoder
+from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models.hf.rollback import PROVEN
+from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.packing import can_pack
 from paceline.native import compiled
 from tiny import tiny_hf, tiny_model
 
@@ -125,7 +125,7 @@ def test_the_lean_pass_reads_what_the_library_reads_through_windows_biases_and_n
         for name, weight in hf.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(weight)
-        prepared = wrap_model(hf).prepare_for_decoding("packed_fp16")
+        prepared = prepare_for_decoding(wrap_model(hf), "packed_fp16")
         assert isinstance(prepared.decoder, LlamaDecoder)
         compilable = stored == torch.bfloat16 and "attention_bias" not in overrides
         assert (prepared.decoder.native is not None) == (compilable and compiled() is not None)

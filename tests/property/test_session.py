@@ -11,12 +11,13 @@ import torch
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from paceline.models import CausalModel, wrap_model
-from paceline.models.architectures import PROVEN
+from paceline.models import CausalModel, prepare_for_decoding, wrap_model
 from paceline.models.fakes import TableModel
-from paceline.models.fixed_session import FixedSession
-from paceline.models.kernels import can_pack
-from paceline.models.llama import LlamaDecoder
+from paceline.models.hf.rollback import PROVEN
+from paceline.models.llama.cuda_session import FixedSession
+from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.packing import can_pack
+from paceline.models.prepare import in_fixed_shapes
 from paceline.native import compiled
 from tiny import tiny_hf, tiny_model
 
@@ -38,7 +39,7 @@ def model_of(architecture: str) -> CausalModel:
 def packed_model_of(architecture: str) -> CausalModel:
     """Weights that float16 holds exactly, as if from a 16-bit checkpoint, and packed."""
     hf = tiny_hf(architecture).to(torch.float16).to(torch.float32)
-    prepared = wrap_model(hf).prepare_for_decoding()
+    prepared = prepare_for_decoding(wrap_model(hf))
     assert prepared.weight_change == 0, "float16 holds what came out of float16"
     return prepared
 
@@ -46,7 +47,7 @@ def packed_model_of(architecture: str) -> CausalModel:
 @cache
 def native_model_of(architecture: str, weights: Literal["auto", "int8"]) -> CausalModel:
     """Weights that bfloat16 holds exactly, or rounded to 8 bits, read by llama.c."""
-    prepared = wrap_model(tiny_hf(architecture).bfloat16().float()).prepare_for_decoding(weights)
+    prepared = prepare_for_decoding(wrap_model(tiny_hf(architecture).bfloat16().float()), weights)
     assert isinstance(prepared.decoder, LlamaDecoder)
     assert prepared.decoder.native is not None
     return prepared
@@ -160,7 +161,7 @@ def test_attention_of_many_rows_changes_nothing(
     architecture: str, prompts: list[list[int]], steps: list[tuple[str, int]]
 ):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.models.llama._MANY_ROWS", 1)
+        patch.setattr("paceline.models.llama.forward._MANY_ROWS", 1)
         play(packed_model_of(architecture), prompts, steps)
 
 
@@ -182,7 +183,7 @@ def test_the_compiled_pass_changes_nothing(
 @cache
 def fixed_model_of(architecture: str) -> CausalModel:
     """As a GPU reads it, but nothing is recorded here."""
-    prepared = tiny_model(architecture).in_fixed_shapes()
+    prepared = in_fixed_shapes(tiny_model(architecture))
     assert isinstance(prepared.start_session(), FixedSession)
     return prepared
 
@@ -196,10 +197,12 @@ def test_rooms_of_a_fixed_size_change_nothing(
     architecture: str, in_groups: bool, prompts: list[list[int]], steps: list[tuple[str, int]]
 ):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.models.fixed_shapes._FEWEST_COLUMNS", 4)  # so that they are left
-        patch.setattr("paceline.models.fixed_session._SPARE", 0)
+        patch.setattr("paceline.models.llama.cuda._FEWEST_COLUMNS", 4)  # so that they are left
+        patch.setattr("paceline.models.llama.cuda_session._SPARE", 0)
         if in_groups:
-            patch.setattr("paceline.models.llama._few_queries", lambda _, mask: mask is not None)
+            patch.setattr(
+                "paceline.models.llama.forward._few_queries", lambda _, mask: mask is not None
+            )
         play(fixed_model_of(architecture), prompts, steps)
 
 

@@ -19,6 +19,7 @@ import exact
 import exact_cascades as cascades
 from paceline.core import block
 from paceline.core.block import Judgement
+from paceline.core.drafted import Drafted
 from paceline.core.rule import Position
 from paceline.core.rules import (
     BiLDRule,
@@ -32,10 +33,9 @@ from paceline.core.rules import (
     TokenV3,
 )
 from paceline.core.sampling import SamplingParams, to_probs
-from paceline.core.verification import Drafted
 from paceline.decode import Confident, SpeculativeDecoder
 from paceline.decode.text import Text
-from paceline.models.session import ModelSession
+from paceline.models.contract import ModelSession
 
 PLAIN = exact.Shaping()
 COOL = exact.Shaping(temperature=0.7)

@@ -18,13 +18,14 @@ from torch import Tensor
 import exact
 from paceline.core import block
 from paceline.core import sampling as core_sampling
+from paceline.core.drafted import Drafted, Verdict
 from paceline.core.rule import Position
 from paceline.core.rules import Lenient, Lossless, Lossy, capped_ratio
-from paceline.core.verification import Drafted, Verdict, verify
+from paceline.core.verification import verify
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Text
+from paceline.models.contract import ModelSession
 from paceline.models.fakes import TableModel, TableSession
-from paceline.models.session import ModelSession
 from paceline.rng import named_generator
 
 TOP_K = exact.Shaping(top_k=3)

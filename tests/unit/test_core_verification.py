@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.core.drafted import Drafted, Uniforms, Verdict
 from paceline.core.rule import Position
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule
-from paceline.core.verification import Drafted, Uniforms, Verdict, verify, verify_greedy
+from paceline.core.verification import verify, verify_greedy
 
 RULES = [Lossless(), Lenient("linear", 0.4), Lenient("exponential", 0.5), Lossy(0.3, 1.4)]
 

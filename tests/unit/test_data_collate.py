@@ -43,8 +43,8 @@ def test_hidden_states_of_a_padded_row_are_those_of_the_row_alone():
     short, long = Row([4, 5, 6], 1), Row([9, 8, 7, 6, 5, 4, 3], 1)
     both, alone = collate([long, short]), collate([short])
     with torch.no_grad():
-        padded = model.body(both.tokens_BT, both.attention_BT)[1, :2]
-        single = model.body(alone.tokens_BT, alone.attention_BT)[0]
+        padded = model.hidden(both)[1, :2]
+        single = model.hidden(alone)[0]
     torch.testing.assert_close(padded, single, atol=1e-5, rtol=1e-5)
 
 

@@ -7,7 +7,8 @@ from paceline.data.examples import Example
 from paceline.data.read_text import ReadText
 from paceline.data.sources import ExampleStream, FixedText, Shard
 from paceline.errors import ConfigError, PromptError
-from paceline.models.causal import CausalModel
+from paceline.models.contract import Batch, Texts
+from paceline.models.hf.causal import CausalModel
 from tiny import tiny_model
 
 _LENGTHS = (2, 9, 3, 7, 4, 6, 2, 3)
@@ -39,7 +40,7 @@ def test_rows_are_those_of_fixed_text_with_the_states_of_a_pass_of_their_own():
         for row, expected in zip(batch.rows, plain.next_batch().rows, strict=True):
             assert (row.tokens, row.trained_from) == (expected.tokens, expected.trained_from)
             with torch.no_grad():
-                wanted_TD = model.body(torch.tensor([list(row.tokens)]))[
+                wanted_TD = model.hidden(Texts(torch.tensor([list(row.tokens)])))[
                     0, row.trained_from - 1 : -1
                 ]
             assert row.target_hidden_TD is not None
@@ -49,14 +50,14 @@ def test_rows_are_those_of_fixed_text_with_the_states_of_a_pass_of_their_own():
 def test_every_text_is_read_once_and_its_states_lie_by_themselves(monkeypatch: pytest.MonkeyPatch):
     model = tiny_model()
     widths: list[int] = []
-    body = model.body
+    hidden = model.hidden
 
-    def counted(tokens_BT: torch.Tensor, attention_BT: torch.Tensor | None) -> torch.Tensor:
-        widths.append(len(tokens_BT))
-        return body(tokens_BT, attention_BT)
+    def counted(batch: Batch) -> torch.Tensor:
+        widths.append(len(batch.tokens_BT))
+        return hidden(batch)
 
     read = source(model)
-    monkeypatch.setattr(model, "body", counted)
+    monkeypatch.setattr(model, "hidden", counted)
     rows = [row for _ in range(12) for row in read.next_batch().rows]
     assert sorted(widths) == [2, 3, 3]
     for row in rows:

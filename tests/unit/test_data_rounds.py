@@ -9,8 +9,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.examples import Example
 from paceline.data.rounds import Rounds, TargetRounds, WritingClock
 from paceline.data.sources import ExampleStream, Shard, TextBatch
-from paceline.models.causal import CausalModel, recorded_hidden_states
-from paceline.models.kernels import can_pack
+from paceline.models import prepare_for_decoding
+from paceline.models.contract import Texts
+from paceline.models.hf.causal import CausalModel, recorded_hidden_states
+from paceline.models.llama.packing import can_pack
 from tiny import tiny_model
 
 _LENGTHS = (2, 5, 3, 7, 4, 6, 2, 3)
@@ -58,7 +60,9 @@ def test_the_states_are_those_of_a_pass_over_the_whole_text(architecture: str, t
         lengths.add(len(row.tokens))
         assert row.target_hidden_TD is not None
         with torch.no_grad():
-            wanted_TD = model.body(torch.tensor([list(row.tokens)]))[0, row.trained_from - 1 : -1]
+            wanted_TD = model.hidden(Texts(torch.tensor([list(row.tokens)])))[
+                0, row.trained_from - 1 : -1
+            ]
         torch.testing.assert_close(row.target_hidden_TD, wanted_TD, rtol=1e-3, atol=1e-3)
         prompt = next(e for e in examples() if e.tokens[0] == row.tokens[0])
         assert row.trained_from == (1 if train_prompts else len(prompt.tokens))
@@ -68,14 +72,14 @@ def test_the_states_are_those_of_a_pass_over_the_whole_text(architecture: str, t
 @pytest.mark.skipif(not can_pack(), reason="FBGEMM only")
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_packed_models_tell_their_states_too(architecture: str):
-    model = tiny_model(architecture).prepare_for_decoding("packed_fp16")
+    model = prepare_for_decoding(tiny_model(architecture), "packed_fp16")
     session = model.start_session()
     with recorded_hidden_states(model) as recorded:
         session.prefill([[5, 6, 7], [8]])
         session.extend(torch.tensor([[9], [10]]))
     session.extend(torch.tensor([[11], [12]]))
     assert [tuple(states.shape) for states in recorded] == [(2, 3, 32), (2, 1, 32)]
-    wanted_TD = model.body(torch.tensor([[5, 6, 7, 9]]))[0]
+    wanted_TD = model.hidden(Texts(torch.tensor([[5, 6, 7, 9]])))[0]
     torch.testing.assert_close(recorded[0][0], wanted_TD[:3], rtol=0.02, atol=0.02)
     torch.testing.assert_close(recorded[1][0], wanted_TD[3:], rtol=0.02, atol=0.02)
 

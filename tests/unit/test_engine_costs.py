@@ -22,7 +22,7 @@ from paceline.measure import MeasureConfig, measure
 from paceline.measure.engine_costs import StepCost, read_costs
 from paceline.measure.served_costs import StepTimer, WriteCosts
 from paceline.models import CausalModel, load_model
-from paceline.models.draft import save_draft
+from paceline.models.drafts.save import save_draft
 from paceline.progress import silent
 
 PREFILL_S, STEP_S, BLOCK_S, PER_BLOCK = 0.5, 0.01, 0.016, 2

@@ -15,7 +15,7 @@ from paceline.errors import ExportError, StorageError, UsageError, VocabularyMis
 from paceline.export import ExportConfig, Exported, checks, export
 from paceline.export.rows import set_rows
 from paceline.models import load_model, wrap_model
-from paceline.models.draft import save_draft
+from paceline.models.drafts.save import save_draft
 from paceline.train import align
 from tiny import tiny_hf, tiny_tokenizer
 

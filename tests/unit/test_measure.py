@@ -11,8 +11,9 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure import latency
 from paceline.measure.acceptance import score_texts
+from paceline.measure.config import MeasureConfig
 from paceline.measure.latency import PairedTimes, PassTimer, time_pairs
-from paceline.measure.measurement import MeasureConfig, measure_models
+from paceline.measure.measurement import measure_models
 from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
 from paceline.measure.verdict import judge
 from paceline.models.fakes import TableModel

@@ -7,8 +7,9 @@ import torch
 
 from paceline.measure import latency
 from paceline.measure.choosing import candidates, num_choosing
+from paceline.measure.config import MeasureConfig
 from paceline.measure.latency import PassCosts
-from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
+from paceline.measure.measurement import Measurement, measure_models
 from paceline.measure.results import GammaRow
 from paceline.models.fakes import TableModel
 

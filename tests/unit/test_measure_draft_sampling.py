@@ -8,20 +8,21 @@ import exact
 from paceline.config import validate
 from paceline.core.block import DrawRequest
 from paceline.core.cascade_rules import Diff, TokenV3
+from paceline.core.drafted import Drafted
 from paceline.core.rules import Lossless, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
-from paceline.core.verification import Drafted
 from paceline.decode import SpeculativeDecoder
 from paceline.decode.block import draw
 from paceline.errors import ConfigError
 from paceline.measure import latency
 from paceline.measure.acceptance import score_texts
 from paceline.measure.analysis import analyze_rules
+from paceline.measure.config import MeasureConfig
 from paceline.measure.latency import PassTimer
-from paceline.measure.measurement import MeasureConfig, measure_models
+from paceline.measure.measurement import measure_models
+from paceline.models.contract import ModelSession
 from paceline.models.fakes import TableModel
-from paceline.models.session import ModelSession
 from paceline.progress import silent
 
 GREEDY = SamplingParams(temperature=0)

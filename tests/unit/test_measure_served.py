@@ -28,7 +28,7 @@ from paceline.export import ExportConfig, export
 from paceline.measure.served import load_scored, measure_served
 from paceline.measure.served_figures import ServedConfig, compare_served
 from paceline.models import CausalModel, load_model, wrap_model
-from paceline.models.draft import save_draft
+from paceline.models.drafts.save import save_draft
 
 Routes = Callable[[CausalModel, CausalModel | None, int], dict[str, Route]]
 ROUTES: dict[str, Routes] = {

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from paceline.errors import SlowerWarning
-from paceline.models import wrap_model
-from paceline.models.agreement import EXACT, difference, plain_logits, rolled_back_logits
-from paceline.models.causal_session import CausalSession
-from paceline.models.fixed_session import FixedSession
-from paceline.models.fixed_shapes import FixedReader
-from paceline.models.kernels import can_pack
-from paceline.models.llama import LlamaDecoder
-from paceline.models.native_llama import NativeLlama
-from paceline.models.writing import WritingModel
+from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models.hf.agreement import EXACT, difference, plain_logits, rolled_back_logits
+from paceline.models.hf.session import CausalSession
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.cuda import FixedReader
+from paceline.models.llama.cuda_session import FixedSession
+from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.packing import can_pack
+from paceline.models.prepare import TrainingWriter, in_fixed_shapes
 from paceline.native import compiled
 from tiny import tiny_hf
 
@@ -41,15 +41,15 @@ def test_packed_weights_that_read_wrong_are_not_used(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ):
     model = in_16_bits(architecture)
-    assert model.prepare_for_decoding() is not model
-    parallel = "paceline.models.kernels._parallel"
-    monkeypatch.setattr("paceline.models.kernels._has_serial_kernel", lambda: False)
+    assert prepare_for_decoding(model) is not model
+    parallel = "paceline.models.llama.packing._parallel"
+    monkeypatch.setattr("paceline.models.llama.packing._has_serial_kernel", lambda: False)
     monkeypatch.setattr(parallel, lambda weight, _bias: lambda x: x @ weight.T * 1.1)
-    monkeypatch.setattr("paceline.models.llama.can_copy", lambda *_, **__: False)
+    monkeypatch.setattr("paceline.models.llama.forward.can_copy", lambda *_, **__: False)
     with pytest.warns(
         SlowerWarning, match=f"packed weights gives other .* for this {architecture}"
     ):
-        assert model.prepare_for_decoding() is model
+        assert prepare_for_decoding(model) is model
 
 
 @packs
@@ -57,21 +57,21 @@ def test_fused_layers_of_a_bfloat16_model_that_read_wrong_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ):
     model = in_16_bits("llama", torch.bfloat16)
-    assert model.prepare_for_decoding() is not model
-    monkeypatch.setattr("paceline.models.llama.can_copy", lambda *_, **__: False)
+    assert prepare_for_decoding(model) is not model
+    monkeypatch.setattr("paceline.models.llama.forward.can_copy", lambda *_, **__: False)
     states = LlamaDecoder.states
     monkeypatch.setattr(LlamaDecoder, "states", lambda *a, **k: states(*a, **k).roll(1, -1))
     with pytest.warns(SlowerWarning, match="reading fused layers gives other logits"):
-        assert model.prepare_for_decoding() is model
+        assert prepare_for_decoding(model) is model
 
 
 def test_recorded_passes_that_read_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch):
     model = in_16_bits("llama")
-    assert isinstance(model.in_fixed_shapes().start_session(), FixedSession)
+    assert isinstance(in_fixed_shapes(model).start_session(), FixedSession)
     logits = FixedReader.logits
     monkeypatch.setattr(FixedReader, "logits", lambda *a: logits(*a).flip(-1))
     with pytest.warns(SlowerWarning, match="reading recorded passes gives other logits"):
-        assert isinstance(model.in_fixed_shapes().start_session(), CausalSession)
+        assert isinstance(in_fixed_shapes(model).start_session(), CausalSession)
 
 
 def test_recorded_passes_that_cannot_be_recorded_are_not_used(monkeypatch: pytest.MonkeyPatch):
@@ -79,8 +79,9 @@ def test_recorded_passes_that_cannot_be_recorded_are_not_used(monkeypatch: pytes
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(FixedReader, "logits", refuse)
+    model = in_16_bits("llama")
     with pytest.warns(SlowerWarning, match=r"failed \(operation not permitted when .* capturing\)"):
-        assert in_16_bits("llama").in_fixed_shapes()._readers is None
+        assert in_fixed_shapes(model) is model
 
 
 @packs
@@ -90,10 +91,10 @@ def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
 ):
     model = wrap_model(tiny_hf("llama"))
     wanted = model.start_session().prefill([[5]])
-    assert not torch.equal(WritingModel(model).start_session().prefill([[5]]), wanted), "rounded"
+    assert not torch.equal(TrainingWriter(model).start_session().prefill([[5]]), wanted), "rounded"
     read = NativeLlama.__call__
     monkeypatch.setattr(NativeLlama, "__call__", lambda *a: read(*a).flip(-1))
-    writing = WritingModel(model)
+    writing = TrainingWriter(model)
     with pytest.warns(SlowerWarning, match="copy of a model in training gives other logits"):
         session = writing.start_session()
     assert torch.equal(session.prefill([[5]]), wanted)
@@ -103,6 +104,6 @@ def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
 @packs
 def test_float32_paths_are_far_inside_of_the_tolerance():
     for architecture in ("llama", "gpt2", "qwen3"):
-        model = in_16_bits(architecture).prepare_for_decoding()
+        model = prepare_for_decoding(in_16_bits(architecture))
         apart = difference(plain_logits(model), rolled_back_logits(model, model.start_session()))
         assert apart < EXACT / 10

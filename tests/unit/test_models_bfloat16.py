@@ -9,12 +9,12 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.data.generation import sample_completions
-from paceline.models import wrap_model
-from paceline.models.cache import RoomyCache
-from paceline.models.kernels import can_pack
-from paceline.models.native_llama import NativeLlama
-from paceline.models.native_weights import NativeWeights
-from paceline.models.writing import WritingModel
+from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models.hf.cache import RoomyCache
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.cpu_weights import NativeWeights
+from paceline.models.llama.packing import can_pack
+from paceline.models.prepare import TrainingWriter
 from paceline.native import compiled
 from reading import TEXT, prepared, read, reader
 from tiny import tiny_hf
@@ -33,9 +33,9 @@ def test_a_model_in_bfloat16_reads_few_tokens_as_its_float32_copy_and_many_nearl
     monkeypatch.setenv("PACELINE_PRECISION", "bfloat16" if bfloat16 else "float32")
     hf = tiny_hf(architecture, attention_bias=True) if architecture == "qwen3" else None
     hf = (hf or tiny_hf(architecture)).bfloat16()
-    model, copy = wrap_model(hf).prepare_for_decoding(), prepared(architecture)
+    model, copy = prepare_for_decoding(wrap_model(hf)), prepared(architecture)
     if architecture == "qwen3":  # a bias behind the attention: torch reads all of it
-        copy = wrap_model(deepcopy(hf).float()).prepare_for_decoding()
+        copy = prepare_for_decoding(wrap_model(deepcopy(hf).float()))
     assert (reader(model) is None) == (architecture == "qwen3")
     monkeypatch.setattr(reader(model) or copy, "most_tokens", 8, raising=False)
     monkeypatch.setattr(reader(copy) or copy, "most_tokens", 8, raising=False)
@@ -56,8 +56,8 @@ def test_a_model_in_bfloat16_reads_few_tokens_as_its_float32_copy_and_many_nearl
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 def test_rounded_activations_move_logits_little(architecture: str):
     hf = tiny_hf(architecture).bfloat16()
-    exact = wrap_model(hf).prepare_for_decoding()
-    rounded = wrap_model(hf).prepare_for_decoding(activations="bfloat16")
+    exact = prepare_for_decoding(wrap_model(hf))
+    rounded = prepare_for_decoding(wrap_model(hf), activations="bfloat16")
     assert reader(rounded) is not None
     wanted = read(exact, [TEXT[:5], TEXT[5:7]])
     got = read(rounded, [TEXT[:5], TEXT[5:7]])
@@ -67,7 +67,7 @@ def test_rounded_activations_move_logits_little(architecture: str):
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: str):
     hf = tiny_hf(architecture)
-    writing = WritingModel(wrap_model(hf))
+    writing = TrainingWriter(wrap_model(hf))
     uniforms = torch.rand(2, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     prompts = [TEXT[:2], TEXT[3:6]]  # short enough for the compiled pass on every processor
     texts: list[list[list[int]]] = []
@@ -75,7 +75,7 @@ def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: s
         rounded = deepcopy(hf)
         for weight in (weight for weight in rounded.parameters() if weight.ndim == 2):
             weight.data = weight.data.bfloat16().float()
-        copy = wrap_model(rounded).prepare_for_decoding()
+        copy = prepare_for_decoding(wrap_model(rounded))
         for sampling in (SamplingParams(), SamplingParams(top_k=5)):
             written, wanted = (
                 sample_completions(
@@ -95,7 +95,7 @@ def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: s
 def test_prompts_beyond_the_compiled_pass_are_read_by_the_model_itself(architecture: str):
     model = wrap_model(tiny_hf(architecture, max_position_embeddings=512))
     prompts = [TEXT * 20, TEXT * 19]
-    writing = WritingModel(model).start_session()
+    writing = TrainingWriter(model).start_session()
     assert torch.equal(writing.prefill(prompts), model.start_session().prefill(prompts))
 
 
@@ -105,7 +105,7 @@ def test_a_copy_goes_with_its_session():
     gc.collect()
     others = [found for found in gc.get_objects() if type(found) in kinds]
     hf = tiny_hf("llama")
-    session = WritingModel(wrap_model(hf)).start_session()
+    session = TrainingWriter(wrap_model(hf)).start_session()
     session.prefill([TEXT])
     made = [weakref.ref(found) for found in gc.get_objects() if type(found) in kinds]
     made = [copy for copy in made if not any(copy() is other for other in others)]
@@ -120,6 +120,6 @@ def test_a_copy_goes_with_its_session():
 
 def test_a_model_that_cannot_be_copied_writes_as_it_reads():
     hf = tiny_hf("gpt2")
-    writing = WritingModel(wrap_model(hf))
+    writing = TrainingWriter(wrap_model(hf))
     wanted = wrap_model(hf).start_session().prefill([TEXT])
     assert torch.equal(writing.start_session().prefill([TEXT]), wanted)

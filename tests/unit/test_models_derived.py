@@ -3,7 +3,7 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from paceline.errors import UsageError
-from paceline.models.derived import _narrowed, _widths, derive_draft
+from paceline.models.drafts.derive import _narrowed, _widths, derive_draft
 from tiny import tiny_model
 
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"]

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig
 
 from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError, UsageError
 from paceline.models import CausalModel, load_model, wrap_model
-from paceline.models.draft import save_draft, subset_layers
+from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.save import save_draft
 from tiny import CONFIGS, LLAMA_LIKE, tiny_hf, tiny_model, tiny_tokenizer
 
 TEXT = [5, 9, 3, 7, 11, 20, 30, 4, 8]

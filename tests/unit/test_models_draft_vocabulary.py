@@ -7,11 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
 
+from paceline.core.vocabulary_subset import spread
 from paceline.errors import ModelLoadError, UsageError
-from paceline.models import load_model, wrap_model
-from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
-from paceline.models.draft_vocabulary import count_tokens, likeliest_tokens, spread
-from paceline.models.kernels import can_pack
+from paceline.models import load_model, prepare_for_decoding, wrap_model
+from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.vocabulary import count_tokens, likeliest_tokens, limit_vocabulary
+from paceline.models.llama.packing import can_pack
 from tiny import CONFIGS, LLAMA_LIKE, tiny_hf, tiny_model
 
 KEPT = torch.tensor([1, 4, 5, 9, 30])
@@ -68,7 +70,7 @@ def test_sessions_give_the_same_logits_for_those_tokens_and_no_chance_to_the_oth
     outside = torch.ones(whole.vocab_size, dtype=torch.bool).index_fill(0, KEPT, value=False)
     models = [few]
     if can_pack():
-        models.append(few.prepare_for_decoding("packed_fp16"))
+        models.append(prepare_for_decoding(few, "packed_fp16"))
     for model in models:
         for got, logits in zip(_read(model), wanted, strict=True):
             assert bool((got[..., outside] == -torch.inf).all())

@@ -19,10 +19,11 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.policies import Confident
 from paceline.models import wrap_model
-from paceline.models.fixed_session import FixedSession, _draw, _judge
-from paceline.models.fixed_shapes import FixedReader, Recorder, can_record
-from paceline.models.kernels import merged_product
-from paceline.models.llama import LlamaDecoder
+from paceline.models.llama.cuda import FixedReader, Recorder, can_record
+from paceline.models.llama.cuda_session import FixedSession, _draw, _judge
+from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.packing import merged_product
+from paceline.models.prepare import in_fixed_shapes
 from tiny import tiny_hf, tiny_model, tiny_pair
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def both_kinds(architecture: str = "llama") -> list[tuple[CausalModel, CausalMod
     """A pair as transformers reads it, and in rooms of a fixed size."""
     plain = tiny_pair(architecture)
     target, draft = tiny_pair(architecture)
-    return [plain, (target.in_fixed_shapes(), draft.in_fixed_shapes())]
+    return [plain, (in_fixed_shapes(target), in_fixed_shapes(draft))]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -106,8 +107,8 @@ def test_the_baseline_gives_the_same_text(sampling: SamplingParams):
 
 
 def test_a_text_that_outgrows_its_room_moves_to_a_larger_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("paceline.models.fixed_shapes._FEWEST_COLUMNS", 4)
-    monkeypatch.setattr("paceline.models.fixed_session._SPARE", 0)
+    monkeypatch.setattr("paceline.models.llama.cuda._FEWEST_COLUMNS", 4)
+    monkeypatch.setattr("paceline.models.llama.cuda_session._SPARE", 0)
     sampling = SamplingParams(temperature=0)
     texts = [
         SpeculativeDecoder(*pair, gamma=2, sampling=sampling).generate(PROMPTS, 30, seed=1)
@@ -123,7 +124,9 @@ def test_neither_half_of_a_block_asks_the_device(
     monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams, in_groups: bool, kept: int | None
 ):
     if in_groups:
-        monkeypatch.setattr("paceline.models.llama._few_queries", lambda _, mask: mask is not None)
+        monkeypatch.setattr(
+            "paceline.models.llama.forward._few_queries", lambda _, mask: mask is not None
+        )
     tokens = None if kept is None else torch.arange(kept, device="meta")
     with torch.inference_mode(), torch.device("meta"):
         decoder = LlamaDecoder(tiny_hf("llama").to("meta"), merged_product, tokens)
@@ -143,12 +146,11 @@ def test_neither_half_of_a_block_asks_the_device(
 
 
 def test_rooms_and_recordings_are_used_again():
-    target = tiny_model().in_fixed_shapes()
+    target = in_fixed_shapes(tiny_model())
     decoder = AutoregressiveDecoder(target, SamplingParams(temperature=0))
     decoder.generate([[1, 2, 3]], 5)
     gc.collect()
-    readers = target._readers
-    assert readers is not None
+    readers = target.start_session()._readers  # pyright: ignore[reportAttributeAccessIssue]
     (reader,) = readers._idle
     recorded = dict(reader._recordings)
     assert recorded
@@ -159,7 +161,7 @@ def test_rooms_and_recordings_are_used_again():
 
 
 def test_two_sessions_at_a_time_have_rooms_of_their_own():
-    model = tiny_model().in_fixed_shapes()
+    model = in_fixed_shapes(tiny_model())
     one, other = model.start_session(), model.start_session()
     one.prefill([[1, 2, 3]])
     other.prefill([[4, 5, 6]])
@@ -174,7 +176,7 @@ def test_merged_weights_stay_the_models_own():
     tokens = torch.tensor([[1, 2, 3]])
     with torch.inference_mode():
         before = hf(input_ids=tokens).logits
-        wrap_model(hf).in_fixed_shapes()
+        in_fixed_shapes(wrap_model(hf))
         torch.testing.assert_close(hf(input_ids=tokens).logits, before, rtol=0, atol=0)
     attention = hf.base_model.layers[0].self_attn
     beginnings = {
@@ -184,13 +186,14 @@ def test_merged_weights_stay_the_models_own():
 
 
 def test_what_cannot_be_recorded_is_left_as_it_is():
-    assert tiny_model("gpt2").in_fixed_shapes()._readers is None
+    other = tiny_model("gpt2")
+    assert in_fixed_shapes(other) is other
     hf = tiny_hf("llama")
     assert can_record(hf.config)
     hf.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     assert not can_record(hf.config)
     assert not isinstance(
-        wrap_model(tiny_hf("gpt2")).in_fixed_shapes().start_session(), FixedSession
+        in_fixed_shapes(wrap_model(tiny_hf("gpt2"))).start_session(), FixedSession
     )
 
 
@@ -201,7 +204,7 @@ def test_recorded_passes_give_the_text_of_plain_ones(rule: Rule, sampling: Sampl
     pairs = both_kinds()
     for model in (*pairs[0], *pairs[1]):
         model.hf.to("cuda")
-    target, draft = (model.in_fixed_shapes() for model in pairs[1])
+    target, draft = (in_fixed_shapes(model) for model in pairs[1])
     texts = [
         SpeculativeDecoder(*pair, rule, gamma=3, sampling=sampling).generate(PROMPTS, 17, seed=1)
         for pair in (pairs[0], (target, draft))

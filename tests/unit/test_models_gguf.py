@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError
 from paceline.models import load_model, wrap_model
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.gguf import converted_gguf
 from paceline.models.loading import load_tokenizer
-from paceline.models.vocabulary import check_same_vocabulary
 from tiny import tiny_hf, tiny_tokenizer
 
 TEXT = [5, 9, 3, 7, 11, 20]

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.models import wrap_model
-from paceline.models.int8 import round_rows, rounded_copy
-from paceline.models.kernels import can_pack
-from paceline.models.llama import LlamaDecoder
+from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models.contract import Texts
+from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.int8 import round_rows, rounded_copy
+from paceline.models.llama.packing import can_pack
 from paceline.native import compiled
 from tiny import tiny_hf, tiny_model
 
@@ -46,11 +47,11 @@ def test_what_is_scored_is_what_is_read():
     vocabulary = torch.tensor([7, 3, 60, 9, 41])
     for limit in (None, vocabulary):
         hf = tiny_hf("qwen3").bfloat16().float()
-        model = wrap_model(hf, draft_vocabulary=limit).prepare_for_decoding("int8")
+        model = prepare_for_decoding(wrap_model(hf, draft_vocabulary=limit), "int8")
         assert isinstance(model.decoder, LlamaDecoder)
         assert model.decoder.native is not None
         with torch.inference_mode():
-            scored = model.body(torch.tensor([tokens]))[0] @ model.head_weight.T
+            scored = model.hidden(Texts(torch.tensor([tokens])))[0] @ model.head_weight.T
             plain = hf(input_ids=torch.tensor([tokens])).logits[0]
         if limit is not None:
             hidden = torch.ones(61, dtype=torch.bool).index_fill_(0, limit, value=False)
@@ -70,7 +71,7 @@ def test_what_is_scored_is_what_is_read():
 
 def test_where_8_bits_are_impossible_it_says_so(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UsageError, match="this is a gpt2 in float32 on cpu; use weights=auto"):
-        tiny_model("gpt2").prepare_for_decoding("int8")
-    monkeypatch.setattr("paceline.models.native_weights.compiled", lambda: None)
+        prepare_for_decoding(tiny_model("gpt2"), "int8")
+    monkeypatch.setattr("paceline.models.llama.cpu_weights.compiled", lambda: None)
     with pytest.raises(UsageError, match="C compiler"):
-        wrap_model(tiny_hf().bfloat16().float()).prepare_for_decoding("int8")
+        prepare_for_decoding(wrap_model(tiny_hf().bfloat16().float()), "int8")

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from paceline.errors import UsageError
-from paceline.models import wrap_model
-from paceline.models.kernels import (
+from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models.llama.packing import (
     EXACT,
     ROUNDED,
     Packer,
@@ -94,26 +94,26 @@ def test_a_packed_copy_shares_all_but_its_linear_layers(architecture: str):
 
 def test_preparing_follows_the_checkpoint_and_leaves_training_alone():
     trained = wrap_model(tiny_hf("llama"))
-    assert trained.prepare_for_decoding() is trained
+    assert prepare_for_decoding(trained) is trained
     stored = wrap_model(tiny_hf("llama").bfloat16().float())
-    prepared = stored.prepare_for_decoding()
+    prepared = prepare_for_decoding(stored)
     assert prepared is not stored
     assert prepared.hf is stored.hf
     assert prepared.weight_change < EXACT
-    assert stored.prepare_for_decoding("plain") is stored
-    assert 0 < trained.prepare_for_decoding("packed_fp16").weight_change <= ROUNDED
+    assert prepare_for_decoding(stored, "plain") is stored
+    assert 0 < prepare_for_decoding(trained, "packed_fp16").weight_change <= ROUNDED
 
 
 def test_packing_a_16_bit_model_is_refused_with_a_reason():
     model = wrap_model(tiny_hf("llama").to(torch.bfloat16))
-    assert wrap_model(tiny_hf("llama").half()).prepare_for_decoding().dtype == torch.float16
+    assert prepare_for_decoding(wrap_model(tiny_hf("llama").half())).dtype == torch.float16
     with pytest.raises(UsageError, match="the model is bfloat16 on cpu; use weights=auto"):
-        model.prepare_for_decoding("packed_fp16")
+        prepare_for_decoding(model, "packed_fp16")
 
 
 def test_no_deprecation_leaks_from_packing_or_multiplying():
     script = (
-        "from paceline.models.kernels import Packer; import torch; "
+        "from paceline.models.llama.packing import Packer; import torch; "
         "layer = torch.nn.Linear(8, 8).half().float(); "
         "Packer(1e-3)([layer])(torch.ones(1, 8))"
     )

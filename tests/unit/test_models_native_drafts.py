@@ -9,10 +9,10 @@ from paceline.core.backend import using
 from paceline.core.rules import Diff, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import Confident, Generation, SpeculativeDecoder
-from paceline.models.causal_session import CausalSession
-from paceline.models.kernels import can_pack
-from paceline.models.native_llama import NativeLlama
-from paceline.models.session import ModelSession
+from paceline.models.contract import ModelSession
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.cpu_session import CompiledSession
+from paceline.models.llama.packing import can_pack
 from paceline.native import compiled
 from reading import TEXT, prepared
 
@@ -28,8 +28,8 @@ def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Gene
 def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
     """Pass by pass, and the rule in torch."""
     with pytest.MonkeyPatch.context() as patch, using(JudgesInPyTorch()):
-        patch.setattr(CausalSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CausalSession, "take_judge", ModelSession.take_judge)
+        patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
+        patch.setattr(CompiledSession, "take_judge", ModelSession.take_judge)
         return texts_of(decoder, prompts)
 
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from paceline.models.cache import RoomyCache
-from paceline.models.int8 import rounded_copy
-from paceline.models.kernels import EXACT, Packer, can_pack
-from paceline.models.llama import LlamaDecoder
-from paceline.models.native_llama import NativeLlama
+from paceline.models.hf.cache import RoomyCache
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.int8 import rounded_copy
+from paceline.models.llama.packing import EXACT, Packer, can_pack
 from paceline.native import compiled
 from paceline.native.compilation import library_with
 from processor_levels import LEVEL_FLAGS

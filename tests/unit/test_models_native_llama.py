@@ -33,13 +33,13 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, Confident, Generation, SpeculativeDecoder
 from paceline.decode.block import draw, judge
 from paceline.errors import SlowerWarning
-from paceline.models import CausalModel, wrap_model
-from paceline.models.causal import recorded_hidden_states
-from paceline.models.causal_session import CausalSession
-from paceline.models.kernels import can_pack
-from paceline.models.native_llama import NativeLlama
-from paceline.models.native_weights import can_copy
-from paceline.models.session import ModelSession
+from paceline.models import CausalModel, prepare_for_decoding, wrap_model
+from paceline.models.contract import ModelSession, Texts
+from paceline.models.hf.causal import recorded_hidden_states
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.cpu_session import CompiledSession
+from paceline.models.llama.cpu_weights import can_copy
+from paceline.models.llama.packing import can_pack
 from paceline.native import compilation, compiled
 from reading import TEXT, prepared, read, reader
 from tiny import tiny_hf
@@ -61,7 +61,7 @@ def test_who_listens_hears_of_every_pass():
         judge(session, JudgeRequest([5, 6], two, [2, 2], Lossless(), greedy))
     draw(session, DrawRequest([[7], [8]], DrawPlan(1, greedy)))
     assert [states.shape[1] for states in recorded] == [3, 1, 1, 1, 3]
-    wanted = model.body(torch.tensor([TEXT[:5]]))[0]
+    wanted = model.hidden(Texts(torch.tensor([TEXT[:5]])))[0]
     for got, there in zip(
         (recorded[0][0], recorded[1][0], recorded[2][0]),
         (wanted[:3], wanted[3:4], wanted[4:5]),
@@ -97,20 +97,20 @@ def test_greedy_speculation_is_the_plain_text_to_the_bit():
         assert [row.tokens for row in fast] == [row.tokens for row in plain]
 
 
-def sessions(model: CausalModel, texts: list[list[int]]) -> tuple[CausalSession, CausalSession]:
+def sessions(model: CausalModel, texts: list[list[int]]) -> tuple[ModelSession, ModelSession]:
     """Two of the same model that have read the same texts."""
-    both = CausalSession(model), CausalSession(model)
+    both = model.start_session(), model.start_session()
     for session in both:
         session.prefill(texts)
         session.vocab_size = VOCABULARY - 9  # as where the other model knows fewer tokens
     return both
 
 
-def plainly(half: Callable[..., Any], session: CausalSession, request: Any) -> Any:
+def plainly(half: Callable[..., Any], session: ModelSession, request: Any) -> Any:
     """As a session that takes no whole request."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CausalSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CausalSession, "take_judge", ModelSession.take_judge)
+        patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
+        patch.setattr(CompiledSession, "take_judge", ModelSession.take_judge)
         return half(session, request)
 
 
@@ -231,8 +231,8 @@ def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Gene
 def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
     """Pass by pass, and the rule in torch."""
     with pytest.MonkeyPatch.context() as patch, using(JudgesInPyTorch()):
-        patch.setattr(CausalSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CausalSession, "take_judge", ModelSession.take_judge)
+        patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
+        patch.setattr(CompiledSession, "take_judge", ModelSession.take_judge)
         return texts_of(decoder, prompts)
 
 
@@ -305,7 +305,7 @@ def test_of_tokens_that_are_as_likely_temperature_0_takes_the_first(rule: Rule, 
         hf = tiny_hf(num_hidden_layers=layers).bfloat16().float()
         head = hf.get_parameter("lm_head.weight").data
         head[31:] = head[:30]
-        pair.append(wrap_model(hf).prepare_for_decoding())
+        pair.append(prepare_for_decoding(wrap_model(hf)))
     decoder = SpeculativeDecoder(pair[0], pair[1], rule, 3, SamplingParams(temperature=0))
     (got,) = texts_of(decoder, [TEXT[:4]])
     assert set(calls) == {"draw", "judge"}

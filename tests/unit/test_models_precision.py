@@ -10,9 +10,9 @@ import torch
 from aligning import align_config, write_pair
 from paceline.errors import UsageError
 from paceline.models import precision, wrap_model
-from paceline.models.kernels import can_pack
+from paceline.models.llama.packing import can_pack
 from paceline.models.precision import choose_precision, measured_precisions, shapes_of
-from paceline.models.writing import choose_writer
+from paceline.models.prepare import choose_writer
 from paceline.native import compiled
 from paceline.train import align
 from tiny import tiny_hf

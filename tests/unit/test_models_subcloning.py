@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models import CausalModel, load_model, wrap_model
-from paceline.models.draft import save_draft
-from paceline.models.subcloning import (
+from paceline.models import CausalModel, load_model, prepare_for_decoding, wrap_model
+from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.subclone import (
     Importance,
     Width,
     measure_importance,
@@ -136,7 +136,7 @@ def test_a_narrow_draft_is_saved_loaded_and_decodes(tmp_path: Path):
     save_draft(draft, tmp_path / "target", tmp_path / "draft")
     again = load_model(tmp_path / "draft", dtype="float32")
     assert torch.equal(logits_of(again), logits_of(draft))
-    ready = again.prepare_for_decoding().start_session()
+    ready = prepare_for_decoding(again).start_session()
     torch.testing.assert_close(
         ready.prefill([TEXT])[0], logits_of(draft)[0, -1], rtol=1e-3, atol=1e-3
     )

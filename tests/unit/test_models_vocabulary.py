@@ -4,8 +4,8 @@ import pytest
 
 from paceline.errors import VocabularyMismatchError
 from paceline.models import wrap_model
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.fakes import TableModel
-from paceline.models.vocabulary import check_same_vocabulary
 from tiny import tiny_hf, tiny_model, tiny_tokenizer
 
 

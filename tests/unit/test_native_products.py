@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.models.int8 import round_rows
+from paceline.models.llama.int8 import round_rows
 from paceline.native import compiled
 from paceline.native.compilation import library_with
 from paceline.native.structures import Matrix

@@ -12,6 +12,7 @@ import exact
 import exact_cascades as cascades
 from backends import PYTORCH
 from paceline.core.backend import using
+from paceline.core.drafted import Drafted, Uniforms, Verdict
 from paceline.core.rules import (
     AnyRule,
     BiLDRule,
@@ -30,7 +31,7 @@ from paceline.core.rules import (
     TokenV3,
 )
 from paceline.core.sampling import UNTEMPERED, SamplingParams, sample, to_probs
-from paceline.core.verification import Drafted, Uniforms, Verdict, verify
+from paceline.core.verification import verify
 from paceline.native import compiled
 from paceline.native.rules import native_rule
 

@@ -6,10 +6,11 @@ from torch import Tensor
 
 from backends import PYTORCH
 from paceline.core.backend import using
+from paceline.core.drafted import Drafted, Uniforms, Verdict
 from paceline.core.rule import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, likeliest, sample, to_probs
-from paceline.core.verification import Drafted, Uniforms, Verdict, verify
+from paceline.core.verification import verify
 from paceline.native import compiled
 from paceline.native.sampling import draw_tokens
 

@@ -21,7 +21,8 @@ from paceline.errors import (
     VocabularyMismatchError,
 )
 from paceline.models import load_model
-from paceline.models.draft import limit_vocabulary, save_draft
+from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.vocabulary import limit_vocabulary
 from paceline.native.divergences import losses_and_slopes
 from paceline.records import RunDirectory, read_jsonl
 from paceline.train import align, loop

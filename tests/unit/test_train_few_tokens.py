@@ -10,7 +10,8 @@ from torch import Tensor
 
 from aligning import align_config, losses, write_corpus, write_pair
 from paceline.models import load_model
-from paceline.models.draft import limit_vocabulary, save_draft
+from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.vocabulary import limit_vocabulary
 from paceline.native import compiled
 from paceline.train import align
 from paceline.train.coverage import Normalisers

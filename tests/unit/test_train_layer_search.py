@@ -3,7 +3,7 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.models import CausalModel, wrap_model
-from paceline.models.draft import subset_layers
+from paceline.models.drafts.layers import subset_layers
 from paceline.train.layer_search import climb, search_layers
 from tiny import tiny_hf, tiny_model
 

@@ -11,8 +11,8 @@ import torch
 from paceline.config import validate
 from paceline.errors import ConfigError, ContextLengthError, PromptError
 from paceline.models import load_model, wrap_model
-from paceline.models.draft import save_draft
-from paceline.models.from_scratch import END_OF_TEXT, NewModel, NewTokenizer, write_new_model
+from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.scratch import END_OF_TEXT, NewModel, NewTokenizer, write_new_model
 from paceline.records import read_jsonl
 from paceline.train import PretrainConfig, pretrain
 

@@ -29,10 +29,12 @@ from paceline.measure import (
 )
 from paceline.measure.losslessness import verify_losslessness, verify_models
 from paceline.measure.measurement import measure_models
-from paceline.models import load_model
-from paceline.models.causal import can_read_int8
-from paceline.models.draft import limit_vocabulary, save_draft, subset_layers
+from paceline.models import load_model, prepare_for_decoding
+from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.vocabulary import limit_vocabulary
 from paceline.models.loading import load_tokenizer, stored_dtype
+from paceline.models.prepare import can_read_int8
 from paceline.records import atomic_write_text
 from paceline.train import AlignConfig, align
 
@@ -71,7 +73,7 @@ class Story:
 
     @functools.cached_property
     def _ready(self) -> CausalModel:
-        return self._loaded.prepare_for_decoding()
+        return prepare_for_decoding(self._loaded)
 
     def prepare(self) -> None:
         """Text and the draft to start from."""
@@ -143,7 +145,7 @@ class Story:
         """A draft as it is served, loaded once."""
         if path not in self._drafts:
             draft = load_model(path, dtype=self._loaded.dtype)
-            self._drafts[path] = draft.prepare_for_decoding(self._draft_weights)
+            self._drafts[path] = prepare_for_decoding(draft, self._draft_weights)
         return self._drafts[path]
 
     def verify(self, gamma: int) -> LosslessnessReport:

@@ -46,7 +46,7 @@ def draft(
     from paceline.cli.preflight import check_draft
     from paceline.measure.price import price_draft
     from paceline.models import load_model
-    from paceline.models.draft import save_draft
+    from paceline.models.drafts.save import save_draft
     from paceline.models.loading import stored_dtype
     from paceline.train.drafts import DraftConfig, make_draft
 

@@ -14,9 +14,9 @@ from paceline.cli.console import say, stdout
 from paceline.data.prompts import CorpusConfig, read_records, stream_records
 from paceline.data.tokens import encode
 from paceline.errors import ContextLengthError, ModelLoadError, StorageError
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import find_device
-from paceline.models.vocabulary import check_same_vocabulary
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:

@@ -156,7 +156,7 @@ def check_trajectory(config: Any, *, dry_run: bool) -> None:
 
 def check_draft(config: Any, *, dry_run: bool) -> None:
     """Before `draft`."""
-    from paceline.models.draft import check_layers
+    from paceline.models.drafts.layers import check_layers
     from paceline.train.drafts import check_place
 
     check_place(config)
@@ -190,7 +190,7 @@ def check_export(config: Any, *, dry_run: bool) -> None:
 
 def check_demo(target: str, out: Path, layers: list[int], *, dry_run: bool) -> None:
     """Before `demo`."""
-    from paceline.models.draft import check_layers
+    from paceline.models.drafts.layers import check_layers
 
     found = Preflight()
     facts = found.model("target", target)

@@ -17,7 +17,7 @@ from paceline.decode import AutoregressiveDecoder
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
 from paceline.errors import PromptError, UsageError
-from paceline.models import load_model
+from paceline.models import load_model, prepare_for_decoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,10 +102,10 @@ def load_decoder(
     target = load_model(path)
     if target.tokenizer is None:
         raise UsageError(f"{path} has no tokenizer; put its tokenizer files beside it")
-    target = target.prepare_for_decoding()
+    target = prepare_for_decoding(target)
     if draft is None:
         return target, AutoregressiveDecoder(target, config.sampling)
-    small = load_model(draft, dtype=target.dtype).prepare_for_decoding(draft_weights)
+    small = prepare_for_decoding(load_model(draft, dtype=target.dtype), draft_weights)
     return target, build_decoder(config, target, small)
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.core.drafted import Drafted, Uniforms, Verdict
     from paceline.core.rule import Rule
-    from paceline.core.verification import Drafted, Uniforms, Verdict
 
 
 class Backend:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.core.drafted import Drafted, Uniforms, Verdict
 from paceline.core.sampling import (
     UNTEMPERED,
     SamplingParams,
@@ -22,7 +23,7 @@ from paceline.core.sampling import (
     sample,
     to_probs,
 )
-from paceline.core.verification import Drafted, Uniforms, Verdict, verify, verify_greedy
+from paceline.core.verification import verify, verify_greedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

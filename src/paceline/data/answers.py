@@ -9,7 +9,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.shards import Answer, ShardStore
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import ContextLengthError, UsageError
-from paceline.models import load_model
+from paceline.models import load_model, prepare_for_decoding
 from paceline.models.loading import fingerprint
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.data.requests import GenerateDataConfig, Request, Shard
     from paceline.decode import Generation
     from paceline.decode.decoder import Decoder
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.models.loading import DType
 
 
@@ -63,7 +63,7 @@ class Answerer:
 
     def _load(self, source: str, dtype: DType | torch.dtype) -> CausalModel:
         model = load_model(source, dtype=dtype)
-        return model.prepare_for_decoding(activations=self.config.activations)
+        return prepare_for_decoding(model, activations=self.config.activations)
 
     def _decoder(self, temperature: float) -> Decoder:
         config = self.config

@@ -20,7 +20,7 @@ from paceline.progress import silent
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
     from paceline.progress import Progress
 
 

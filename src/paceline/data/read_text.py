@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.data.sources import ExampleStream
-    from paceline.models.causal import CausalModel
+    from paceline.models.contract import TrainableModel
 
 _TOGETHER = 16  # texts that the target reads in one pass
 
@@ -31,7 +31,7 @@ class ReadText:
     not hang on when it is drawn: a run that was stopped goes on with the same losses.
     """
 
-    def __init__(self, stream: ExampleStream, target: CausalModel, limit_gb: float) -> None:
+    def __init__(self, stream: ExampleStream, target: TrainableModel, limit_gb: float) -> None:
         """`limit_gb` is what the states of all texts may come to.
 
         Raises:
@@ -63,7 +63,7 @@ class ReadText:
         rows = [self.text.row(example) for example in examples]
         batch = collate(rows).to(self.target.device)
         with torch.no_grad():
-            hidden_ND = self.target.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
+            hidden_ND = self.target.hidden(batch)[batch.mask_BT]
         states = hidden_ND.split(batch.mask_BT.sum(-1).tolist())
         for example, row, states_TD in zip(examples, rows, states, strict=True):
             self._rows[example] = Row(row.tokens, row.trained_from, _kept(states_TD))

@@ -22,7 +22,7 @@ from paceline.config import StrictModel
 from paceline.data.collate import Row
 from paceline.data.generation import sample_completions
 from paceline.data.sources import ExampleStream, TextBatch
-from paceline.models.causal import recorded_hidden_states
+from paceline.models.hf.causal import recorded_hidden_states
 from paceline.progress import silent
 from paceline.rng import named_generator
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from paceline.core.sampling import SamplingParams
     from paceline.data.sources import Shard
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.core.sampling import SamplingParams
     from paceline.data.examples import Example
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
 Origin = Literal["fixed", "draft", "target"]
 

@@ -2,7 +2,8 @@
 
 - `autoregressive`: one target pass a token, the baseline of every comparison
 - `speculative`: the draft proposes, the target judges a block in one pass
-- `drafting`, `policies`: how a block is drafted, and how long it gets
+- `block`: draw and judge with a session: the whole request if it takes that, else token by token
+- `drafting`, `policies`: drafting while the draft is sure; how many tokens a block gets
 - `cascade`, `sequence_cascade`: the draft writes, the target is asked where it must be
 - `text`: one text under construction: its budget, its random streams, its counts
 - `result`: what a caller gets: `Generation`, and `Block` events while it runs

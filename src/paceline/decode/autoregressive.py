@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from paceline.decode.result import Block
     from paceline.decode.text import Text
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
 
 class AutoregressiveDecoder(Decoder):

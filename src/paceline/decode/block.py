@@ -16,8 +16,8 @@ from paceline.core.lists import as_list
 
 if TYPE_CHECKING:
     from paceline.core.block import DrawRequest, JudgeRequest
-    from paceline.core.verification import Drafted
-    from paceline.models.session import ModelSession
+    from paceline.core.drafted import Drafted
+    from paceline.models.contract import ModelSession
 
 
 def draw(session: ModelSession, request: DrawRequest) -> Drafted:

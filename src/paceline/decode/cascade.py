@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.decode.result import Block
     from paceline.decode.text import Text
-    from paceline.models.session import Model, ModelSession
+    from paceline.models.contract import Model, ModelSession
 
 MOST_DRAFTED = 10
 """Draft tokens before the target is asked, in the papers: later it would read a long text at once."""

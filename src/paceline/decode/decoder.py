@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.decode.result import Block, Generation
     from paceline.decode.text import Text
-    from paceline.models.session import Model, ModelSession
+    from paceline.models.contract import Model, ModelSession
 
 
 class Decoder(ABC):

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.block import DrawPlan, DrawRequest
+from paceline.core.drafted import Drafted
 from paceline.core.lists import as_list
-from paceline.core.verification import Drafted
 from paceline.decode.block import draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.models.session import ModelSession
+    from paceline.models.contract import ModelSession
 
 
 def draft_while_sure(

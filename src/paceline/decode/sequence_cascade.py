@@ -20,14 +20,14 @@ from paceline.core.sampling import (
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.decoder import Decoder
 from paceline.errors import UsageError
-from paceline.models.vocabulary import check_same_vocabulary
+from paceline.models.compatibility import check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.decode.result import Block
     from paceline.decode.text import Text
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
 
 class SequenceCascade(Decoder):

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
+from paceline.core.drafted import Drafted
 from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params
-from paceline.core.verification import Drafted
 from paceline.decode.block import draw, judge
 from paceline.decode.decoder import Decoder, Seats
 from paceline.decode.drafting import draft_while_sure
 from paceline.decode.policies import FixedLength
 from paceline.errors import ContextLengthError, UsageError
-from paceline.models.vocabulary import check_same_vocabulary
+from paceline.models.compatibility import check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from paceline.decode.policies import DraftPolicy
     from paceline.decode.result import Block
     from paceline.decode.text import Text
-    from paceline.models.session import Model, ModelSession
+    from paceline.models.contract import Model, ModelSession
 
 _SHORTEST = 2  # a prompt of one token, and one behind it
 

@@ -17,7 +17,7 @@ from paceline.decode.speculative import SpeculativeDecoder
 
 if TYPE_CHECKING:
     from paceline.decode.decoder import Decoder
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]

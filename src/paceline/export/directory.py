@@ -7,8 +7,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from paceline.export.rows import set_rows
-from paceline.models.draft import copy_tokenizer
-from paceline.models.draft_vocabulary import write_draft_vocabulary
+from paceline.models.drafts.save import copy_tokenizer
+from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
 from paceline.models.silence import quiet
 

@@ -16,7 +16,7 @@ from paceline.export.gguf_file import write_gguf
 from paceline.export.gguf_vocabulary import Tokenizer
 from paceline.export.launch import Launch, loads, plan_launch
 from paceline.export.sources import Sources, read_sources
-from paceline.models.draft_vocabulary import EXPORTED
+from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.progress import Progress, silent
 from paceline.records import atomic_directory
 

@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
 
 
 def set_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) -> None:

@@ -17,9 +17,9 @@ from paceline.config import read_result
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import fingerprint, model_directory, stored_dtype
-from paceline.models.vocabulary import check_same_vocabulary
 from paceline.records import RunDirectory
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Is this draft worth serving, and is the output still the target's?
 
+- `config`: everything that `measure` can be told
 - `measurement`: the one command: texts, acceptance, cost, prediction, paired timing, verdict
 - `acceptance`: both models over target-sampled text, teacher-forced
 - `latency`, `timing`: seconds of a pass; paired timing of whole requests, and the fastest gamma
@@ -9,12 +10,13 @@
 - `losslessness`: the proof that speculation leaves the target's text alone
 """
 
+from paceline.measure.config import MeasureConfig
 from paceline.measure.losslessness import (
     LosslessnessReport,
     VerifyConfig,
     verify_losslessness,
 )
-from paceline.measure.measurement import MeasureConfig, Measurement, measure
+from paceline.measure.measurement import Measurement, measure
 
 __all__ = [
     "LosslessnessReport",

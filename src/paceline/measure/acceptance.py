@@ -16,13 +16,13 @@ from paceline.core.rules import Lossless
 from paceline.core.sampling import apply_repetition_penalty, mark_seen, proposal_params, to_probs
 from paceline.core.speed import drafted_per_block, tokens_and_blocks
 from paceline.data.batching import batches_of_like_length
-from paceline.models.vocabulary import check_same_vocabulary
+from paceline.models.compatibility import check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.core.sampling import SamplingParams
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
     from paceline.progress import Progress
 
 _UNDRAFTED = Lossless().num_undrafted

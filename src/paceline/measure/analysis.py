@@ -21,7 +21,7 @@ from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
 from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
 from paceline.errors import UsageError
 from paceline.measure.acceptance import budgets_of, forced_logits
-from paceline.models.vocabulary import check_same_vocabulary
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from paceline.core.rule import Rule
     from paceline.core.sampling import SamplingParams
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
 
 class RuleEffect(NamedTuple):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from paceline.measure.analysis import RuleRow
     from paceline.measure.latency import PassCosts
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
 DEFAULT_RULES: tuple[AnyRule, ...] = (
     Lossless(),

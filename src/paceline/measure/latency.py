@@ -22,16 +22,16 @@ from paceline.core.stats import DecodeStats
 from paceline.decode.block import draw, judge
 from paceline.decode.result import count_blocks
 from paceline.errors import ContextLengthError, UsageError
-from paceline.models.vocabulary import check_same_vocabulary
+from paceline.models.compatibility import check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from paceline.core.drafted import Drafted
     from paceline.core.sampling import SamplingParams
-    from paceline.core.verification import Drafted
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
-    from paceline.models.session import Model, ModelSession
+    from paceline.models.contract import Model, ModelSession
     from paceline.progress import Progress
 
 _EXACT = Lossless()

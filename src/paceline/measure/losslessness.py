@@ -32,8 +32,8 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.acceptance import forced_logits
 from paceline.measure.borders import kept_tokens
-from paceline.models import load_model
-from paceline.models.vocabulary import check_same_vocabulary
+from paceline.models import load_model, prepare_for_decoding
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from paceline.core.rule import Position, Rule
     from paceline.decode import Generation
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
 # Two logits closer than this are a tie that rounding may break either way. In 16 bits a logit between
 # 16 and 32 is rounded to eighths.
@@ -161,8 +161,8 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
     draft = load_model(config.draft, dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)
-    ready = draft.prepare_for_decoding(config.draft_weights)
-    served = target.prepare_for_decoding()
+    ready = prepare_for_decoding(draft, config.draft_weights)
+    served = prepare_for_decoding(target)
     return verify_models(served, ready, prompts, config, progress, reference=target)
 
 

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
 from paceline.core.bootstrap import ratio_interval
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, budgets_of, score_texts
-from paceline.measure.engine_costs import EngineCosts, WithCosts, check_sizes, read_costs
+from paceline.measure.config import MeasureConfig
+from paceline.measure.engine_costs import EngineCosts, check_sizes, read_costs
 from paceline.measure.latency import PassCosts, PassTimer
-from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
+from paceline.measure.pair import load_models, load_prompts, sample_texts
 from paceline.measure.results import (
     AcceptanceRow,
     CostRow,
@@ -36,25 +35,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
-Gamma = Annotated[int, Field(ge=1)]
 # The prefill gives a text's first token, and a block drafts one less than is still wanted.
 _FEWEST_TIMED = 3
-
-
-class MeasureConfig(WithCosts, PairConfig):
-    """What to measure.
-
-    Attributes:
-        timed_prompts: Requests to time, those that choose gamma included; 0 leaves the timing out.
-    """
-
-    num_prompts: int = Field(default=32, ge=1)
-    gammas: tuple[Gamma, ...] = Field(default=(1, 2, 3, 4, 5, 6, 8), min_length=1)
-    pass_repeats: int = Field(default=31, ge=1)
-    timed_prompts: int = Field(default=16, ge=0)
-    timed_repeats: int = Field(default=1, ge=1)
 
 
 class Measurement(StrictModel):

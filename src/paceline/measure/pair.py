@@ -12,15 +12,15 @@ from paceline.data import CorpusConfig, read_prompts
 from paceline.data.batching import batches_of_like_length
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import UsageError
-from paceline.models import load_model
-from paceline.models.vocabulary import check_same_vocabulary
+from paceline.models import load_model, prepare_for_decoding
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.models import CausalModel
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
 
 class ModelsConfig(StrictModel):
@@ -91,8 +91,8 @@ def load_models(
     check_same_vocabulary(target, draft)
     if full_vocabulary:
         draft = draft.without_draft_vocabulary()
-    ready = draft.prepare_for_decoding(config.draft_weights)
-    pair = Pair(target.prepare_for_decoding(), ready)
+    ready = prepare_for_decoding(draft, config.draft_weights)
+    pair = Pair(prepare_for_decoding(target), ready)
     progress("loading", 2, 2)
     return pair
 

@@ -11,9 +11,10 @@ from paceline.core.lists import as_list
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import break_even_acceptance
 from paceline.measure.latency import PassTimer
+from paceline.models import prepare_for_decoding
 
 if TYPE_CHECKING:
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
 
 _GAMMAS = (1, 2, 3, 4, 5)
 _REPEATS = 20
@@ -50,7 +51,7 @@ class DraftPrice(NamedTuple):
 def price_draft(target: CausalModel, draft: CausalModel, *, seed: int = 0) -> DraftPrice:
     """Time both as they are decoded with, behind a context of arbitrary tokens."""
     share = draft.num_parameters / target.num_parameters
-    served, ready = target.prepare_for_decoding(), draft.prepare_for_decoding()
+    served, ready = prepare_for_decoding(target), prepare_for_decoding(draft)
     rng = torch.Generator().manual_seed(seed)
     halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
     drawn = torch.randint(target.vocab_size, (max(1, min([_CONTEXT, *halves])),), generator=rng)

@@ -24,10 +24,10 @@ from paceline.measure.results import IntervalRow
 from paceline.measure.served_costs import StepTimer, mean_context
 from paceline.measure.served_figures import Agreement, BlockFigures, ServedConfig, compare_served
 from paceline.models import CausalModel, load_model
-from paceline.models.draft_vocabulary import is_baked
+from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer, model_directory
-from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import Progress, silent
 from paceline.records import atomic_write_text, environment
 from paceline.rng import named_generator

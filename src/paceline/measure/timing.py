@@ -14,9 +14,9 @@ from paceline.rng import named_generator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.measure.measurement import MeasureConfig
+    from paceline.measure.config import MeasureConfig
     from paceline.measure.results import GammaRow
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
     from paceline.progress import Progress
 
 

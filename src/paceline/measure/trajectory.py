@@ -23,9 +23,9 @@ from paceline.measure.acceptance import TextScores, budgets_of, score_texts
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, sample_texts
 from paceline.measure.results import IntervalRow
-from paceline.models import load_model
+from paceline.models import load_model, prepare_for_decoding
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint
-from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
 from paceline.rng import named_generator
@@ -144,7 +144,8 @@ def _measure(
     prompts = {task: _prompts(config, task, target) for task in config.tasks}
     run.write_manifest(config, target_fingerprint=mark)
     cases = [(task, sampling) for task in config.tasks for sampling in config.samplings]
-    writer = functools.cache(target.prepare_for_decoding)  # made where a text is missing, once
+    # made where a text is missing, once
+    writer = functools.cache(functools.partial(prepare_for_decoding, target))
     texts = {case: _texts(writer, prompts[case[0]], config, case, progress) for case in cases}
     del writer
     for number, stop in enumerate(stops):

@@ -1,27 +1,23 @@
-"""Models behind one seam: load them, wrap them, read texts with them, cut drafts out of them.
+"""Models behind one contract: load them, wrap them, read texts with them, make drafts of them.
 
-session.py        the contract of decoding with models (ModelSession, Model)
-causal.py         any decoder-only transformers model behind it
-causal_session.py the texts that such a model has read
-cache.py          keys and values, right-aligned, with room to grow
-architectures.py  who cannot roll back is refused by name, the unknown have to prove it
+contract.py       what decoding and training ask of a model
+hf/               any transformers model
+llama/            Llama-like models, faster
+prepare.py        which of these reads a model: the only module that knows all of them
+precision.py      the numeric type that is fastest here
 loading.py        hub id, local directory or GGUF file -> CausalModel
 gguf.py           a GGUF file becomes a model directory in the cache, once
-vocabulary.py     may these two models speculate together?
-draft.py          a draft from some of the target's layers; save it as an ordinary directory
-subcloning.py     a narrower one, of the parts that matter most
-derived.py        a new one in the target's architecture
-kernels.py        16-bit weights for CPUs that have no 16-bit arithmetic
-llama.py          Llama-like models on them, in as few calls as possible
-native_llama.py   and few tokens of them in one call, by native/llama.c
-int8.py           8-bit weights for drafts
+inspection.py     what can be known of a model without its weights
+compatibility.py  may these two models speculate together?
+drafts/           drafts made from a target
 fakes.py          table models for tests
 """
 
-from paceline.models.causal import CausalModel, wrap_model
+from paceline.models.hf.causal import CausalModel, wrap_model
 from paceline.models.loading import load_model
+from paceline.models.prepare import prepare_for_decoding
 from paceline.native.backend import use_native_backend
 
 use_native_backend()
 
-__all__ = ["CausalModel", "load_model", "wrap_model"]
+__all__ = ["CausalModel", "load_model", "prepare_for_decoding", "wrap_model"]

@@ -6,11 +6,12 @@ Shape suffixes: B batch, N new tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.models.session import ModelSession
+from paceline.models.contract import ModelSession
 
 
 class TableModel:
@@ -28,6 +29,8 @@ class TableModel:
     Attributes:
         num_passes: Calls of the model so far, over all its sessions.
     """
+
+    tokenizer: Any = None
 
     def __init__(
         self,

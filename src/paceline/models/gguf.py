@@ -21,7 +21,7 @@ from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from paceline.errors import ModelLoadError, PacelineError
-from paceline.models.architectures import refuse_by_name
+from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.silence import quiet
 from paceline.records import cache_root, storage_errors
 

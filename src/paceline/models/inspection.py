@@ -10,8 +10,8 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from paceline.errors import ModelLoadError
-from paceline.models.architectures import context_length, refuse_by_name
-from paceline.models.causal import named_tokens
+from paceline.models.hf.architectures import context_length, refuse_by_name
+from paceline.models.hf.base import named_tokens
 from paceline.models.loading import find_place, read_tokenizer, reading, refuse_unknown
 from paceline.models.silence import quiet
 

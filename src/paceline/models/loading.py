@@ -19,10 +19,11 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
-from paceline.models.architectures import refuse_by_name
-from paceline.models.causal import CausalModel, named_tokens, wrap_model
-from paceline.models.draft_vocabulary import read_draft_vocabulary
 from paceline.models.gguf import converted_gguf
+from paceline.models.hf.architectures import refuse_by_name
+from paceline.models.hf.base import named_tokens
+from paceline.models.hf.causal import CausalModel, wrap_model
+from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
 from paceline.records import files_fingerprint

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.errors import StorageError, UsageError
-from paceline.models.kernels import Packer, can_pack
+from paceline.models.llama.packing import Packer, can_pack
 from paceline.processor import level, processor_name
 from paceline.records import atomic_write_text, cache_root
 

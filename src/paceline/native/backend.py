@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.core.backend import Backend, register
-from paceline.core.verification import Verdict
+from paceline.core.drafted import Verdict
 from paceline.native import sampling
 from paceline.native.rules import native_rule
 from paceline.native.sampling import can_draw
@@ -14,8 +14,8 @@ from paceline.native.verification import judge
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paceline.core.drafted import Drafted, Uniforms
     from paceline.core.rule import Rule
-    from paceline.core.verification import Drafted, Uniforms
 
 _FEW_ENTRIES = 1 << 19  # beyond, PyTorch uses all processors for the largest logit
 

@@ -17,7 +17,7 @@ from paceline.native.sampling import check_mass
 from paceline.native.structures import Block
 
 if TYPE_CHECKING:
-    from paceline.core.verification import Drafted, Uniforms
+    from paceline.core.drafted import Drafted, Uniforms
     from paceline.native.structures import NativeRule
 
 

@@ -14,7 +14,8 @@ from paceline.data.rounds import WritingClock
 from paceline.data.sources import BlendedText, Shard
 from paceline.data.tokens import encode_prompts
 from paceline.errors import ConfigError, ContextLengthError
-from paceline.models.draft_vocabulary import count_tokens
+from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.drafts.vocabulary import count_tokens
 from paceline.models.loading import (
     fingerprint_if_there,
     load_model,
@@ -22,7 +23,6 @@ from paceline.models.loading import (
     shapes_at,
     stored_dtype,
 )
-from paceline.models.vocabulary import check_same_vocabulary
 from paceline.progress import silent
 from paceline.rng import named_generator
 from paceline.train.checkpoint import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from paceline.data.prompts import Record
     from paceline.data.sources import ExampleStream
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import TrainingState

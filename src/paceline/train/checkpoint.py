@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.models.draft import save_draft
+from paceline.models.drafts.save import save_draft
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.records import RunDirectory
     from paceline.train.settings import TrainSettings
 

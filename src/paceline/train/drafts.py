@@ -10,16 +10,17 @@ from pydantic import Field, model_validator
 from paceline.config import StrictModel
 from paceline.data.tokens import read_texts
 from paceline.errors import ConfigError, UsageError
-from paceline.models.derived import Embeddings, derive_draft
-from paceline.models.draft import limit_vocabulary, subset_layers
-from paceline.models.subcloning import Width, measure_importance, subclone, width_of
+from paceline.models.drafts.derive import Embeddings, derive_draft
+from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.subclone import Width, measure_importance, subclone, width_of
+from paceline.models.drafts.vocabulary import limit_vocabulary
 from paceline.progress import silent
 from paceline.train.layer_search import search_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
 
 

@@ -19,10 +19,10 @@ from paceline.core.rule import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
+from paceline.core.vocabulary_subset import spread
 from paceline.data.batching import batches_of_like_length
 from paceline.data.collate import Row, collate
 from paceline.data.generation import sample_completions
-from paceline.models.draft_vocabulary import spread
 from paceline.models.loading import fingerprint
 from paceline.records import atomic_write_text, locked, read_jsonl
 from paceline.rng import named_generator
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from paceline.core.bootstrap import Interval
     from paceline.core.rule import Rule
     from paceline.core.sampling import SamplingParams
-    from paceline.models.causal import CausalModel
+    from paceline.models.contract import TrainableModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
     from paceline.train.config import Evaluation
     from paceline.train.loop import Figures
@@ -155,7 +156,7 @@ class AgreementEvaluator:
 
     def __init__(
         self,
-        target: CausalModel,
+        target: TrainableModel,
         rows: Sequence[Row],
         sampling: SamplingParams,
         *,
@@ -179,7 +180,7 @@ class AgreementEvaluator:
         self.lengths = [len(row.tokens) - row.trained_from for group in groups for row in group]
         self.target_hidden_ND = self._hidden(target)
 
-    def evaluate(self, draft: CausalModel) -> Figures:
+    def evaluate(self, draft: TrainableModel) -> Figures:
         """The draft's figures on these texts.
 
         expected_acceptance: sum over positions of sum_v min(p, q), divided by the positions.
@@ -227,7 +228,7 @@ class AgreementEvaluator:
         return ratio_interval(sums_B, torch.tensor(self.lengths), rng=rng, most=1.0)
 
     @torch.no_grad()
-    def _scores(self, draft: CausalModel) -> PositionScores:
+    def _scores(self, draft: TrainableModel) -> PositionScores:
         draft_hidden_ND = self._hidden(draft)
         parts: list[tuple[Tensor, ...]] = []
         for start in range(0, len(self.labels_N), _CHUNK):
@@ -261,16 +262,11 @@ class AgreementEvaluator:
         return kept_C, total_variation(self.rule.induced(at), p_CV)
 
     @torch.no_grad()
-    def _hidden(self, model: CausalModel) -> Tensor:
+    def _hidden(self, model: TrainableModel) -> Tensor:
         """Final hidden states where a text's token is predicted, text after text. -> [N, D]."""
-        return torch.cat(
-            [
-                model.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
-                for batch in self.batches
-            ]
-        )
+        return torch.cat([model.hidden(batch)[batch.mask_BT] for batch in self.batches])
 
-    def _log_probs(self, model: CausalModel, hidden_CD: Tensor) -> Tensor:
+    def _log_probs(self, model: TrainableModel, hidden_CD: Tensor) -> Tensor:
         head = Head(model.head_weight, model.head_bias)
         if model.draft_vocabulary is None:
             return head.log_probs(hidden_CD, self.vocab_size)

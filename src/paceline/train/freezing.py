@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-from paceline.models.draft import layer_list
+from paceline.models.drafts.layers import layer_list
 
 if TYPE_CHECKING:
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
 
 
 def freeze_embeddings(draft: CausalModel) -> None:

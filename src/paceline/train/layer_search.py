@@ -16,7 +16,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.collate import Row
 from paceline.data.generation import sample_completions
 from paceline.errors import UsageError
-from paceline.models.draft import layer_list, subset_layers
+from paceline.models.drafts.layers import layer_list, subset_layers
 from paceline.progress import silent
 from paceline.rng import named_generator
 from paceline.train.evaluation import AgreementEvaluator
@@ -24,7 +24,7 @@ from paceline.train.evaluation import AgreementEvaluator
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
 
 _ROWS = 16  # texts that the target writes to be judged by

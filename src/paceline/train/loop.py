@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from paceline.data.sources import BatchSource, TextBatch, TextStream
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import CheckpointStore, TrainingState

@@ -24,7 +24,7 @@ from paceline.data.prompts import (
 )
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, Shard, TextStream
 from paceline.errors import ContextLengthError, PromptError, UsageError
-from paceline.models.from_scratch import NewModel, NewTokenizer, write_new_model
+from paceline.models.drafts.scratch import NewModel, NewTokenizer, write_new_model
 from paceline.models.loading import fingerprint_if_there, load_model, model_directory, stored_dtype
 from paceline.models.precision import shapes_of
 from paceline.progress import silent
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import Tensor
 
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import TrainingState
@@ -181,7 +181,7 @@ class HeldOutLoss:
             head = head.rows(*vocabulary)
         loss, right, count, total = 0.0, 0, 0, 0
         for batch in self.batches:
-            hidden_ND = draft.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
+            hidden_ND = draft.hidden(batch)[batch.mask_BT]
             labels_N = batch.labels_BT[batch.mask_BT]
             total += len(labels_N)
             if vocabulary is not None:

@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.draft import save_draft
+from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_model
 from paceline.models.precision import choose_precision
-from paceline.models.writing import WritingModel, choose_writer
+from paceline.models.prepare import TrainingWriter, choose_writer
 from paceline.native import compiled
 from paceline.progress import silent
 from paceline.records import RunDirectory, read_jsonl
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.data.sources import Shard
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.models.precision import Choice
     from paceline.progress import Progress
     from paceline.train.checkpoint import TrainingState
@@ -169,7 +169,7 @@ def takes_bfloat16(
 
 def writer_of(
     config: TrainSettings, model: CausalModel, accelerator: Accelerator, run: RunDirectory
-) -> CausalModel | WritingModel:
+) -> CausalModel | TrainingWriter:
     """What a model in training writes with: itself, or copies with weights rounded to bfloat16.
 
     "auto" is measured on the model when a run begins, and kept in its manifest.
@@ -178,7 +178,7 @@ def writer_of(
     if precision == "auto":
         rows = config.batch_size // config.gradient_accumulation_steps
         precision = _keep_choice(run, "writing", lambda: choose_writer(model, rows), accelerator)
-    return WritingModel(model) if precision == "bfloat16" else model
+    return TrainingWriter(model) if precision == "bfloat16" else model
 
 
 def _keep_choice(

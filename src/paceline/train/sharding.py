@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from paceline.models.causal import CausalModel
-from paceline.models.draft import layer_list
+from paceline.models.drafts.layers import layer_list
+from paceline.models.hf.causal import CausalModel
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ def whole_draft(loss: nn.Module, draft: CausalModel) -> CausalModel:
     prefix = "hf."
     whole.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
     whole.generation_config = draft.hf.generation_config
-    return CausalModel(whole.eval(), draft.tokenizer, None, draft.draft_vocabulary)
+    return CausalModel(whole.eval(), draft.tokenizer, draft.draft_vocabulary)
 
 
 def whole_state(loss: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from paceline.data.collate import Row
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
     from paceline.train.objectives import Objective
     from paceline.train.policies import AddUp
     from paceline.train.settings import TrainSettings
@@ -139,7 +139,7 @@ class DraftLoss(nn.Module):
             return losses_and_slopes(known, *given, target.normalisers(rows))
 
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
-            hidden_ND = self.draft.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
+            hidden_ND = self.draft.hidden(batch)[batch.mask_BT]
             size = {"chunk_size": self.chunk_tokens, "vocab_size": vocab_size}
             if known is not None and can_differentiate(hidden_ND):
                 return chunked_loss_of_logits(
@@ -308,7 +308,7 @@ class Stepper:
 
     def _read(self, batch: TokenBatch) -> Tensor:
         assert self.target is not None, "a divergence needs a target"
-        return self.target.body(batch.tokens_BT, batch.attention_BT)[batch.mask_BT]
+        return self.target.hidden(batch)[batch.mask_BT]
 
     def _cut(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
         size = len(rows) // self.config.gradient_accumulation_steps

@@ -13,6 +13,7 @@ from paceline.data.read_text import ReadText
 from paceline.data.rounds import TargetRounds
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, MixedText, SampledText
 from paceline.errors import ConfigError, UsageError
+from paceline.models import prepare_for_decoding
 from paceline.rng import named_generator
 from paceline.train.run import check_batches
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from paceline.data.prompts import Record
     from paceline.data.rounds import WritingClock
     from paceline.data.sources import Shard
-    from paceline.models.causal import CausalModel
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
+    from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.config import AlignConfig
@@ -94,7 +95,7 @@ def source_of(
     # a hundred rows at once: what multiplies bfloat16 attends faster in it, too
     in_rounds = config.target_rounds is not None and target.dtype == torch.bfloat16
     if own and config.draft_fraction < 1 and not in_rounds:
-        target = target.prepare_for_decoding()
+        target = prepare_for_decoding(target)
     writers: tuple[tuple[Model, Literal["draft", "target"]], ...]
     writers = (draft, "draft"), (target, "target")
     drafted: BatchSource

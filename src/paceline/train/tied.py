@@ -15,7 +15,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.models.causal import CausalModel
+    from paceline.models.hf.causal import CausalModel
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
-from paceline.models.draft import copy_tokenizer
+from paceline.models.drafts.save import copy_tokenizer
 from paceline.models.loading import load_tokenizer
 from paceline.models.silence import quiet
 from paceline.records import atomic_directory

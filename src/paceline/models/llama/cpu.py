@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.block import Judgement
-from paceline.core.verification import Drafted
-from paceline.models.native_weights import NativeWeights
+from paceline.core.drafted import Drafted
+from paceline.models.llama.cpu_weights import NativeWeights
 from paceline.native import compiled
 from paceline.native.sampling import NO_MASS
 from paceline.native.structures import Block, Draft, Pass
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from paceline.core.block import DrawRequest, JudgeRequest, UniformRows
-    from paceline.models.cache import RoomyCache, RoomyLayer
+    from paceline.models.hf.cache import RoomyCache, RoomyLayer
     from paceline.native.structures import NativeRule
 
 
@@ -151,6 +151,10 @@ class NativeLlama:
         self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
         self._tell(states)
         return logits
+
+    def is_fast_for(self, num_tokens: int) -> bool:
+        """Whether PyTorch would be slower at so many tokens."""
+        return num_tokens <= self.most_tokens
 
     def draw(
         self, request: DrawRequest, cache: RoomyCache, lengths: Sequence[int], vocab_size: int

@@ -12,17 +12,19 @@ Shape suffixes: B batch, N new tokens, V vocabulary (logits over it).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from paceline.errors import ContextLengthError, PromptError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
     from paceline.core.block import DrawRequest, Judgement, JudgeRequest
-    from paceline.core.verification import Drafted
+    from paceline.core.drafted import Drafted
 
 
 class ModelSession(ABC):
@@ -169,11 +171,15 @@ class Model(Protocol):
     """What decoding asks of a model.
 
     Attributes:
+        tokenizer: Its tokenizer; None where there is none.
         vocab_size: Tokens that the tokenizer can name; logits have this width, padding is cut off.
         max_length: Longest text the model can read, or None if there is no limit.
         eos_token_ids: Tokens that end a text; may be empty.
         num_parameters: Distinct weights (tied ones count once).
     """
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -189,4 +195,57 @@ class Model(Protocol):
 
     def start_session(self) -> ModelSession:
         """Begin an empty session."""
+        ...
+
+
+class Batch(Protocol):
+    """Texts to read at once, padded on the right.
+
+    Attributes:
+        tokens_BT: Their tokens.
+        attention_BT: 1 = token, 0 = padding; None where no row is padded.
+    """
+
+    @property
+    def tokens_BT(self) -> Tensor: ...
+
+    @property
+    def attention_BT(self) -> Tensor | None: ...
+
+
+class Texts(NamedTuple):
+    """A batch of texts and nothing else."""
+
+    tokens_BT: Tensor
+    attention_BT: Tensor | None = None
+
+
+class TrainableModel(Model, Protocol):
+    """What training and scoring by hidden states ask of a model, besides decoding with it.
+
+    Attributes:
+        device: Where its weights are.
+        dtype: Of its weights.
+        head_weight: Output projection, [V, D], padding rows included.
+        head_bias: [V], or None.
+        draft_vocabulary: The tokens that it may propose, likeliest first, [K]; None for all.
+    """
+
+    @property
+    def draft_vocabulary(self) -> Tensor | None: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def head_weight(self) -> Tensor: ...
+
+    @property
+    def head_bias(self) -> Tensor | None: ...
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Hidden states after the final norm, [B, T, D]. Differentiable."""
         ...

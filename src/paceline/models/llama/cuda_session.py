@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.block import Judgement, draw_ahead, judge_block
+from paceline.core.drafted import Drafted, Uniforms
 from paceline.core.lists import as_list
 from paceline.core.rule import is_capturable
 from paceline.core.rules import Lossless
-from paceline.core.verification import Drafted, Uniforms
-from paceline.models.fixed_shapes import rows_for
-from paceline.models.session import ModelSession
+from paceline.models.contract import ModelSession
+from paceline.models.llama.cuda import rows_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest
     from paceline.core.rule import Rule
     from paceline.core.sampling import SamplingParams
-    from paceline.models.fixed_shapes import FixedReader, FixedReaders
+    from paceline.models.llama.cuda import FixedReader, FixedReaders
 
 _SPARE = 64  # columns behind a prompt, so that a short answer needs no larger room
 _MOST_RECORDED = 16  # tokens of a pass; beyond, what a launch takes no longer matters

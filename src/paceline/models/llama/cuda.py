@@ -19,7 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from paceline.models.llama import LlamaDecoder
+    from paceline.models.llama.forward import LlamaDecoder
 
     Inputs = Sequence[Tensor]
     Work = Callable[..., Sequence[Tensor]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import VocabularyMismatchError
 
 if TYPE_CHECKING:
-    from paceline.models.session import Model
+    from paceline.models.contract import Model
 
 _ADVICE = "choose or build a draft with the target's own tokenizer"
 
@@ -39,10 +39,9 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
 
 def _token_ids(model: Model, width: int) -> dict[str, int] | None:
     """Without what some tokenizers name beyond the last logit: no model can produce that."""
-    tokenizer = getattr(model, "tokenizer", None)
-    if tokenizer is None:
+    if model.tokenizer is None:
         return None
-    return {token: id for token, id in tokenizer.get_vocab().items() if id < width}
+    return {token: id for token, id in model.tokenizer.get_vocab().items() if id < width}
 
 
 def _difference(target_ids: dict[str, int], draft_ids: dict[str, int]) -> str:

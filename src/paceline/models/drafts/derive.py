@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.causal import CausalModel
-from paceline.models.draft import shorten_config
-from paceline.models.from_scratch import draw_weights
+from paceline.models.drafts.layers import shorten_config
+from paceline.models.drafts.scratch import draw_weights
+from paceline.models.hf.causal import CausalModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

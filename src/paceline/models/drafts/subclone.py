@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.causal import CausalModel
-from paceline.models.causal_session import evaluating
-from paceline.models.llama import LlamaDecoder
+from paceline.models.hf.base import evaluating
+from paceline.models.hf.causal import CausalModel
+from paceline.models.llama.forward import LlamaDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence

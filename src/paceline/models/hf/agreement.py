@@ -17,10 +17,10 @@ from torch import Tensor
 from paceline.errors import SlowerWarning
 
 if TYPE_CHECKING:
-    from paceline.models.causal import CausalModel
-    from paceline.models.session import ModelSession
+    from paceline.models.contract import ModelSession
+    from paceline.models.hf.base import HfModel
 
-    Fast = TypeVar("Fast")
+AnyModel = TypeVar("AnyModel", bound="HfModel")
 
 EXACT = 0.01
 """Largest difference of a logit, in standard deviations of the logits, where both compute in float32."""
@@ -33,20 +33,20 @@ def tolerance_for(dtype: torch.dtype) -> float:
     return EXACT if dtype == torch.float32 else ROUNDED
 
 
-def trial_tokens(model: CausalModel) -> list[int]:
+def trial_tokens(model: HfModel) -> list[int]:
     """Three tokens that a model is tried on."""
     return [token % model.vocab_size for token in (7, 11, 5)]
 
 
 @torch.inference_mode()
-def plain_logits(model: CausalModel) -> Tensor:
+def plain_logits(model: HfModel) -> Tensor:
     """Logits after two and after three trial tokens, by transformers and without a cache, [2, V]."""
     tokens = torch.tensor([trial_tokens(model)], device=model.device)
     logits = model.hf(input_ids=tokens, use_cache=False).logits
     return logits[0, 1:, : model.vocab_size].float()
 
 
-def rolled_back_logits(model: CausalModel, session: ModelSession) -> Tensor:
+def rolled_back_logits(model: HfModel, session: ModelSession) -> Tensor:
     """The same logits, each from a row of a ragged batch; one row has read a wrong token before."""
     first, second, third = trial_tokens(model)
     session.prefill([[first], [first, second, first]])
@@ -64,7 +64,7 @@ def difference(wanted: Tensor, got: Tensor) -> float:
     return float(apart.nan_to_num(nan=torch.inf))
 
 
-def unless_wrong(model: CausalModel, name: str, tolerance: float) -> CausalModel | None:
+def unless_wrong(model: AnyModel, name: str, tolerance: float) -> AnyModel | None:
     """The model, if the sessions that it starts read as its `hf` does; else None, and one warning.
 
     Args:

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import copy
 import itertools
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
-from paceline.models.causal import CausalModel, wrap_model
-from paceline.models.draft_vocabulary import likeliest_tokens, write_draft_vocabulary
-from paceline.models.loading import model_directory
-from paceline.models.silence import quiet
-from paceline.records import atomic_directory
+from paceline.errors import UnsupportedModelError, UsageError
+from paceline.models.hf.causal import CausalModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from transformers import PreTrainedConfig, PreTrainedModel
-
-_TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "chat_template*",
-)
 
 
 def subset_layers(
@@ -85,75 +69,6 @@ def _check_config(hf: PreTrainedModel) -> None:
             f"{hf.config.model_type} has layers of several kinds, which its config tells by their "
             "numbers, and these layers do not fit those; choose others, or a new draft (--params)"
         )
-
-
-def limit_vocabulary(
-    draft: CausalModel, target: CausalModel, texts: Iterable[Sequence[int]], size: int
-) -> CausalModel:
-    """The same draft, proposing only the tokens that the target expects most often in such texts.
-
-    Tokens that end a text are always among them. Weights are shared with the draft.
-
-    Raises:
-        UsageError: The size is not between 1 and the vocabulary's, or there is no text.
-    """
-    return wrap_model(draft.hf, draft.tokenizer, likeliest_tokens(target, texts, size))
-
-
-def save_draft(
-    draft: CausalModel, tokenizer_source: str | Path, out: Path, dtype: torch.dtype | None = None
-) -> None:
-    """Write an ordinary model directory, whole or not at all; an older one there is replaced.
-
-    Args:
-        draft: What to save.
-        tokenizer_source: Where the target was loaded from (directory, GGUF file or hub id); its
-            tokenizer files are copied byte for byte.
-        out: The directory to make.
-        dtype: What to store the weights in; None stores them as they are.
-
-    Raises:
-        StorageError: The disk is full or the place cannot be written.
-    """
-    files = _tokenizer_files(tokenizer_source)
-    hf = draft.hf if dtype is None else copy.deepcopy(draft.hf).to(dtype)  # pyright: ignore
-    embeddings: Any = hf.get_input_embeddings()
-    hf.config.get_text_config(decoder=True).vocab_size = embeddings.weight.shape[0]
-    with quiet(), atomic_directory(out) as scratch:
-        hf.save_pretrained(scratch)
-        for weights in scratch.glob("*.safetensors"):
-            # safetensors keeps them from everyone else, who may have to serve them
-            weights.chmod((scratch / "config.json").stat().st_mode)
-        if draft.draft_vocabulary is not None:
-            write_draft_vocabulary(scratch, draft.draft_vocabulary)
-        _copy(files, scratch)
-
-
-def copy_tokenizer(source: str | Path, out: Path) -> None:
-    """Give a model directory the tokenizer files of another model, byte for byte.
-
-    Raises:
-        ModelLoadError: There are none.
-    """
-    _copy(_tokenizer_files(source), out)
-
-
-def _tokenizer_files(source: str | Path) -> list[Path]:
-    directory = model_directory(source)
-    files = [path for pattern in _TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
-    if not files:
-        raise ModelLoadError(
-            f"{source} has no tokenizer files to give to the draft; name the target's own directory"
-        )
-    return files
-
-
-def _copy(files: Iterable[Path], out: Path) -> None:
-    for path in files:
-        if path.is_dir():
-            shutil.copytree(path, out / path.name)
-        else:
-            shutil.copyfile(path, out / path.name)
 
 
 def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:

@@ -10,34 +10,25 @@ Shape suffixes: B batch, N new tokens, W cache width, V vocabulary.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.core.rules import Lossless
-from paceline.models.cache import RoomyCache
-from paceline.models.session import ModelSession
-from paceline.native.rules import native_rule
+from paceline.models.contract import ModelSession
+from paceline.models.hf.base import evaluating
+from paceline.models.hf.cache import RoomyCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from transformers import PreTrainedModel
-
-    from paceline.core.block import DrawRequest, Judgement, JudgeRequest
-    from paceline.core.verification import Drafted
-    from paceline.models.causal import CausalModel
-    from paceline.models.native_llama import NativeLlama
-
-_EXACT = Lossless()
+    from paceline.models.hf.base import HfModel
 
 
 class CausalSession(ModelSession):
     """Keys and values of a batch of texts, right-aligned."""
 
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: HfModel) -> None:
         super().__init__(model.vocab_size, model.max_length)
         self.model = model
         self.cache = RoomyCache()
@@ -55,56 +46,25 @@ class CausalSession(ModelSession):
         count = tokens_BN.shape[1]
         return self._read(tokens_BN, [length + count for length in self.lengths], keep=0)
 
-    def take_draw(self, request: DrawRequest) -> Drafted | None:
-        batch, new = len(request.unread), len(request.unread[0])
-        native = self._native(batch * new)
-        passes = request.plan.num_passes
-        if native is None or not request.only_temperature or passes == 0:
-            return None
-        if native.listeners and passes > 1:
-            return None
-        lengths = self._longer(batch, new + passes - 1)
-        drawn = native.draw(
-            request, self.cache, [length - passes + 1 for length in lengths], self.vocab_size
-        )
-        self.lengths = lengths
-        return drawn
-
-    def take_judge(self, request: JudgeRequest) -> Judgement | None:
-        batch, gamma = request.drafted.tokens_BG.shape
-        native = self._native(batch * (gamma + 1))
-        # without uniforms the rule is not asked
-        known = native_rule(_EXACT if request.uniforms is None else request.rule)
-        if native is None or known is None or not request.only_temperature:
-            return None
-        lengths = self._longer(batch, gamma + 1)
-        judgement = native.judge(request, known, self.cache, lengths, self.vocab_size)
-        self.lengths = lengths
-        return judgement
-
     def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
         """Logits of the last `keep` columns (0: all); row b is ends[b] tokens long afterwards."""
-        native = self._native(tokens_BN.numel())
-        if native is not None:
-            # who listens hears of all columns
-            logits = native(tokens_BN, self.cache, ends, 0 if native.listeners else keep)
-            return logits[:, -keep:]
         self._align()
         tokens_BN = tokens_BN.to(self._device)
         with torch.inference_mode(), evaluating(self.model.hf):
             return self.model.decoder(tokens_BN, self.cache, _ragged(ends), keep).float()
 
-    def _native(self, num_tokens: int) -> NativeLlama | None:
-        return self.model.decoder.reader_of(num_tokens)
-
     def _rollback(self, counts: Sequence[int]) -> None:
         self.cache.forget(counts)
 
     def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        fresh = CausalSession(self.model)
+        fresh = self._fresh()
         logits_RV = fresh._prefill(prompts)
         self.cache.adopt(rows, fresh.cache, len(self.lengths))
         return logits_RV
+
+    def _fresh(self) -> CausalSession:
+        """An empty session that reads as this one does."""
+        return CausalSession(self.model)
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
         ends = self.cache.ends_of(len(self.lengths))
@@ -126,16 +86,3 @@ class CausalSession(ModelSession):
 def _ragged(ends: Sequence[int]) -> Tensor | None:
     """The ends of rows of different lengths, [B]."""
     return None if min(ends) == max(ends) else torch.tensor(ends)
-
-
-@contextlib.contextmanager
-def evaluating(hf: PreTrainedModel) -> Iterator[None]:
-    """Dropout off while reading, whatever the training loop has set."""
-    training = hf.training
-    if training:
-        hf.eval()
-    try:
-        yield
-    finally:
-        if training:
-            hf.train()

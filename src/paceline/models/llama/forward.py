@@ -3,7 +3,7 @@
 At one to eight tokens a pass the transformers modules spend a third of the time between operators.
 This is the same arithmetic with packed weights, query, key and value in one product, gate and up in
 another. Where it can be compiled, native/llama.c does better still for few tokens. Used by
-`CausalModel.prepare_for_decoding`; everything else goes through transformers.
+`prepare_for_decoding`; everything else goes through transformers.
 
 Shape suffixes: B batch, N new tokens, W cache width, H heads, D head size.
 """
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.core.vocabulary_subset import spread
 from paceline.errors import SlowerWarning
-from paceline.models.cache import RoomyCache
-from paceline.models.draft_vocabulary import spread
-from paceline.models.native_llama import NativeLlama
-from paceline.models.native_weights import can_copy, window_of
+from paceline.models.hf.cache import RoomyCache
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.cpu_weights import can_copy, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,11 +121,6 @@ class LlamaDecoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.head_weight.dtype
-
-    def reader_of(self, num_tokens: int) -> NativeLlama | None:
-        """What reads so few tokens in one call, if there is such a thing."""
-        few = self.native is not None and num_tokens <= self.native.most_tokens
-        return self.native if few else None
 
     @torch.inference_mode()
     def _agrees_with(self, native: NativeLlama) -> bool:

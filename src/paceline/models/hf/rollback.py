@@ -1,0 +1,62 @@
+"""Proof that a model can forget its last tokens: an unheard-of architecture is refused rather than wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from paceline.errors import UnsupportedModelError
+from paceline.models.hf.agreement import (
+    difference,
+    plain_logits,
+    rolled_back_logits,
+    tolerance_for,
+)
+from paceline.models.hf.architectures import ADVICE
+from paceline.models.hf.session import CausalSession
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.models.hf.base import HfModel
+
+# proved over random sequences of reading and rolling back by tests/property/test_session.py
+PROVEN = ("bloom", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "opt", "qwen2", "qwen3")
+
+
+def prove_rollback(model: HfModel) -> None:
+    """Read three tokens in a ragged batch with a roll-back, and compare with a plain pass.
+
+    Raises:
+        UnsupportedModelError: The cache is not plain keys and values, or the logits differ.
+    """
+    name = model.hf.config.model_type
+    if name in PROVEN:
+        return
+    try:
+        wanted, got = plain_logits(model), _rolled_back_logits(model)
+    except torch.OutOfMemoryError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        reason = str(e).strip().split("\n")[0]
+        raise UnsupportedModelError(
+            f"{name} failed a trial of reading and rolling back three tokens ({reason}); {ADVICE}"
+        ) from e
+    if not difference(wanted, got) <= tolerance_for(model.dtype):
+        raise UnsupportedModelError(
+            f"{name} gives other logits after a roll-back than in a plain pass, so its text would be "
+            f"wrong; {ADVICE}"
+        )
+
+
+def _rolled_back_logits(model: HfModel) -> Tensor:
+    session = CausalSession(model)
+    logits = rolled_back_logits(model, session)
+    layers: list[Any] = session.cache.layers
+    plain = [isinstance(layer, DynamicLayer) and layer.is_initialized for layer in layers]
+    text_config = model.hf.config.get_text_config(decoder=True)
+    if len(layers) != text_config.num_hidden_layers or not all(plain):
+        raise ValueError("its cache is not one set of keys and values a layer")
+    return logits

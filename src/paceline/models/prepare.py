@@ -1,0 +1,236 @@
+"""Faster ways to read a model, each compared with transformers before it is used.
+
+The only module that knows all implementations of the contract.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from paceline.errors import UsageError
+from paceline.models.hf.agreement import EXACT, ROUNDED, tolerance_for, unless_wrong
+from paceline.models.hf.causal import CausalModel, HfDecoder
+from paceline.models.hf.session import CausalSession
+from paceline.models.llama import packing
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.cpu_session import CompiledSession
+from paceline.models.llama.cpu_weights import can_copy
+from paceline.models.llama.cuda import FixedReaders, can_record
+from paceline.models.llama.cuda_session import FixedSession
+from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.int8 import rounded_copy
+from paceline.models.llama.packing import Packer, bfloat16_product, can_pack, merged_product
+from paceline.models.precision import (
+    Choice,
+    choose_precision,
+    faster_of,
+    fastest_of,
+    overridden,
+    shapes_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.models.contract import ModelSession
+    from paceline.models.hf.base import ForwardPass, HfModel
+
+    StartSession = Callable[[HfModel], ModelSession]
+
+Weights = Literal["auto", "plain", "packed_fp16", "int8"]
+
+
+def prepare_for_decoding(
+    model: CausalModel,
+    weights: Weights = "auto",
+    activations: Literal["float32", "bfloat16"] = "float32",
+) -> CausalModel:
+    """The same model, reading few tokens at a time as fast as this processor can.
+
+    On an x86 CPU the matrices of a float32 model are copied into float16 (see llama/packing.py), and
+    those that bfloat16 holds, of whatever model, once more for a compiled pass over few tokens (see
+    llama/cpu.py). Everything else is float32 then. On a CUDA device a Llama-like model is read in
+    passes of fixed shapes, recorded and replayed as graphs (see llama/cuda.py). Later changes of the
+    weights do not reach the copy; `hf`, hidden states and the head stay as they are.
+
+    Args:
+        model: Left as it is, but for `int8`.
+        weights: "auto" packs what float16 holds exactly, that is, matrices from a 16-bit
+            checkpoint; "packed_fp16" rounds the others, too; "plain" changes nothing. "int8" rounds
+            all linear layers to 8 bits a weight, in `hf`, too: for drafts.
+        activations: "bfloat16" rounds matmul inputs of a bfloat16 model to bfloat16, as transformers
+            does with everything; on a processor with native bfloat16, many rows are read up to twice
+            as fast. Nothing changes elsewhere.
+
+    Raises:
+        UsageError: "packed_fp16" or "int8" where that is impossible.
+    """
+    if weights == "int8":
+        return _in_int8(model)
+    on_cpu = model.device.type == "cpu"
+    if weights == "packed_fp16" and not (on_cpu and model.dtype == torch.float32 and can_pack()):
+        raise UsageError(
+            f"packed_fp16 weights need float32 on an x86 CPU, but the model is {_dtype_of(model)} "
+            f"on {model.device}; use weights=auto"
+        )
+    if weights == "plain":
+        return model
+    if model.device.type == "cuda":
+        return in_fixed_shapes(model)
+    if not on_cpu:
+        return model
+    if model.dtype == torch.bfloat16:
+        return _in_bfloat16(model, rounds=activations == "bfloat16")
+    if model.dtype != torch.float32 or not can_pack():
+        return model
+    return _packed(model, exact=weights == "auto")
+
+
+def in_fixed_shapes(model: CausalModel) -> CausalModel:
+    """The same model, a Llama-like one in passes that a GPU replays: see llama/cuda.py.
+
+    Weights that are multiplied together lie together then, in `hf`, too. Other models stay as they are.
+    """
+    if not LlamaDecoder.supports(model.hf) or not can_record(model.hf.config):
+        return model
+    decoder = LlamaDecoder(model.hf, merged_product, model.draft_vocabulary, compiled=False)
+    trial = _with(model, decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
+    if unless_wrong(trial, "reading recorded passes", tolerance_for(model.dtype)) is None:
+        return model
+    # without the recordings of the trial
+    return _with(model, decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
+
+
+def can_read_int8(model: CausalModel) -> bool:
+    """May such a model be prepared with weights="int8", here?"""
+    possible = model.device.type == "cpu" and can_pack()
+    return possible and LlamaDecoder.supports(model.hf) and can_copy(model.hf, int8=True)
+
+
+def _packed(model: CausalModel, *, exact: bool) -> CausalModel:
+    packer = Packer(packing.EXACT if exact else packing.ROUNDED)
+    if LlamaDecoder.supports(model.hf):
+        prepared = _with_llama(model, LlamaDecoder(model.hf, packer, model.draft_vocabulary))
+    else:
+        copy = packing.packed_copy(model.hf, packer)
+        prepared = _with(model, HfDecoder(copy, model.draft_vocabulary), CausalSession)
+    if not packer.num_packed:
+        return model
+    prepared.weight_change = packer.largest_change
+    return unless_wrong(prepared, "reading packed weights", EXACT if exact else ROUNDED) or model
+
+
+def _in_bfloat16(model: CausalModel, *, rounds: bool) -> CausalModel:
+    """Few tokens in one compiled pass; many with the products that are fastest here."""
+    if not LlamaDecoder.supports(model.hf):
+        return model
+    chosen = choose_precision("decoding", shapes_of(model.hf.config), model.device)
+    if chosen.precision == "bfloat16":
+        make_linear, change = bfloat16_product, 0.05
+    elif can_pack():
+        make_linear, change = Packer(packing.EXACT), 0.05 if rounds else 1e-3
+    else:
+        return model
+    decoder = LlamaDecoder(
+        model.hf, make_linear, model.draft_vocabulary, change=change, rounds=rounds
+    )
+    return unless_wrong(_with_llama(model, decoder), "reading fused layers", ROUNDED) or model
+
+
+def _in_int8(model: CausalModel) -> CausalModel:
+    if can_read_int8(model):
+        rounded = rounded_copy(model.hf)
+        packer = Packer(packing.EXACT)
+        decoder = LlamaDecoder(rounded, packer, model.draft_vocabulary, int8_of=model.hf)
+        if decoder.native is not None:
+            plain = CausalModel(rounded, model.tokenizer, model.draft_vocabulary)
+            prepared = _with_llama(plain, decoder)
+            prepared.num_parameters = model.num_parameters  # a tied head was untied to round it
+            if unless_wrong(prepared, "reading 8-bit weights", ROUNDED) is not None:
+                return prepared
+    raise UsageError(
+        f"int8 weights need a Llama-like model on an x86 CPU and a C compiler, but this is a "
+        f"{model.hf.config.model_type} in {_dtype_of(model)} on {model.device}; use weights=auto"
+    )
+
+
+def _with(model: CausalModel, decoder: ForwardPass, start: StartSession) -> CausalModel:
+    """The model with another forward pass and other sessions."""
+    return CausalModel(model.hf, model.tokenizer, model.draft_vocabulary, decoder, start)
+
+
+def _with_llama(model: CausalModel, decoder: LlamaDecoder) -> CausalModel:
+    if decoder.native is None:
+        return _with(model, decoder, CausalSession)
+    return _with(model, decoder, partial(CompiledSession, native=decoder.native))
+
+
+def _start_fixed(decoder: LlamaDecoder, readers: FixedReaders, model: HfModel) -> ModelSession:
+    if decoder.listening:  # nobody hears of a replayed pass
+        return CausalSession(model)
+    return FixedSession(readers, model.device, model.vocab_size, model.max_length)
+
+
+def _dtype_of(model: CausalModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+class TrainingWriter:
+    """A model in training, as it writes text: its sessions read with the weights of their start.
+
+    Attributes:
+        has_copies: Whether sessions read copies; if not, they read as the model does.
+
+    A few rows' tokens are read in compiled passes over a copy in bfloat16, which lives as long as the
+    session: a step's loss needs the memory again. Prompts, and models of which there is no such copy,
+    are read as the model itself reads.
+    """
+
+    def __init__(self, model: CausalModel) -> None:
+        self.vocab_size = model.vocab_size
+        self.max_length = model.max_length
+        self.eos_token_ids = model.eos_token_ids
+        self.num_parameters = model.num_parameters
+        self.tokenizer = model.tokenizer
+        self._model = model
+        possible = model.device.type == "cpu" and LlamaDecoder.supports(model.hf)
+        self.has_copies = possible and can_copy(model.hf, in_training=True)
+        self._checked = False
+
+    def start_session(self) -> ModelSession:
+        model = self._model
+        if not self.has_copies:
+            return CausalSession(model)
+        native = NativeLlama(model.hf, model.draft_vocabulary)
+        plain = HfDecoder(model.hf, model.draft_vocabulary)
+        copy = _with(model, plain, partial(CompiledSession, native=native))
+        if not self._checked:
+            self._checked = True
+            if unless_wrong(copy, "the compiled copy of a model in training", ROUNDED) is None:
+                self.has_copies = False
+                return CausalSession(model)
+        return copy.start_session()
+
+
+def choose_writer(model: CausalModel, num_rows: int) -> Choice:
+    """Whether copies for writing ("bfloat16") read a token a row faster than the model ("float32").
+
+    Timed on the model itself, unless `PACELINE_PRECISION` says which.
+    """
+    override = overridden()
+    if override is not None:
+        return override
+    writing = TrainingWriter(model)
+    if not writing.has_copies:
+        return Choice("float32", f"there is no compiled pass for this {model.hf.config.model_type}")
+    tokens_B1 = torch.zeros(num_rows, 1, dtype=torch.int64)
+    sessions = {"float32": model.start_session(), "bfloat16": writing.start_session()}
+    for session in sessions.values():
+        session.prefill(tokens_B1.tolist())
+    seconds = fastest_of(
+        {name: partial(session.extend, tokens_B1) for name, session in sessions.items()}
+    )
+    return faster_of(seconds, f"writing {num_rows} rows")
