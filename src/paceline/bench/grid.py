@@ -8,9 +8,9 @@ from typing import Annotated, Any, cast
 from pydantic import Field, field_validator
 
 from paceline.config import StrictModel
-from paceline.core.rules import AnyRule
+from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
-from paceline.decode.policies import AnyPolicy, FixedLength
+from paceline.decode.policies import FixedLength, PolicyChoice
 from paceline.decode.strategies import (
     AnyStrategy,
     Autoregressive,
@@ -18,7 +18,6 @@ from paceline.decode.strategies import (
     Speculative,
 )
 
-RuleChoice = Annotated[AnyRule, Field(discriminator="rule")]
 StrategyChoice = Annotated[AnyStrategy, Field(discriminator="strategy")]
 
 
@@ -46,7 +45,7 @@ class Grid(StrictModel):
     )
     rules: tuple[RuleChoice, ...] = ()
     strategies: tuple[StrategyChoice, ...] = ()
-    policy: Annotated[AnyPolicy, Field(discriminator="policy")] = FixedLength()
+    policy: PolicyChoice = FixedLength()
     draft_sampling: SamplingParams | None = None
     sampling: SamplingParams = SamplingParams()
 

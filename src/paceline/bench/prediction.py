@@ -112,7 +112,7 @@ def cells_to_predict(folder: Path, rows: Sequence[ResultRow]) -> list[DecodingCo
 
 def _is_ruled(cell: DecodingConfig) -> bool:
     strategy = cell.strategy
-    return isinstance(strategy, Speculative) and strategy.policy.policy == "fixed"
+    return isinstance(strategy, Speculative) and strategy.policy.name == "fixed"
 
 
 def _predict(

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from paceline.config import StrictModel, describe
-from paceline.decode.cascade import MOST_DRAFTED
+from paceline.config import StrictModel, describe, fields_of
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
+    from paceline.core.rule import Rule
     from paceline.core.sampling import SamplingParams
 
 SCHEMA_VERSION = 2
@@ -104,20 +104,67 @@ def family(decoding: DecodingConfig) -> str:
     """The curve of a frontier plot that a cell lies on: all but the swept threshold."""
     strategy = decoding.strategy
     if isinstance(strategy, Oracle):
-        return f"{strategy.strategy} {strategy.rule.rule}"
+        return " ".join([strategy.strategy, *_details(strategy.rule)])
     if not isinstance(strategy, Speculative):
         normalised = getattr(strategy, "normalise", False)
         return f"{strategy.strategy} normalised" if normalised else strategy.strategy
-    names = [strategy.rule.rule]
-    for detail in ("kind", "beta"):
-        value = getattr(strategy.rule, detail, None)
-        if value is not None:
-            names.append(f"beta {value}" if detail == "beta" else str(value))
-    if strategy.policy.policy != "fixed":
-        names.append(strategy.policy.policy)
+    names = _details(strategy.rule)
+    if strategy.policy.name != "fixed":
+        names.append(strategy.policy.name)
     if strategy.draft_sampling is not None:
         names.append(_drawn(strategy.draft_sampling))
     return " ".join(names)
+
+
+def setting(decoding: DecodingConfig) -> str:
+    """Where on its curve a cell lies, such as `alpha 0.2, gamma 4`."""
+    strategy = decoding.strategy
+    if isinstance(strategy, Speculative | Oracle):
+        threshold = threshold_of(strategy.rule)
+        parts = [] if threshold is None else _numbers(strategy.rule, threshold)
+    else:
+        parts = _numbers(strategy)
+    if isinstance(strategy, Speculative):
+        parts.insert(1, f"gamma {strategy.num_speculative_tokens}")
+        parts += _numbers(strategy.policy)
+    return ", ".join(parts)
+
+
+def threshold_of(rule: Rule) -> str | None:
+    """The parameter that is swept: the first that is a number."""
+    return next((key for key, value in parameters_of(rule).items() if _is_number(value)), None)
+
+
+def parameters_of(variant: Any) -> dict[str, Any]:
+    """Everything that was chosen of a rule, a policy or a strategy, in order, but for its tag."""
+    chosen = {key: getattr(variant, key) for key in fields_of(type(variant))}
+    return {
+        key: value for key, value in chosen.items() if key not in ("rule", "policy", "strategy")
+    }
+
+
+def _details(rule: Rule) -> list[str]:
+    """The rule's name, and all of its parameters but the swept one."""
+    rest = {key: v for key, v in parameters_of(rule).items() if key != threshold_of(rule)}
+    return [rule.name, *(v if key == "kind" else f"{_words(key)} {v}" for key, v in rest.items())]
+
+
+def _numbers(variant: Any, *names: str) -> list[str]:
+    """Its numbers, or these of them, by name; those that are as they are by default are left out."""
+    fields = fields_of(type(variant))
+    return [
+        f"{_words(key)} {value:g}"
+        for key, value in parameters_of(variant).items()
+        if _is_number(value) and (key in names if names else value != fields[key].default)
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
 
 
 def _drawn(draft: SamplingParams) -> str:
@@ -128,23 +175,3 @@ def _drawn(draft: SamplingParams) -> str:
     if draft.top_p < 1:
         told.append(f"top-p {draft.top_p:g}")
     return " ".join(told)
-
-
-def setting(decoding: DecodingConfig) -> str:
-    """Where on its curve a cell lies, such as `alpha 0.2, gamma 4`."""
-    strategy = decoding.strategy
-    chosen = strategy.rule if isinstance(strategy, Speculative | Oracle) else strategy
-    parts = _told(chosen, "alpha", "epsilon", "threshold", "fallback", "rollback")
-    if isinstance(strategy, Speculative):
-        parts.append(f"gamma {strategy.num_speculative_tokens}")
-        parts += _told(strategy.policy, "threshold", "cost_ratio")
-    most = getattr(strategy, "most_drafted", MOST_DRAFTED)
-    if most != MOST_DRAFTED:
-        parts.append(f"at most {most} drafted")
-    return ", ".join(parts)
-
-
-def _told(what: object, *names: str) -> list[str]:
-    """Those of its numbers that it has, by name."""
-    given = [(name, getattr(what, name, None)) for name in names]
-    return [f"{name.replace('_', ' ')} {value:g}" for name, value in given if value is not None]

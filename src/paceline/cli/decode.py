@@ -23,6 +23,7 @@ def decode(
         typer.Option(help="int8: a faster draft that agrees a little less."),
     ] = "auto",
     gamma: Annotated[int | None, typer.Option(help="Tokens drafted a block; 4.")] = None,
+    rule: options.Rule = None,
     max_new_tokens: Annotated[int, typer.Option(help="At most so many new tokens.")] = 128,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -49,6 +50,7 @@ def decode(
         config,
         overrides,
         strategy__num_speculative_tokens=gamma,
+        strategy__rule=options.as_yaml(rule),
         strategy__draft_sampling__temperature=draft_temperature,
         sampling__temperature=temperature,
         sampling__top_p=top_p,
@@ -75,6 +77,6 @@ def _check_draft(decoding: "DecodingConfig", draft: str | None, draft_weights: s
     drafts = chosen and decoding.strategy.strategy != "autoregressive"
     if draft is None and (drafts or draft_weights != "auto"):
         raise UsageError(
-            "--gamma, --draft-temperature, --draft-weights and a strategy say how a draft is used, and "
+            "--gamma, --rule, --draft-temperature, --draft-weights and a strategy say how a draft is used, and "
             "there is none; name it by --draft"
         )

@@ -43,6 +43,10 @@ Costs = Annotated[
     str | None,
     typer.Option(help="Use an engine's costs (measure --engine --write-costs) instead of timing."),
 ]
+Rule = Annotated[
+    str | None,
+    typer.Option(help="Verification rule, such as lossless or '{rule: opt, alpha: 0.2}'."),
+]
 Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1 is none.")]
 DryRun = Annotated[
     bool,
@@ -79,6 +83,15 @@ def build(
     for override in overrides or ():
         apply_override(values, override)
     return validate(cls, values)
+
+
+def as_yaml(text: str | None) -> Any:
+    """The value of an option that is written as in a file: a name, or a mapping in braces."""
+    if text is None:
+        return None
+    values: dict[str, Any] = {}
+    apply_override(values, f"value={text}")
+    return values["value"]
 
 
 def check_resumable(output: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.table import Table
 
-from paceline.bench.schema import family, setting
+from paceline.bench.schema import family, parameters_of, setting
 from paceline.measure.trajectory import name_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.tune import Tried, Tuned
     from paceline.core.bootstrap import Interval
-    from paceline.core.rules import AnyRule
+    from paceline.core.rule import Rule
     from paceline.measure.frontier import PredictedFrontier
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
@@ -255,11 +255,10 @@ def frontier_table(found: PredictedFrontier) -> Group:
     return Group(table, remark)
 
 
-def rule_name(rule: AnyRule) -> str:
-    """`chow 0.4`: the tag, then what was chosen."""
-    chosen = {key: value for key, value in vars(rule).items() if not key.startswith("_")}
-    tag = chosen.pop("rule")
-    return " ".join([tag, *(f"{v:g}" if isinstance(v, float) else str(v) for v in chosen.values())])
+def rule_name(rule: Rule) -> str:
+    """`chow 0.4`: the name, then what was chosen."""
+    chosen = parameters_of(rule).values()
+    return " ".join([rule.name, *(f"{v:g}" if isinstance(v, float) else str(v) for v in chosen)])
 
 
 def tuned_table(found: Tuned) -> Group:

@@ -83,7 +83,7 @@ def _what_for(found: "Tuned") -> str:
         )
         if found.chosen.speedup.high < 1:
             told += "; that is slower than no draft"
-        if strategy.rule.rule != "lossless":
+        if strategy.rule.name != "lossless":
             told += "; engines do not have this rule, paceline decode has"
         return told
     weights = "" if wanted.draft_weights == "auto" else f" --draft-weights {wanted.draft_weights}"

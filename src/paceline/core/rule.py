@@ -6,7 +6,7 @@ for one step. A rule that states its aim pi keeps min(1, pi/q) and recovers from
 that it induces pi itself.
 
 A rule of your own is a frozen pydantic dataclass that derives from `Rule`, with `accept` and
-`recover`, and `aim` if it states one: see docs/guides/extend.md.
+`recover`, and `aim` if it states one: see docs/guides/add_a_rule.md.
 """
 
 from __future__ import annotations
@@ -74,6 +74,11 @@ class Rule(ABC):
     uses_confidence: bool = False
     entrywise: bool = False
     capturable: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its tag in configurations, or its class."""
+        return getattr(self, "rule", type(self).__name__)
 
     @property
     def num_undrafted(self) -> int:

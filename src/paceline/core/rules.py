@@ -5,7 +5,7 @@ Choices are frozen and tagged by `rule`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -25,6 +25,7 @@ from paceline.core.cascade_rules import (
     TokenV3,
 )
 from paceline.core.rule import STRICT, NativeForm, Position, Rule, capped_ratio, normalised_excess
+from paceline.extensions import variants
 
 # Newton's steps; each leaves a piece of the sum behind, and real distributions take about ten.
 _MOST_PIECES = 200
@@ -179,3 +180,9 @@ AnyRule: TypeAlias = (
     | TokenV2
     | TokenV3
 )
+
+if TYPE_CHECKING:
+    RuleChoice: TypeAlias = Rule
+else:
+    RuleChoice = variants(AnyRule, "rule", Rule)
+    """A field of a configuration: a built-in rule, or `{import: package.module:Name, ...}`."""

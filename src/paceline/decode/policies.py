@@ -1,18 +1,19 @@
 """How many tokens a block drafts, at most gamma.
 
 Whatever a policy looks at is known before the token in question is drawn, so a lossless rule stays
-lossless under each. A policy of your own derives from `DraftPolicy`: see docs/guides/extend.md.
+lossless under each. A policy of your own derives from `DraftPolicy`: see docs/guides/add_a_policy.md.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from paceline.core.rule import STRICT
 from paceline.core.speed import best_gamma
+from paceline.extensions import variants
 
 
 class DraftPolicy:
@@ -23,6 +24,11 @@ class DraftPolicy:
     """
 
     stops_early: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its tag in configurations, or its class."""
+        return getattr(self, "policy", type(self).__name__)
 
     def length(self, num_accepted: int, num_examined: int, most: int) -> int:
         """Tokens to draft, 1 to `most`, after so many accepted of so many examined in this text."""
@@ -77,3 +83,9 @@ class Adaptive(DraftPolicy):
 
 
 AnyPolicy: TypeAlias = FixedLength | Confident | Adaptive
+
+if TYPE_CHECKING:
+    PolicyChoice: TypeAlias = DraftPolicy
+else:
+    PolicyChoice = variants(AnyPolicy, "policy", DraftPolicy)
+    """A field of a configuration: a built-in policy, or `{import: package.module:Name, ...}`."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.rules import AnyRule, Diff, Lossless
+from paceline.core.rules import Diff, Lossless, RuleChoice
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.cascade import MOST_DRAFTED, BigLittleDecoder, OracleCascade, TokenCascade
-from paceline.decode.policies import AnyPolicy, FixedLength
+from paceline.decode.policies import FixedLength, PolicyChoice
 from paceline.decode.sequence_cascade import SequenceCascade
 from paceline.decode.speculative import SpeculativeDecoder
 
@@ -38,9 +38,9 @@ class Speculative(StrictModel):
     """
 
     strategy: Literal["speculative"] = "speculative"
-    rule: Annotated[AnyRule, Field(discriminator="rule")] = Lossless()
+    rule: RuleChoice = Lossless()
     num_speculative_tokens: Count = 4
-    policy: Annotated[AnyPolicy, Field(discriminator="policy")] = FixedLength()
+    policy: PolicyChoice = FixedLength()
     draft_sampling: SamplingParams | None = None
 
 
@@ -73,7 +73,7 @@ class Oracle(StrictModel):
     """`OracleCascade`."""
 
     strategy: Literal["oracle_cascade"] = "oracle_cascade"
-    rule: Annotated[AnyRule, Field(discriminator="rule")] = Diff(0.0)
+    rule: RuleChoice = Diff(0.0)
 
 
 AnyStrategy: TypeAlias = (

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from paceline.config import StrictModel
 from paceline.core.rules import (
-    AnyRule,
     BiLDRule,
     Chow,
     ChowLog,
@@ -19,6 +18,7 @@ from paceline.core.rules import (
     Lossy,
     Opt,
     OptLog,
+    RuleChoice,
     TokenV1,
     TokenV2,
     TokenV3,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from paceline.measure.latency import PassCosts
     from paceline.models.contract import Model
 
-DEFAULT_RULES: tuple[AnyRule, ...] = (
+DEFAULT_RULES: tuple[RuleChoice, ...] = (
     Lossless(),
     *(Lenient("linear", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2, 0.1)),
     *(Lenient("square", epsilon) for epsilon in (0.8, 0.6, 0.4)),
@@ -63,7 +63,7 @@ class AnalyzeConfig(PairConfig):
     num_prompts: int = Field(default=16, ge=1)
     text: Literal["target", "draft"] = "target"
     """Who writes the text. A rule's own text lies between the two."""
-    rules: tuple[Annotated[AnyRule, Field(discriminator="rule")], ...] = DEFAULT_RULES
+    rules: tuple[RuleChoice, ...] = DEFAULT_RULES
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     pass_repeats: int = Field(default=15, ge=1)
 
@@ -71,7 +71,7 @@ class AnalyzeConfig(PairConfig):
 class FrontierRow(StrictModel):
     """One rule at one threshold."""
 
-    rule: Annotated[AnyRule, Field(discriminator="rule")]
+    rule: RuleChoice
     rejection_rate: IntervalRow
     """Rejected / judged drafted tokens at the best gamma."""
     tvd: float
@@ -153,7 +153,7 @@ def analyze_models(
     )
 
 
-def _row(rule: AnyRule, row: RuleRow, costs: PassCosts) -> FrontierRow:
+def _row(rule: RuleChoice, row: RuleRow, costs: PassCosts) -> FrontierRow:
     speedups = {
         gamma: costs.expected_speedup(tau, gamma, row.drafted_per_block[gamma])
         for gamma, tau in row.block_efficiency.items()

@@ -9,7 +9,7 @@ choice.py     every task as a choice that a file can hold
 """
 
 from paceline.tasks.arithmetic import Arithmetic
-from paceline.tasks.base import Split, Task, TaskExample, write_examples
+from paceline.tasks.base import OwnTask, Split, Task, TaskExample, write_examples
 from paceline.tasks.choice import AnyTask, TaskChoice, build_task
 from paceline.tasks.corpora import Pairs, PlainText
 from paceline.tasks.docstrings import Docstrings
@@ -18,6 +18,7 @@ __all__ = [
     "AnyTask",
     "Arithmetic",
     "Docstrings",
+    "OwnTask",
     "Pairs",
     "PlainText",
     "Split",

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
+from paceline.config import StrictModel
 from paceline.errors import UsageError
 from paceline.records import atomic_write_text
 
@@ -73,6 +75,34 @@ class Task(Protocol):
             UsageError: a library is not installed.
         """
         ...
+
+
+class OwnTask(StrictModel, ABC):
+    """What a task of your own derives from: see docs/guides/add_a_task.md.
+
+    Its fields are its settings; `metric` says what `score` computes.
+    """
+
+    @property
+    def task(self) -> str:
+        """The class's name."""
+        return type(self).__name__
+
+    @property
+    def metric(self) -> str | None:
+        return "score"
+
+    @abstractmethod
+    def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
+        """See `Task.examples`."""
+
+    @abstractmethod
+    def score(self, example: TaskExample, answer: str) -> float:
+        """See `Task.score`."""
+
+    def versions(self) -> dict[str, str]:
+        """Of libraries that decide examples and scores: none."""
+        return {}
 
 
 def write_examples(task: Task, split: Split, count: int, path: Path, seed: int = 0) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
-
-from pydantic import BeforeValidator, Field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline.config import StrictModel, validate
+from paceline.extensions import variants
 from paceline.tasks.arithmetic import Arithmetic
+from paceline.tasks.base import OwnTask, Task
 from paceline.tasks.corpora import Pairs, PlainText
 from paceline.tasks.docstrings import Docstrings
 
@@ -17,19 +17,18 @@ if TYPE_CHECKING:
 AnyTask: TypeAlias = Arithmetic | Docstrings | PlainText | Pairs
 
 
-def _name_alone(value: Any) -> Any:
-    return {"task": value} if isinstance(value, str) else value
-
-
-TaskChoice = Annotated[AnyTask, Field(discriminator="task"), BeforeValidator(_name_alone)]
-"""For a field of a configuration; a name stands for the task with its defaults."""
+if TYPE_CHECKING:
+    TaskChoice: TypeAlias = Task
+else:
+    TaskChoice = variants(AnyTask, "task", OwnTask)
+    """A field of a configuration; a name stands for the task with its defaults."""
 
 
 class _Choice(StrictModel):
     task: TaskChoice
 
 
-def build_task(chosen: str | Mapping[str, Any]) -> AnyTask:
+def build_task(chosen: str | Mapping[str, Any]) -> Task:
     """The task of that name, or that these values describe, such as `{"task": "docstrings"}`.
 
     Raises:

@@ -9,15 +9,35 @@ import contextlib
 import importlib.metadata
 import warnings
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import BeforeValidator
 
 from paceline.errors import UsageError
+from paceline.extensions import IMPORT, imported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Rouge: TypeAlias = Literal["rouge1", "rouge2", "rougeL"]
-Metric: TypeAlias = Literal["exact_match", "rouge1", "rouge2", "rougeL", "bleu"]
+BuiltInMetric: TypeAlias = Literal["exact_match", "rouge1", "rouge2", "rougeL", "bleu"]
+
+
+def _known(metric: Any) -> Any:
+    """One of ours, or `package.module:function`, also as {import: package.module:function}."""
+    if isinstance(metric, dict) and set(metric) == {IMPORT}:
+        metric = metric[IMPORT]
+    if isinstance(metric, str) and ":" in metric:
+        if not callable(imported(metric)):
+            raise ValueError(f"{metric} is no function of (reference, answer)")
+    elif metric not in get_args(BuiltInMetric):
+        names = ", ".join(get_args(BuiltInMetric))
+        raise ValueError(f"wanted one of {names}, or package.module:function")
+    return metric
+
+
+Metric = Annotated[str, BeforeValidator(_known)]
+"""How an answer is compared with its reference: a name, or a function that returns 0 to 1."""
 
 
 def score_text(metric: Metric, reference: str, answer: str) -> float:
@@ -30,13 +50,15 @@ def score_text(metric: Metric, reference: str, answer: str) -> float:
         UsageError: the library is not installed.
     """
     reference, answer = reference.strip(), answer.strip()
+    if ":" in metric:
+        return float(imported(metric)(reference, answer))
     match metric:
         case "exact_match":
             return float(answer == reference)
-        case "rouge1" | "rouge2" | "rougeL":
-            return float(_rouge(metric).score(reference, answer)[metric].fmeasure)
         case "bleu":
             return _sentence_bleu(reference, answer)
+        case _:
+            return float(_rouge(metric).score(reference, answer)[metric].fmeasure)
 
 
 def score_sum(reference: str, answer: str) -> float:
@@ -57,13 +79,9 @@ def metric_versions(metric: Metric) -> dict[str, str]:
     Raises:
         UsageError: a library is not installed.
     """
-    match metric:
-        case "exact_match":
-            return {}
-        case "rouge1" | "rouge2" | "rougeL":
-            return {name: installed_version(name) for name in ("rouge-score", "nltk")}
-        case "bleu":
-            return {"sacrebleu": installed_version("sacrebleu")}
+    if metric in get_args(Rouge):
+        return {name: installed_version(name) for name in ("rouge-score", "nltk")}
+    return {"sacrebleu": installed_version("sacrebleu")} if metric == "bleu" else {}
 
 
 def installed_version(library: str) -> str:
@@ -92,7 +110,7 @@ def reasoning_gym() -> Any:
 
 
 @cache
-def _rouge(metric: Rouge) -> Any:
+def _rouge(metric: str) -> Any:
     with _extra("rouge-score"):
         from rouge_score.rouge_scorer import RougeScorer
     return RougeScorer([metric], use_stemmer=True)

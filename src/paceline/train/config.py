@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.rules import AnyRule
+from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.rounds import Rounds
@@ -73,7 +73,7 @@ class Evaluation(StrictModel):
     max_new_tokens: int = Field(default=64, ge=1)
     sampling: SamplingParams = SamplingParams()
     gamma: int = Field(default=5, ge=1)
-    rule: Annotated[AnyRule, Field(discriminator="rule")] | None = None
+    rule: RuleChoice | None = None
 
     @field_validator("sampling")
     @classmethod

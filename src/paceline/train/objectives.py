@@ -8,16 +8,18 @@ Each choice is a tagged model; the mathematics is in `core.divergences`, `core.t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core import divergences
+from paceline.core.rule import Position
 from paceline.core.rule_losses import RuleLoss, rule_loss
-from paceline.core.rules import AnyRule, Lenient, Lossy
+from paceline.core.rules import RuleChoice
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, tvd_plus_plus
+from paceline.extensions import IMPORT, variants
 from paceline.native.structures import DivergenceKind, Term
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ class ObjectiveTerm(StrictModel, ABC):
 
 
 class DivergenceTerm(ObjectiveTerm):
-    """A term that compares both models at each token. For one of your own: docs/guides/extend.md."""
+    """A term that compares both models at each token. Your own: docs/guides/add_a_divergence.md."""
 
     @abstractmethod
     def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ class UnderRule(DivergenceTerm):
     """
 
     kind: Literal["rule"] = "rule"
-    rule: Annotated[AnyRule, Field(discriminator="rule")]
+    rule: RuleChoice
     loss: RuleLoss = "rejection"
 
     @property
@@ -224,10 +226,10 @@ class UnderRule(DivergenceTerm):
 
     @model_validator(mode="after")
     def _has_an_aim(self) -> UnderRule:
-        untuned = isinstance(self.rule, Lossy) and self.rule.beta != "tuned"
-        if self.loss == "forward_kl" and (untuned or isinstance(self.rule, Lenient)):
+        even = torch.full((2,), 0.5)
+        if self.loss == "forward_kl" and self.rule.aim(Position.of(even, even)) is None:
             raise ValueError(
-                f"{self.rule.rule} states no distribution to aim at; use rejection or "
+                f"{self.rule.name} states no distribution to aim at; use rejection or "
                 "negative_log_acceptance as loss"
             )
         return self
@@ -253,7 +255,7 @@ class CrossEntropy(ObjectiveTerm):
         return Term(DivergenceKind.CROSS_ENTROPY, self.weight)
 
 
-Objective = Annotated[
+AnyTerm: TypeAlias = (
     ForwardKL
     | ReverseKL
     | JSD
@@ -261,9 +263,14 @@ Objective = Annotated[
     | NegativeLogAcceptance
     | TVDPlusPlus
     | UnderRule
-    | CrossEntropy,
-    Field(discriminator="kind"),
-]
+    | CrossEntropy
+)
+
+if TYPE_CHECKING:
+    Objective: TypeAlias = ObjectiveTerm
+else:
+    Objective = variants(AnyTerm, "kind", ObjectiveTerm)
+    """A term in a configuration: built-in, or `{import: package.module:Name, ...}`."""
 
 
 def as_terms(value: Any) -> Any:
@@ -273,9 +280,7 @@ def as_terms(value: Any) -> Any:
 
 
 def _as_term(term: Any) -> Any:
-    if isinstance(term, str):
-        return {"kind": term}
-    if isinstance(term, dict) and "rule" in term:
+    if isinstance(term, dict) and "rule" in term and IMPORT not in term:
         return {"kind": "rule"} | term
     return term
 
