@@ -1,10 +1,11 @@
 """A program that takes llama-server's arguments and answers as it does, with tiny models.
 
-`--die-after N`: it ends in the middle of its N-th answer.
+`--die-after N`: it ends in the middle of its N-th answer; `--crash`: while it starts.
 """
 
 import argparse
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -30,7 +31,10 @@ def main() -> None:
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-p-min", type=float)
     parser.add_argument("--die-after", type=int)
+    parser.add_argument("--crash", action="store_true")
     given = parser.parse_args()
+    if given.crash:
+        os.kill(os.getpid(), signal.SIGSEGV)
     target = load_model(given.m, dtype="float32", device="cpu")
     drafts = given.md is not None and given.spec_type == "draft-simple"
     draft = load_model(given.md, dtype="float32", device="cpu") if drafts else None

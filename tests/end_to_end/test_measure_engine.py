@@ -80,6 +80,19 @@ def test_a_server_that_dies_in_the_middle_is_one_line_with_its_last_words(
     assert "ggml_abort: no memory left" in line
 
 
+@pytest.mark.parametrize("level", ["amx", "avx512"])
+def test_a_server_that_crashes_is_told_apart_and_on_amx_there_is_advice(
+    run, pair_folder, started, level, monkeypatch
+):
+    monkeypatch.setattr("paceline.engines.start.level", lambda: level)
+    crashing = ["--set", 'engine.options=["--crash"]']
+    code, _, err = run(*given(pair_folder, *started, *crashing))
+    assert code == 3
+    line = err.strip().splitlines()[-1]
+    assert "ended while it was starting (killed by SIGSEGV)" in line
+    assert ("engine.options=[--no-repack]" in line) == (level == "amx")
+
+
 def test_a_server_that_cannot_start_is_one_line_with_its_last_words(run, pair_folder, started):
     wrong = ["--set", 'engine.options=["--no-such-option"]']
     code, _, err = run(*given(pair_folder, *started, *wrong))

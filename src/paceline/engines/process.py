@@ -92,13 +92,25 @@ class ServerProcess:
         while (passed := time.monotonic() - start) < seconds:
             progress("starting the server", int(passed), int(seconds))
             if self._process.poll() is not None:
-                raise EngineError(f"{self._name} ended while it was starting; {self._last_words()}")
+                raise EngineError(
+                    f"{self._name} ended while it was starting{self._signal_name()}; "
+                    f"{self._last_words()}"
+                )
             if _listens(self.url):
                 with suppress(EngineError):
                     client.get_text("/health")
                     return client
             time.sleep(_POLL_S)
         raise EngineError(f"{self._name} did not answer in {seconds:.0f} s; {self._last_words()}")
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it was ended by a segmentation fault."""
+        return self._process.poll() == -signal.SIGSEGV
+
+    def _signal_name(self) -> str:
+        code = self._process.poll() or 0
+        return f" (killed by {signal.Signals(-code).name})" if code < 0 else ""
 
     def last_words(self) -> str:
         """The end of its log, if it has ended by itself; else nothing."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.engines.choice import connect, server_command, server_environment
 from paceline.engines.process import ServerProcess, free_port
 from paceline.errors import EngineError
+from paceline.processor import level
 from paceline.records import cache_root
 
 if TYPE_CHECKING:
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from paceline.engines.choice import EngineChoice, Setup
     from paceline.engines.contract import Engine
     from paceline.progress import Progress
+
+
+_AMX_ADVICE = (
+    "; on a processor with AMX llama.cpp crashes on some quantised files (llama.cpp issue 20824): "
+    "try --set 'engine.options=[--no-repack]'"
+)
+
+
+def _repacks_wrongly(choice: EngineChoice) -> bool:
+    return choice.engine == "llamacpp" and level() == "amx" and "--no-repack" not in choice.options
 
 
 @contextmanager
@@ -34,7 +45,11 @@ def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
     role = "plain" if setup.drafting is None else "drafting"
     log = cache_root() / "logs" / f"{choice.engine}-{role}-{port}.log"
     with ServerProcess(command, port, log, server_environment(choice)) as server:
-        client = server.wait_until_ready(choice.start_seconds, progress)
+        try:
+            client = server.wait_until_ready(choice.start_seconds, progress)
+        except EngineError as error:
+            advice = _AMX_ADVICE if _repacks_wrongly(choice) and server.crashed else ""
+            raise EngineError(f"{error}{advice}") from error
         try:
             yield connect(choice, client)
         except EngineError as error:
