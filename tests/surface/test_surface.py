@@ -15,6 +15,7 @@ import typer.main
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+import paceline
 from paceline.cli.main import app
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
@@ -267,6 +268,14 @@ def test_importing_the_package_loads_nothing():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "False"
+
+
+def test_the_package_offers_the_names_that_people_need_and_they_are_those_of_the_modules():
+    for name, home in paceline._HOME_OF.items():
+        assert getattr(paceline, name) is getattr(find(home), name)
+        assert name in dir(paceline)
+    with pytest.raises(AttributeError, match="no attribute 'teacher'"):
+        paceline.teacher  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model, prepare_for_decoding
+from paceline.models.loading import tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,8 +101,7 @@ def load_decoder(
 ) -> tuple[CausalModel, Decoder]:
     """A target that can be talked to, and how: alone where there is no draft."""
     target = load_model(path)
-    if target.tokenizer is None:
-        raise UsageError(f"{path} has no tokenizer; put its tokenizer files beside it")
+    tokenizer_of(target, path)
     target = prepare_for_decoding(target)
     if draft is None:
         return target, AutoregressiveDecoder(target, config.sampling)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.drafted import Drafted, Uniforms, Verdict
+from paceline.core.rules import Lossless
 from paceline.core.sampling import (
     UNTEMPERED,
     SamplingParams,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.core.rule import Rule
+
+
+_LOSSLESS = Lossless()
 
 
 class DrawPlan(NamedTuple):
@@ -107,6 +111,11 @@ class JudgeRequest(NamedTuple):
     sampling: SamplingParams
     uniforms: UniformRows | None = None
     seen_BV: Tensor | None = None
+
+    @property
+    def asked_rule(self) -> Rule:
+        """The rule that decides: a lossless one where the likeliest tokens are compared."""
+        return _LOSSLESS if self.uniforms is None else self.rule
 
     @property
     def only_temperature(self) -> bool:

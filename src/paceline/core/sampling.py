@@ -7,6 +7,8 @@ to its target has equal probabilities to the last bit.
 # B batch, N positions, V vocabulary
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -14,6 +16,9 @@ from torch import Tensor
 from paceline.config import StrictModel
 from paceline.core.backend import registered
 from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Sums of more entries at a time cost more in fresh memory than in arithmetic.
 _SUM_ENTRIES = 1 << 20
@@ -129,6 +134,14 @@ def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Te
         return logits
     penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
     return torch.where(seen, penalised, logits)
+
+
+def seen_tokens(texts: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
+    """Which tokens each text holds, for the repetition penalty, bool [B, V]."""
+    seen_BV = torch.zeros(len(texts), vocab_size, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        seen_BV[row, list(text)] = True
+    return seen_BV
 
 
 def mark_seen(tokens_BN: Tensor, seen_BV: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from paceline.core.sampling import SamplingParams
 from paceline.data.shards import Answer, ShardStore
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.errors import ContextLengthError, UsageError
+from paceline.errors import ContextLengthError
 from paceline.models import load_model, prepare_for_decoding
-from paceline.models.loading import fingerprint
+from paceline.models.loading import fingerprint, tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +32,7 @@ class Answerer:
         self.config = config
         self.target = self._load(config.target, config.dtype)
         self.draft = None if config.draft is None else self._load(config.draft, self.target.dtype)
-        if self.target.tokenizer is None:
-            raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
-        self.tokenizer = self.target.tokenizer
+        self.tokenizer = tokenizer_of(self.target, config.target)
         wanted = config.max_prompt_tokens + config.max_new_tokens
         room = self._decoder(1.0).room([0])  # of the draft's context, too, and of a block
         if room is not None and wanted > room + 1:

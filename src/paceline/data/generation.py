@@ -13,7 +13,13 @@ from torch import Tensor
 
 from paceline.core.block import DrawPlan, DrawRequest
 from paceline.core.lists import as_list
-from paceline.core.sampling import SamplingParams, apply_repetition_penalty, sample, to_probs
+from paceline.core.sampling import (
+    SamplingParams,
+    apply_repetition_penalty,
+    sample,
+    seen_tokens,
+    to_probs,
+)
 from paceline.decode.block import draw
 from paceline.progress import silent
 
@@ -45,8 +51,9 @@ def sample_completions(
     completions: list[list[int]] = [[] for _ in prompts]
     session = model.start_session()
     logits_BV = session.prefill(prompts)
-    seen_BV = _seen(prompts, logits_BV) if sampling.repetition_penalty != 1 else None
-    if seen_BV is not None:
+    seen_BV = None
+    if sampling.repetition_penalty != 1:
+        seen_BV = seen_tokens(prompts, logits_BV.shape[-1]).to(logits_BV.device)
         logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
     tokens = as_list(sample(to_probs(logits_BV, sampling), uniforms_BN[:, 0]))
     writing = list(range(len(prompts)))
@@ -69,11 +76,3 @@ def sample_completions(
         drawn = draw(session, DrawRequest(newest, DrawPlan(1, sampling), uniforms, seen_BV))
         tokens = as_list(drawn.tokens_BG[:, 0])
     return completions
-
-
-def _seen(prompts: Sequence[Sequence[int]], logits_BV: Tensor) -> Tensor:
-    """Which tokens each prompt holds, for the repetition penalty."""
-    seen_BV = torch.zeros(logits_BV.shape, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        seen_BV[row, torch.tensor(list(prompt))] = True
-    return seen_BV.to(logits_BV.device)

@@ -14,6 +14,7 @@ from paceline.core.sampling import (
     apply_repetition_penalty,
     likeliest,
     sample,
+    seen_tokens,
     to_probs,
 )
 from paceline.decode.text import start_texts
@@ -136,7 +137,7 @@ class Decoder(ABC):
         self, seats: Seats, target: ModelSession, *others: ModelSession
     ) -> Iterator[tuple[Text, Block]]:
         """Read the first prompts; see `judges_first` for what the target's pass gives."""
-        prompts = [text.prompt for text in seats.texts]
+        prompts = [text.context for text in seats.texts]
         logits_BV = target.prefill(prompts)
         for session in others:
             session.prefill(prompts)
@@ -156,7 +157,7 @@ class Decoder(ABC):
                     for session in (target, *others):
                         session.keep_rows(live)
                 return
-            prompts = [text.prompt for text in texts]
+            prompts = [text.context for text in texts]
             logits_RV = target.refill(rows, prompts)
             for session in others:
                 session.refill(rows, prompts)
@@ -194,10 +195,7 @@ class Decoder(ABC):
         """Which tokens each text holds, [B, V]; None where no penalty asks."""
         if self.sampling.repetition_penalty == 1:
             return None
-        seen_BV = torch.zeros(len(texts), self.vocab_size, dtype=torch.bool)
-        for row, text in enumerate(texts):
-            seen_BV[row, text.prompt + text.tokens] = True
-        return seen_BV
+        return seen_tokens([text.context + text.tokens for text in texts], self.vocab_size)
 
 
 def _give_back_one(rows: Sequence[int], *sessions: ModelSession) -> None:

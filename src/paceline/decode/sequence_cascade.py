@@ -15,6 +15,7 @@ from paceline.core.sampling import (
     SamplingParams,
     apply_repetition_penalty,
     sample,
+    seen_tokens,
     to_probs,
 )
 from paceline.decode.autoregressive import AutoregressiveDecoder
@@ -84,7 +85,7 @@ class SequenceCascade(Decoder):
         session = self._start_session(self.draft)
         responses = [_Response() for _ in texts]
         rows = list(range(len(texts)))
-        logits_BV = session.prefill([text.prompt for text in texts])
+        logits_BV = session.prefill([text.context for text in texts])
         while True:
             writing = [(texts[row], responses[row]) for row in rows]
             logits_BV = self._penalised(logits_BV, writing)
@@ -111,9 +112,8 @@ class SequenceCascade(Decoder):
         penalty = self.sampling.repetition_penalty
         if penalty == 1:
             return logits_BV
-        seen_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
-        for row, (text, response) in enumerate(writing):
-            seen_BV[row, text.prompt + response.tokens] = True
+        texts = [text.context + response.tokens for text, response in writing]
+        seen_BV = seen_tokens(texts, logits_BV.shape[-1]).to(logits_BV.device)
         return apply_repetition_penalty(logits_BV, seen_BV, penalty)
 
 

@@ -134,7 +134,7 @@ class SpeculativeDecoder(Decoder):
         num_kept: Sequence[int],
     ) -> None:
         """Forget what does not stay; a draft may not have read its last token."""
-        stay = [len(text) + count for text, count in zip(texts, num_kept, strict=True)]
+        stay = [text.decoded + count for text, count in zip(texts, num_kept, strict=True)]
         for session in (target, draft):
             pairs = zip(session.lengths, stay, strict=True)
             session.rollback([max(length - count, 0) for length, count in pairs])
@@ -201,7 +201,7 @@ def unread_tokens(draft: ModelSession, texts: Sequence[Text]) -> list[list[int]]
     Where some row's block was accepted whole, the others forget one token and read it again. A row
     whose text is one token has none to forget: then the draft reads on where it lacks two.
     """
-    behind = [len(text) - length for text, length in zip(texts, draft.lengths, strict=True)]
+    behind = [text.decoded - length for text, length in zip(texts, draft.lengths, strict=True)]
     count = max(behind)
     again = [count - number for number in behind]
     if any(more > length for more, length in zip(again, draft.lengths, strict=True)):

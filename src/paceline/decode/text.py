@@ -24,12 +24,17 @@ _DRAWN_TOGETHER = 64
 
 
 class Text:
-    """A prompt and the tokens that followed it so far."""
+    """A prompt and the tokens that followed it so far.
+
+    Attributes:
+        context: What the decoder reads before the first new token: in a decoder-only model, the prompt.
+        tokens: The new tokens.
+    """
 
     def __init__(
         self, prompt: Sequence[int], budget: int, stops: Collection[int], seed: int, *, cut: bool
     ) -> None:
-        self.prompt = list(prompt)
+        self.context = list(prompt)
         self.tokens: list[int] = []
         self.stop_reason: StopReason | None = None
         self._budget = budget
@@ -47,14 +52,16 @@ class Text:
         """Tokens still wanted."""
         return self._budget - len(self.tokens)
 
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.tokens)
+    @property
+    def decoded(self) -> int:
+        """Tokens that the decoder's session would hold if it had read all: its context and the new."""
+        return len(self.context) + len(self.tokens)
 
     def newest(self, count: int) -> list[int]:
-        """The last `count` tokens, of the prompt too where the text is that short."""
+        """The last `count` tokens, of the context too where the text is that short."""
         if count <= len(self.tokens):
             return self.tokens[len(self.tokens) - count :]
-        return (self.prompt + self.tokens)[-count:]
+        return (self.context + self.tokens)[-count:]
 
     def draw_draft(self, count: int) -> list[float]:
         """Uniforms for drafting."""

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.rules import Lossless
-from paceline.core.sampling import apply_repetition_penalty, mark_seen, proposal_params, to_probs
+from paceline.core.sampling import (
+    apply_repetition_penalty,
+    mark_seen,
+    proposal_params,
+    seen_tokens,
+    to_probs,
+)
 from paceline.core.speed import drafted_per_block, tokens_and_blocks
 from paceline.data.batching import batches_of_like_length
 from paceline.models.compatibility import check_same_vocabulary
@@ -191,10 +197,7 @@ def _seen(
     """What stands before each position, [B, T, V]; None where no penalty asks."""
     if sampling.repetition_penalty == 1:
         return None
-    seen_BV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        seen_BV[row, list(prompt)] = True
-    return mark_seen(tokens_BT[:, :-1], seen_BV)
+    return mark_seen(tokens_BT[:, :-1], seen_tokens(prompts, vocab_size))
 
 
 def _penalised(logits_BTV: Tensor, seen_BTV: Tensor | None, sampling: SamplingParams) -> Tensor:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from paceline.models.contract import Model, ModelSession
     from paceline.progress import Progress
 
-_EXACT = Lossless()
 _WARM_TOKENS = 8
 
 
@@ -114,7 +113,9 @@ class PassTimer:
             with self._timed("judging", gamma, self._target):
                 judge(
                     self._target,
-                    JudgeRequest([self._token], drafted, [gamma], _EXACT, self._sampling, uniforms),
+                    JudgeRequest(
+                        [self._token], drafted, [gamma], Lossless(), self._sampling, uniforms
+                    ),
                 )
 
     def _draw(

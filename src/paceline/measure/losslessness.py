@@ -29,11 +29,11 @@ from paceline.core.sampling import SamplingParams, proposal_params, to_probs
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.batching import batches_of_like_length
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.errors import UsageError
 from paceline.measure.acceptance import forced_logits
 from paceline.measure.borders import kept_tokens
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
 
@@ -156,9 +156,8 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
     target = load_model(config.target, dtype=config.dtype, device=config.device)
-    if target.tokenizer is None:
-        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
-    prompts = read_prompts(config.prompts, target.tokenizer, max_tokens=config.max_prompt_tokens)
+    tokenizer = tokenizer_of(target, config.target)
+    prompts = read_prompts(config.prompts, tokenizer, max_tokens=config.max_prompt_tokens)
     draft = load_model(config.draft, dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)
     ready = prepare_for_decoding(draft, config.draft_weights)

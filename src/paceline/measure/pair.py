@@ -11,9 +11,9 @@ from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.batching import batches_of_like_length
 from paceline.decode import AutoregressiveDecoder
-from paceline.errors import UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def load_models(
     """
     progress("loading", 0, 2)
     target = load_model(config.target, dtype=config.dtype, device=config.device)
-    if target.tokenizer is None:
-        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    tokenizer_of(target, config.target)
     progress("loading", 1, 2)
     draft = load_model(config.draft, dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)

@@ -25,7 +25,7 @@ from paceline.measure.pair import PairConfig, sample_texts
 from paceline.measure.results import IntervalRow
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
-from paceline.models.loading import fingerprint
+from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
 from paceline.rng import named_generator
@@ -139,8 +139,7 @@ def _measure(
     rows = [TrajectoryRow.model_validate(row) for row in known_rows]
     known = {_key(row.stop, row.task, row.sampling) for row in rows}
     target = load_model(config.target)
-    if target.tokenizer is None:
-        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    tokenizer_of(target, config.target)
     prompts = {task: _prompts(config, task, target) for task in config.tasks}
     run.write_manifest(config, target_fingerprint=mark)
     cases = [(task, sampling) for task in config.tasks for sampling in config.samplings]

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+    from paceline.models.contract import Model
+
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -106,6 +108,17 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
             "model it was made from"
         )
     return tokenizer
+
+
+def tokenizer_of(model: Model, path: str | Path) -> Any:
+    """Its tokenizer; `path` says which model it is.
+
+    Raises:
+        UsageError: It has none.
+    """
+    if model.tokenizer is None:
+        raise UsageError(f"{path} has no tokenizer; put its tokenizer files beside it")
+    return model.tokenizer
 
 
 def model_directory(path: str | Path) -> Path:

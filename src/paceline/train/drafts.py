@@ -9,11 +9,12 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.data.tokens import read_texts
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError
 from paceline.models.drafts.derive import Embeddings, derive_draft
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.subclone import Width, measure_importance, subclone, width_of
 from paceline.models.drafts.vocabulary import limit_vocabulary
+from paceline.models.loading import tokenizer_of
 from paceline.progress import silent
 from paceline.train.layer_search import search_layers
 
@@ -129,9 +130,7 @@ def make_draft(
     """
     texts: Sequence[Sequence[int]] = []
     if config.text is not None:
-        if target.tokenizer is None:
-            raise UsageError("the target has no tokenizer; put its tokenizer files beside it")
-        texts = list(read_texts(config.text, target.tokenizer))
+        texts = list(read_texts(config.text, tokenizer_of(target, config.target)))
     if config.params is not None:
         draft, kept = _new(config, target), None
     else:

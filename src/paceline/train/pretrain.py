@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -25,7 +25,13 @@ from paceline.data.prompts import (
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, Shard, TextStream
 from paceline.errors import ContextLengthError, PromptError, UsageError
 from paceline.models.drafts.scratch import NewModel, NewTokenizer, write_new_model
-from paceline.models.loading import fingerprint_if_there, load_model, model_directory, stored_dtype
+from paceline.models.loading import (
+    fingerprint_if_there,
+    load_model,
+    model_directory,
+    stored_dtype,
+    tokenizer_of,
+)
 from paceline.models.precision import shapes_of
 from paceline.progress import silent
 from paceline.train.checkpoint import (
@@ -265,7 +271,7 @@ def _source(
         text = FixedText(stream)
         text.check()
         return text, stream
-    tokenizer = _tokenizer(config, model)
+    tokenizer = tokenizer_of(model, str(config.model))
     packed = PackedText(
         config.data.train,
         tokenizer,
@@ -323,7 +329,7 @@ def _check_length(config: PretrainConfig, model: CausalModel) -> None:
 def _examples(
     config: PretrainConfig, records: Sequence[Record], model: CausalModel
 ) -> list[Example]:
-    tokenizer = _tokenizer(config, model)
+    tokenizer = tokenizer_of(model, str(config.model))
     return build_examples(
         records,
         tokenizer,
@@ -331,12 +337,6 @@ def _examples(
         eos_token_id=cast("int | None", tokenizer.eos_token_id),
         pack_documents=config.data.pack_documents,
     )
-
-
-def _tokenizer(config: PretrainConfig, model: CausalModel) -> Any:
-    if model.tokenizer is None:
-        raise UsageError(f"{config.model} has no tokenizer; put its tokenizer files beside it")
-    return model.tokenizer
 
 
 def _evaluator(config: PretrainConfig, model: CausalModel) -> HeldOutLoss | None:

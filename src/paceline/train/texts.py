@@ -12,8 +12,9 @@ from paceline.data.prompts import read_records
 from paceline.data.read_text import ReadText
 from paceline.data.rounds import TargetRounds
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, MixedText, SampledText
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError
 from paceline.models import prepare_for_decoding
+from paceline.models.loading import tokenizer_of
 from paceline.rng import named_generator
 from paceline.train.run import check_batches
 
@@ -63,15 +64,14 @@ def stream_of(
     config: AlignConfig, records: Sequence[Record], target: CausalModel, shard: Shard
 ) -> ExampleStream:
     """The training corpus, tokenised and cut to size."""
-    if target.tokenizer is None:
-        raise UsageError(f"{config.target} has no tokenizer; put its tokenizer files beside it")
+    tokenizer = tokenizer_of(target, config.target)
     check_batches(config, config.batch_size, shard)
     check_batches(config, config.pretraining_rows, shard, "rows of pretraining text")
     examples = build_examples(
         records,
-        target.tokenizer,
+        tokenizer,
         lengths_of(config),
-        eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
+        eos_token_id=cast("int | None", tokenizer.eos_token_id),
         train_document_prompts=config.data.train_document_prompts,
         pack_documents=config.data.pack_documents,
     )

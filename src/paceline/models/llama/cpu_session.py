@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.core.rules import Lossless
 from paceline.models.hf.session import CausalSession
 from paceline.native.rules import native_rule
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from paceline.core.drafted import Drafted
     from paceline.models.hf.base import HfModel
     from paceline.models.llama.cpu import NativeLlama
-
-_EXACT = Lossless()
 
 
 class CompiledSession(CausalSession):
@@ -46,8 +43,7 @@ class CompiledSession(CausalSession):
         batch, gamma = request.drafted.tokens_BG.shape
         if not self._native.is_fast_for(batch * (gamma + 1)) or not request.only_temperature:
             return None
-        # without uniforms the rule is not asked
-        known = native_rule(_EXACT if request.uniforms is None else request.rule)
+        known = native_rule(request.asked_rule)
         if known is None:
             return None
         lengths = self._longer(batch, gamma + 1)

@@ -18,7 +18,6 @@ from paceline.core.block import Judgement, draw_ahead, judge_block
 from paceline.core.drafted import Drafted, Uniforms
 from paceline.core.lists import as_list
 from paceline.core.rule import is_capturable
-from paceline.core.rules import Lossless
 from paceline.models.contract import ModelSession
 from paceline.models.llama.cuda import rows_for
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 _SPARE = 64  # columns behind a prompt, so that a short answer needs no larger room
 _MOST_RECORDED = 16  # tokens of a pass; beyond, what a launch takes no longer matters
-_EXACT = Lossless()
 
 
 class FixedSession(ModelSession):
@@ -90,7 +88,7 @@ class FixedSession(ModelSession):
     def take_judge(self, request: JudgeRequest) -> Judgement | None:
         drafted, uniforms, sampling = request.drafted, request.uniforms, request.sampling
         batch, gamma = drafted.tokens_BG.shape
-        rule = _EXACT if uniforms is None else request.rule  # without uniforms it is not asked
+        rule = request.asked_rule
         if request.seen_BV is not None or not is_capturable(rule) or gamma >= _MOST_RECORDED:
             return None
         lengths = self._longer(batch, gamma + 1)
