@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +80,16 @@ def test_python_in_a_document_parses_and_its_imports_resolve(document: Path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline"):
                 module = importlib.import_module(node.module or "")
                 assert [a.name for a in node.names if not hasattr(module, a.name)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_python_in_a_document_uses_no_name_that_it_does_not_define(document: Path):
+    blocks = [content for language, content in fences(document) if language == "python"]
+    check = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"]
+    found = subprocess.run(
+        check, input="\n".join(blocks), capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
