@@ -256,7 +256,7 @@ def test_the_target_alone_is_timed_against_itself():
         (
             steady(TokenByToken(alpha=0.2, most_drafted=3)),
             "token_cascade",
-            "alpha 0.2, at most 3 drafted",
+            "alpha 0.2, most drafted 3",
         ),
         (
             steady(ResponseByResponse(alpha=0.2, normalise=True)),
