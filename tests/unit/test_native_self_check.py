@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import SlowerWarning
-from paceline.native import compiled
-from paceline.native import library as library_module
+from paceline.native import checked, compiled
 from paceline.native.self_check import fault_of
 from paceline.native.structures import c_layout, layout_fault, python_layout
 
@@ -75,7 +74,7 @@ def test_every_fault_is_named(name: str, spoil: Any, fault: str):
 
 def test_a_faulty_library_is_not_used(monkeypatch: pytest.MonkeyPatch):
     library = Faulty("softmax", _warmer)
-    monkeypatch.setattr(library_module, "library_with", lambda _: library)
+    monkeypatch.setattr(checked, "library_with", lambda _: library)
     with pytest.warns(SlowerWarning, match=r"other results than PyTorch \(softmax\), so PyTorch"):
         assert compiled.__wrapped__() is None
 

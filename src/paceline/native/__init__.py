@@ -3,7 +3,7 @@
 structures.py     structures and numbers that Python and C share, compared when the library is loaded
 compilation.py    the sources, compiled into one library for this machine
 self_check.py     what a library must compute right before it is used
-library.py        the library in use
+checked.py        the library in use, checked once
 sampling.py       probabilities, and tokens drawn from them (sampling.c)
 verification.py   blocks judged (verification.c) by the rules that have a native form (rules.c)
 divergences.py    losses of logits and their slopes (divergences.c)
@@ -13,6 +13,6 @@ llama.c reads a few tokens through a Llama-like model (products.c), and draws ah
 drawn (speculation.c): see models/llama.
 """
 
-from paceline.native.library import compiled
+from paceline.native.checked import compiled
 
 __all__ = ["compiled"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.native.library import compiled
+from paceline.native.checked import compiled
 from paceline.native.structures import Losses, Term
 
 if TYPE_CHECKING:

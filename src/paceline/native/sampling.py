@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.native.library import compiled
+from paceline.native.checked import compiled
 
 NO_MASS = "a distribution has no mass, or is not a number"
 

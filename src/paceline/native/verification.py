@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.native.library import compiled
+from paceline.native.checked import compiled
 from paceline.native.sampling import check_mass
 from paceline.native.structures import Block
 
