@@ -127,15 +127,22 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r} is not of the form key.subkey=value")
+    source = f"override {override!r}"
+    set_key(values, keys, read_value(text, source), source)
+
+
+def read_value(text: str, source: str) -> Any:
+    """A value written as in a YAML file; `source` says who gave it.
+
+    Raises:
+        ConfigError: It is not valid YAML.
+    """
     try:
-        value = _load(text)
+        return _load(text)
     except _RepeatedKeyError as error:
-        raise ConfigError(f"override {override!r}: {error}") from None
+        raise ConfigError(f"{source}: {error}") from None
     except (yaml.YAMLError, RecursionError):
-        raise ConfigError(
-            f"the value in override {override!r} is not valid YAML; quote it"
-        ) from None
-    set_key(values, keys, value, f"override {override!r}")
+        raise ConfigError(f"the value in {source} is not valid YAML; quote it") from None
 
 
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:

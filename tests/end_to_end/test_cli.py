@@ -343,3 +343,18 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(run, monkeypatch):
     code, _, err = run("env")
     assert code == 130
     assert "interrupted; a run keeps what it has written" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("{rule: opt", "the value in --rule '{rule: opt' is not valid YAML"),
+        ("oppt", "strategy.speculative.rule"),
+        ("nowhere:Rule", "nowhere cannot be imported"),
+        ("{rule: opt, alfa: 1}", "alfa"),
+    ],
+)
+def test_a_rule_that_cannot_be_read_is_one_line(run, folder, rule, says):
+    code, _, err = run("decode", *_pair(folder), "--prompt", "the cat", "--rule", rule)
+    assert code == 2
+    assert says in one_line(err)

@@ -146,7 +146,10 @@ def parameters_of(variant: Any) -> dict[str, Any]:
 def _details(rule: Rule) -> list[str]:
     """The rule's name, and all of its parameters but the swept one."""
     rest = {key: v for key, v in parameters_of(rule).items() if key != threshold_of(rule)}
-    return [rule.name, *(v if key == "kind" else f"{_words(key)} {v}" for key, v in rest.items())]
+    return [
+        rule.name,
+        *(str(v) if key == "kind" else f"{_words(key)} {v}" for key, v in rest.items()),
+    ]
 
 
 def _numbers(variant: Any, *names: str) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paceline.cli import options
+from paceline.config import read_value
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def decode(
         config,
         overrides,
         strategy__num_speculative_tokens=gamma,
-        strategy__rule=options.as_yaml(rule),
+        strategy__rule=None if rule is None else read_value(rule, f"--rule {rule!r}"),
         strategy__draft_sampling__temperature=draft_temperature,
         sampling__temperature=temperature,
         sampling__top_p=top_p,

@@ -85,15 +85,6 @@ def build(
     return validate(cls, values)
 
 
-def as_yaml(text: str | None) -> Any:
-    """The value of an option that is written as in a file: a name, or a mapping in braces."""
-    if text is None:
-        return None
-    values: dict[str, Any] = {}
-    apply_override(values, f"value={text}")
-    return values["value"]
-
-
 def check_resumable(output: Path) -> None:
     """Is there a run that `--resume` can mean?
 
