@@ -16,17 +16,22 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install test lint style types layers spelling format demo engines vllm llamacpp clean
+.PHONY: help install test unit lint style types layers spelling format demo engines vllm llamacpp clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
 # The models of the tests are tiny: a second thread costs them more than it brings, and one that
 # spins while it waits slows every other program down.
-test: export OMP_NUM_THREADS := 1
-test: export OMP_WAIT_POLICY := passive
+test unit: export OMP_NUM_THREADS := 1
+test unit: export OMP_WAIT_POLICY := passive
+PYTEST = $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
 test: lint ## set up, lint, then all tests
-	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+	$(PYTEST)
+
+unit: $(VENV)/.dev ## the quick unit tests: a minute
+	$(PYTEST) -m 'not slow' tests/unit
 
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.choice import EngineChoice, Setup
 from paceline.engines.commands import Drafting, Room
 from paceline.engines.contract import Request
+from paceline.engines.engine_choice import EngineChoice, Setup
 from paceline.engines.start import started
 from paceline.progress import silent
 from pairing import pair_parser, ratio, served_pair, show

@@ -29,7 +29,7 @@ from paceline.decode import SpeculativeDecoder
 from pairing import pair_parser, paired_seconds, ratio, served_pair, show
 
 if TYPE_CHECKING:
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
 
 RULES: list[Rule] = [
     Lossless(),

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.config import validate
 from paceline.records import read_jsonl
-from paceline.train.config import AlignConfig
+from paceline.train.align_config import AlignConfig
 from tiny import tiny_pair
 
 _SENTENCES = (

@@ -6,9 +6,28 @@ The names below are imported when they are used: importing this package does not
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.processor import limit_libraries
+
+if TYPE_CHECKING:  # the same names for type checkers
+    from paceline.core.rules import Chow as Chow
+    from paceline.core.rules import Diff as Diff
+    from paceline.core.rules import Lenient as Lenient
+    from paceline.core.rules import Lossless as Lossless
+    from paceline.core.rules import Lossy as Lossy
+    from paceline.core.rules import Opt as Opt
+    from paceline.core.rules import TokenV3 as TokenV3
+    from paceline.core.sampling import SamplingParams as SamplingParams
+    from paceline.decode import AutoregressiveDecoder as AutoregressiveDecoder
+    from paceline.decode import SpeculativeDecoder as SpeculativeDecoder
+    from paceline.models import load_model as load_model
+    from paceline.models import prepare_for_decoding as prepare_for_decoding
+    from paceline.models import wrap_model as wrap_model
+    from paceline.train import AlignConfig as AlignConfig
+    from paceline.train import PretrainConfig as PretrainConfig
+    from paceline.train import align as align
+    from paceline.train import pretrain as pretrain
 
 limit_libraries()
 

@@ -9,21 +9,18 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.environment import environment
 from paceline.errors import ConfigError, PacelineError, StorageError, UsageError
-from paceline.processor import level, machine_level, processor_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from paceline.config import StrictModel
 
@@ -235,40 +232,6 @@ def files_fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def environment() -> dict[str, Any]:
-    """Versions, hardware and git state, for manifests and reports."""
-    packages = ("paceline", "torch", "transformers", "accelerate", "datasets", "safetensors")
-    versions: dict[str, str] = {}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return {
-        "versions": versions,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": processor_name(),
-        "processor_level": level(),
-        "machine_level": machine_level(),
-        "cpu_count": os.cpu_count(),
-        "git": _git_state(),
-    }
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Commit of the source tree, where Paceline runs from one."""
-    source = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(source), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--", str(source))
-        return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 def _kind(config: StrictModel) -> str:
     return type(config).__name__.removesuffix("Config")
 
@@ -324,7 +287,13 @@ class RunDirectory:
         return choices[name]
 
     def check(
-        self, config: StrictModel, *, begun: bool, resume: bool, may_change: Collection[str]
+        self,
+        config: StrictModel,
+        *,
+        begun: bool,
+        resume: bool,
+        may_change: Collection[str],
+        inputs: Mapping[str, str] | None = None,
     ) -> dict[str, Any] | None:
         """May this run be written here? -> the manifest of the run that it goes on with, if it does.
 
@@ -336,6 +305,7 @@ class RunDirectory:
             begun: Whether an earlier start left more than its manifest.
             resume: Whether this one wants to go on with it.
             may_change: Keys that may have other values than before.
+            inputs: Fingerprints of the run's inputs by name; an empty one is not compared.
 
         Raises:
             ConfigError: something else is there, or a run that this one does not go on with.
@@ -367,6 +337,13 @@ class RunDirectory:
                 f"output {self.path} holds a run with another {', '.join(changed)} ({key} was "
                 f"{before.get(key)}, is now {now.get(key)}); choose another output or the old values"
             )
+        recorded = manifest | manifest.get("inputs", {})
+        for name, mark in (inputs or {}).items():
+            if mark and recorded.get(name, mark) != mark:
+                raise ConfigError(
+                    f"output {self.path} holds a run with another {name.replace('_', ' ')}: files "
+                    "have changed since it began; restore them, or choose another output"
+                )
         return manifest
 
     def check_kind(self, config: StrictModel) -> None:

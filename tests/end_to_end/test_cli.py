@@ -339,7 +339,7 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(run, monkeypatch):
     def stopped():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.records.environment", stopped)
+    monkeypatch.setattr("paceline.environment.environment", stopped)
     code, _, err = run("env")
     assert code == 130
     assert "interrupted; a run keeps what it has written" in one_line(err)

@@ -37,7 +37,7 @@ STARTS = {
     "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),
     "report": (("report", "x"), "paceline.report.write_report"),
     "demo": (("demo", "--target", "t"), "paceline.cli.demo_story.Story"),
-    "env": (("env",), "paceline.records.environment"),
+    "env": (("env",), "paceline.environment.environment"),
 }
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore
 

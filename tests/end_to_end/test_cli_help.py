@@ -9,9 +9,9 @@ import pytest
 import typer.main
 
 import paceline
+from paceline.cli.config_kinds import Kind, schema_of
 from paceline.cli.defaults import describe_defaults, meaning_of
 from paceline.cli.env import env
-from paceline.cli.kinds import Kind, schema_of
 from paceline.cli.main import app
 from paceline.config import fields_of, models_in
 from printed import one_line

@@ -20,7 +20,7 @@ _NURSERY = textwrap.dedent("""
     from pathlib import Path
     import torch
     from paceline.config import load_config
-    from paceline.data.generate import generate_data
+    from paceline.data.distillation_data import generate_data
     from paceline.data.requests import GenerateDataConfig
 
     torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import pytest
 
 from aligning import write_corpus, write_pair
 from paceline.config import validate
-from paceline.data.generate import generate_data
+from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.data.shards import ShardStore
 
@@ -23,7 +23,7 @@ _SCRIPT = textwrap.dedent("""
     import ray
     from paceline.config import load_config
     from paceline.data import ray_engine
-    from paceline.data.generate import generate_data
+    from paceline.data.distillation_data import generate_data
     from paceline.data.requests import GenerateDataConfig
     from paceline.errors import ContextLengthError, GenerationError
 

@@ -2,7 +2,7 @@
 
 A processor without AMX or AVX-512 takes other code paths, in the C sources and in the libraries below
 torch. The limit holds for a whole process, so each level has one of its own. The products of every
-level are tested in one process by tests/unit/test_native_products.py.
+level are tested in one process by tests/unit/native/test_products.py.
 """
 
 import os
@@ -17,19 +17,19 @@ from paceline import processor
 TESTS = Path(__file__).parents[1]
 FILES = [
     # kernels
-    "unit/test_native_divergences.py",
-    "unit/test_native_rules.py",
-    "unit/test_native_verification.py",
-    "unit/test_models_kernels.py",
-    "unit/test_models_int8.py",
+    "unit/native/test_divergence_kernels.py",
+    "unit/native/test_rules.py",
+    "unit/native/test_verification_kernels.py",
+    "unit/models/llama/test_forward.py",
+    "unit/models/llama/test_int8.py",
     # sessions
     "property/test_session.py",
-    "unit/test_models_native_llama.py",
-    "unit/test_models_agreement.py",
+    "unit/models/llama/test_cpu.py",
+    "unit/models/hf/test_agreement.py",
     # writing and alignment
-    "unit/test_models_bfloat16.py",
-    "unit/test_data_generation.py",
-    "unit/test_core_fused.py",
+    "unit/models/llama/test_bfloat16.py",
+    "unit/data/test_completions.py",
+    "unit/core/test_fused.py",
     "equivalence/test_align_equivalence.py",
 ]
 # what starts processes of its own, and architectures that no fast path of ours reads

@@ -1,7 +1,7 @@
 """The demo's draft in the engines themselves: `make engines` sets them up and runs this, about half an hour.
 
 Every result is kept in runs/engines. `make test` leaves these out; there, small servers that answer as the
-engines do meet the same code (`tests/unit/test_measure_served.py`).
+engines do meet the same code (`tests/unit/measure/test_served.py`).
 """
 
 import json

@@ -18,8 +18,8 @@ from aligning import align_config, losses, write_corpus, write_pair
 from paceline.data.collate import Row
 from paceline.models import load_model
 from paceline.models.drafts.layers import layer_list
+from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
-from paceline.models.drafts.vocabulary import limit_vocabulary
 from paceline.native import compiled
 from paceline.train import AlignConfig, align
 from paceline.train.step import StepFigures, Stepper

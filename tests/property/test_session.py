@@ -46,7 +46,7 @@ def packed_model_of(architecture: str) -> CausalModel:
 
 @cache
 def native_model_of(architecture: str, weights: Literal["auto", "int8"]) -> CausalModel:
-    """Weights that bfloat16 holds exactly, or rounded to 8 bits, read by llama.c."""
+    """Weights that bfloat16 holds exactly, or rounded to 8 bits, read by transformer.c."""
     prepared = prepare_for_decoding(wrap_model(tiny_hf(architecture).bfloat16().float()), weights)
     assert isinstance(prepared.decoder, LlamaDecoder)
     assert prepared.decoder.native is not None

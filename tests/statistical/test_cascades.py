@@ -18,7 +18,7 @@ from torch import Tensor
 
 import exact
 import exact_cascades as cascades
-from paceline.core.rule import Position
+from paceline.core.rule_base import Position
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -45,7 +45,7 @@ from paceline.decode import (
     TokenCascade,
 )
 from paceline.decode.decoder import Decoder
-from paceline.decode.policies import AnyPolicy
+from paceline.decode.draft_policies import AnyPolicy
 
 # Thresholds at which each rule defers at some contexts of the pair and not at others.
 RULES: list[tuple[Rule, str, float]] = [

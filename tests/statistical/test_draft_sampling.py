@@ -20,7 +20,7 @@ import exact_cascades as cascades
 from paceline.core import block
 from paceline.core.block import Judgement
 from paceline.core.drafted import Drafted
-from paceline.core.rule import Position
+from paceline.core.rule_base import Position
 from paceline.core.rules import (
     BiLDRule,
     Chow,

@@ -19,7 +19,7 @@ import exact
 from paceline.core import block
 from paceline.core import sampling as core_sampling
 from paceline.core.drafted import Drafted, Verdict
-from paceline.core.rule import Position
+from paceline.core.rule_base import Position
 from paceline.core.rules import Lenient, Lossless, Lossy, capped_ratio
 from paceline.core.verification import verify
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.bound import Bound, confirm
-from paceline.bench.frontier import Frontier
+from paceline.bench.measured_frontier import Frontier
 from paceline.bench.schema import ResultRow
-from paceline.bench.tuned import TuneConfig
+from paceline.bench.sequential_test import Bound, confirm
+from paceline.bench.tune_result import TuneConfig
 from paceline.config import validate
 from paceline.core.rules import Chow
 from paceline.decode.strategies import DecodingConfig

@@ -60,6 +60,13 @@ def test_nothing_in_the_package_is_left_for_later(word: str):
     assert [name_of(path) for path in SOURCES if word in path.read_text()] == []
 
 
+def test_unit_tests_mirror_the_packages():
+    units = ROOT / "tests" / "unit"
+    folders = {path.parent.relative_to(units) for path in units.rglob("test_*.py")}
+    strange = [str(folder) for folder in folders if not (ROOT / "src/paceline" / folder).is_dir()]
+    assert strange == []
+
+
 def test_imports_are_absolute():
     relative = [
         f"{name_of(path)}:{node.lineno}"

@@ -1,5 +1,6 @@
 """The public surface, frozen: what users import and type. Add to it; never rename."""
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -276,6 +277,19 @@ def test_the_package_offers_the_names_that_people_need_and_they_are_those_of_the
         assert name in dir(paceline)
     with pytest.raises(AttributeError, match="no attribute 'teacher'"):
         paceline.teacher  # noqa: B018
+
+
+def test_type_checkers_see_the_names_that_the_package_offers():
+    (block,) = [
+        node for node in ast.parse(inspect.getsource(paceline)).body if isinstance(node, ast.If)
+    ]
+    seen = {
+        name.asname: f"{node.module}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert seen == {name: f"paceline.{home}" for name, home in paceline._HOME_OF.items()}
 
 
 @pytest.mark.parametrize(

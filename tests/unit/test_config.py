@@ -185,6 +185,7 @@ def test_a_configuration_is_frozen_and_knows_all_its_keys():
         Run.model_validate({"stepz": 3})
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True)
 @given(
     st.builds(

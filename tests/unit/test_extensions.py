@@ -8,15 +8,15 @@ import pytest
 from paceline.bench.schema import family, setting
 from paceline.config import load_config, to_yaml, validate
 from paceline.core.rules import Lossless, Lossy
-from paceline.decode.policies import Adaptive
+from paceline.decode.draft_policies import Adaptive
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.errors import ConfigError
 
 OWN = """
 from pydantic.dataclasses import dataclass
-from paceline.core.rule import STRICT, Rule
+from paceline.core.rule_base import STRICT, Rule
 from paceline.core.rules import Lossless
-from paceline.decode.policies import DraftPolicy
+from paceline.decode.draft_policies import DraftPolicy
 
 @dataclass(frozen=True, config=STRICT)
 class Half(Rule):

@@ -21,11 +21,13 @@ def _fails(item: int) -> int:
     raise ZeroDivisionError(f"of {item}")
 
 
+@pytest.mark.slow
 def test_a_worker_leaves_ctrl_c_to_its_parent():
     done = in_processes(_interrupted, [1, 2], workers=2, name=str, failure=GenerationError)
     assert sorted(done) == [(1, False), (2, False)]
 
 
+@pytest.mark.slow
 def test_a_failure_names_what_it_was_over_in_one_line():
     done = in_processes(_fails, [7], workers=2, name=str, failure=GenerationError)
     with pytest.raises(GenerationError, match=r"^ZeroDivisionError: of 7 \(7\)$"):

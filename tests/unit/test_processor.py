@@ -111,10 +111,11 @@ def test_a_limit_that_comes_after_torch_is_said_to_come_late(pretend, monkeypatc
         processor.limit_libraries()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("avx2" not in processor.usable_levels(), reason="a processor without AVX2")
 def test_torch_keeps_the_limit_and_the_environment_reports_it():
     script = (
-        "import json, paceline, torch; from paceline.records import environment; "
+        "import json, paceline, torch; from paceline.environment import environment; "
         "print(json.dumps([torch.backends.cpu.get_cpu_capability(), environment()]))"
     )
     done = subprocess.run(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import StrictModel
+from paceline.environment import environment
 from paceline.errors import ConfigError, StorageError, UsageError
 from paceline.records import (
     RunDirectory,
@@ -19,7 +20,6 @@ from paceline.records import (
     atomic_directory,
     atomic_write_text,
     config_hash,
-    environment,
     read_jsonl,
     storage_errors,
 )

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from paceline.config import StrictModel
 from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
-from paceline.decode.policies import FixedLength, PolicyChoice
+from paceline.decode.draft_policies import FixedLength, PolicyChoice
 from paceline.decode.strategies import (
     AnyStrategy,
     Autoregressive,

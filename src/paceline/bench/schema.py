@@ -17,7 +17,7 @@ from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
 
 SCHEMA_VERSION = 2

@@ -20,12 +20,12 @@ from __future__ import annotations
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.bound import Bound, confirm, statement
 from paceline.bench.engine_seconds import in_engine_seconds
-from paceline.bench.frontier import Frontier
+from paceline.bench.measured_frontier import Frontier
 from paceline.bench.prediction import predict
 from paceline.bench.runner import read_rows, run_cells, unfinished
-from paceline.bench.tuned import FailedCell, Step, Tried, TuneConfig, Tuned
+from paceline.bench.sequential_test import Bound, confirm, statement
+from paceline.bench.tune_result import FailedCell, Step, Tried, TuneConfig, Tuned
 from paceline.bench.workbench import BenchConfig, bench_context, prepare
 from paceline.config import to_yaml
 from paceline.core.rules import Lossless

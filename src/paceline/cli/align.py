@@ -25,7 +25,7 @@ def align(
     The aligned draft is OUTPUT/draft.
     """
     from paceline.cli.preflight import check_align
-    from paceline.cli.tables import alignment_table
+    from paceline.cli.result_tables import alignment_table
     from paceline.records import RunDirectory
     from paceline.train import AlignConfig
     from paceline.train import align as run

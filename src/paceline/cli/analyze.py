@@ -25,9 +25,9 @@ def analyze(
     rejects, how far it leaves the target and what it saves.
     """
     from paceline.cli.preflight import check_measured
-    from paceline.cli.tables import frontier_table
-    from paceline.measure.frontier import AnalyzeConfig
-    from paceline.measure.frontier import analyze as run
+    from paceline.cli.result_tables import frontier_table
+    from paceline.measure.predicted_frontier import AnalyzeConfig
+    from paceline.measure.predicted_frontier import analyze as run
 
     sampling = {
         "sampling__temperature": temperature,

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from paceline.cli.meanings import MEANINGS
+from paceline.cli.key_descriptions import MEANINGS
 from paceline.config import fields_of, models_in
 
 _WIDTH = 100

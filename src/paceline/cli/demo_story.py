@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from paceline.cli.console import progress_bars, stdout
+from paceline.cli.result_tables import losslessness_lines, measurement_table, verdict_style
 from paceline.cli.streaming import stream_text
-from paceline.cli.tables import losslessness_lines, measurement_table, verdict_style
 from paceline.config import StrictModel, read_yaml, validate
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
@@ -31,8 +31,8 @@ from paceline.measure.losslessness import verify_losslessness, verify_models
 from paceline.measure.measurement import measure_models
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
-from paceline.models.drafts.vocabulary import limit_vocabulary
 from paceline.models.loading import load_tokenizer, stored_dtype
 from paceline.models.prepare import can_read_int8
 from paceline.records import atomic_write_text

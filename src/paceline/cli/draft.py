@@ -44,11 +44,11 @@ def draft(
 ) -> None:
     """Make a draft model from the target."""
     from paceline.cli.preflight import check_draft
-    from paceline.measure.price import price_draft
+    from paceline.measure.draft_cost import time_draft
     from paceline.models import load_model
     from paceline.models.drafts.save import save_draft
     from paceline.models.loading import stored_dtype
-    from paceline.train.drafts import DraftConfig, make_draft
+    from paceline.train.initial_draft import DraftConfig, make_draft
 
     wanted = options.build(
         DraftConfig,
@@ -71,7 +71,7 @@ def draft(
     stdout.print(f"{wanted.out}: {_description(small, kept, model)}")
     if time_passes:
         stored = load_model(wanted.out, dtype=model.dtype)  # its weights may have been rounded
-        stdout.print(str(price_draft(model, stored)))
+        stdout.print(str(time_draft(model, stored)))
 
 
 def _description(draft: "CausalModel", kept: list[int] | None, target: "CausalModel") -> str:

@@ -14,9 +14,9 @@ def env(json: options.Json = False) -> None:
     """Show versions, processor, memory and GPUs."""
     from json import dumps
 
+    from paceline.environment import environment
     from paceline.models.precision import measured_precisions
     from paceline.native import compiled
-    from paceline.records import environment
 
     found = {**environment(), "compiled": compiled() is not None, **hardware()}
     found["measured_precision"] = measured_precisions()

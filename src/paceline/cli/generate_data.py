@@ -24,7 +24,7 @@ def generate_data(
     The records, at several temperatures, are OUTPUT/data/*.parquet.
     """
     from paceline.cli.preflight import check_generate_data
-    from paceline.data.generate import generate_data as run
+    from paceline.data.distillation_data import generate_data as run
     from paceline.data.requests import GenerateDataConfig
 
     given = {"target": target, "prompts": prompts, "output": output, "workers": workers}

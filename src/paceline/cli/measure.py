@@ -73,7 +73,7 @@ def measure(
 
 def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool) -> None:
     from paceline.cli.preflight import check_measured
-    from paceline.cli.tables import measurement_table, verdict_style
+    from paceline.cli.result_tables import measurement_table, verdict_style
     from paceline.measure import measure as run
 
     check_measured(wanted, dry_run=dry_run)

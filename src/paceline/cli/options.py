@@ -108,7 +108,7 @@ def _refuse_another_kind(cls: type[StrictModel], config: Path, values: dict[str,
     unknown = [key for key in values if key not in cls.model_fields]
     if not unknown:
         return
-    from paceline.cli.kinds import Kind, kinds_that_read, schema_of
+    from paceline.cli.config_kinds import Kind, kinds_that_read, schema_of
 
     others = kinds_that_read(values)
     if others:

@@ -40,7 +40,7 @@ def check_measured(config: Any, *, dry_run: bool) -> None:
 
 def check_served(config: Any, *, dry_run: bool) -> None:
     """Before `measure --engine`."""
-    from paceline.engines.choice import check_choice
+    from paceline.engines.engine_choice import check_choice
 
     found = Preflight()
     check_choice(config.engine)
@@ -157,7 +157,7 @@ def check_trajectory(config: Any, *, dry_run: bool) -> None:
 def check_draft(config: Any, *, dry_run: bool) -> None:
     """Before `draft`."""
     from paceline.models.drafts.layers import check_layers
-    from paceline.train.drafts import check_place
+    from paceline.train.initial_draft import check_place
 
     check_place(config)
     found = Preflight()
@@ -172,7 +172,7 @@ def check_draft(config: Any, *, dry_run: bool) -> None:
 
 def check_export(config: Any, *, dry_run: bool) -> None:
     """Before `export`."""
-    from paceline.engines.choice import EngineChoice, check_choice
+    from paceline.engines.engine_choice import EngineChoice, check_choice
     from paceline.export.export import check_place
     from paceline.models.loading import model_directory
 

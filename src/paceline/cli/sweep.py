@@ -19,7 +19,7 @@ def sweep(
     One run for each row, column and seed of the file; the table has intervals over seeds.
     """
     from paceline.cli.preflight import check_sweep
-    from paceline.cli.tables import sweep_tables
+    from paceline.cli.result_tables import sweep_tables
     from paceline.train.sweep import SweepConfig
     from paceline.train.sweep import sweep as run
 

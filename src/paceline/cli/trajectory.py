@@ -25,7 +25,7 @@ def trajectory(
     Gives tokens per target call on several tasks, against the draft at the start.
     """
     from paceline.cli.preflight import check_trajectory
-    from paceline.cli.tables import trajectory_tables
+    from paceline.cli.result_tables import trajectory_tables
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.measure.trajectory import trajectory as run
 
@@ -41,7 +41,7 @@ def trajectory(
         rows = run(wanted, progress)
     stdout.print(trajectory_tables(rows))
     if plot:
-        from paceline.report.trajectories import draw_trajectories
+        from paceline.report.trajectory_plots import draw_trajectories
 
         draw_trajectories(rows, wanted.output / "trajectory.png")
     stdout.print(f"rows in {wanted.output}/rows.jsonl")

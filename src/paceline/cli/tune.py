@@ -38,7 +38,7 @@ def tune(
     from paceline.bench.tune import TuneConfig
     from paceline.bench.tune import tune as run
     from paceline.cli.preflight import check_bench
-    from paceline.cli.tables import tuned_table
+    from paceline.cli.result_tables import tuned_table
 
     given = {
         "target": target,

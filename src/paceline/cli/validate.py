@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.kinds import Kind, schema_of
+from paceline.cli.config_kinds import Kind, schema_of
 from paceline.errors import UsageError
 
 

@@ -30,7 +30,7 @@ def verify(
     The exit code is 1 if it does not.
     """
     from paceline.cli.preflight import check_measured
-    from paceline.cli.tables import losslessness_lines
+    from paceline.cli.result_tables import losslessness_lines
     from paceline.measure import VerifyConfig, verify_losslessness
 
     sampling = {

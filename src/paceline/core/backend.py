@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.drafted import Drafted, Uniforms, Verdict
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
 
 
 class Backend:

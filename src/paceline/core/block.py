@@ -29,7 +29,7 @@ from paceline.core.verification import verify, verify_greedy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
 
 
 _LOSSLESS = Lossless()

@@ -141,6 +141,23 @@ def ratio_of_ratios_interval(
     return _interval([over, (under[1], under[0])], rng, confidence, num_resamples)
 
 
+def draw_resamples(num_units: int, num_resamples: int, rng: torch.Generator) -> Tensor:
+    """Units of each resample, drawn with replacement. -> [R, N]."""
+    return torch.randint(num_units, (num_resamples, num_units), generator=rng)
+
+
+def percentile_interval(values_R: Tensor, tail: float = 0.025) -> Interval:
+    """The first value, with the quantiles of the others that are finite; NaN where none is.
+
+    Shapes: [1 + R], the figure of the data first, then of each resample.
+    """
+    others_R = values_R[1:][values_R[1:].isfinite()].double()
+    if not len(others_R):
+        return Interval(float(values_R[0]), math.nan, math.nan)
+    low, high = torch.quantile(others_R, others_R.new_tensor([tail, 1 - tail]))
+    return Interval(float(values_R[0]), float(low), float(high))
+
+
 def _interval(
     ratios: Ratios, rng: torch.Generator, confidence: float, num_resamples: int
 ) -> Interval:
@@ -183,7 +200,7 @@ def _studentised(
 ) -> tuple[float, float]:
     """Bounds by the bootstrap-t of the logarithm; infinite ones where resamples lack spread."""
     num_units = len(ratios[0][0])
-    picks_RN = torch.randint(num_units, (num_resamples, num_units), generator=rng)
+    picks_RN = draw_resamples(num_units, num_resamples, rng)
     log, error = _log_and_error(ratios)
     logs_R, errors_R = _log_and_error(
         [(tops[picks_RN], bottoms[picks_RN]) for tops, bottoms in ratios]

@@ -25,7 +25,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from paceline.core.divergences import total_variation
-from paceline.core.rule import STRICT, NativeForm, Position, Rule, capped_ratio, normalised_excess
+from paceline.core.rule_base import (
+    STRICT,
+    NativeForm,
+    Position,
+    Rule,
+    capped_ratio,
+    normalised_excess,
+)
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.divergences import forward_kl
-from paceline.core.rule import Position
+from paceline.core.rule_base import Position
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
 
 RuleLoss = Literal["rejection", "negative_log_acceptance", "forward_kl"]
 

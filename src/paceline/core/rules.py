@@ -24,7 +24,14 @@ from paceline.core.cascade_rules import (
     TokenV2,
     TokenV3,
 )
-from paceline.core.rule import STRICT, NativeForm, Position, Rule, capped_ratio, normalised_excess
+from paceline.core.rule_base import (
+    STRICT,
+    NativeForm,
+    Position,
+    Rule,
+    capped_ratio,
+    normalised_excess,
+)
 from paceline.extensions import variants
 
 # Newton's steps; each leaves a piece of the sum behind, and real distributions take about ten.

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from paceline.core.backend import registered
 from paceline.core.drafted import Drafted, Uniforms, Verdict
-from paceline.core.rule import Position
+from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import sample
 
 if TYPE_CHECKING:
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
 
 
 def verify(

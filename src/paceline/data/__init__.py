@@ -4,7 +4,7 @@ prompts.py     .txt, .jsonl, directories and hub data sets -> records, errors th
 tokens.py      records -> tokens, chat templates included
 examples.py    records -> training texts cut to size
 sources.py     BatchSource: fixed text, text of the draft, text of the target, a mix of them
-generation.py  completions sampled from a model, a batch at a time
+completions.py  completions sampled from a model, a batch at a time
 collate.py     rows -> padded tensors; the shift and the masks
 """
 

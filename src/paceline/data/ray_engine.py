@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.answers import ShardWriter
+from paceline.data.request_answering import ShardWriter
 from paceline.errors import GenerationError, PacelineError, UsageError
 from paceline.processes import MOST_DEATHS
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.collate import Row
-from paceline.data.generation import sample_completions
+from paceline.data.completions import sample_completions
 from paceline.errors import PromptError
 from paceline.rng import named_generator
 

@@ -11,7 +11,7 @@
 
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.cascade import BigLittleDecoder, OracleCascade, TokenCascade
-from paceline.decode.policies import Adaptive, Confident, FixedLength
+from paceline.decode.draft_policies import Adaptive, Confident, FixedLength
 from paceline.decode.result import Block, Generation
 from paceline.decode.sequence_cascade import SequenceCascade
 from paceline.decode.speculative import SpeculativeDecoder

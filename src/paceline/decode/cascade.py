@@ -16,9 +16,9 @@ from torch import Tensor
 
 from paceline.core.cascade_rules import BiLDRule, BinaryCascade
 from paceline.core.lists import as_list
-from paceline.core.rule import STRICT, Position, Rule
+from paceline.core.rule_base import STRICT, Position, Rule
 from paceline.core.sampling import UNTEMPERED, apply_repetition_penalty, sample, to_probs
-from paceline.decode.policies import Confident
+from paceline.decode.draft_policies import Confident
 from paceline.decode.speculative import SpeculativeDecoder
 from paceline.errors import UsageError
 

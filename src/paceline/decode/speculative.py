@@ -27,8 +27,8 @@ from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.block import draw, judge
 from paceline.decode.decoder import Decoder, Seats
+from paceline.decode.draft_policies import FixedLength
 from paceline.decode.drafting import draft_while_sure
-from paceline.decode.policies import FixedLength
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models.compatibility import check_same_vocabulary
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.core.block import Judgement
-    from paceline.core.rule import Rule
-    from paceline.decode.policies import DraftPolicy
+    from paceline.core.rule_base import Rule
+    from paceline.decode.draft_policies import DraftPolicy
     from paceline.decode.result import Block
     from paceline.decode.text import Text
     from paceline.models.contract import Model, ModelSession

@@ -11,7 +11,7 @@ from paceline.core.rules import Diff, Lossless, RuleChoice
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.cascade import MOST_DRAFTED, BigLittleDecoder, OracleCascade, TokenCascade
-from paceline.decode.policies import FixedLength, PolicyChoice
+from paceline.decode.draft_policies import FixedLength, PolicyChoice
 from paceline.decode.sequence_cascade import SequenceCascade
 from paceline.decode.speculative import SpeculativeDecoder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from paceline.engines.choice import connect, server_command, server_environment
+from paceline.engines.engine_choice import connect, server_command, server_environment
 from paceline.engines.process import ServerProcess, free_port
 from paceline.errors import EngineError
 from paceline.processor import level
@@ -14,8 +14,8 @@ from paceline.records import cache_root
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from paceline.engines.choice import EngineChoice, Setup
     from paceline.engines.contract import Engine
+    from paceline.engines.engine_choice import EngineChoice, Setup
     from paceline.progress import Progress
 
 

@@ -9,7 +9,7 @@
 - `card`: the model card
 """
 
-from paceline.export.config import ExportConfig
 from paceline.export.export import Exported, export
+from paceline.export.export_config import ExportConfig
 
 __all__ = ["ExportConfig", "Exported", "export"]

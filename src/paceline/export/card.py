@@ -9,8 +9,8 @@ import yaml
 
 if TYPE_CHECKING:
     from paceline.export.checks import Checks
+    from paceline.export.export_inputs import Sources
     from paceline.export.launch import Launch
-    from paceline.export.sources import Sources
     from paceline.measure import Measurement
 
 

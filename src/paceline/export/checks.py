@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.config import StrictModel
 from paceline.errors import ExportError
-from paceline.export.sources import SAMPLES
+from paceline.export.export_inputs import SAMPLES
 from paceline.models import load_model
 from paceline.models.gguf import convert_gguf
 from paceline.models.loading import load_tokenizer

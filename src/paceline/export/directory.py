@@ -15,8 +15,8 @@ from paceline.models.silence import quiet
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from paceline.export.export_inputs import Sources
     from paceline.export.launch import Launch
-    from paceline.export.sources import Sources
 
 _GENERATION = "generation_config.json"
 _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.core.sampling import SamplingParams
-from paceline.engines.choice import EngineChoice, Setup, check_choice
 from paceline.engines.commands import Drafting, Room
 from paceline.engines.contract import Request
+from paceline.engines.engine_choice import EngineChoice, Setup, check_choice
 from paceline.engines.start import started
 from paceline.errors import ExportError
 from paceline.models import load_model
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.engines.contract import Engine, Served
-    from paceline.export.sources import Sources
+    from paceline.export.export_inputs import Sources
     from paceline.progress import Progress
 
 _NUM_TOKENS = 24

@@ -12,16 +12,16 @@ from paceline.export.card import model_card
 from paceline.export.checks import Checks, Reference, check_directory, check_gguf
 from paceline.export.directory import copy_licence, fit, write_directory
 from paceline.export.engine_check import check_in_engine
+from paceline.export.export_inputs import Sources, read_sources
 from paceline.export.gguf_file import write_gguf
 from paceline.export.gguf_vocabulary import Tokenizer
 from paceline.export.launch import Launch, loads, plan_launch
-from paceline.export.sources import Sources, read_sources
 from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.progress import Progress, silent
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
-    from paceline.export.config import ExportConfig
+    from paceline.export.export_config import ExportConfig
 
 _SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_0"}
 
@@ -113,8 +113,8 @@ def _gguf_type(sources: Sources) -> str:
 def _write(sources: Sources, launch: Launch | None, folder: Path, name: str) -> Checks:
     """Write the model into the folder, or as a GGUF file of this name, and read it back."""
     config, hf = sources.config, cast("Any", sources.model.hf)
-    rounds = config.to != "llamacpp" or config.dtype != "q8_0"
-    if rounds:  # what is compared are weights as they are stored
+    lossless = config.to != "llamacpp" or config.dtype != "q8_0"
+    if lossless:  # what is compared are weights as they are stored
         for weight in hf.parameters():
             weight.data = weight.data.to(sources.stored).float()
     reference = Reference(sources.model)
@@ -130,7 +130,7 @@ def _write(sources: Sources, launch: Launch | None, folder: Path, name: str) -> 
         facts={"name": config.out.name, "license": sources.licence},
     )
     rope = hf.config.rope_parameters
-    return check_gguf(folder / name, reference, rope, exact=rounds, baked=baked)
+    return check_gguf(folder / name, reference, rope, exact=lossless, baked=baked)
 
 
 def notes_of(sources: Sources, launch: Launch | None) -> list[str]:

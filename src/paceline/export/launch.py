@@ -13,7 +13,7 @@ from paceline.engines.commands import (
     draft_arguments,
     target_arguments,
 )
-from paceline.engines.drafting import proposals_of
+from paceline.engines.draft_sampling import proposals_of
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from paceline.core.sampling import SamplingParams
     from paceline.engines.commands import DraftSampling, EngineName
-    from paceline.export.config import ExportConfig
-    from paceline.export.sources import Sources
+    from paceline.export.export_config import ExportConfig
+    from paceline.export.export_inputs import Sources
     from paceline.measure import Measurement
 
 DEFAULT_GAMMA = 3

@@ -10,12 +10,12 @@
 - `losslessness`: the proof that speculation leaves the target's text alone
 """
 
-from paceline.measure.config import MeasureConfig
 from paceline.measure.losslessness import (
     LosslessnessReport,
     VerifyConfig,
     verify_losslessness,
 )
+from paceline.measure.measure_config import MeasureConfig
 from paceline.measure.measurement import Measurement, measure
 
 __all__ = [

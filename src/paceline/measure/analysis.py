@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.cascade_rules import BinaryCascade
 from paceline.core.divergences import total_variation
-from paceline.core.rule import Position
+from paceline.core.rule_base import Position
 from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
 from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
 from paceline.errors import UsageError
@@ -28,7 +28,7 @@ from paceline.rng import named_generator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.contract import Model
 

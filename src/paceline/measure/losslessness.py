@@ -3,7 +3,7 @@
 Two claims are tested. Greedy: speculative text is the target's own greedy text, token for token.
 Sampled: every token that a block gave follows the target's exact next-token distribution there.
 
-The second is a G-test over all contexts at once (`core.goodness`): a rule that lets the draft
+The second is a G-test over all contexts at once (`core.goodness_of_fit`): a rule that lets the draft
 through fills the cells of the tokens that the draft proposes too often.
 
 The target that decodes and the one that it is held against round apart. So two greedy texts may part
@@ -23,14 +23,14 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.core.goodness import equal_mass_cells, g_test
+from paceline.core.goodness_of_fit import equal_mass_cells, g_test
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params, to_probs
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.batching import batches_of_like_length
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.acceptance import forced_logits
-from paceline.measure.borders import kept_tokens
+from paceline.measure.top_k_borders import kept_tokens
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import tokenizer_of
@@ -40,7 +40,7 @@ from paceline.rng import named_generator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.rule import Position, Rule
+    from paceline.core.rule_base import Position, Rule
     from paceline.decode import Generation
     from paceline.models.contract import Model
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
 from paceline.core.bootstrap import ratio_interval
+from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, budgets_of, score_texts
-from paceline.measure.config import MeasureConfig
 from paceline.measure.engine_costs import EngineCosts, check_sizes, read_costs
 from paceline.measure.latency import PassCosts, PassTimer
+from paceline.measure.measure_config import MeasureConfig
 from paceline.measure.pair import load_models, load_prompts, sample_texts
 from paceline.measure.results import (
     AcceptanceRow,
@@ -27,7 +28,6 @@ from paceline.measure.timing import time_best
 from paceline.measure.verdict import Verdict, judge, judge_expected
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
-from paceline.records import environment
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.data import read_prompts
-from paceline.engines.choice import Setup, check_choice, client_of, connect
 from paceline.engines.commands import Drafting, Room, check_draft_path
 from paceline.engines.contract import Conventions, Request, Served
+from paceline.engines.engine_choice import Setup, check_choice, client_of, connect
 from paceline.engines.start import started
 from paceline.engines.versions import untested
+from paceline.environment import environment
 from paceline.errors import EngineError
 from paceline.measure.acceptance import forced_logits
 from paceline.measure.engine_costs import EngineCosts
@@ -29,7 +30,7 @@ from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer, model_directory
 from paceline.progress import Progress, silent
-from paceline.records import atomic_write_text, environment
+from paceline.records import atomic_write_text
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from torch import Tensor
 from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, ratio_interval, ratio_of_ratios_interval
 from paceline.core.speed import accepted_by_position, drafted_per_block
-from paceline.engines.choice import EngineChoice
 from paceline.engines.commands import DraftSampling
 from paceline.engines.contract import Conventions, check_counts
-from paceline.engines.drafting import proposals_of
+from paceline.engines.draft_sampling import proposals_of
+from paceline.engines.engine_choice import EngineChoice
 from paceline.measure.acceptance import TextScores, score_texts
 from paceline.measure.pair import Pair, PairConfig
 from paceline.measure.results import IntervalRow

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core import speed as speed_model
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.measure.choosing import candidates, choose_gamma, num_choosing
+from paceline.measure.gamma_choice import candidates, choose_gamma, num_choosing
 from paceline.measure.latency import PassTimer, has_room, time_pairs
 from paceline.measure.results import IntervalRow, SpeedRow, TriedRow
 from paceline.rng import named_generator
@@ -14,7 +14,7 @@ from paceline.rng import named_generator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.measure.config import MeasureConfig
+    from paceline.measure.measure_config import MeasureConfig
     from paceline.measure.results import GammaRow
     from paceline.models.contract import Model
     from paceline.progress import Progress

@@ -283,12 +283,8 @@ def _check_output(config: TrajectoryConfig, mark: str) -> RunDirectory:
     """Rows of other texts are not to be mixed in; more runs may come to the ones that are there."""
     run = RunDirectory(config.output)
     begun = (config.output / "rows.jsonl").exists() or any(config.output.glob("texts/*.json"))
-    before = run.check(config, begun=begun, resume=True, may_change={"output", "runs"})
-    if before is not None and before.get("target_fingerprint", mark) != mark:
-        raise UsageError(
-            f"output {config.output} holds texts of another model that was at {config.target}; "
-            "choose another output"
-        )
+    may_change, inputs = {"output", "runs"}, {"target_fingerprint": mark}
+    run.check(config, begun=begun, resume=True, may_change=may_change, inputs=inputs)
     return run
 
 

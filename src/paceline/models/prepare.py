@@ -83,7 +83,7 @@ def prepare_for_decoding(
     if not on_cpu:
         return model
     if model.dtype == torch.bfloat16:
-        return _in_bfloat16(model, rounds=activations == "bfloat16")
+        return _in_bfloat16(model, round_activations=activations == "bfloat16")
     if model.dtype != torch.float32 or not can_pack():
         return model
     return _packed(model, exact=weights == "auto")
@@ -123,7 +123,7 @@ def _packed(model: CausalModel, *, exact: bool) -> CausalModel:
     return unless_wrong(prepared, "reading packed weights", EXACT if exact else ROUNDED) or model
 
 
-def _in_bfloat16(model: CausalModel, *, rounds: bool) -> CausalModel:
+def _in_bfloat16(model: CausalModel, *, round_activations: bool) -> CausalModel:
     """Few tokens in one compiled pass; many with the products that are fastest here."""
     if not LlamaDecoder.supports(model.hf):
         return model
@@ -131,11 +131,15 @@ def _in_bfloat16(model: CausalModel, *, rounds: bool) -> CausalModel:
     if chosen.precision == "bfloat16":
         make_linear, change = bfloat16_product, 0.05
     elif can_pack():
-        make_linear, change = Packer(packing.EXACT), 0.05 if rounds else 1e-3
+        make_linear, change = Packer(packing.EXACT), 0.05 if round_activations else 1e-3
     else:
         return model
     decoder = LlamaDecoder(
-        model.hf, make_linear, model.draft_vocabulary, change=change, rounds=rounds
+        model.hf,
+        make_linear,
+        model.draft_vocabulary,
+        change=change,
+        round_activations=round_activations,
     )
     return unless_wrong(_with_llama(model, decoder), "reading fused layers", ROUNDED) or model
 

@@ -4,12 +4,12 @@ structures.py     structures and numbers that Python and C share, compared when 
 compilation.py    the sources, compiled into one library for this machine
 self_check.py     what a library must compute right before it is used
 checked.py        the library in use, checked once
-sampling.py       probabilities, and tokens drawn from them (sampling.c)
-verification.py   blocks judged (verification.c) by the rules that have a native form (rules.c)
-divergences.py    losses of logits and their slopes (divergences.c)
+sampling_kernels.py  probabilities, and tokens drawn from them (sampling.c)
+verification_kernels.py  blocks judged (verification.c) by the rules that have a native form (rules.c)
+divergence_kernels.py  losses of logits and their slopes (divergences.c)
 backend.py        offers all of this to core
 
-llama.c reads a few tokens through a Llama-like model (products.c), and draws ahead or judges what was
+transformer.c reads a few tokens through a Llama-like model (products.c), and draws ahead or judges what was
 drawn (speculation.c): see models/llama.
 """
 

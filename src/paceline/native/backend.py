@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from paceline.core.backend import Backend, register
 from paceline.core.drafted import Verdict
-from paceline.native import sampling
-from paceline.native.rules import native_rule
-from paceline.native.sampling import can_draw
-from paceline.native.verification import judge
+from paceline.native import sampling_kernels
+from paceline.native.rule_form import native_rule
+from paceline.native.sampling_kernels import can_draw
+from paceline.native.verification_kernels import judge
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.drafted import Drafted, Uniforms
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
 
 _FEW_ENTRIES = 1 << 19  # beyond, PyTorch uses all processors for the largest logit
 
@@ -25,19 +25,19 @@ class NativeBackend(Backend):
 
     def softmax(self, logits: Tensor, temperature: float) -> Tensor | None:
         rows = logits.contiguous()
-        return sampling.softmax(rows, temperature) if can_draw(rows) else None
+        return sampling_kernels.softmax(rows, temperature) if can_draw(rows) else None
 
     def keep_top_p(self, probs: Tensor, top_p: float) -> Tensor | None:
         """In place, without sorting the whole vocabulary."""
-        return probs if can_draw(probs) and sampling.keep_top_p(probs, top_p) else None
+        return probs if can_draw(probs) and sampling_kernels.keep_top_p(probs, top_p) else None
 
     def likeliest(self, logits: Tensor) -> Tensor | None:
         """Few rows, which PyTorch would read one by one on one processor."""
         few = logits.numel() <= _FEW_ENTRIES and can_draw(logits)
-        return sampling.best_tokens(logits) if few else None
+        return sampling_kernels.best_tokens(logits) if few else None
 
     def sample(self, probs_BV: Tensor, uniforms_B: Tensor) -> Tensor | None:
-        return sampling.draw_tokens(probs_BV, uniforms_B) if can_draw(probs_BV) else None
+        return sampling_kernels.draw_tokens(probs_BV, uniforms_B) if can_draw(probs_BV) else None
 
     def verify(
         self,

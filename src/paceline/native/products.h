@@ -9,7 +9,7 @@
 
 #include <omp.h>
 
-#include "llama.h"
+#include "transformer.h"
 #include "vectors.h"
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)

@@ -3,7 +3,7 @@
 #ifndef PACELINE_SPECULATION_H
 #define PACELINE_SPECULATION_H
 
-#include "llama.h"
+#include "transformer.h"
 #include "verification.h"
 
 typedef struct {

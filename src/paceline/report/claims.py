@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.bench.frontier import interval
+from paceline.core.bootstrap import percentile_interval
 from paceline.report.comparison import (
     ACCEPTED,
     CALLS_SAVED,
@@ -26,7 +26,7 @@ from paceline.report.markdown import NOTHING, figure, number, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.bench.frontier import Frontier
+    from paceline.bench.measured_frontier import Frontier
     from paceline.core.bootstrap import Interval
 
 FLOORS = (1.0, 0.98, 0.95, 0.9)
@@ -213,7 +213,7 @@ def claims_text(frontier: Frontier) -> str:
     parts = [_verdicts(findings)]
     if any(found.comparisons for found in findings):
         levels = [
-            f"{statistic.name}: {figure(interval(statistic.least_gain(frontier)))}"
+            f"{statistic.name}: {figure(percentile_interval(statistic.least_gain(frontier)))}"
             for statistic in (QUALITY_AT_FEW_CALLS, QUALITY_AT_SPEED)
         ]
         parts += [_sides(findings), f"The levels of claim d2. {'; '.join(levels)}."]

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.frontier import interval
 from paceline.bench.schema import family
-from paceline.report.tables import HEAD_ROOM, TARGET_ALONE
+from paceline.core.bootstrap import percentile_interval
+from paceline.report.bench_tables import HEAD_ROOM, TARGET_ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from paceline.bench.frontier import Frontier
+    from paceline.bench.measured_frontier import Frontier
     from paceline.bench.schema import ResultRow
     from paceline.core.bootstrap import Interval
 
@@ -170,14 +170,14 @@ def compare(
         Side(
             group.name,
             len(cells),
-            interval(values_FR.mean(0)),
-            tuple(map(interval, values_FR)) if len(values_FR) > 1 else (),
+            percentile_interval(values_FR.mean(0)),
+            tuple(map(percentile_interval, values_FR)) if len(values_FR) > 1 else (),
         )
         for group, cells, values_FR in zip((first, second), groups, values, strict=True)
     ]
     difference_R = values[0].mean(0) - values[1].mean(0)
-    strict = interval(difference_R, _TAIL / num_comparisons)
-    return Comparison(sides[0], sides[1], count, interval(difference_R), strict)
+    strict = percentile_interval(difference_R, _TAIL / num_comparisons)
+    return Comparison(sides[0], sides[1], count, percentile_interval(difference_R), strict)
 
 
 def best_of(values_CR: Tensor, count: int) -> Tensor:

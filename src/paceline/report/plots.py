@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.decode.strategies import BigLittle, Speculative
 from paceline.errors import UsageError
-from paceline.report.tables import HEAD_ROOM, TARGET_ALONE
+from paceline.report.bench_tables import HEAD_ROOM, TARGET_ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline.bench.frontier import Frontier
+    from paceline.bench.measured_frontier import Frontier
     from paceline.bench.schema import ResultRow
     from paceline.core.bootstrap import Interval
-    from paceline.report.results import Section
+    from paceline.report.run_folder import Section
 
 _SIZE = (16.0, 9.0)
 _DPI = 100

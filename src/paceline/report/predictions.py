@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.bench.prediction import Prediction
-    from paceline.report.results import Section
+    from paceline.report.run_folder import Section
 
 COLUMNS = {
     "family": "the rule.",

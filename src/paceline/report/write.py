@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.bench.frontier import NUM_RESAMPLES
+from paceline.bench.measured_frontier import NUM_RESAMPLES
 from paceline.records import atomic_directory, atomic_write_text
-from paceline.report import claims, predictions, tables
+from paceline.report import bench_tables, claims, predictions
 from paceline.report.markdown import definitions, figure
 from paceline.report.plots import draw_plots
-from paceline.report.results import Results, Section, read_results
+from paceline.report.run_folder import Results, Section, read_results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,11 +59,11 @@ def write_report(folder: Path) -> Report:
 
 def render(results: Results) -> str:
     """The report as Markdown."""
-    facts = "\n".join(f"- {line}" for line in tables.run_lines(results))
+    facts = "\n".join(f"- {line}" for line in bench_tables.run_lines(results))
     parts = [
         f"# Ways of decoding compared\n\n{facts}\n\n{_INTERVALS}",
         f"## Speedup at the target's quality, quality within its latency\n\n{_summaries(results)}",
-        f"{definitions(tables.SUMMARY_COLUMNS)}\n\n{_LUCK}",
+        f"{definitions(bench_tables.SUMMARY_COLUMNS)}\n\n{_LUCK}",
         f"## The paper's claims\n\n{_claims(results)}",
         f"## Plots\n\n{_plots(results)}",
         *_predictions(results),
@@ -75,7 +75,8 @@ def render(results: Results) -> str:
 
 def _summaries(results: Results) -> str:
     return "\n\n".join(
-        f"### {_title(section)}\n\n{tables.summary_table(section)}" for section in results.sections
+        f"### {_title(section)}\n\n{bench_tables.summary_table(section)}"
+        for section in results.sections
     )
 
 
@@ -123,15 +124,15 @@ def _cells(results: Results) -> str:
             parts.append(section.silence or "")
             continue
         scored = section.frontier.target.metric is not None
-        parts.append(tables.cells_table(section, section.frontier))
+        parts.append(bench_tables.cells_table(section, section.frontier))
         again = figure(section.frontier.against_itself())
         parts.append(f"The target alone, timed twice in the same rounds, against itself: {again}.")
-    return "\n\n".join([*parts, definitions(tables.cell_columns(scored=scored))])
+    return "\n\n".join([*parts, definitions(bench_tables.cell_columns(scored=scored))])
 
 
 def _failures(results: Results) -> list[str]:
     parts = [
-        f"### {_title(section)}\n\n{tables.failed_table(section.failed)}"
+        f"### {_title(section)}\n\n{bench_tables.failed_table(section.failed)}"
         for section in results.sections
         if section.failed
     ]

@@ -5,14 +5,14 @@ arithmetic.py sums worked out step by step, right or wrong
 docstrings.py Python's documentation in one sentence, ROUGE
 corpora.py    a user's own text: prompts to be timed, or pairs to be scored
 scoring.py    the libraries that score, and their versions
-choice.py     every task as a choice that a file can hold
+task_choice.py  every task as a choice that a file can hold
 """
 
 from paceline.tasks.arithmetic import Arithmetic
 from paceline.tasks.base import OwnTask, Split, Task, TaskExample, write_examples
-from paceline.tasks.choice import AnyTask, TaskChoice, build_task
 from paceline.tasks.corpora import Pairs, PlainText
 from paceline.tasks.docstrings import Docstrings
+from paceline.tasks.task_choice import AnyTask, TaskChoice, build_task
 
 __all__ = [
     "AnyTask",

@@ -3,9 +3,9 @@
 align.py        align(AlignConfig) -> run directory: a draft towards its target
 pretrain.py     pretrain(PretrainConfig) -> run directory: a model towards the next token
 run.py          what both have in common: before, training, after
-config.py       AlignConfig: everything that align can be told
+align_config.py  AlignConfig: everything that align can be told
 settings.py     what every kind of training is told: budget, steps, optimiser, checkpoints
-texts.py        the text that align trains on and is judged by
+training_text.py  the text that align trains on and is judged by
 recipes.py      named recipes as defaults
 objectives.py   divergences and their weighted sums, as configuration
 optim.py        optimisers and schedules, as configuration and as torch objects
@@ -20,7 +20,7 @@ evaluation.py   agreement with the target on held-out text
 """
 
 from paceline.train.align import align
-from paceline.train.config import AlignConfig
+from paceline.train.align_config import AlignConfig
 from paceline.train.pretrain import PretrainConfig, pretrain
 
 __all__ = ["AlignConfig", "PretrainConfig", "align", "pretrain"]

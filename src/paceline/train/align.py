@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from paceline.data.examples import Lengths
 from paceline.data.prompts import corpus_fingerprint
-from paceline.data.rounds import WritingClock
+from paceline.data.replay import WritingClock
 from paceline.data.sources import BlendedText, Shard
 from paceline.data.tokens import encode_prompts
 from paceline.errors import ConfigError, ContextLengthError
 from paceline.models.compatibility import check_same_vocabulary
-from paceline.models.drafts.vocabulary import count_tokens
+from paceline.models.drafts.restricted_head import count_tokens
 from paceline.models.loading import (
     fingerprint_if_there,
     load_model,
@@ -37,8 +37,14 @@ from paceline.train.loop import Parts
 from paceline.train.objectives import UnderRule
 from paceline.train.run import run_training, takes_bfloat16, writer_of
 from paceline.train.step import Stepper, StepPlan
-from paceline.train.texts import lengths_of, pretraining_of, records_of, source_of, stream_of
-from paceline.train.vocabulary import LossVocabulary, VocabularySample
+from paceline.train.training_text import (
+    lengths_of,
+    pretraining_of,
+    records_of,
+    source_of,
+    stream_of,
+)
+from paceline.train.vocabulary_subset_loss import LossVocabulary, VocabularySample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,8 +57,8 @@ if TYPE_CHECKING:
     from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
+    from paceline.train.align_config import AlignConfig
     from paceline.train.checkpoint import TrainingState
-    from paceline.train.config import AlignConfig
     from paceline.train.objectives import Objective
 
 
@@ -270,6 +276,7 @@ def _evaluator(
     if records is None or target.tokenizer is None:
         return None
     prompts = encode_prompts(records, target.tokenizer, max_tokens=settings.max_prompt_tokens)
+    prompts = prompts[: settings.num_prompts]
     cache = run.path / "held_out.jsonl"
     shared = None
     if texts is not None:

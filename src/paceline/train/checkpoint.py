@@ -19,6 +19,7 @@ from paceline.models.drafts.save import save_draft
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from paceline.models.hf.causal import CausalModel
@@ -124,16 +125,25 @@ def has_begun(run: RunDirectory) -> bool:
 
 
 def check_run_directory(
-    run: RunDirectory, config: TrainSettings, *, resume: bool, keep_budget: bool = False
-) -> None:
-    """May this run be written here, and with another budget?
+    run: RunDirectory,
+    config: TrainSettings,
+    inputs: Mapping[str, str] | None = None,
+    *,
+    resume: bool,
+    keep_budget: bool = False,
+) -> dict[str, str]:
+    """May this run be written here, and with another budget? -> the fingerprints of its inputs.
 
     Raises:
-        ConfigError: something else is there, or the same run with another configuration.
+        ConfigError: something else is there, or the same run with another configuration or inputs.
         StorageError: the place is a file.
     """
     may_change = _MAY_CHANGE if keep_budget else _MAY_CHANGE | _BUDGET
-    run.check(config, begun=has_begun(run), resume=resume, may_change=may_change)
+    before = run.check(
+        config, begun=has_begun(run), resume=resume, may_change=may_change, inputs=inputs
+    )
+    known = {} if before is None else before.get("inputs", {})
+    return known | {name: mark for name, mark in (inputs or {}).items() if mark}
 
 
 def clear_set_up(run: RunDirectory) -> None:

@@ -15,14 +15,14 @@ from torch.nn.utils.rnn import pad_sequence
 from paceline.core.bootstrap import ratio_interval
 from paceline.core.divergences import total_variation
 from paceline.core.fused import Head
-from paceline.core.rule import Position
+from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
 from paceline.core.vocabulary_subset import spread
 from paceline.data.batching import batches_of_like_length
 from paceline.data.collate import Row, collate
-from paceline.data.generation import sample_completions
+from paceline.data.completions import sample_completions
 from paceline.models.loading import fingerprint
 from paceline.records import atomic_write_text, locked, read_jsonl
 from paceline.rng import named_generator
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.core.bootstrap import Interval
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.contract import TrainableModel
     from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
-    from paceline.train.config import Evaluation
+    from paceline.train.align_config import Evaluation
     from paceline.train.loop import Figures
 
 _UNDRAFTED = Lossless().num_undrafted
@@ -59,7 +59,7 @@ def held_out_text(
 
     Args:
         target: Who writes.
-        prompts: Token ids each; the first `settings.num_prompts` are taken.
+        prompts: Token ids each.
         settings: How many, how long, how drawn.
         cache: The run's own file of it.
         seed: Of what is drawn.
@@ -68,7 +68,7 @@ def held_out_text(
             first of them while the others wait, and copied by these.
     """
     if not cache.exists():
-        text = partial(_text, target, prompts[: settings.num_prompts], settings, seed, progress)
+        text = partial(_text, target, prompts, settings, seed, progress)
         if shared is None:
             atomic_write_text(cache, text())
         else:
@@ -108,7 +108,7 @@ def text_name(
     seed: int,
 ) -> str:
     """A name for held-out text, of everything that it hangs on; `path` is the target's."""
-    taken = [list(prompt) for prompt in prompts[: settings.num_prompts]]
+    taken = [list(prompt) for prompt in prompts]
     drawn = settings.sampling.model_dump(mode="json")
     model = [fingerprint(path), str(target.dtype), target.device.type]
     parts = [model, taken, settings.max_new_tokens, drawn, seed]

@@ -14,7 +14,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.data.collate import Row
-from paceline.data.generation import sample_completions
+from paceline.data.completions import sample_completions
 from paceline.errors import UsageError
 from paceline.models.drafts.layers import layer_list, subset_layers
 from paceline.progress import silent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paceline.data.rounds import WritingClock
+from paceline.data.replay import WritingClock
 from paceline.errors import DivergedError, PromptError, StoppedError
 from paceline.records import append_jsonl
 from paceline.train.guard import LossGuard, StopRequest

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core import divergences
-from paceline.core.rule import Position
+from paceline.core.rule_base import Position
 from paceline.core.rule_losses import RuleLoss, rule_loss
 from paceline.core.rules import RuleChoice
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, tvd_plus_plus

@@ -46,7 +46,7 @@ from paceline.train.optim import AdamW, Optimizer
 from paceline.train.run import check_batches, run_training, takes_bfloat16
 from paceline.train.settings import TrainSettings
 from paceline.train.step import Stepper, StepPlan
-from paceline.train.vocabulary import places_of
+from paceline.train.vocabulary_subset_loss import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

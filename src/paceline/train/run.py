@@ -64,33 +64,13 @@ def run_training(
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
     progress = progress if accelerator.is_main_process else silent
     run = RunDirectory(config.output)
-    check_run_directory(run, config, resume=resume)
-    found = _same_inputs(run, inputs())
+    found = check_run_directory(run, config, inputs(), resume=resume)
     if _is_finished(run, config):
         return run.path
     with ExitStack() as stack:
         _take(run, accelerator, stack)
         _train(config, set_up, found, accelerator, run, product, progress)
     return run.path
-
-
-def _same_inputs(run: RunDirectory, now: dict[str, str]) -> dict[str, str]:
-    """The fingerprints of a run that may begin, go on with what it began with, or be left as it is.
-
-    Raises:
-        ConfigError: something else is at the same place by now.
-    """
-    manifest = run.read_manifest() if has_begun(run) else None
-    before = {} if manifest is None else manifest.get("inputs", {})
-    # of what is missing, whatever reads it complains
-    there = {name: mark for name, mark in now.items() if mark}
-    for name, mark in there.items():
-        if before.get(name, mark) != mark:
-            raise ConfigError(
-                f"output {run.path} holds a run whose {name} was another one than is at its place "
-                "now; bring that back, or choose another output"
-            )
-    return before | there
 
 
 def _take(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None:

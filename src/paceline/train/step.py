@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from paceline.core.fused import Head, chunked_loss, chunked_loss_of_logits, chunks
 from paceline.core.reduction import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
-from paceline.native.divergences import can_differentiate, losses_and_slopes
+from paceline.native.divergence_kernels import can_differentiate, losses_and_slopes
 from paceline.train.coverage import Normalisers, TargetScores
 from paceline.train.objectives import (
     counts_acceptance,
@@ -29,7 +29,7 @@ from paceline.train.objectives import (
     token_losses,
 )
 from paceline.train.optim import build_optimizer
-from paceline.train.policies import Policies, draws_tokens, uniforms_of_terms
+from paceline.train.reward_moments import Policies, draws_tokens, uniforms_of_terms
 from paceline.train.sharding import (
     deal_out,
     is_finite,
@@ -38,8 +38,8 @@ from paceline.train.sharding import (
     whole_number,
     whole_state,
 )
-from paceline.train.tied import rows_added_in_place
-from paceline.train.vocabulary import places_of
+from paceline.train.tied_embeddings import rows_added_in_place
+from paceline.train.vocabulary_subset_loss import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from paceline.data.collate import Row
     from paceline.models.hf.causal import CausalModel
     from paceline.train.objectives import Objective
-    from paceline.train.policies import AddUp
+    from paceline.train.reward_moments import AddUp
     from paceline.train.settings import TrainSettings
 
 

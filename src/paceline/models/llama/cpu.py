@@ -1,4 +1,4 @@
-"""A Llama-like model laid out for llama.c, which reads a few tokens of it in one call.
+"""A Llama-like model laid out for transformer.c, which reads a few tokens of it in one call.
 
 Only where nothing is lost: on a CPU, matrices that bfloat16 holds exactly or that were rounded to 8
 bits before, a C compiler with OpenMP. Everywhere else the models read through torch.
@@ -20,9 +20,9 @@ from paceline.core.block import Judgement
 from paceline.core.drafted import Drafted
 from paceline.models.llama.cpu_weights import NativeWeights
 from paceline.native import compiled
-from paceline.native.sampling import NO_MASS
+from paceline.native.sampling_kernels import NO_MASS
 from paceline.native.structures import Block, Draft, Pass
-from paceline.native.verification import check_shapes
+from paceline.native.verification_kernels import check_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,18 +115,20 @@ class NativeLlama:
         draft_vocabulary: Tensor | None,
         *,
         int8: bool = False,
-        rounds: bool = False,
+        round_activations: bool = False,
         library: ctypes.CDLL | None = None,
     ) -> None:
-        """`rounds`: products may round activations to bfloat16, which tiles multiply faster.
+        """`round_activations`: products may round activations to bfloat16, which tiles multiply faster.
 
         `library`: the compiled sources; by default those for this processor.
         """
         library = library or compiled()
         assert library is not None, "NativeLlama needs a compiled library; ask `can_copy` first"
         self._library = library
-        self.most_tokens: int = library.most_tokens(rounds)
-        self._weights = NativeWeights(library, hf, draft_vocabulary, int8=int8, rounds=rounds)
+        self.most_tokens: int = library.most_tokens(round_activations)
+        self._weights = NativeWeights(
+            library, hf, draft_vocabulary, int8=int8, round_activations=round_activations
+        )
         self._model = self._weights.model
         self.vocab_size: int = self._model.vocab
         body: Any = hf.base_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.models.hf.session import CausalSession
-from paceline.native.rules import native_rule
+from paceline.native.rule_form import native_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A Llama-like model's weights as llama.c reads them: copied and packed."""
+"""A Llama-like model's weights as transformer.c reads them: copied and packed."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class NativeWeights:
         draft_vocabulary: Tensor | None,
         *,
         int8: bool,
-        rounds: bool = False,
+        round_activations: bool = False,
     ) -> None:
-        """`rounds`: products may round what comes to bfloat16."""
+        """`round_activations`: products may round what comes to bfloat16."""
         self._library = library
         self._int8 = int8
-        self._rounds = rounds
+        self._round_activations = round_activations
         self._held: list[Tensor] = []
         body: Any = hf.base_model
         head: Any = hf.get_output_embeddings()
@@ -99,7 +99,7 @@ class NativeWeights:
         count = sum(map(len, weights)) if rows is None else len(rows)
         packed = self._room(count, weights[0].shape[1], 2)
         self._pack_rounded(weights, rows, packed)
-        return Matrix(packed, None, self._rounds)
+        return Matrix(packed, None, self._round_activations)
 
     def _pack_rounded(self, weights: Sequence[Tensor], rows: Tensor | None, packed: int) -> None:
         if len(weights) > 1:
@@ -141,7 +141,7 @@ class NativeWeights:
 
 
 def can_copy(hf: PreTrainedModel, *, int8: bool = False, in_training: bool = False) -> bool:
-    """Is this Llama-like model one that llama.c reads without loss, here?
+    """Is this Llama-like model one that transformer.c reads without loss, here?
 
     With `int8`: once its linear layers are rounded to 8 bits; `in_training`: once all of it is
     rounded to bfloat16.

@@ -1,4 +1,4 @@
-"""Texts in rooms of a fixed size, read by passes that a GPU replays: see fixed_shapes.py.
+"""Texts in rooms of a fixed size, read by passes that a GPU replays: see cuda.py.
 
 A block is two replays, and the host waits once: for how many tokens stay, and for the next one.
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.core.block import Judgement, draw_ahead, judge_block
 from paceline.core.drafted import Drafted, Uniforms
 from paceline.core.lists import as_list
-from paceline.core.rule import is_capturable
+from paceline.core.rule_base import is_capturable
 from paceline.models.contract import ModelSession
 from paceline.models.llama.cuda import rows_for
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest
-    from paceline.core.rule import Rule
+    from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.models.llama.cuda import FixedReader, FixedReaders
 

@@ -2,7 +2,7 @@
 
 At one to eight tokens a pass the transformers modules spend a third of the time between operators.
 This is the same arithmetic with packed weights, query, key and value in one product, gate and up in
-another. Where it can be compiled, native/llama.c does better still for few tokens. Used by
+another. Where it can be compiled, native/transformer.c does better still for few tokens. Used by
 `prepare_for_decoding`; everything else goes through transformers.
 
 Shape suffixes: B batch, N new tokens, W cache width, H heads, D head size.
@@ -64,11 +64,11 @@ class LlamaDecoder:
         int8_of: PreTrainedModel | None = None,
         change: float = 1e-3,
         compiled: bool = True,
-        rounds: bool = False,
+        round_activations: bool = False,
     ) -> None:
         """`int8_of`: the model that `hf` is the rounded copy of; see int8.py.
 
-        `compiled`: read few tokens in a compiled pass where that can be done; `rounds`: which may round
+        `compiled`: read few tokens in a compiled pass where that can be done; `round_activations`: which may round
         what comes into products to bfloat16, where they are faster for it.
 
         `change`: how far `make_linear`'s products may move a logit, relative to the largest.
@@ -87,7 +87,9 @@ class LlamaDecoder:
         self._change = change
         int8 = int8_of is not None
         if compiled and self.device.type == "cpu" and can_copy(hf, int8=int8):
-            native = NativeLlama(int8_of or hf, draft_vocabulary, int8=int8, rounds=rounds)
+            native = NativeLlama(
+                int8_of or hf, draft_vocabulary, int8=int8, round_activations=round_activations
+            )
             native.listeners = self._listeners
             if self._agrees_with(native):
                 self.native = native

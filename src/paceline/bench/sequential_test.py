@@ -1,0 +1,229 @@
+"""What `tune` asks of a setting, in which order settings are tested, and the test.
+
+Settings are tested one after another on examples that had no part in choosing them. The order is
+fixed before these are looked at: from the setting that meets the bound most surely to the least sure
+one, each better (faster, or of higher quality) than those before it. Testing ends with the first
+setting that fails, and the last one that passed is chosen. So a setting that misses the bound is
+chosen only if the first such setting in the order passes its own test, and that has a chance of at
+most 1 - confidence: the number of tests does not matter, and each is done at the full confidence.
+This is fixed-sequence testing (Angelopoulos et al. 2021, "Learn then Test", section 3).
+"""
+
+# N examples, R resamples
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from paceline.bench.measured_frontier import is_lossless
+from paceline.bench.tune_result import Tried
+from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
+from paceline.decode.strategies import Autoregressive
+from paceline.measure.results import IntervalRow
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from paceline.bench.measured_frontier import Frontier
+    from paceline.bench.schema import ResultRow
+    from paceline.bench.tune_result import Step, TuneConfig
+    from paceline.decode.strategies import DecodingConfig
+
+
+class Bound:
+    """What is asked of a setting, and which of those that meet it is better."""
+
+    def __init__(self, config: TuneConfig) -> None:
+        self.config = config
+
+    def __str__(self) -> str:
+        config = self.config
+        if config.quality_floor is not None:
+            return f"a quality of {config.quality_floor:g} of the target's"
+        if config.absolute_quality is not None:
+            return f"a quality of {config.absolute_quality:g}"
+        return f"{config.max_latency:g} of the target's latency"
+
+    @property
+    def least(self) -> float:
+        """The least relative quality, quality or speedup that is accepted."""
+        config = self.config
+        if config.max_latency is not None:
+            return 1 / config.max_latency
+        floor = config.quality_floor or config.absolute_quality
+        assert floor is not None, "the configuration has one bound"
+        return floor
+
+    def met(self, frontier: Frontier, row: ResultRow) -> Tensor:
+        """In the data, and in each resample, [1 + R]."""
+        at, config = frontier.rows.index(row), self.config
+        if config.quality_floor is not None:
+            return frontier.granted_CR[at] >= self.least
+        if config.absolute_quality is not None:
+            return frontier.quality_CR[at] >= self.least
+        return frontier.speed_CR[at] >= self.least
+
+    def is_proven(self, frontier: Frontier, row: ResultRow) -> bool:
+        """Whether the row meets the bound without a test.
+
+        Lossless decoding and the target alone have the target's quality; the target alone has its
+        latency.
+        """
+        config = self.config
+        if config.quality_floor is not None:
+            return config.quality_floor <= 1 and (row is frontier.target or is_lossless(row))
+        if config.max_latency is not None:
+            return config.max_latency >= 1 and row is frontier.target
+        return False
+
+    def test_order(self, frontier: Frontier) -> list[DecodingConfig]:
+        """The settings to confirm, in the order of the tests, from the choosing examples.
+
+        First the best of those that need no test; then, from the surest to the least sure one, those
+        that meet the bound in the data and are better than all before them. Of two as sure, the
+        better one comes first, which leaves the other out.
+        """
+        met = [row for row in frontier.rows if self.met(frontier, row)[0]]
+        proven = [row for row in met if self.is_proven(frontier, row)]
+        others = [row for row in met if not self.is_proven(frontier, row)]
+
+        def surest_first(row: ResultRow) -> tuple[float, _Worth]:
+            return self._share(frontier, row), self._worth(frontier, row)
+
+        order = [max(proven, key=lambda row: self._worth(frontier, row))] if proven else []
+        for row in sorted(others, key=surest_first, reverse=True):
+            if not order or self._worth(frontier, row) > self._worth(frontier, order[-1]):
+                order.append(row)
+        return [row.decoding for row in order]
+
+    def lower_limit(self, frontier: Frontier, row: ResultRow) -> float:
+        """The lower confidence limit, from these examples, of the figure that is bounded.
+
+        One more example is added to the scores, one that the target answers as well as its best and
+        the setting not at all. Without it, a setting that loses one answer in a hundred would look
+        perfect on most sets of fifty examples, and an interval of no width would say so.
+        """
+        config = self.config
+        rng = named_generator(config.seed, "confirm", row.key)
+        both_tails = 2 * config.confidence - 1
+        if config.max_latency is not None:
+            baseline, own = _times(row)
+            found = ratio_of_ratios_interval(baseline, own, rng=rng, confidence=both_tails)
+            return found.low
+        scores_N = _scores(row)
+        under_N = torch.ones_like(scores_N)
+        if config.quality_floor is not None:
+            under_N = _scores(frontier.target)
+        lost = (scores_N.new_zeros(1), under_N.amax(keepdim=True))
+        over_N, under_N = torch.cat([scores_N, lost[0]]), torch.cat([under_N, lost[1]])
+        return ratio_interval(over_N, under_N, rng=rng, confidence=both_tails).low
+
+    def tried(self, frontier: Frontier, row: ResultRow, examples: Step) -> Tried:
+        """The row's figures and whether it meets the bound."""
+        has_metric = row.metric is not None
+        met, limit = bool(self.met(frontier, row)[0]), None
+        if examples == "confirming" and not self.is_proven(frontier, row):
+            limit = self.lower_limit(frontier, row)
+            met = limit >= self.least
+        return Tried(
+            decoding=row.decoding,
+            examples=examples,
+            quality=IntervalRow.of(frontier.quality(row)) if has_metric else None,
+            relative_quality=IntervalRow.of(frontier.relative_quality(row)) if has_metric else None,
+            speedup=IntervalRow.of(frontier.speedup(row)),
+            lower_limit=limit,
+            met=met,
+        )
+
+    def nearest(self, tried: Sequence[Tried]) -> str:
+        """How near the measurements came."""
+        fastest = max(one.speedup.value for one in tried)
+        if self.config.max_latency is not None:
+            return f"the fastest took {1 / fastest:.3f}"
+        drafted = [one for one in tried if not isinstance(one.decoding.strategy, Autoregressive)]
+        is_part = self.config.quality_floor is not None
+        scores = [one.relative_quality if is_part else one.quality for one in drafted or tried]
+        best = max(score.value for score in scores if score is not None)
+        return f"the best scored {best:.3f}" + (" of it" if is_part else "")
+
+    def _share(self, frontier: Frontier, row: ResultRow) -> float:
+        """The part of the resamples that meet the bound."""
+        return float(self.met(frontier, row)[1:].float().mean())
+
+    def _worth(self, frontier: Frontier, row: ResultRow) -> _Worth:
+        at = frontier.rows.index(row)
+        speed = float(frontier.speed_CR[at, 0])
+        if self.config.max_latency is None:
+            return _Worth(speed, row is not frontier.target, speed)
+        quality = float(frontier.granted_CR[at, 0].nan_to_num(0))
+        return _Worth(quality, row is not frontier.target, speed)
+
+
+class _Worth(NamedTuple):
+    """Compared in this order: of settings as good, the faster one, the target alone last."""
+
+    value: float
+    is_drafted: bool
+    speed: float
+
+
+def confirm(
+    order: Sequence[DecodingConfig], test: Callable[[DecodingConfig], Tried | None]
+) -> list[Tried]:
+    """Test settings in order until one fails; the last one that is met is confirmed.
+
+    Args:
+        order: Fixed before any confirming example was looked at.
+        test: Measures a setting on the confirming examples; None: it could not be measured, for a
+            reason that has nothing to do with the bound, and is left out.
+    """
+    tests: list[Tried] = []
+    for decoding in order:
+        one = test(decoding)
+        if one is None:
+            continue
+        tests.append(one)
+        if not one.met:
+            break
+    return tests
+
+
+def statement(bound: Bound, tests: Sequence[Tried]) -> str:
+    """What was tested, and how often such a run chooses a setting that misses the bound."""
+    confidence = bound.config.confidence
+    counted = [one for one in tests if one.lower_limit is not None]
+    chosen = [one for one in tests if one.met][-1]
+    lines = [f"asked for: {bound}."]
+    if chosen.lower_limit is None:
+        lines.append("The chosen setting meets it by proof.")
+    if not counted:
+        return " ".join([*lines, "No other setting looked better, and none was tested."])
+    plural = "s were" if len(counted) > 1 else " was"
+    lines.append(
+        f"{len(counted)} setting{plural} tested on {bound.config.num_confirmed} other examples, the "
+        f"surest first, each at confidence {confidence:g}, until one failed: whatever the number of "
+        f"tests, at most {1 - confidence:.0%} of such runs choose a setting that misses it."
+    )
+    return " ".join(lines)
+
+
+def _scores(row: ResultRow) -> Tensor:
+    scores = [float("nan") if one.score is None else one.score for one in row.examples]
+    return torch.tensor(scores, dtype=torch.float64)
+
+
+def _times(row: ResultRow) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Seconds and tokens of the timed examples: the target alone beside it, and the row's own."""
+    timed = [(one, one.baseline) for one in row.examples if one.baseline is not None]
+
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64)
+
+    return (
+        (column([b.seconds for _, b in timed]), column([b.num_tokens for _, b in timed])),
+        (column([e.seconds for e, _ in timed]), column([len(e.tokens) for e, _ in timed])),
+    )

@@ -1,0 +1,73 @@
+"""Which commands read a configuration, and what each may hold."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from paceline.config import StrictModel
+
+
+class Kind(StrEnum):
+    """Commands that read a configuration."""
+
+    draft = "draft"
+    pretrain = "pretrain"
+    generate_data = "generate-data"
+    align = "align"
+    sweep = "sweep"
+    trajectory = "trajectory"
+    analyze = "analyze"
+    measure = "measure"
+    measure_engine = "measure-engine"
+    verify = "verify"
+    decode = "decode"
+    bench = "bench"
+    tune = "tune"
+    export = "export"
+
+    @property
+    def command(self) -> str:
+        """As it is typed."""
+        return "measure --engine" if self is Kind.measure_engine else str(self)
+
+
+def schema_of(kind: Kind) -> type[StrictModel]:
+    """What a configuration of this kind may hold."""
+    from paceline.bench import BenchConfig
+    from paceline.bench.tune import TuneConfig
+    from paceline.data.requests import GenerateDataConfig
+    from paceline.decode.strategies import DecodingConfig
+    from paceline.export import ExportConfig
+    from paceline.measure import MeasureConfig, VerifyConfig
+    from paceline.measure.predicted_frontier import AnalyzeConfig
+    from paceline.measure.served_figures import ServedConfig
+    from paceline.measure.trajectory import TrajectoryConfig
+    from paceline.train import AlignConfig, PretrainConfig
+    from paceline.train.initial_draft import DraftConfig
+    from paceline.train.sweep import SweepConfig
+
+    return {
+        Kind.draft: DraftConfig,
+        Kind.pretrain: PretrainConfig,
+        Kind.generate_data: GenerateDataConfig,
+        Kind.align: AlignConfig,
+        Kind.sweep: SweepConfig,
+        Kind.trajectory: TrajectoryConfig,
+        Kind.measure: MeasureConfig,
+        Kind.measure_engine: ServedConfig,
+        Kind.analyze: AnalyzeConfig,
+        Kind.verify: VerifyConfig,
+        Kind.decode: DecodingConfig,
+        Kind.bench: BenchConfig,
+        Kind.tune: TuneConfig,
+        Kind.export: ExportConfig,
+    }[kind]
+
+
+def kinds_that_read(keys: Collection[str]) -> list[Kind]:
+    """The commands that know all of these keys."""
+    return [kind for kind in Kind if set(keys) <= schema_of(kind).model_fields.keys()]

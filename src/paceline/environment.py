@@ -1,0 +1,47 @@
+"""Versions, hardware and the commit of the sources, for manifests and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from paceline.processor import level, machine_level, processor_name
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware and git state, for manifests and reports."""
+    packages = ("paceline", "torch", "transformers", "accelerate", "datasets", "safetensors")
+    versions: dict[str, str] = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "versions": versions,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "processor_level": level(),
+        "machine_level": machine_level(),
+        "cpu_count": os.cpu_count(),
+        "git": _git_state(),
+    }
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the source tree, where Paceline runs from one."""
+    source = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(source), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", str(source))
+        return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,171 @@
+"""The predicted frontier: what each rule at each threshold would cost and save, without decoding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from paceline.config import StrictModel
+from paceline.core.rules import (
+    BiLDRule,
+    Chow,
+    ChowLog,
+    Diff,
+    DiffLog,
+    Lenient,
+    Lossless,
+    Lossy,
+    Opt,
+    OptLog,
+    RuleChoice,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+)
+from paceline.environment import environment
+from paceline.measure.analysis import analyze_rules
+from paceline.measure.latency import PassTimer
+from paceline.measure.measurement import usable_gammas
+from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
+from paceline.measure.results import IntervalRow
+from paceline.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.measure.analysis import RuleRow
+    from paceline.measure.latency import PassCosts
+    from paceline.models.contract import Model
+
+DEFAULT_RULES: tuple[RuleChoice, ...] = (
+    Lossless(),
+    *(Lenient("linear", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2, 0.1)),
+    *(Lenient("square", epsilon) for epsilon in (0.8, 0.6, 0.4)),
+    *(Lenient("exponential", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2)),
+    *(Lossy(alpha, "tuned") for alpha in (0.2, 0.4, 0.6, 0.8, 0.9)),
+    *(BiLDRule(threshold) for threshold in (1.0, 2.0, 3.0, 5.0, 8.0)),
+    *(Chow(alpha) for alpha in (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)),
+    *(ChowLog(alpha) for alpha in (0.5, 1.0, 2.0, 3.0, 4.0)),
+    *(Diff(alpha) for alpha in (-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.6)),
+    *(DiffLog(alpha) for alpha in (-2.0, -1.0, 0.0, 0.5, 1.0, 2.0)),
+    *(Opt(alpha) for alpha in (-0.4, 0.0, 0.2, 0.4, 0.6, 0.9)),
+    *(OptLog(alpha) for alpha in (-2.0, 0.0, 1.0, 2.0, 4.0)),
+    *(TokenV1(alpha) for alpha in (0.0, 0.2, 0.4, 0.6)),
+    *(TokenV2(alpha) for alpha in (0.0, 0.1, 0.2, 0.4, 0.6)),
+    *(TokenV3(alpha) for alpha in (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)),
+)
+
+
+class AnalyzeConfig(PairConfig):
+    """What to analyse, and on whose text."""
+
+    num_prompts: int = Field(default=16, ge=1)
+    text: Literal["target", "draft"] = "target"
+    """Who writes the text. A rule's own text lies between the two."""
+    rules: tuple[RuleChoice, ...] = DEFAULT_RULES
+    gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
+    pass_repeats: int = Field(default=15, ge=1)
+
+
+class FrontierRow(StrictModel):
+    """One rule at one threshold."""
+
+    rule: RuleChoice
+    rejection_rate: IntervalRow
+    """Rejected / judged drafted tokens at the best gamma."""
+    tvd: float
+    """Mean TVD of what the rule induces to the target's distribution."""
+    kl: float | None
+    """Mean KL(target || induced), nats; None where it is infinite."""
+    surprisal: float
+    """Mean -log of the untempered target of what the rule induces, nats; small: likely answers."""
+    block_efficiency: dict[int, float]
+    best_gamma: int
+    predicted_speedup: float
+    """At the best gamma: tau / (drafting + block cost), measured passes."""
+
+
+class PredictedFrontier(StrictModel):
+    """All rows, in the order of the configuration, and what they were computed from."""
+
+    schema_version: int = 1
+    config: AnalyzeConfig
+    num_tokens: int
+    cost_ratio: float
+    drafting_cost_ratios: dict[int, float]
+    block_cost_ratios: dict[int, float]
+    rows: list[FrontierRow]
+    environment: dict[str, object]
+
+
+def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFrontier:
+    """Load both models, write text, and see what every rule would do with it.
+
+    Raises:
+        UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
+    """
+    pair = load_models(config, progress)
+    return analyze_models(*pair, load_prompts(config, pair), config, progress)
+
+
+def analyze_models(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    config: AnalyzeConfig,
+    progress: Progress = silent,
+) -> PredictedFrontier:
+    """Analyse two models that are already there, on prompts that are already tokens."""
+    prompts = prompts[: config.num_prompts]
+    texts: list[list[int]] = []
+    sample_texts(draft if config.text == "draft" else target, prompts, config, texts, progress)
+    longest = max(len(text) for text in texts)
+    gammas = usable_gammas(config.gammas, longest, config.max_new_tokens)
+    # in the middle of a typical text, as a measurement does
+    middle = [*prompts[0], *texts[0]][: len(prompts[0]) + config.max_new_tokens // 2]
+    timer = PassTimer(target, draft, middle, gammas, config.sampling, config.draft_sampling)
+    for number in range(config.pass_repeats):
+        timer.time_once()
+        progress("timing passes", number + 1, config.pass_repeats)
+    costs = timer.costs()
+    found = analyze_rules(
+        target,
+        draft,
+        prompts,
+        texts,
+        config.rules,
+        config.sampling,
+        gammas,
+        config.seed,
+        progress,
+        config.max_new_tokens,
+        config.draft_sampling,
+    )
+    return PredictedFrontier(
+        config=config,
+        num_tokens=sum(len(text) for text in texts),
+        cost_ratio=costs.cost_ratio,
+        drafting_cost_ratios={gamma: costs.drafting_cost_ratio(gamma) for gamma in gammas},
+        block_cost_ratios={gamma: costs.block_cost_ratio(gamma) for gamma in gammas},
+        rows=[_row(rule, row, costs) for rule, row in zip(config.rules, found, strict=True)],
+        environment=environment(),
+    )
+
+
+def _row(rule: RuleChoice, row: RuleRow, costs: PassCosts) -> FrontierRow:
+    speedups = {
+        gamma: costs.expected_speedup(tau, gamma, row.drafted_per_block[gamma])
+        for gamma, tau in row.block_efficiency.items()
+    }
+    best = max(speedups, key=lambda gamma: speedups[gamma])
+    return FrontierRow(
+        rule=rule,
+        rejection_rate=IntervalRow.of(row.rejection_rate[best]),
+        tvd=row.tvd,
+        kl=row.kl if row.kl < float("inf") else None,
+        surprisal=row.surprisal,
+        block_efficiency=row.block_efficiency,
+        best_gamma=best,
+        predicted_speedup=speedups[best],
+    )

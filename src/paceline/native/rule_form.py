@@ -1,0 +1,22 @@
+"""A rule of core as rules.c reads it."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from paceline.native.structures import Kind, NativeRule
+
+if TYPE_CHECKING:
+    from paceline.core.rule_base import Rule
+
+
+def native_rule(rule: Rule) -> NativeRule | None:
+    """The rule as rules.c reads it; None where its own class declares no native form."""
+    return _translated(rule) if "native_form" in vars(type(rule)) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _translated(rule: Rule) -> NativeRule | None:
+    form = rule.native_form()
+    return None if form is None else NativeRule(Kind[form.kind], form.alpha, form.beta)

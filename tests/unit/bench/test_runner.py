@@ -1,0 +1,370 @@
+"""A bench runs every cell once, keeps what is done, records what fails, and measures what decoding does."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import write_corpus, write_pair
+from paceline.bench import BenchConfig, Grid, bench, read_rows, runner
+from paceline.bench.grid import expand
+from paceline.bench.prediction import FILE
+from paceline.bench.schema import ResultRow, family, setting
+from paceline.bench.workbench import bench_context
+from paceline.config import validate
+from paceline.core.rules import Chow, Lossless, TokenV3
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
+from paceline.errors import ConfigError, StorageError, UsageError
+from paceline.models import CausalModel, load_model
+from paceline.records import read_jsonl
+
+pytestmark = pytest.mark.slow
+
+QUESTIONS = [
+    {"prompt": f"the {a} sat near the {b}", "completion": f" and then the {b} ran"}
+    for a in ("cat", "hen", "man")
+    for b in ("inn", "tin", "pan")
+]
+GRID = {
+    "temperatures": [0.0, 1.0],
+    "num_speculative_tokens": [2, 3],
+    "rules": [{"rule": "lossless"}, {"rule": "chow", "alpha": [0.5, 1.0]}],
+    "strategies": [{"strategy": "token_cascade", "alpha": 0.5}],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = write_pair(tmp_path_factory.mktemp("bench"))
+    write_corpus(place / "questions.jsonl", QUESTIONS)
+    return place
+
+
+def settings(folder: Path, output: Path, **changes: Any) -> BenchConfig:
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
+        "output": output,
+        "grid": GRID,
+        "num_examples": 5,
+        "num_timed": 2,
+        "max_new_tokens": 9,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return validate(BenchConfig, values | changes)
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ResultRow]:
+    found = bench(settings(folder, tmp_path_factory.mktemp("run") / "whole"))
+    assert found.num_left == 0
+    return found.rows
+
+
+def strategies(rows: list[ResultRow], temperature: float) -> dict[str, ResultRow]:
+    here = [row for row in rows if row.decoding.sampling.temperature == temperature]
+    return {f"{family(row.decoding)} {setting(row.decoding)}".strip(): row for row in here}
+
+
+def test_a_grid_is_every_rule_with_every_block_length_at_every_temperature():
+    cells = validate(Grid, GRID).cells()
+    assert len(cells) == 2 * (1 + 3 * 2 + 1)
+    greedy = [cell for cell in cells if cell.sampling.greedy]
+    assert isinstance(greedy[0].strategy, Autoregressive)
+    assert greedy[1].strategy == Speculative(rule=Lossless(), num_speculative_tokens=2)
+    assert Speculative(rule=Chow(1.0), num_speculative_tokens=3) in [c.strategy for c in cells]
+    twice = validate(Grid, {"rules": [{"rule": "lossless"}] * 2, "temperatures": [1, 1.0]})
+    assert len(twice.cells()) == 2
+
+
+def test_a_grid_says_how_the_drafts_of_its_rules_are_drawn_and_a_strategy_sweeps_it():
+    at = {"draft_sampling": {"temperature": 0}}
+    cells = validate(Grid, {"rules": [{"rule": "lossless"}], **at}).cells()
+    drawn = [getattr(cell.strategy, "draft_sampling", "none") for cell in cells]
+    assert drawn == ["none", SamplingParams(temperature=0)] * 2
+    temperatures = [{"temperature": 0}, {"temperature": 0.5}]
+    swept = {"strategy": "speculative", "draft_sampling": temperatures}
+    found = validate(Grid, {"strategies": [swept], "temperatures": [1]}).cells()
+    assert [family(cell) for cell in found[1:]] == [
+        "lossless drafts at T=0",
+        "lossless drafts at T=0.5",
+    ]
+
+
+def test_lists_in_a_choice_stand_for_all_combinations():
+    choice = {"rule": "lossy", "alpha": [0.1, 0.2], "beta": [1.0, "tuned"]}
+    assert [(one["alpha"], one["beta"]) for one in expand(choice)] == [
+        (0.1, 1.0),
+        (0.1, "tuned"),
+        (0.2, 1.0),
+        (0.2, "tuned"),
+    ]
+    assert expand({"rule": "chow", "alpha": 0.5}) == [{"rule": "chow", "alpha": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"rule": "chow", "alpha": [0.5, 1.5]}, "less than or equal to 1"),
+        ({"rule": "bild", "threshold": -1}, "greater than or equal to 0"),
+        ({"rule": "guess"}, "does not match any of the expected tags"),
+        ({"rule": "lossy", "alpha": 0.2, "beta": 0.1}, "at least 1 - alpha = 0.8"),
+    ],
+)
+def test_a_bad_threshold_is_one_line(rule: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says) as caught:
+        validate(Grid, {"rules": [rule]})
+    assert "\n" not in str(caught.value)
+
+
+def test_every_cell_has_a_row_and_its_texts_are_those_of_its_decoder(
+    folder: Path, finished: list[ResultRow]
+):
+    assert len(finished) == len(validate(Grid, GRID).cells())
+    assert {row.status for row in finished} == {"done"}
+    target, draft = (load_model(folder / name, "float32") for name in ("target", "draft"))
+    assert target.tokenizer is not None
+    rows = strategies(finished, 1.0)
+    sampling = SamplingParams()
+    decoders = {
+        "autoregressive": AutoregressiveDecoder(target, sampling),
+        "chow alpha 0.5, gamma 3": SpeculativeDecoder(target, draft, Chow(0.5), 3, sampling),
+    }
+    for name, decoder in decoders.items():
+        for number, example in enumerate(rows[name].examples):
+            again = decoder.generate([_prompt(target, folder, number)], 9, seed=number)
+            assert list(example.tokens) == again[0].tokens
+            stats = again[0].stats
+            counts = (example.num_target_calls, example.num_examined, example.num_rejected)
+            assert counts == (stats.num_target_calls, stats.num_examined, stats.num_recovered)
+
+
+def _prompt(target: CausalModel, folder: Path, number: int) -> list[int]:
+    task = settings(folder, Path("unused")).task
+    text = task.examples("test", 5, 0)[number].record.text
+    assert target.tokenizer is not None
+    return target.tokenizer(text)["input_ids"]
+
+
+def test_lossless_cells_answer_as_the_target_does_where_it_is_greedy(finished: list[ResultRow]):
+    rows = strategies(finished, 0.0)
+    alone = rows["autoregressive"]
+    for gamma in (2, 3):
+        assert [e.tokens for e in rows[f"lossless gamma {gamma}"].examples] == [
+            e.tokens for e in alone.examples
+        ]
+        assert [e.score for e in rows[f"lossless gamma {gamma}"].examples] == [
+            e.score for e in alone.examples
+        ]
+
+
+def test_the_target_alone_is_timed_beside_every_cell_on_the_same_examples(
+    finished: list[ResultRow],
+):
+    for row in finished:
+        timed = [number for number, e in enumerate(row.examples) if e.baseline is not None]
+        assert timed == [0, 2]
+        assert all(e.seconds >= e.first_seconds > 0 for e in row.examples)
+
+
+def test_predictions_are_there_for_every_rule_and_for_nothing_else(
+    folder: Path, tmp_path: Path, finished: list[ResultRow]
+):
+    found = bench(settings(folder, tmp_path / "run"))
+    rows = read_jsonl(tmp_path / "run" / FILE)
+    ruled = [r for r in found.rows if isinstance(r.decoding.strategy, Speculative)]
+    assert {row["key"] for row in rows} == {row.key for row in ruled}
+    alone = strategies(found.rows, 0.0)["chow alpha 1, gamma 3"].key
+    assert next(r for r in rows if r["key"] == alone)["predicted_rejection"] == 0
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
+def test_answers_shorter_than_a_block_are_predicted_from_blocks_as_long_as_they_are(
+    folder: Path, tmp_path: Path, max_new_tokens: int
+):
+    grid = {"temperatures": [1.0], "num_speculative_tokens": [6], "rules": [{"rule": "lossless"}]}
+    bench(settings(folder, tmp_path / "run", grid=grid, max_new_tokens=max_new_tokens))
+    (row,) = read_jsonl(tmp_path / "run" / FILE)
+    assert row["predicted_speedup"] > 0
+    assert (row["predicted_speedup"] == 1) == (max_new_tokens < 3), "nothing is drafted"
+
+
+def test_a_finished_bench_runs_nothing_and_a_torn_one_only_what_is_missing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = settings(folder, tmp_path / "run")
+    first = bench(config)
+    path = tmp_path / "run" / "results.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4]) + lines[4][:100])  # killed while it wrote
+    ran: list[DecodingConfig] = []
+    plain = runner.run_together
+
+    def counted(work: Any, cells: list[DecodingConfig], told: Any) -> list[ResultRow]:
+        ran.extend(cells)
+        return plain(work, cells, told)
+
+    monkeypatch.setattr(runner, "run_together", counted)
+    again = bench(config)
+    assert len(ran) == len(first.rows) - 4
+    assert {row.key for row in again.rows} == {row.key for row in first.rows}
+    ran.clear()
+    bench(config)
+    assert ran == []
+
+
+def test_a_cell_that_fails_is_recorded_the_others_go_on_and_it_is_tried_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(self: Any, *_: Any, **__: Any) -> None:
+        raise RuntimeError("no\nroom")
+
+    config = settings(folder, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr("paceline.decode.cascade.TokenCascade.blocks", broken)
+        rows = bench(config).rows
+    failed = [row for row in rows if row.status == "failed"]
+    assert [row.decoding.strategy.strategy for row in failed] == ["token_cascade"] * 2
+    assert {row.error for row in failed} == {"no room"}
+    fewer = bench(settings(folder, tmp_path / "run", grid={"rules": [{"rule": "lossless"}]}))
+    assert all(row.status == "done" for row in fewer.rows), "what is asked for no more did not fail"
+    assert len(rows) == len(config.grid.cells())
+    assert {row.status for row in bench(config).rows} == {"done"}
+
+
+def test_another_setting_in_the_same_place_does_not_mix_with_the_old_rows(
+    folder: Path, tmp_path: Path
+):
+    small = {"temperatures": [0.0], "rules": [{"rule": "lossless"}]}
+    old = bench(settings(folder, tmp_path / "run", grid=small))
+    new = bench(settings(folder, tmp_path / "run", grid=small, num_examples=4))
+    assert {row.key for row in old.rows}.isdisjoint(row.key for row in new.rows)
+    assert {len(row.examples) for row in read_rows(tmp_path / "run")} == {4}
+
+
+def test_a_model_that_was_trained_on_and_a_corpus_that_was_changed_are_others(
+    folder: Path, tmp_path: Path
+):
+    place = shutil.copytree(folder, tmp_path / "pair")
+    config = settings(place, tmp_path / "run")
+    first = bench_context(config)
+    assert bench_context(config) == first
+    os.utime(place / "draft" / "model.safetensors", ns=(1, 1))
+    trained = bench_context(config)
+    assert trained != first
+    write_corpus(place / "questions.jsonl", QUESTIONS[:8])
+    assert bench_context(config) != trained
+
+
+def test_predictions_that_a_kill_left_out_are_made_at_the_next_start(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = settings(folder, tmp_path / "run")
+    bench(config)
+    path = tmp_path / "run" / FILE
+    whole = {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)}
+    path.unlink()
+    bench(config)
+    assert {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)} == whole
+    monkeypatch.setattr(runner, "prepare", lambda *_: pytest.fail("nothing is left to do"))
+    bench(config)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_manifest_of_the_rows(
+    folder: Path, tmp_path: Path
+):
+    bench(settings(folder, tmp_path / "run"))
+    manifest = (tmp_path / "run" / "manifest.json").read_text()
+    with pytest.raises(UsageError, match="nowhere"):
+        bench(settings(folder, tmp_path / "run", draft=str(folder / "nowhere")))
+    assert (tmp_path / "run" / "manifest.json").read_text() == manifest
+
+
+def test_cells_and_the_target_alone_take_every_turn(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An order that depended on the example's number would time all timed ones in the same order."""
+    order: list[str] = []
+    plain = runner.time_request
+
+    def noted(decoder: Any, *arguments: Any) -> Any:
+        order.append(type(decoder).__name__)
+        return plain(decoder, *arguments)
+
+    monkeypatch.setattr(runner, "time_request", noted)
+    grid = {"temperatures": [0.0], "rules": [{"rule": "lossless"}]}
+    bench(settings(folder, tmp_path / "run", grid=grid, num_examples=9, num_timed=9))
+    places = {turn % 3 for turn, name in enumerate(order) if name == "SpeculativeDecoder"}
+    assert places == {0, 1, 2}
+
+
+def test_cells_of_one_sampler_take_turns_a_few_at_a_time():
+    grid = {"rules": [{"rule": "chow", "alpha": [n / 20 for n in range(10)]}]}
+    cells = validate(Grid, grid).cells()
+    found = list(runner.groups(cells))
+    assert [(number, len(together)) for number, together in found] == [
+        (0, 8),
+        (8, 3),
+        (11, 8),
+        (19, 3),
+    ]
+    assert [cell for _, together in found for cell in together] == cells
+    assert all(len({c.sampling.temperature for c in together}) == 1 for _, together in found)
+
+
+def test_no_cell_begins_when_the_time_is_up(folder: Path, tmp_path: Path):
+    found = bench(settings(folder, tmp_path / "run", max_seconds=1e-9))
+    assert found.rows == []
+    assert found.num_left == len(validate(Grid, GRID).cells())
+
+
+def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="is a file; choose a directory"):
+        bench(settings(folder, tmp_path / "file"))
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "results.jsonl").write_text('{"schema\n{"schema_version": 2}\n')
+    with pytest.raises(UsageError, match="holds a line that is not JSON"):
+        bench(settings(folder, tmp_path / "torn"))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "results.jsonl").write_text('{"schema_version": 0}\n')
+    with pytest.raises(UsageError, match=r"row 1 has schema_version 0, this Paceline reads 2"):
+        read_rows(tmp_path / "old")
+    with pytest.raises(UsageError, match="has 9 distinct examples, 12 were asked for"):
+        bench(settings(folder, tmp_path / "many", num_examples=12))
+
+
+def test_names_of_cells_tell_family_and_setting_apart():
+    cell = DecodingConfig(strategy=Speculative(rule=TokenV3(0.25), num_speculative_tokens=5))
+    assert (family(cell), setting(cell)) == ("token_v3", "alpha 0.25, gamma 5")
+    rules = [
+        {"rule": "lossy", "alpha": 0.5, "beta": "tuned"},
+        {"rule": "lenient", "kind": "square", "epsilon": 0.5},
+    ]
+    names = [family(validate(DecodingConfig, {"strategy": {"rule": rule}})) for rule in rules]
+    assert names == ["lossy beta tuned", "lenient square"]
+    drafts = {"temperature": 0.6, "top_k": 9, "top_p": 0.9}
+    strategy = {"rule": {"rule": "chow", "alpha": 0.5}, "draft_sampling": drafts}
+    cell = validate(DecodingConfig, {"strategy": strategy})
+    assert family(cell) == "chow drafts at T=0.6 top-k 9 top-p 0.9"
+
+
+def test_what_stands_in_a_directory_of_questions_is_part_of_the_context(
+    folder: Path, tmp_path: Path
+):
+    questions = tmp_path / "questions"
+    questions.mkdir()
+    for name in ("a", "b"):
+        write_corpus(questions / f"{name}.jsonl", [{"prompt": name, "completion": "x"}])
+    task = {"task": "pairs", "corpus": str(questions), "metric": "rouge1"}
+    config = settings(folder, tmp_path / "run", task=task)
+    first = bench_context(config)
+    assert bench_context(config) == first
+    write_corpus(questions / "b.jsonl", [{"prompt": "c", "completion": "x"}])
+    assert bench_context(config) != first

@@ -1,0 +1,168 @@
+"""What tune asks of a setting: order of the tests, confidence limits, and too few examples."""
+
+from typing import Any
+
+import pytest
+
+from paceline.bench import ResultRow
+from paceline.bench.measured_frontier import Frontier
+from paceline.bench.sequential_test import Bound, confirm, statement
+from paceline.bench.tune_result import Tried, TuneConfig
+from paceline.config import validate
+from paceline.core.rules import Chow, Lossless
+from paceline.decode.strategies import DecodingConfig, Speculative
+from paceline.errors import ConfigError
+from result_rows import ALONE, example, row, steady
+
+
+def asked(**changes: Any) -> TuneConfig:
+    values = {"target": "t", "draft": "d", "task": "arithmetic", "output": "o", "num_confirmed": 8}
+    return validate(TuneConfig, values | changes)
+
+
+def frontier_of(**cells: ResultRow) -> Frontier:
+    return Frontier([steady(ALONE), *cells.values()])
+
+
+def names(order: list[DecodingConfig], **cells: ResultRow) -> list[str]:
+    known = {cell.decoding.model_dump_json(): name for name, cell in cells.items()}
+    return [known.get(one.model_dump_json(), "alone") for one in order]
+
+
+def test_what_needs_no_test_comes_first_and_then_only_what_is_better():
+    """At temperature 0 lossless decoding and the target alone have one and the same quality."""
+    cells = {
+        "lossless": steady(Lossless(), 1.0, 1.3),
+        "slower": steady(Chow(0.1), 1.0, 1.1),
+        "faster": steady(Chow(0.2), 0.95, 1.5),
+        "worse": steady(Chow(0.9), 0.5, 2.0),
+    }
+    frontier = frontier_of(**cells)
+    budget = Bound(asked(max_latency=1.0, num_timed=None))
+    assert names(budget.test_order(frontier), **cells) == ["alone", "lossless"]
+    floor = Bound(asked(quality_floor=0.9))
+    assert names(floor.test_order(frontier), **cells) == ["lossless", "faster"]
+
+
+def test_settings_are_tested_from_the_surest_to_the_least_sure_one():
+    """All are at least 0.9 of the target in the data; of three as sure the fastest comes first."""
+    cells = {
+        "sure": steady(Chow(0.1), 0.95, 1.2),
+        "as sure": steady(Chow(0.2), 0.95, 1.1),
+        "fast": row(Chow(0.3), [example(1.0, 0.5)] * 19 + [example(0.2, 0.5)]),
+        "slow and unsure": row(Chow(0.4), [example(1.0, 0.9)] * 19 + [example(0.0, 0.9)]),
+        "fastest": row(Chow(0.5), [example(1.0, 0.4)] * 18 + [example(0.0, 0.4)] * 2),
+    }
+    floor = Bound(asked(quality_floor=0.9))
+    order = names(floor.test_order(frontier_of(**cells)), **cells)
+    assert order == ["alone", "sure", "fast", "fastest"]
+
+
+def tried(met: bool, limit: float | None = 0.5) -> Tried:
+    one = {"value": 1.0, "low": 1.0, "high": 1.0}
+    values = {"decoding": DecodingConfig(), "examples": "confirming", "quality": None}
+    values |= {"relative_quality": None, "speedup": one, "met": met, "lower_limit": limit}
+    return Tried.model_validate(values)
+
+
+def test_testing_ends_with_the_first_setting_that_fails():
+    given = [DecodingConfig(strategy=Speculative(rule=Chow(a / 10))) for a in range(5)]
+    passes = dict(zip(map(repr, given), [True, None, True, False, True], strict=True))
+    asked: list[DecodingConfig] = []
+
+    def test(decoding: DecodingConfig) -> Tried | None:
+        asked.append(decoding)
+        met = passes[repr(decoding)]
+        return None if met is None else tried(met)
+
+    assert [one.met for one in confirm(given, test)] == [True, True, False]
+    assert asked == given[:4]
+
+
+def test_the_statement_counts_the_tests_and_names_the_odds():
+    bound = Bound(asked(quality_floor=0.9, confidence=0.95))
+    said = statement(bound, [tried(True, None), tried(True), tried(False)])
+    assert "2 settings were tested on 8 other examples" in said
+    assert "at most 5% of such runs choose a setting that misses it" in said
+    assert "by proof" not in said
+    proven = statement(bound, [tried(True, None), tried(False)])
+    assert "meets it by proof" in proven
+    assert "1 setting was tested" in proven
+    assert "none was tested" in statement(bound, [tried(True, None)])
+
+
+def test_lossless_decoding_meets_a_floor_by_proof_whatever_luck_its_samples_have():
+    cells = {"lossless": steady(Lossless(), 0.5, 1.3), "chow": steady(Chow(0.1), 0.5, 1.4)}
+    frontier = frontier_of(**cells)
+    floor = Bound(asked(quality_floor=1.0))
+    assert names(floor.test_order(frontier), **cells) == ["lossless"]
+    proven = floor.tried(frontier, cells["lossless"], "confirming")
+    assert (proven.met, proven.lower_limit) == (True, None)
+    more = Bound(asked(quality_floor=1.01))
+    assert more.test_order(frontier) == []
+
+
+def test_confirming_takes_more_than_a_lucky_mean():
+    """0.99 of the target's quality in the data, below 0.988 in about every third resample."""
+    lucky = row(Chow(0.2), [example(1.0, 0.5)] * 95 + [example(0.8, 0.5)] * 5)
+    frontier = Frontier([steady(ALONE, count=100), lucky])
+    bound = Bound(asked(quality_floor=0.988, confidence=0.8))
+    assert bound.tried(frontier, lucky, "choosing").met
+    assert not bound.tried(frontier, lucky, "confirming").met
+    low = Bound(asked(quality_floor=0.95, confidence=0.8))
+    assert low.tried(frontier, lucky, "confirming").met
+
+
+def test_a_setting_that_lost_nothing_in_too_few_examples_is_not_confirmed():
+    """79 right answers of 79 come with probability 0.98^79 = 0.203 from a setting that keeps 0.98."""
+    config = asked(quality_floor=0.98, confidence=0.8, num_confirmed=79)
+    assert config.least_confirmed == 80
+    perfect = steady(Chow(0.2), 1.0, 2.0, count=79)
+    frontier = Frontier([steady(ALONE, count=79), perfect])
+    assert not Bound(config).tried(frontier, perfect, "confirming").met
+    plenty = steady(Chow(0.2), 1.0, 2.0, count=150)
+    frontier = Frontier([steady(ALONE, count=150), plenty])
+    assert Bound(config).tried(frontier, plenty, "confirming").met
+
+
+def test_a_latency_is_confirmed_by_the_timed_examples():
+    """Twice as fast on every timed example; the others say nothing."""
+    timed, untimed = example(seconds=0.5), example(seconds=90.0, baseline_s=None)
+    cell = row(Chow(0.2), [timed] * 10 + [untimed] * 10)
+    frontier = frontier_of(cell=cell)
+    wanted = Bound(asked(max_latency=0.6, num_timed=10))
+    found = wanted.tried(frontier, cell, "confirming")
+    assert found.lower_limit == pytest.approx(2.0)
+    assert found.met
+    assert not (Bound(asked(max_latency=0.4, num_timed=10)).tried(frontier, cell, "confirming").met)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"quality_floor": 0.98, "num_confirmed": 64}, "at least 80 examples"),
+        ({"quality_floor": 0.98, "num_confirmed": 80}, None),
+        ({"quality_floor": 0.98, "num_confirmed": 80, "confidence": 0.95}, "at least 149 examples"),
+        ({"absolute_quality": 0.5, "num_confirmed": 8}, None),
+        ({"quality_floor": 1.0}, "only for lossless decoding"),
+        ({"max_latency": 0.8, "num_timed": None}, None),
+    ],
+)
+def test_too_few_examples_to_confirm_a_floor_are_known_before_anything_runs(
+    changes: dict[str, Any], says: str | None
+):
+    shortage = asked(**changes).shortage
+    assert (shortage is None) if says is None else says in (shortage or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"quality_floor": 0.9, "num_confirmed": 7}, "greater than or equal to 8"),
+        ({"max_latency": 0.9, "num_timed": 7}, "num_timed is 7"),
+        ({"quality_floor": 0.9, "confidence": 0.5}, "greater than 0.5"),
+    ],
+)
+def test_fewer_examples_than_an_interval_takes_are_one_line(changes: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        asked(**changes)

@@ -1,0 +1,274 @@
+"""Tuning: what is proposed, what is chosen, and that it holds on examples nobody has seen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import write_corpus, write_pair
+from engine_costs import step, write_costs
+from paceline.bench import BenchConfig, bench, read_rows, runner
+from paceline.bench.prediction import Prediction
+from paceline.bench.tune import TuneConfig, spread, tune, undominated
+from paceline.cli.tune import tune as tune_command
+from paceline.config import load_config, validate
+from paceline.core.rules import Chow, Lossless
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder
+from paceline.decode.strategies import DecodingConfig, Speculative
+from paceline.errors import ConfigError, ModelLoadError, NotReachedError, UsageError
+from paceline.models import load_model
+from paceline.records import RunDirectory
+from paceline.train.settings import Checkpoints
+
+QUESTIONS = [
+    f"the {a} sat near the {b}" for a in ("cat", "hen", "man", "ant") for b in ("inn", "tin", "pan")
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The right answers are the target's own greedy ones."""
+    place = write_pair(tmp_path_factory.mktemp("tune"))
+    target = load_model(place / "target", "float32")
+    assert target.tokenizer is not None
+    prompts = [target.tokenizer(text)["input_ids"] for text in QUESTIONS]
+    answers = AutoregressiveDecoder(target, SamplingParams(temperature=0)).generate(prompts, 8)
+    pairs = [
+        {"prompt": text, "completion": "good " + target.tokenizer.decode(answer.tokens)}
+        for text, answer in zip(QUESTIONS, answers, strict=True)
+    ]
+    write_corpus(place / "questions.jsonl", pairs)
+    return place
+
+
+def settings(folder: Path, output: Path, **changes: Any) -> TuneConfig:
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
+        "output": output,
+        "rules": [{"rule": "chow", "alpha": [0.5, 1.0]}, {"rule": "token_v3", "alpha": 0.5}],
+        "num_speculative_tokens": [1, 3],
+        "num_candidates": 3,
+        "num_examples": 4,
+        "num_confirmed": 8,
+        "num_timed": 3,
+        "max_new_tokens": 8,
+        "sampling": {"temperature": 0.0},
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return validate(TuneConfig, values | changes)
+
+
+def candidate(alpha: float, surprisal: float, speedup: float) -> tuple[Prediction, DecodingConfig]:
+    decoding = DecodingConfig(strategy=Speculative(rule=Chow(alpha)))
+    prediction = Prediction(
+        key=str(alpha),
+        predicted_rejection=0.1,
+        predicted_surprisal=surprisal,
+        predicted_speedup=speedup,
+    )
+    return prediction, decoding
+
+
+def alphas(decodings: list[DecodingConfig]) -> list[float]:
+    return [d.strategy.rule.alpha for d in decodings]  # pyright: ignore
+
+
+def test_only_candidates_that_no_other_beats_at_both_are_kept_from_the_least_surprising_on():
+    given = [
+        candidate(0.1, 0.0, 1.0),
+        candidate(0.2, 0.3, 1.5),
+        candidate(0.3, 0.2, 1.4),
+        candidate(0.4, 0.25, 1.3),  # more surprising and slower than 0.3
+        candidate(0.5, 0.3, 1.2),
+    ]
+    assert alphas(undominated(given)) == [0.1, 0.3, 0.2]
+
+
+@pytest.mark.parametrize(("count", "kept"), [(9, [0, 1, 2, 3, 4]), (3, [0, 2, 4]), (1, [0])])
+def test_of_many_candidates_some_at_even_steps_are_measured(count: int, kept: list[int]):
+    given = [candidate(number / 10, 0.1, 1.0)[1] for number in range(5)]
+    assert alphas(spread(given, count)) == [number / 10 for number in kept]
+
+
+def test_the_setting_holds_on_unseen_examples_and_decode_reads_it(folder: Path, tmp_path: Path):
+    found = tune(settings(folder, tmp_path / "run", quality_floor=0.98))
+    assert found.chosen.examples == "confirming"
+    assert found.chosen.relative_quality is not None
+    assert found.chosen.relative_quality.value >= 0.98
+    written = load_config(DecodingConfig, tmp_path / "run" / "decoding.yaml")
+    assert written == found.chosen.decoding
+    chosen_from = [one.decoding.strategy for one in found.tried if one.examples == "choosing"]
+    lossless = [s for s in chosen_from if isinstance(s, Speculative) and s.rule == Lossless()]
+    assert len(lossless) == 1, "measured whatever the others promise, and once"
+
+
+def test_a_floor_above_the_targets_quality_takes_more_than_the_proof(folder: Path, tmp_path: Path):
+    with pytest.raises(NotReachedError, match="meets a quality of 50 of the target's"):
+        tune(settings(folder, tmp_path / "run", quality_floor=50.0, sampling={"temperature": 1.0}))
+
+
+def test_the_command_warns_of_too_few_examples_before_it_loads_a_model(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    given = {"target": "nowhere", "draft": "nowhere", "output": str(tmp_path / "run")}
+    task = f"task={{task: pairs, corpus: {folder / 'questions.jsonl'}, metric: rouge1}}"
+    counts = ["num_examples=4", "num_confirmed=8"]
+    with pytest.raises(ModelLoadError):
+        tune_command(**given, quality_floor=0.98, overrides=[task, *counts])
+    assert "to confirm a quality of 0.98 at confidence 0.8 takes at least 80 examples" in (
+        capsys.readouterr().err
+    )
+
+
+def test_too_few_examples_of_the_task_are_known_before_a_model_is_loaded(
+    folder: Path, tmp_path: Path
+):
+    nowhere = settings(folder, tmp_path, target="nowhere", quality_floor=0.9, num_confirmed=9)
+    with pytest.raises(UsageError, match="has 12 distinct examples, 13 were asked for"):
+        tune(nowhere)
+
+
+def test_a_candidate_that_fails_is_named_and_the_others_go_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    build = runner.build_decoder
+
+    def broken(decoding: DecodingConfig, *models: Any) -> Any:
+        if decoding == proposed[1]:
+            raise RuntimeError("no\nroom")
+        return build(decoding, *models)
+
+    proposed = [
+        DecodingConfig(strategy=Speculative(rule=rule), sampling=SamplingParams(temperature=0))
+        for rule in (Lossless(), Chow(1.0))
+    ]
+    monkeypatch.setattr("paceline.bench.tune.propose", lambda *_: proposed)
+    monkeypatch.setattr(runner, "build_decoder", broken)
+    found = tune(settings(folder, tmp_path / "run", quality_floor=0.9))
+    assert found.chosen.decoding != proposed[1]
+    assert [(cell.decoding, cell.error) for cell in found.failed] == [(proposed[1], "no room")]
+
+
+def test_a_target_that_cannot_answer_is_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.decode.autoregressive.AutoregressiveDecoder.room", lambda *_: 3)
+    with pytest.raises(UsageError, match="target alone could not answer the examples: example 0"):
+        tune(settings(folder, tmp_path / "run", quality_floor=0.9))
+
+
+def test_a_tune_that_fails_leaves_no_setting_of_an_earlier_one(folder: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    tune(settings(folder, out, quality_floor=0.98))
+    with pytest.raises(NotReachedError):
+        tune(settings(folder, out, quality_floor=50.0))
+    assert not (out / "decoding.yaml").exists()
+    assert not (out / "result.json").exists()
+
+
+def test_choosing_and_confirming_share_no_example(folder: Path, tmp_path: Path):
+    config = settings(folder, tmp_path / "run", quality_floor=0.5)
+    tune(config)
+    seen = config.task.examples("test", 12, 0)
+    assert len({example.record.text for example in seen}) == 12
+    sizes = {
+        name: {len(row.examples) for row in read_rows(tmp_path / "run" / name)}
+        for name in ("choosing", "confirming")
+    }
+    assert sizes == {"choosing": {4}, "confirming": {8}}
+    first = [row.examples[0].tokens for row in read_rows(tmp_path / "run" / "choosing")]
+    other = [row.examples[0].tokens for row in read_rows(tmp_path / "run" / "confirming")]
+    assert set(first).isdisjoint(other)
+
+
+@pytest.mark.slow
+def test_a_second_start_measures_nothing_and_says_the_same(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = settings(folder, tmp_path / "run", absolute_quality=0.01)
+    first = tune(config)
+
+    def never(*_: Any) -> None:
+        raise AssertionError("nothing is left to run")
+
+    monkeypatch.setattr("paceline.bench.runner.run_together", never)
+    # proposals rest on pass times, which differ from start to start: the same ones, for this
+    proposed = [one.decoding for one in first.tried if one.examples == "choosing"][1:]
+    monkeypatch.setattr("paceline.bench.tune.propose", lambda *_: proposed)
+    assert tune(config).chosen == first.chosen
+
+
+def test_what_is_there_outlives_a_mistake(folder: Path, tmp_path: Path):
+    run = RunDirectory(tmp_path / "out")
+    run.write_manifest(Checkpoints())  # of another kind of run
+    run.write_result({"kept": True})
+    with pytest.raises(ConfigError, match="holds a run of another kind, Checkpoints"):
+        tune(settings(folder, run.path, quality_floor=0.9))
+    with pytest.raises(ConfigError, match="holds a run of another kind, Checkpoints"):
+        bench(
+            validate(
+                BenchConfig, {"target": "x", "draft": "x", "task": "arithmetic", "output": run.path}
+            )
+        )
+    assert run.read_result() == {"kept": True}
+    tuned = RunDirectory(tmp_path / "tuned")
+    tune(settings(folder, tuned.path, quality_floor=0.5))
+    with pytest.raises(ModelLoadError):
+        tune(settings(folder, tuned.path, target=str(tmp_path / "nothing"), quality_floor=0.5))
+    assert (tuned.path / "decoding.yaml").exists()
+    assert tuned.read_result() is not None
+
+
+def test_a_part_of_nothing_is_no_bound(folder: Path, tmp_path: Path):
+    """Where the target scores 0, one lucky answer is infinitely better."""
+    rows = [{"prompt": text, "completion": "xyzzy"} for text in QUESTIONS]
+    corpus = write_corpus(tmp_path / "wrong.jsonl", rows)
+    task = {"task": "pairs", "corpus": str(corpus), "metric": "rouge1"}
+    with pytest.raises(NotReachedError, match="the target itself scores 0"):
+        tune(settings(folder, tmp_path / "out", task=task, quality_floor=0.5))
+
+
+@pytest.mark.slow
+def test_a_bound_that_nothing_meets_is_one_line_with_the_nearest(folder: Path, tmp_path: Path):
+    with pytest.raises(NotReachedError, match=r"meets a quality of 50 of the target's; the best"):
+        tune(settings(folder, tmp_path / "run", quality_floor=50.0))
+    with pytest.raises(NotReachedError, match=r"meets 1e-06 of the target's latency; the fastest"):
+        tune(settings(folder, tmp_path / "fast", max_latency=1e-6, num_timed=None))
+
+
+def test_a_floor_without_a_metric_and_two_bounds_are_one_line(folder: Path, tmp_path: Path):
+    text = {"task": "text", "corpus": str(folder / "questions.jsonl")}
+    with pytest.raises(UsageError, match="task text has no metric, so no quality floor"):
+        tune(settings(folder, tmp_path / "run", task=text, quality_floor=0.9))
+    with pytest.raises(ConfigError, match="exactly one of quality_floor"):
+        settings(folder, tmp_path / "run")
+    with pytest.raises(ConfigError, match="exactly one of quality_floor"):
+        settings(folder, tmp_path / "run", quality_floor=0.9, max_latency=1.0, num_timed=8)
+
+
+@pytest.mark.slow
+def test_a_latency_budget_is_met_without_a_metric(folder: Path, tmp_path: Path):
+    text = {"task": "text", "corpus": str(folder / "questions.jsonl")}
+    found = tune(settings(folder, tmp_path / "run", task=text, max_latency=1000.0, num_timed=None))
+    assert found.chosen.quality is None
+    assert found.chosen.speedup.value > 1e-3
+
+
+def test_with_an_engines_costs_its_seconds_and_its_drafts_decide(folder: Path, tmp_path: Path):
+    """A block of 1 costs as much as three steps there, one of 3 as much as one: blocks of 3 it is."""
+    costs = write_costs(folder, step(0, 0.01), step(1, 0.03), step(3, 0.01))
+    wanted = settings(
+        folder, tmp_path / "run", quality_floor=0.5, sampling={"temperature": 0.5}, costs=str(costs)
+    )
+    found = tune(wanted)
+    tried = [(one, one.decoding.strategy) for one in found.tried]
+    drafted = [(one, how) for one, how in tried if isinstance(how, Speculative)]
+    assert drafted
+    for one, strategy in drafted:
+        assert strategy.num_speculative_tokens == 3
+        assert strategy.draft_sampling == SamplingParams(temperature=0)
+        assert one.speedup.value >= 0.99, "a block costs a step, and gives a token at least"

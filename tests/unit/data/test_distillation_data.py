@@ -1,0 +1,293 @@
+"""generate-data on tiny models: what is written is what the target writes, once each, whatever happens."""
+
+import itertools
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from pyarrow import parquet
+
+from aligning import write_corpus, write_pair
+from paceline import processes
+from paceline.config import validate
+from paceline.core.sampling import SamplingParams
+from paceline.data.distillation_data import generate_data
+from paceline.data.examples import Lengths, build_examples
+from paceline.data.prompts import read_records
+from paceline.data.requests import GenerateDataConfig, plan_shards
+from paceline.data.shards import Answer, ShardStore
+from paceline.decode import AutoregressiveDecoder
+from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
+from paceline.models import load_model
+from paceline.models.loading import fingerprint, load_tokenizer
+from paceline.records import read_jsonl
+
+_WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_pair(tmp_path_factory.mktemp("pair"))
+    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in _WORDS])
+    return folder
+
+
+def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "output": str(output),
+        "prompts": str(folder / "prompts.jsonl"),
+        "temperatures": [0, 1],
+        "num_per_prompt": 2,
+        "max_prompt_tokens": 8,
+        "max_new_tokens": 12,
+        "batch_size": 3,
+        "shard_size": 4,
+        "activations": "float32",
+        "dtype": "float32",
+    }
+    return validate(GenerateDataConfig, values | changes)
+
+
+def answers(run: Path) -> list[Answer]:
+    return ShardStore(run / "data").read()
+
+
+def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
+    folder: Path, tmp_path: Path
+):
+    made = config(folder, tmp_path / "run")
+    run = generate_data(made)
+    found = answers(run)
+    assert len(found) == 22
+    assert {answer.id for answer in found} == {f"{i}/{j}" for i in range(11) for j in range(2)}
+    target = load_model(folder / "target", dtype="float32")
+    assert target.tokenizer is not None
+    for answer in found:
+        sampling = SamplingParams(
+            temperature=answer.temperature, top_p=answer.top_p, top_k=answer.top_k
+        )
+        (alone,) = AutoregressiveDecoder(target, sampling).generate(
+            [answer.prompt_tokens], answer.max_new_tokens, [answer.seed]
+        )
+        assert answer.completion_tokens == alone.tokens
+        assert answer.stop_reason == alone.stop_reason
+        assert answer.prompt == f"the {_WORDS[int(answer.id.partition('/')[0])]}"
+        ended = answer.stop_reason == "eos"
+        written = alone.tokens[:-1] if ended else alone.tokens
+        assert answer.completion == target.tokenizer.decode(written)
+    assert {(a.target, a.target_fingerprint) for a in found} == {
+        (str(folder / "target"), fingerprint(folder / "target"))
+    }
+    assert {(a.dtype, a.activations, a.top_p) for a in found} == {("float32", "float32", 0.95)}
+    assert {(a.draft, a.draft_fingerprint, a.num_speculative_tokens) for a in found} == {
+        ("", "", 0)
+    }
+    result = json.loads((run / "result.json").read_text())
+    assert result["num_records"] == 22
+    assert result["num_tokens"] == sum(len(answer.completion_tokens) for answer in found)
+    assert result["temperatures"] == {"0": 11, "1": 11}
+
+
+def test_a_draft_only_changes_how_fast_it_goes(folder: Path, tmp_path: Path):
+    plain = answers(generate_data(config(folder, tmp_path / "plain", temperatures=[0])))
+    drafted = answers(
+        generate_data(
+            config(folder, tmp_path / "fast", temperatures=[0], draft=str(folder / "draft"))
+        )
+    )
+    assert [a.completion_tokens for a in drafted] == [a.completion_tokens for a in plain]
+    assert {(a.draft, a.draft_fingerprint) for a in drafted} == {
+        (str(folder / "draft"), fingerprint(folder / "draft"))
+    }
+
+
+def test_files_that_are_missing_are_made_again_and_no_others(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "run")
+    run = generate_data(made)
+    whole, store = answers(run), ShardStore(run / "data")
+    names = sorted(store.written())
+    for name in names[1::2]:
+        (store.directory / name).unlink()
+    kept = {name: (store.directory / name).stat().st_mtime_ns for name in names[::2]}
+    (store.directory / ".writing.x").mkdir()
+    generate_data(made, resume=True)
+    assert answers(run) == whole
+    assert kept == {name: (store.directory / name).stat().st_mtime_ns for name in kept}
+    assert not list(store.directory.glob(".*"))
+
+
+def test_seconds_of_writing_are_those_of_all_starts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two seconds a file; the first start ends after two files of six, as if by a kill."""
+    ticks = itertools.count(0, 2)
+    clock = SimpleNamespace(monotonic=lambda: next(ticks))
+    monkeypatch.setattr("paceline.data.distillation_data.time", clock)
+    made = config(folder, tmp_path / "run")
+
+    def stop(_stage: str, done: float, _total: float, _note: str = "") -> None:
+        if done == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate_data(made, progress=stop)
+    generate_data(made, resume=True)
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [row["elapsed_s"] for row in rows] == [2, 4, 6, 8, 10, 12]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["elapsed_s"] == 12
+    assert result["tokens_per_s"] == round(result["num_tokens"] / 12, 1)
+    # a start that finds everything written has written nothing, and changes no figure
+    (tmp_path / "run" / "result.json").unlink()
+    generate_data(made, resume=True)
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+
+
+def test_another_configuration_is_not_mixed_in(folder: Path, tmp_path: Path):
+    generate_data(config(folder, tmp_path / "run"))
+    with pytest.raises(ConfigError, match="already holds a run; resume it"):
+        generate_data(config(folder, tmp_path / "run"))
+    with pytest.raises(ConfigError, match="holds a run with another max_new_tokens"):
+        generate_data(config(folder, tmp_path / "run", max_new_tokens=9), resume=True)
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "file").touch()
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        generate_data(config(folder, tmp_path / "else"))
+
+
+@pytest.mark.slow
+def test_several_workers_write_the_same_records_even_if_one_dies(folder: Path, tmp_path: Path):
+    whole = answers(generate_data(config(folder, tmp_path / "one")))
+    killed: list[int | None] = []
+
+    def kill_one(_stage: str, done: float, _total: float, _note: str = "") -> None:
+        children = multiprocessing.active_children()
+        if done and not killed and children:
+            killed.append(children[0].pid)
+            children[0].kill()
+
+    made = config(folder, tmp_path / "two", workers=2)
+    assert answers(generate_data(made, progress=kill_one)) == whole
+    assert killed
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_between_two_files_costs_nothing(folder: Path, tmp_path: Path):
+    """Idle, or about to be given a file: all of them die whenever a file has come in."""
+    whole = answers(generate_data(config(folder, tmp_path / "one", shard_size=8)))
+
+    def kill_all(_stage: str, done: float, _total: float, _note: str = "") -> None:
+        for child in multiprocessing.active_children() if 0 < done < 9 else ():
+            child.kill()
+            child.join()
+
+    made = config(folder, tmp_path / "two", workers=2, shard_size=8)
+    assert answers(generate_data(made, progress=kill_all)) == whole
+
+
+def test_other_prompts_or_another_model_at_the_same_place_are_not_mixed_in(tmp_path: Path):
+    folder = write_pair(tmp_path / "pair")
+    rows = [{"prompt": f"the {word}"} for word in _WORDS]
+    write_corpus(folder / "prompts.jsonl", rows[:6])
+    generate_data(config(folder, tmp_path / "run"))
+    write_corpus(folder / "prompts.jsonl", rows)
+    with pytest.raises(ConfigError, match="with another plan: files have changed"):
+        generate_data(config(folder, tmp_path / "run"), resume=True)
+    write_corpus(folder / "prompts.jsonl", rows[:6])
+    generate_data(config(folder, tmp_path / "run"), resume=True)
+    (folder / "draft").rename(folder / "gone")
+    (folder / "target").rename(folder / "draft")
+    (folder / "gone").rename(folder / "target")
+    with pytest.raises(ConfigError, match="with another plan: files have changed"):
+        generate_data(config(folder, tmp_path / "run"), resume=True)
+
+
+def test_a_file_that_is_damaged_is_made_again(folder: Path, tmp_path: Path):
+    run = generate_data(config(folder, tmp_path / "run"))
+    whole = answers(run)
+    (first, second, *_) = sorted((run / "data").glob("*.parquet"))
+    first.write_bytes(b"")
+    second.write_bytes(second.read_bytes()[:100])
+    generate_data(config(folder, tmp_path / "run"), resume=True)
+    assert answers(run) == whole
+
+
+def test_a_start_that_was_refused_has_not_begun(folder: Path, tmp_path: Path):
+    with pytest.raises(ContextLengthError):
+        generate_data(config(folder, tmp_path / "run", max_new_tokens=100))
+    assert answers(generate_data(config(folder, tmp_path / "run")))
+
+
+def die(*_arguments: Any) -> None:
+    """A worker that cannot live."""
+    os._exit(7)
+
+
+@pytest.mark.slow
+def test_a_file_whose_workers_always_die_ends_the_run_in_one_line(folder: Path, tmp_path: Path):
+    with (
+        patch.object(processes, "_run", die),
+        pytest.raises(GenerationError, match=r"3 processes died over .*exit code 7"),
+    ):
+        generate_data(config(folder, tmp_path / "run", workers=2))
+
+
+def test_what_a_worker_says_is_wrong_is_said_here(folder: Path, tmp_path: Path):
+    missing = str(folder / "nothing")
+    for workers in (1, 2):
+        with pytest.raises(ModelLoadError, match="nothing"):
+            generate_data(config(folder, tmp_path / f"{workers}", draft=missing, workers=workers))
+    with pytest.raises(ContextLengthError, match=r"max_prompt_tokens \+ max_new_tokens is 108"):
+        generate_data(config(folder, tmp_path / "long", max_new_tokens=100))
+
+
+def test_records_are_read_for_alignment_to_the_token(folder: Path, tmp_path: Path):
+    run = generate_data(config(folder, tmp_path / "run", temperatures=[1]))
+    found = {answer.id: answer for answer in answers(run)}
+    records = read_records(run / "data")
+    assert len(records) == len(found)
+    tokenizer = load_tokenizer(folder / "target")
+    for record in records:
+        assert record.id is not None
+        answer = found[record.id]
+        assert (record.text, record.completion) == (
+            answer.prompt_tokens,
+            answer.completion_tokens,
+        )
+        (example,) = build_examples([record], tokenizer, Lengths(8, 40), eos_token_id=1)
+        # a text that was cut off teaches no end of text
+        assert list(example.tokens) == [*answer.prompt_tokens, *answer.completion_tokens]
+
+
+def test_a_plan_hangs_on_nothing_but_its_configuration(folder: Path, tmp_path: Path):
+    tokenizer = load_tokenizer(folder / "target")
+    first, again = (plan_shards(config(folder, tmp_path / "x"), tokenizer) for _ in range(2))
+    assert first == again
+
+
+def test_records_say_in_which_types_the_target_computed(folder: Path, tmp_path: Path):
+    asked = {"activations": "bfloat16", "dtype": "float32"}
+    run = generate_data(config(folder, tmp_path / "run", **asked))
+    assert {(a.dtype, a.activations) for a in answers(run)} == {("float32", "float32")}
+    asked = {"activations": "bfloat16", "dtype": "bfloat16"}
+    run = generate_data(config(folder, tmp_path / "rounded", **asked))
+    assert {(a.dtype, a.activations) for a in answers(run)} == {("bfloat16", "bfloat16")}
+
+
+def test_records_with_other_columns_are_not_mixed_in(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "run")
+    data = generate_data(made) / "data"
+    first, second, *_ = sorted(data.iterdir())
+    old = parquet.read_table(first).drop_columns(["dtype"])
+    parquet.write_table(old, first)
+    generate_data(made, resume=True)  # nothing is missing
+    second.unlink()
+    with pytest.raises(ConfigError, match="records of another version of Paceline, such as 00000"):
+        generate_data(made, resume=True)
+    assert not second.exists()

@@ -1,0 +1,183 @@
+"""Text that the target writes a round at a time: whole, scored, and each used so many times."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.data.examples import Example
+from paceline.data.replay import Rounds, TargetRounds, WritingClock
+from paceline.data.sources import ExampleStream, Shard, TextBatch
+from paceline.models import prepare_for_decoding
+from paceline.models.contract import Texts
+from paceline.models.hf.causal import CausalModel, recorded_hidden_states
+from paceline.models.llama.packing import can_pack
+from tiny import tiny_model
+
+_LENGTHS = (2, 5, 3, 7, 4, 6, 2, 3)
+
+
+def examples() -> list[Example]:
+    """Eight prompts of unequal lengths, each with a first token of its own."""
+    texts = [[index + 3, *range(20, 20 + length)] for index, length in enumerate(_LENGTHS)]
+    return [Example(text, len(text), None, f"line {n}") for n, text in enumerate(texts, start=1)]
+
+
+def rounds(
+    model: CausalModel | None = None,
+    *,
+    batch_size: int = 2,
+    shard: Shard | None = None,
+    eos_token_ids: tuple[int, ...] = (),
+    clock: WritingClock | None = None,
+    **settings: int,
+) -> TargetRounds:
+    shard = shard or Shard()
+    return TargetRounds(
+        ExampleStream(examples(), batch_size, seed=0, shard=shard),
+        model or tiny_model(),
+        Rounds.model_validate({"rows": 4, **settings}),
+        sampling=SamplingParams(),
+        max_new_tokens=6,
+        eos_token_ids=eos_token_ids,
+        shard=shard,
+        clock=clock,
+    )
+
+
+def texts(batches: list[TextBatch]) -> list[tuple[int, ...]]:
+    return [tuple(row.tokens) for batch in batches for row in batch.rows]
+
+
+@pytest.mark.parametrize("train_prompts", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_the_states_are_those_of_a_pass_over_the_whole_text(architecture: str, train_prompts: bool):
+    model = tiny_model(architecture)
+    source = rounds(model, rows=8, train_prompts=train_prompts, eos_token_ids=tuple(range(30, 40)))
+    lengths = set()
+    for row in (row for _ in range(4) for row in source.next_batch().rows):
+        lengths.add(len(row.tokens))
+        assert row.target_hidden_TD is not None
+        with torch.no_grad():
+            wanted_TD = model.hidden(Texts(torch.tensor([list(row.tokens)])))[
+                0, row.trained_from - 1 : -1
+            ]
+        torch.testing.assert_close(row.target_hidden_TD, wanted_TD, rtol=1e-3, atol=1e-3)
+        prompt = next(e for e in examples() if e.tokens[0] == row.tokens[0])
+        assert row.trained_from == (1 if train_prompts else len(prompt.tokens))
+    assert len(lengths) > 3, "some texts ended early"
+
+
+@pytest.mark.skipif(not can_pack(), reason="FBGEMM only")
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_packed_models_tell_their_states_too(architecture: str):
+    model = prepare_for_decoding(tiny_model(architecture), "packed_fp16")
+    session = model.start_session()
+    with recorded_hidden_states(model) as recorded:
+        session.prefill([[5, 6, 7], [8]])
+        session.extend(torch.tensor([[9], [10]]))
+    session.extend(torch.tensor([[11], [12]]))
+    assert [tuple(states.shape) for states in recorded] == [(2, 3, 32), (2, 1, 32)]
+    wanted_TD = model.hidden(Texts(torch.tensor([[5, 6, 7, 9]])))[0]
+    torch.testing.assert_close(recorded[0][0], wanted_TD[:3], rtol=0.02, atol=0.02)
+    torch.testing.assert_close(recorded[1][0], wanted_TD[3:], rtol=0.02, atol=0.02)
+
+
+def test_a_round_that_is_written_in_parts_is_the_same_round(monkeypatch: pytest.MonkeyPatch):
+    whole = rounds(rows=8).next_batch()
+    monkeypatch.setattr("paceline.data.replay._ROWS", 3)
+    in_parts = rounds(rows=8).next_batch()
+    assert texts([in_parts]) == texts([whole])
+    for one, other in zip(in_parts.rows, whole.rows, strict=True):
+        assert one.target_hidden_TD is not None
+        torch.testing.assert_close(one.target_hidden_TD, other.target_hidden_TD)
+
+
+def test_every_text_is_used_so_often_in_a_new_order_each_time():
+    source = rounds(uses=3)
+    batches = [source.next_batch() for _ in range(6)]
+    assert set(Counter(texts(batches)).values()) == {3}
+    uses = [texts(batches[start : start + 2]) for start in (0, 2, 4)]
+    assert len({frozenset(use) for use in uses}) == 1
+    assert len({tuple(use) for use in uses}) > 1
+    assert not set(texts([source.next_batch()])) & set(uses[0])
+
+
+@pytest.mark.parametrize("done", [0, 1, 3, 4, 7])
+def test_a_source_that_is_restored_goes_on_with_the_same_text(done: int):
+    whole, resumed = rounds(), rounds()
+    expected = [whole.next_batch() for _ in range(10)][done:]
+    resumed.stream.num_drawn = 2 * done
+    assert texts([resumed.next_batch() for _ in range(10 - done)]) == texts(expected)
+
+
+def test_two_processes_write_what_one_writes():
+    whole = rounds(batch_size=4)
+    shards = [rounds(batch_size=4, shard=Shard(rank, 2)) for rank in range(2)]
+    for _ in range(2):  # a use each: orders differ within a use, texts do not
+        one = texts([whole.next_batch()])
+        halves = [texts([part.next_batch()]) for part in shards]
+        assert [len(half) for half in halves] == [2, 2]
+        assert sorted(halves[0] + halves[1]) == sorted(one)
+
+
+def test_a_round_that_would_eat_the_time_left_is_not_begun():
+    source, patient = rounds(uses=1), rounds(uses=1)
+    first = texts([source.next_batch(1e-6), source.next_batch(1e-6)])  # there must be some text
+    again = [source.next_batch(1e-6) for _ in range(4)]
+    assert set(Counter(texts(again)).values()) == {2}
+    assert set(texts(again)) == set(first)
+    patient.stream.num_drawn = source.stream.num_drawn
+    assert texts([source.next_batch(1e6)]) == texts([patient.next_batch(1e6)])
+
+
+@pytest.mark.parametrize(("seconds_left", "num_texts"), [(12.0, 4), (11.9, 2), (0.1, 2), (24.0, 8)])
+def test_a_run_that_is_resumed_near_its_end_writes_no_more_than_it_has_time_for(
+    seconds_left: float, num_texts: int
+):
+    """A round of eight texts takes eight seconds; a third of the time left may go into writing."""
+    clock = WritingClock(8.0)
+    source, whole = rounds(rows=8, uses=1, clock=clock), rounds(rows=8, uses=1)
+    for one in (source, whole):
+        one.stream.num_drawn = 16  # the third round
+    found = [source.next_batch(seconds_left) for _ in range(4)]
+    third_round = set(texts([whole.next_batch() for _ in range(4)]))
+    assert set(texts(found)) <= third_round
+    assert len(set(texts(found))) == num_texts
+    assert set(Counter(texts(found)).values()) == {8 // num_texts}
+    assert all(len(batch.rows) == 2 for batch in found)
+    assert (clock.seconds == 8.0) == (num_texts < 8), "part of a round says nothing of a whole one"
+
+
+def test_when_no_round_is_begun_any_more_the_latest_ones_are_used_together(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("paceline.data.replay._KEPT", 2)
+    source = rounds(uses=1)
+    written = [texts([source.next_batch() for _ in range(2)]) for _ in range(3)]
+    again = [texts([source.next_batch(1e-6) for _ in range(4)]) for _ in range(2)]
+    for use in again:
+        assert sorted(use) == sorted(written[1] + written[2])
+    assert again[0] != again[1]
+
+
+def test_other_seeds_and_other_rounds_write_other_text():
+    source = rounds(uses=1)
+    first = texts([source.next_batch() for _ in range(2)])
+    source.next_batch(), source.next_batch()
+    again = texts([source.next_batch() for _ in range(2)])
+    # eight prompts in rounds of four: the third round has prompts of an earlier one
+    assert not set(first) & set(again)
+
+
+def test_progress_is_told_token_by_token():
+    told: list[tuple[float, float]] = []
+
+    def listen(stage: str, done: float, total: float, note: str = "") -> None:
+        told.append((done, total))
+
+    source = rounds()
+    source.progress = listen
+    source.next_batch()
+    assert told == [(done, 6) for done in range(1, 7)]

@@ -1,0 +1,173 @@
+"""A request gives one text and one set of counts, alone or in any company."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from paceline.core.cascade_rules import Diff
+from paceline.core.rules import Lenient, Lossless, Rule
+from paceline.core.sampling import SamplingParams
+from paceline.decode import (
+    AutoregressiveDecoder,
+    BigLittleDecoder,
+    OracleCascade,
+    SequenceCascade,
+    SpeculativeDecoder,
+    TokenCascade,
+)
+from paceline.decode.decoder import Decoder
+from paceline.errors import UsageError
+from paceline.models import prepare_for_decoding
+from paceline.models.fakes import TableModel
+from paceline.models.prepare import in_fixed_shapes
+from tiny import tiny_pair
+
+PROMPTS = [[1], [2, 0, 3, 3, 7, 1, 1], [4, 1], [6, 6, 6], [5, 5], [1]]
+SEEDS = [11, 3, 3, 40, 7, 12]
+SAMPLINGS = [
+    SamplingParams(temperature=0),
+    SamplingParams(),
+    SamplingParams(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.2),
+]
+
+
+def pair() -> tuple[TableModel, TableModel]:
+    rng = torch.Generator().manual_seed(4)
+    logits = 1.5 * torch.randn(64, 8, generator=rng, dtype=torch.float64)
+    noise = torch.randn(64, 8, generator=rng, dtype=torch.float64)
+    target = TableModel(logits.softmax(-1), eos_token_ids=(7,))
+    return target, TableModel((logits + noise).softmax(-1))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 0.6)], ids=["lossless", "lenient"])
+def test_a_row_of_a_batch_is_the_row_alone_in_tokens_and_counts(
+    rule: Rule, gamma: int, sampling: SamplingParams
+):
+    decoder = SpeculativeDecoder(*pair(), rule, gamma=gamma, sampling=sampling)
+    together = decoder.generate(PROMPTS, 18, seed=SEEDS)
+    alone = [
+        decoder.generate([prompt], 18, seed=[seed])[0]
+        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+    ]
+    assert together == alone
+    assert len({generation.stats for generation in alone}) > 1
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
+def test_a_row_of_the_baseline_is_the_row_alone(sampling: SamplingParams):
+    decoder = AutoregressiveDecoder(pair()[0], sampling)
+    together = decoder.generate(PROMPTS, 18, seed=SEEDS)
+    for prompt, seed, generation in zip(PROMPTS, SEEDS, together, strict=True):
+        assert decoder.generate([prompt], 18, seed=[seed]) == [generation]
+
+
+def test_the_order_of_the_rows_does_not_matter():
+    decoder = SpeculativeDecoder(*pair(), gamma=3)
+    forward = decoder.generate(PROMPTS, 18, seed=SEEDS)
+    backward = decoder.generate(PROMPTS[::-1], 18, seed=SEEDS[::-1])
+    assert forward == backward[::-1]
+
+
+def test_rows_end_at_different_times_and_the_last_ones_go_on_to_their_end():
+    target, draft = pair()
+    found = SpeculativeDecoder(target, draft, gamma=4).generate(PROMPTS * 3, 40, seed=1)
+    reasons = [generation.stop_reason for generation in found]
+    assert set(reasons) == {"eos", "length"}
+    for generation in found:
+        ended = generation.tokens[-1] == 7
+        assert ended == (generation.stop_reason == "eos")
+        assert 7 not in generation.tokens[:-1]
+        assert ended or len(generation.tokens) == 40
+
+
+def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
+    target, draft = pair()
+    found = SpeculativeDecoder(target, draft, gamma=3).generate(PROMPTS, 25, eos_token_ids=[])
+    assert target.num_passes == 1 + max(generation.stats.num_target_calls for generation in found)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 50])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda target, draft, sampling: SpeculativeDecoder(
+            target, draft, gamma=3, sampling=sampling
+        ),
+        # accepts nearly all, so that a prompt of one token comes beside drafts that lack two
+        lambda target, draft, sampling: SpeculativeDecoder(
+            target, draft, Lenient("linear", 1e-6), 3, sampling
+        ),
+        lambda target, draft, sampling: AutoregressiveDecoder(target, sampling),
+        lambda target, draft, sampling: TokenCascade(target, draft, 0.7, sampling),
+        lambda target, draft, sampling: OracleCascade(target, draft, Diff(0.1), sampling),
+        lambda target, draft, sampling: BigLittleDecoder(target, draft, 0.4, 1.0, sampling),
+        lambda target, draft, sampling: SequenceCascade(target, draft, 0.999, sampling),
+    ],
+    ids=["speculative", "lenient", "plain", "token", "oracle", "bild", "sequence"],
+)
+def test_a_text_that_waited_for_a_place_is_the_one_that_did_not(
+    kind: Callable[..., Decoder], sampling: SamplingParams, batch_size: int
+):
+    decoder = kind(*pair(), sampling)
+    at_once = decoder.generate(PROMPTS * 2, 12, seed=3)
+    assert decoder.generate(PROMPTS * 2, 12, seed=3, batch_size=batch_size) == at_once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["transformers", "prepared", "fixed"])
+@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 1e-9), Diff(0.1)], ids=str)
+def test_so_it_is_with_models_that_remember(rule: Rule, kind: str):
+    target, draft = tiny_pair()
+    if kind == "prepared":
+        for model in (target, draft):
+            model.hf.bfloat16().float()  # so that few tokens are read in one compiled pass
+        target, draft = prepare_for_decoding(target), prepare_for_decoding(draft)
+    if kind == "fixed":
+        target, draft = in_fixed_shapes(target), in_fixed_shapes(draft)
+    decoder = SpeculativeDecoder(target, draft, rule, gamma=3)
+    prompts = [[3 + row] * (1 + row % 4) for row in range(7)]
+    at_once = decoder.generate(prompts, 11, seed=3)
+    assert decoder.generate(prompts, 11, seed=3, batch_size=3) == at_once
+    assert [
+        decoder.generate([one], 11, seed=3 + row)[0] for row, one in enumerate(prompts)
+    ] == at_once
+
+
+def test_a_place_is_taken_as_soon_as_it_is_free():
+    target, _ = pair()
+    decoder = AutoregressiveDecoder(target)
+    found = decoder.generate(PROMPTS * 4, 40, seed=1, batch_size=3)
+    lengths = [len(generation.tokens) for generation in found]
+    ends = sorted(lengths[:3])  # when each of three rows is free, in passes
+    for length in lengths[3:]:
+        ends = sorted([ends[0] + length, *ends[1:]])
+    assert target.num_passes <= max(ends) + len(found) - 3  # each newcomer's prompt is a pass
+    apart = sum(max(lengths[start : start + 3]) for start in range(0, len(lengths), 3))
+    assert target.num_passes < apart
+
+
+def test_a_batch_size_below_one_is_refused():
+    with pytest.raises(UsageError, match="batch_size must be 1 or more, got 0"):
+        AutoregressiveDecoder(pair()[0]).generate(PROMPTS, 4, batch_size=0)
+
+
+def test_equal_requests_give_equal_texts_and_other_seeds_other_ones():
+    decoder = SpeculativeDecoder(*pair(), gamma=3)
+    same = decoder.generate([[1, 2]] * 4, 30, seed=[5, 5, 6, 5], eos_token_ids=[])
+    assert same[0] == same[1] == same[3]
+    assert same[2].tokens != same[0].tokens
+    assert decoder.generate([[1, 2]], 30, seed=5, eos_token_ids=[]) == same[:1]
+
+
+def test_a_context_limit_cuts_each_row_where_it_would_be_cut_alone():
+    target, draft = pair()
+    target.max_length = 24
+    decoder = SpeculativeDecoder(target, draft, gamma=3)
+    together = decoder.generate(PROMPTS, 100, seed=SEEDS, eos_token_ids=[])
+    for prompt, seed, generation in zip(PROMPTS, SEEDS, together, strict=True):
+        assert decoder.generate([prompt], 100, seed=[seed], eos_token_ids=[]) == [generation]
+        assert len(prompt) + len(generation.tokens) == 24 - 3

@@ -1,0 +1,317 @@
+"""An export is the draft itself in the shape that an engine asks for, or it is not kept."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from aligning import align_config, write_pair
+from paceline.config import validate
+from paceline.errors import ExportError, StorageError, UsageError, VocabularyMismatchError
+from paceline.export import ExportConfig, Exported, checks, export
+from paceline.export.rows import set_rows
+from paceline.models import load_model, wrap_model
+from paceline.models.drafts.save import save_draft
+from paceline.train import align
+from tiny import tiny_hf, tiny_tokenizer
+
+ROWS = 280  # of the padded target; the tokenizer names 266 tokens
+TOKENS = torch.tensor([[5, 60, 261, 7, 200, 31, 262, 90]])
+
+
+def models(folder: Path, architecture: str = "llama", **changes: Any) -> Path:
+    """`target` with more padding rows and more positions than `draft`."""
+    write_pair(folder, architecture=architecture)
+    wide = tiny_hf(architecture, vocab_size=ROWS, max_position_embeddings=128, **changes)
+    wide.save_pretrained(folder / "target")
+    tiny_hf(architecture, seed=1, num_hidden_layers=2, vocab_size=270).save_pretrained(
+        folder / "draft"
+    )
+    return folder
+
+
+def run(folder: Path, to: str = "vllm", **values: Any) -> Exported:
+    given = {
+        "model": folder / "draft",
+        "target": folder / "target",
+        "out": folder / "out",
+        "to": to,
+    }
+    texts = {key: str(value) for key, value in (given | values).items() if value is not None}
+    return export(validate(ExportConfig, texts))
+
+
+def logits(path: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return load_model(path, dtype="float32").hf(TOKENS).logits[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
+def test_a_draft_gets_its_targets_rows_and_stays_what_it_is(architecture: str, tmp_path: Path):
+    folder = models(tmp_path, architecture)
+    run(folder)
+    settings = json.loads((folder / "out" / "config.json").read_text())
+    assert settings["vocab_size"] == ROWS
+    found_TV, wanted_TV = logits(folder / "out"), logits(folder / "draft")
+    assert found_TV.shape[-1] == ROWS
+    named = load_model(folder / "draft").vocab_size
+    wanted_TV = wanted_TV[:, :named]
+    assert torch.allclose(found_TV[:, :named], wanted_TV, atol=1e-5)
+    # a row that no token has is never the likeliest: its logit is the mean of the others
+    assert torch.allclose(found_TV[:, named:], wanted_TV.mean(-1, keepdim=True), atol=1e-4)
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path):
+    folder = models(tmp_path, "qwen2")
+    run(folder)
+    with safe_open(folder / "out" / "model.safetensors", "pt") as weights:
+        assert "lm_head.weight" not in weights.keys()  # noqa: SIM118 - it is no mapping
+    assert load_model(folder / "out").hf.config.tie_word_embeddings
+
+
+def test_the_targets_files_come_along_byte_for_byte(tmp_path: Path):
+    folder = models(tmp_path)
+    (folder / "target" / "generation_config.json").write_text('{"temperature": 0.7}')
+    (folder / "target" / "LICENSE").write_text("do what you like")
+    (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n# A target\n")
+    run(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "LICENSE"):
+        assert (folder / "out" / name).read_bytes() == (folder / "target" / name).read_bytes()
+    assert "license: mit" in (folder / "out" / "README.md").read_text()
+
+
+def test_positions_are_the_targets_where_they_are_only_angles(tmp_path: Path):
+    folder = models(tmp_path)
+    run(folder)
+    assert load_model(folder / "out").max_length == 128
+    assert load_model(folder / "draft").max_length == 64
+
+
+def test_a_vocabulary_that_is_baked_in_holds_for_greedy_drafts_of_any_engine(tmp_path: Path):
+    folder = models(tmp_path, "qwen2")
+    only = torch.tensor([1, 5, 9, 77, 140])
+    draft = load_model(folder / "draft")
+    limited = wrap_model(draft.hf, draft.tokenizer, only)
+    save_draft(limited, folder / "target", folder / "limited")
+    run(folder, model=folder / "limited", draft_vocabulary="bake")
+    hf = load_model(folder / "out", dtype="float32").hf
+    assert not hf.config.tie_word_embeddings
+    before, after = (logits(folder / name) for name in ("draft", "out"))
+    assert torch.allclose(after[:, only], before[:, only], atol=1e-5)
+    assert torch.isin(after.argmax(-1), only).all()
+    assert not torch.isin(before.argmax(-1), only).all(), "the list has to bind for this test"
+    with pytest.raises(UsageError, match="nothing to bake"):
+        run(folder, draft_vocabulary="bake", overwrite=True)
+
+
+def test_a_tokenizer_that_differs_in_one_merge_is_refused_by_its_place(tmp_path: Path):
+    folder = models(tmp_path)
+    path = folder / "draft" / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    merges = settings["model"]["merges"]
+    merges[3], merges[4] = merges[4], merges[3]
+    path.write_text(json.dumps(settings))
+    with pytest.raises(VocabularyMismatchError, match="in merge 3"):
+        run(folder)
+    assert not (folder / "out").exists()
+
+
+def test_a_tokenizer_that_splits_otherwise_is_refused_and_one_that_says_it_otherwise_is_not(
+    tmp_path: Path,
+):
+    folder = models(tmp_path)
+    path = folder / "draft" / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    same = {"type": "Sequence", "pretokenizers": [settings["pre_tokenizer"]]}
+    path.write_text(json.dumps(settings | {"pre_tokenizer": same}))
+    run(folder)
+    path.write_text(json.dumps(settings | {"normalizer": {"type": "Lowercase"}}))
+    with pytest.raises(VocabularyMismatchError, match="but differ on"):
+        run(folder, overwrite=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["vllm", "llamacpp"])
+@pytest.mark.parametrize("where", ["rows", "weights"])
+def test_an_export_that_gives_something_else_is_not_kept(
+    to: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The mutants: tokens of the head change places; a matrix is written with the wrong sign or order."""
+    folder = models(tmp_path)
+    run(folder, to=to)
+    before = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+
+    def damaged(model, num_rows, **options):
+        set_rows(model, num_rows, **options)
+        hf = model.hf
+        if where == "rows":
+            weight = hf.get_output_embeddings().weight.data
+            weight[[7, 8]] = weight[[8, 7]]
+        else:
+            hf.model.layers[0].mlp.down_proj.weight.data.mul_(-1)
+
+    monkeypatch.setattr("paceline.export.directory.set_rows", damaged)
+    with pytest.raises(ExportError, match="nothing was kept"):
+        run(folder, to=to, overwrite=True)
+    assert {path.name: path.read_bytes() for path in (folder / "out").iterdir()} == before
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_rotary_pairs_that_are_not_interleaved_are_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = models(tmp_path)
+    monkeypatch.setattr(
+        "paceline.export.gguf_file._interleaved", lambda name, weight, config: weight
+    )
+    with pytest.raises(ExportError, match="nothing was kept"):
+        run(folder, "llamacpp")
+
+
+def test_only_an_older_export_is_replaced_and_only_when_told_to(tmp_path: Path):
+    folder = models(tmp_path)
+    run(folder)
+    with pytest.raises(UsageError, match="exists already"):
+        run(folder)
+    run(folder, overwrite=True)
+    with pytest.raises(UsageError, match="is not an export"):
+        run(folder, out=folder / "draft", overwrite=True)
+    with pytest.raises(UsageError, match="which is exported"):
+        run(folder, model=folder / "out", overwrite=True)
+    assert (folder / "draft" / "model.safetensors").exists()
+
+
+def test_a_gguf_draft_has_the_targets_roles_of_tokens(tmp_path: Path):
+    """llama-server refuses a draft with another end of text, and says so in its log alone."""
+    import gguf
+
+    folder = models(tmp_path)
+    path = folder / "draft" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<pad>"}))
+    found = run(folder, "llamacpp")
+    field = gguf.GGUFReader(found.path).get_field("tokenizer.ggml.eos_token_id")
+    assert field is not None
+    assert field.contents() == 1
+
+
+def test_the_angles_of_llama_3_are_divided_as_its_formula_says(tmp_path: Path):
+    """By hand: wavelengths below 64 / 4 stay, those above 64 / 1 are divided by 8, between: a mixture."""
+    import gguf
+
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    folder = write_pair(tmp_path)
+    hf = tiny_hf(vocab_size=266, rope_parameters=rope)
+    hf.save_pretrained(folder / "draft")
+    found = run(folder, "llamacpp", target=None)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(found.path).tensors}
+    wanted = []
+    for pair in range(4):
+        wavelength = 2 * math.pi * 10000 ** (2 * pair / 8)
+        smooth = min(max((64 / wavelength - 1) / (4 - 1), 0.0), 1.0)
+        wanted.append(1 / ((1 - smooth) / 8 + smooth))
+    assert tensors["rope_freqs.weight"].data.tolist() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_model_alone_is_exported_as_it_is(tmp_path: Path):
+    folder = models(tmp_path)
+    found = run(folder, model=folder / "target", target=None)
+    assert found.command is None
+    assert torch.equal(logits(folder / "out"), logits(folder / "target"))
+
+
+def test_the_run_beside_a_draft_names_its_target_and_how_it_was_trained(tmp_path: Path):
+    folder = write_pair(tmp_path)
+    align(align_config(folder, folder / "run", num_steps=2))
+    found = run(folder, model=folder / "run" / "draft", target=None)
+    assert found.command is not None
+    assert str(folder / "target") in found.command
+    card = (folder / "out" / "README.md").read_text()
+    assert "objective: forward_kl" in card
+    assert str(folder / "corpus.jsonl") in card
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_gguf_file_gives_the_drafts_logits(architecture: str, stored: str, tmp_path: Path):
+    folder = models(tmp_path, architecture)
+    found = run(folder, "llamacpp", dtype=stored)
+    assert found.path.suffix == ".gguf"
+    assert found.checks.largest_difference < 1e-5
+    bound = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}[stored]
+    read = load_model(found.path, dtype="float32")
+    wanted_TV = logits(folder / "draft")[:, :266]
+    with torch.no_grad():
+        got_TV = read.hf(TOKENS).logits[0, :, :266]
+    assert float((got_TV - wanted_TV).abs().max() / wanted_TV.abs().max()) < bound
+    assert read.tokenizer is not None
+    text = "the cat ran in the rain, naïve 東京"
+    assert read.tokenizer(text)["input_ids"] == tiny_tokenizer()(text)["input_ids"]
+
+
+def test_eight_bits_a_weight_are_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Random weights of 32 columns round far more than real ones, so the bound is not for them."""
+    import gguf
+
+    monkeypatch.setattr(checks, "LEAST_AGREEMENT", 0.8)
+    found = run(models(tmp_path), "llamacpp", dtype="q8_0")
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(found.path).tensors}
+    assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == "Q8_0"
+    assert kinds["output_norm.weight"] == "F32"
+    assert kinds["blk.0.ffn_down.weight"] == "F16"  # 48 columns are no whole blocks of 32
+
+
+def test_a_family_that_is_not_written_as_gguf_is_refused_with_a_way_out(tmp_path: Path):
+    folder = write_pair(tmp_path, architecture="gpt2")
+    with pytest.raises(UsageError, match=r"gpt2 is none of the families.*convert_hf_to_gguf"):
+        run(folder, "llamacpp")
+
+
+def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
+    folder = models(tmp_path)
+    found = run(folder, "transformers", check_engine=True)
+    assert found.served is not None
+    assert "drafted tokens accepted in 24 tokens" in found.served
+    with pytest.raises(UsageError, match="is not installed here"):
+        export(
+            validate(
+                ExportConfig,
+                {
+                    "model": str(folder / "draft"),
+                    "target": str(folder / "target"),
+                    "to": "vllm",
+                    "out": str(folder / "other"),
+                    "check_engine": True,
+                    "engine": {"program": "no-such-program"},
+                },
+            )
+        )
+    assert (folder / "other" / "model.safetensors").exists()
+
+
+def test_a_disk_that_fills_while_a_gguf_file_is_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """numpy's error has no number: "1536 requested and 208 written"."""
+    import gguf
+
+    def full(_: object) -> None:
+        raise OSError("1536 requested and 208 written")
+
+    folder = models(tmp_path)
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        run(folder, "llamacpp")
+    assert not (folder / "out").exists()

@@ -1,0 +1,153 @@
+"""Which gammas are timed, and that a wrong prediction does not decide."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.measure import latency
+from paceline.measure.gamma_choice import candidates, num_choosing
+from paceline.measure.latency import PassCosts
+from paceline.measure.measure_config import MeasureConfig
+from paceline.measure.measurement import Measurement, measure_models
+from paceline.measure.results import GammaRow
+from paceline.models.fakes import TableModel
+
+PROMPTS = [[number // 25, number // 5 % 5, number % 5] for number in range(64)]
+
+
+def row(gamma: int, expected: float) -> GammaRow:
+    return GammaRow(
+        gamma=gamma,
+        block_efficiency_iid=1.5,
+        block_efficiency=1.5,
+        drafted_per_block=gamma,
+        break_even_acceptance=0.3,
+        predicted_speedup=1.2,
+        mbsu=1.1,
+        drafting_cost_ratio=0.2,
+        block_cost_ratio=1.0,
+        expected_speedup=expected,
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "wanted"),
+    [
+        ({1: 1.0}, [1]),
+        ({1: 1.0, 2: 1.1}, [2, 1]),
+        ({1: 1.0, 2: 1.1, 3: 1.2}, [3, 2, 1]),
+        # a block of half the length is far enough away to win where drafting is dearer than thought
+        ({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 5: 1.4, 6: 1.5, 8: 1.6}, [8, 6, 4]),
+        ({1: 1.5, 2: 1.4, 3: 1.2, 4: 1.1}, [1, 2, 3]),
+    ],
+)
+def test_the_two_best_and_a_shorter_one_are_candidates(
+    expected: dict[int, float], wanted: list[int]
+):
+    rows = [row(gamma, speedup) for gamma, speedup in expected.items()]
+    assert [one.gamma for one in candidates(rows)] == wanted
+
+
+def test_few_requests_are_all_for_the_verdict():
+    found = {count: num_choosing(count) for count in (1, 8, 9, 10, 16, 32, 64)}
+    assert found == {1: 0, 8: 0, 9: 0, 10: 2, 16: 4, 32: 8, 64: 8}
+
+
+class Clock:
+    """A target pass takes 10 seconds and a draft pass 1, but more in a text than when it is timed alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, draft_s: int) -> None:
+        tables = torch.full((2, 5, 5), 0.1)
+        tables[:, range(5), [1, 2, 3, 4, 0]] = 0.6
+        tables[1] = 0.85 * tables[1] + 0.03
+        self.target, self.draft = (TableModel(table) for table in tables)
+        monkeypatch.setattr(latency, "_now", self.now)
+        self.draft_s = draft_s
+        self.costs = PassCosts(
+            10.0,
+            1.0,
+            {gamma: float(gamma) for gamma in range(1, 9)},
+            dict.fromkeys(range(1, 9), 10.0),
+        )
+        monkeypatch.setattr(latency.PassTimer, "costs", lambda _: self.costs)
+
+    def now(self) -> float:
+        return 10 * self.target.num_passes + self.draft_s * self.draft.num_passes
+
+    def measure(self, timed_prompts: int = 32, seed: int = 0) -> Measurement:
+        config = MeasureConfig(
+            target="t",
+            draft="d",
+            prompts="p.txt",
+            num_prompts=64,
+            timed_prompts=timed_prompts,
+            max_new_tokens=40,
+            pass_repeats=1,
+            seed=seed,
+        )
+        return measure_models(self.target, self.draft, PROMPTS, config)
+
+
+def test_a_wrong_prediction_is_put_right_by_timing(monkeypatch: pytest.MonkeyPatch):
+    """Drafting takes five times what its passes took alone: gamma 8 loses, half of it gains."""
+    clock = Clock(monkeypatch, draft_s=5)
+    found = clock.measure()
+    assert found.speed is not None
+    best = max(found.gammas, key=lambda one: one.expected_speedup).gamma
+    tried = {one.gamma: one for one in found.tried}
+    assert best in tried
+    assert found.speed.gamma < best
+    assert tried[found.speed.gamma].tokens_per_s > tried[best].tokens_per_s
+    assert found.best_gamma == (found.speed.gamma if found.speed.speedup.value > 1 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_luck_with_a_few_texts_does_not_choose(monkeypatch: pytest.MonkeyPatch, seed: int):
+    """Blocks cost what was expected; four requests alone give tau within 10% or so."""
+    found = Clock(monkeypatch, draft_s=1).measure(timed_prompts=16, seed=100 * seed)
+    assert found.speed is not None
+    expected = {one.gamma: one.expected_speedup for one in found.gammas}
+    assert expected[found.speed.gamma] > 0.995 * max(expected.values())
+
+
+def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: pytest.MonkeyPatch):
+    clock, asked = Clock(monkeypatch, draft_s=1), list[tuple[int, tuple[int, ...], int]]()
+    original = latency.time_request
+
+    def spy(decoder, prompt, max_new_tokens, seed):
+        asked.append((getattr(decoder, "gamma", 0), tuple(prompt), seed))
+        return original(decoder, prompt, max_new_tokens, seed)
+
+    monkeypatch.setattr(latency, "time_request", spy)
+    monkeypatch.setattr("paceline.measure.gamma_choice.time_request", spy)
+    found = clock.measure(timed_prompts=16)
+    assert found.speed is not None
+    assert (found.speed.num_requests, [one.num_requests for one in found.tried]) == (12, [4, 4, 2])
+    # 3 + 3 + 2 + 2 to choose, then 12 pairs: two more than 16 pairs take
+    assert len(asked) == 34
+    assert {gamma for gamma, _, _ in asked[10:]} == {0, found.speed.gamma}
+    for part in (1, 2):  # neither a prompt nor a seed is used for both
+        assert not {one[part] for one in asked[:10]} & {one[part] for one in asked[10:]}
+
+
+@pytest.mark.slow
+def test_a_gamma_that_the_context_has_no_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock(monkeypatch, draft_s=5)
+    clock.costs = clock.costs._replace(drafting_s={gamma: 5.0 * gamma for gamma in range(1, 9)})
+    all_tried = {one.gamma for one in clock.measure(timed_prompts=16).tried}
+    best = max(clock.measure().gammas, key=lambda one: one.expected_speedup).gamma
+    assert max(all_tried) > best
+    clock.target.max_length = 3 + 40 + best
+    found = clock.measure(timed_prompts=16)
+    assert {one.gamma for one in found.tried} == {one for one in all_tried if one <= best}
+
+
+def test_few_requests_time_the_expected_best_alone(monkeypatch: pytest.MonkeyPatch):
+    found = Clock(monkeypatch, draft_s=5).measure(timed_prompts=8)
+    assert found.speed is not None
+    assert found.tried == []
+    assert found.speed.num_requests == 8
+    best = max(found.gammas, key=lambda one: one.expected_speedup)
+    assert found.speed.gamma == best.gamma

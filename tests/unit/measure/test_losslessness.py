@@ -1,0 +1,191 @@
+"""`verify` on table models: it passes what is lossless and fails what is not."""
+
+import pytest
+import torch
+
+from paceline.core.rules import Lenient, Lossless
+from paceline.core.sampling import SamplingParams
+from paceline.measure.losslessness import (
+    KeepsHalfOfTheRejected,
+    Models,
+    VerifyConfig,
+    check_greedy,
+    first_split,
+    verify_models,
+)
+from paceline.measure.top_k_borders import kept_tokens
+from paceline.models.fakes import TableModel
+
+PROMPTS = [[1, 2], [3, 3], [4, 5]] * 10
+
+
+def _models():
+    return TableModel.random(8, 2, seed=1), TableModel.random(8, 2, seed=2)
+
+
+def _config(**values):
+    return VerifyConfig(target="t", draft="d", prompts="p.txt", num_prompts=30, **values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.6, top_p=0.9),
+        SamplingParams(top_k=4, repetition_penalty=1.2),
+    ],
+)
+def test_the_lossless_rule_passes(sampling):
+    """n = 1,890 tokens in 16 cells; each sampler fails once in 10,000 seeds."""
+    report = verify_models(*_models(), PROMPTS, _config(sampling=sampling))
+    assert report.passed
+    assert report.distribution.num_tokens == 30 * 63
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", [None, {"temperature": 0}, {"temperature": 0.5, "top_p": 0.8}])
+def test_the_self_test_catches_the_broken_rule(drafts):
+    report = verify_models(*_models(), PROMPTS, _config(self_test=True, draft_sampling=drafts))
+    assert report.passed
+    assert report.broken_distribution is not None
+    assert report.broken_distribution.p_value < 1e-4
+
+
+def test_a_self_test_that_catches_nothing_fails():
+    # A draft equal to its target has nothing to reject, so no rule can be told from another.
+    model = TableModel.random(8, 2, seed=1)
+    assert not verify_models(model, model, PROMPTS, _config(self_test=True)).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [KeepsHalfOfTheRejected(), Lenient("linear", 0.5)])
+def test_a_rule_that_changes_the_text_fails(rule):
+    report = verify_models(*_models(), PROMPTS, _config(), rule=rule)
+    assert not report.distribution.passed
+    assert not report.passed
+
+
+def test_a_broken_rule_fails_the_greedy_check_and_the_place_is_named():
+    check = check_greedy(
+        Models(*_models(), _models()[0]), PROMPTS, _config(), KeepsHalfOfTheRejected()
+    )
+    assert not check.passed
+    assert check.first_difference is not None
+    assert check.first_difference.startswith("prompt ")
+
+
+def test_greedy_texts_are_all_equal_for_the_lossless_rule():
+    check = check_greedy(Models(*_models(), _models()[0]), PROMPTS, _config(), Lossless())
+    assert (check.num_identical, check.num_tokens, check.num_ties) == (30, 30 * 64, 0)
+
+
+@pytest.mark.slow
+def test_a_served_target_that_is_not_the_reference_fails_both_checks():
+    target, draft = _models()
+    wrong = TableModel.random(8, 2, seed=3)
+    report = verify_models(wrong, draft, PROMPTS, _config(), reference=target)
+    assert not report.greedy.passed
+    assert not report.distribution.passed
+
+
+class Nudged(TableModel):
+    """A target whose logits are rounded otherwise: `nudges` are added to each row of them."""
+
+    nudges: torch.Tensor
+
+    def look_up(self, contexts: torch.Tensor) -> torch.Tensor:
+        return super().look_up(contexts) + self.nudges
+
+
+def nudged(target: TableModel, nudges: list[float]) -> Nudged:
+    served = Nudged(target._log_probs.exp())
+    served.nudges = torch.tensor(nudges, dtype=torch.float64)
+    return served
+
+
+# tokens 1 and 2 tie at the border of top_k=2; the mass before token 2 is top_p=0.7
+BORDER = torch.tensor([0.5, 0.2, 0.2, 0.1], dtype=torch.float64).repeat(4, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [SamplingParams(top_k=2), SamplingParams(top_p=0.7)])
+@pytest.mark.parametrize("nudges", [[0, 0, 1e-4, 0], [0, 0, 0, 1e-4], [-1e-4, 0, 1e-5, 0]])
+def test_a_token_at_the_border_of_a_cut_does_not_fail_a_served_target_that_rounds(
+    sampling: SamplingParams, nudges: list[float]
+):
+    """n = 1,890 tokens; each setting fails once in 10,000 seeds."""
+    target, draft = TableModel(BORDER), TableModel.random(4, 1, seed=2)
+    report = verify_models(
+        *(nudged(target, nudges), draft, [[1], [2]] * 15, _config(sampling=sampling)),
+        reference=target,
+    )
+    assert report.distribution.passed
+    assert report.distribution.num_impossible == 0
+    assert report.distribution.num_border > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [SamplingParams(top_k=2), SamplingParams(top_p=0.7)])
+def test_a_token_beyond_the_tolerance_is_impossible(sampling: SamplingParams):
+    """Token 1 has 0.21 and token 2 has 0.19; the served target exchanges them."""
+    clear = torch.tensor([0.5, 0.21, 0.19, 0.1], dtype=torch.float64).repeat(4, 1)
+    target, draft = TableModel(clear), TableModel.random(4, 1, seed=2)
+    served = nudged(target, [0, -0.2, 0.2, 0])
+    config = _config(sampling=sampling)
+    check = verify_models(served, draft, [[1]] * 30, config, reference=target).distribution
+    assert not check.passed
+    assert check.num_impossible > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [SamplingParams(top_k=3), SamplingParams(top_p=0.7)])
+@pytest.mark.parametrize("tolerance", [1e-3, 0.25])
+def test_border_tokens_do_not_hide_the_broken_rule(sampling: SamplingParams, tolerance: float):
+    config = _config(self_test=True, sampling=sampling, tolerance=tolerance)
+    assert verify_models(*_models(), PROMPTS, config).passed
+
+
+def tied(penalised: bool) -> TableModel:
+    """Token 0 is in every prompt; its log p ties with that of token 1 with the penalty or without."""
+    best = 0.5
+    second = best**1.25 * (1 - 2e-5) if penalised else best - 1e-6
+    rest = (1 - best - second) / 2
+    row = torch.tensor([best, second, rest, rest], dtype=torch.float64).clamp(min=1e-9)
+    return TableModel((row / row.sum()).repeat(4, 1))
+
+
+@pytest.mark.parametrize("penalised", [True, False])
+def test_a_tie_is_one_of_penalised_logits(penalised: bool):
+    """With a penalty of 1.25, log 0.5 becomes log 0.42: the first token's tie, or a clear gap."""
+    target = tied(penalised)
+    config = _config(sampling=SamplingParams(repetition_penalty=1.25), max_new_tokens=2)
+    # the served target takes the other one of the two
+    served = nudged(target, [-1e-4, 0, 0, 0] if penalised else [0.5, 0, 0, 0])
+    draft = TableModel.random(4, 1, seed=2)
+    check = check_greedy(Models(served, draft, target), [[0]] * 4, config, Lossless())
+    assert check.num_identical == 0
+    assert (check.num_ties, check.passed) == ((4, True) if penalised else (0, False))
+
+
+def test_kept_tokens_are_those_of_every_rounding_and_of_any():
+    """top-k 2 of (0, -1, -1.05, -3): within 0.1 the second place is open, within 0.01 it is not."""
+    logits = torch.tensor([[0.0, -1.0, -1.05, -3.0]])
+    sure, possible = kept_tokens(logits, SamplingParams(top_k=2), 0.1)
+    assert sure.tolist() == [[True, False, False, False]]
+    assert possible.tolist() == [[True, True, True, False]]
+    sure, possible = kept_tokens(logits, SamplingParams(top_k=2), 0.01)
+    assert sure.tolist() == possible.tolist() == [[True, True, False, False]]
+    # 0.5, 0.3, 0.2: the mass before the last is 0.8, and 0.7984 or 0.8016 at odds of exp(0.01)
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    for top_p, last in ((0.79, (False, False)), (0.8, (False, True)), (0.81, (True, True))):
+        sure, possible = kept_tokens(logits, SamplingParams(top_p=top_p), 0.01)
+        assert (bool(sure[0, 2]), bool(possible[0, 2])) == last
+    sure, possible = kept_tokens(logits, SamplingParams(temperature=0), 0.6)
+    assert (sure.tolist(), possible.tolist()) == ([[False] * 3], [[True, True, False]])
+
+
+def test_first_split_finds_a_missing_end_too():
+    assert first_split([1, 2, 3], [1, 2, 3]) is None
+    assert first_split([1, 2, 3], [1, 5, 3]) == 1
+    assert first_split([1, 2, 3], [1, 2]) == 2

@@ -1,0 +1,170 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligning import align_config, write_pair
+from paceline.config import validate
+from paceline.core.sampling import SamplingParams
+from paceline.core.speed import block_efficiency_from_text, mbsu
+from paceline.errors import UsageError
+from paceline.measure.acceptance import score_texts
+from paceline.measure.trajectory import Stop, TrajectoryConfig, stops_of, trajectory
+from paceline.models import load_model
+from paceline.progress import silent
+from paceline.report.trajectory_plots import along, draw_trajectories
+from paceline.train import align
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_pair(tmp_path_factory.mktemp("pair"))
+    saved = {"every_steps": 4, "keep": 9}
+    align(align_config(folder, folder / "first", num_steps=8, checkpoints=saved))
+    # a second stage begins with what the first one ended with
+    second = align_config(folder, folder / "second", num_steps=4, checkpoints=saved)
+    align(second.model_copy(update={"draft": str(folder / "first" / "draft")}))
+    return folder
+
+
+def config(folder: Path, output: Path, **changes: Any) -> TrajectoryConfig:
+    corpus = str(folder / "corpus.jsonl")
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "runs": [str(folder / "first"), str(folder / "second")],
+        "tasks": {"text": corpus},
+        "samplings": [{"temperature": 0}, {"temperature": 0.6, "top_p": 0.9}],
+        "gammas": [1, 3],
+        "num_prompts": 4,
+        "max_prompt_tokens": 6,
+        "max_new_tokens": 10,
+        "output": str(output),
+    }
+    return validate(TrajectoryConfig, values | changes)
+
+
+def test_every_draft_of_the_pipeline_is_there_once_and_in_order(folder: Path):
+    first = [stop.label for stop in stops_of(folder / "first")]
+    assert first == ["start", "step 4", "end"]
+    (begun, *_, ended) = stops_of(folder / "second")
+    assert begun.path == folder / "first" / "draft"
+    assert ended.path == folder / "second" / "draft"
+    assert (ended.step, ended.label) == (4, "end")
+
+
+def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Path):
+    rows = trajectory(config(folder, tmp_path / "out"))
+    assert len(rows) == 2 * (3 + 2)
+    row = next(r for r in rows if r.stop.label == "end" and r.sampling.temperature == 0.6)
+    (kept,) = (path for path in (tmp_path / "out" / "texts").iterdir() if "t0.6" in path.name)
+    texts = json.loads(kept.read_text())
+    target, draft = (load_model(path) for path in (folder / "target", row.stop.path))
+    sampling = SamplingParams(temperature=0.6, top_p=0.9)
+    scores = score_texts(target, draft, texts["prompts"], texts["completions"], sampling, silent)
+    tau = block_efficiency_from_text(*scores.drafted, 3)
+    assert row.block_efficiency[3].value == pytest.approx(tau)
+    assert row.block_efficiency[3].low <= tau <= row.block_efficiency[3].high
+    assert row.mbsu[3] == pytest.approx(mbsu(tau, 3, row.parameter_ratio))
+    assert row.expected_acceptance.value == pytest.approx(
+        float(scores.acceptance_BT.sum() / scores.mask_BT.sum())
+    )
+    draw_trajectories(rows, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rows_that_are_there_are_not_measured_again(folder: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    begun = trajectory(config(folder, out, runs=[str(folder / "first")]))
+    written = (out / "rows.jsonl").read_text()
+    again = trajectory(config(folder, out))
+    assert (out / "rows.jsonl").read_text().startswith(written)
+    assert again[: len(begun)] == begun
+    with pytest.raises(UsageError, match="holds a run with another num_prompts"):
+        trajectory(config(folder, out, num_prompts=2))
+    with pytest.raises(UsageError, match="is no run directory"):
+        trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
+
+
+def test_rows_of_an_earlier_version_are_measured_again(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "out", runs=[str(folder / "second")])
+    rows = trajectory(made)
+    kept = tmp_path / "out" / "rows.jsonl"
+    old = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+    for row in old:
+        del row["schema_version"]
+        row["num_tokens"] = 1
+    kept.write_text("".join(json.dumps(row) + "\n" for row in old), "utf-8")
+    assert trajectory(made) == rows
+    assert trajectory(made) == rows
+
+
+def test_a_mistake_leaves_the_directory_free(folder: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    for changes in ({"target": str(tmp_path / "nowhere")}, {"tasks": {"a": "nowhere.jsonl"}}):
+        with pytest.raises(UsageError, match="nowhere"):
+            trajectory(config(folder, out, **changes))
+    assert trajectory(config(folder, out))
+
+
+def test_texts_of_another_target_at_the_same_place_are_not_mixed_in(folder: Path, tmp_path: Path):
+    shutil.copytree(folder / "target", tmp_path / "target")
+    made = config(folder, tmp_path / "out", target=str(tmp_path / "target"))
+    rows = trajectory(made)
+    assert trajectory(made) == rows
+    other = load_model(tmp_path / "target").hf
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    other.save_pretrained(tmp_path / "target")
+    with pytest.raises(UsageError, match="with another target fingerprint: files have changed"):
+        trajectory(made)
+
+
+def test_a_task_may_have_longer_prompts_than_the_others(folder: Path, tmp_path: Path):
+    corpus = str(folder / "corpus.jsonl")
+    tasks = {"short": corpus, "long": {"path": corpus, "max_prompt_tokens": 9}}
+    trajectory(config(folder, tmp_path / "out", tasks=tasks, max_prompt_tokens=3))
+    for task, longest in (("short", 3), ("long", 9)):
+        (texts, *_) = (tmp_path / "out" / "texts").glob(f"{task} *.json")
+        assert max(map(len, json.loads(texts.read_text())["prompts"])) == longest
+
+
+def test_runs_that_begin_with_one_draft_have_each_their_own_rows(folder: Path, tmp_path: Path):
+    runs = [str(folder / "first"), str(folder / "other")]
+    align(align_config(folder, folder / "other", num_steps=1))
+    alone = trajectory(config(folder, tmp_path / "out", runs=runs[:1]))
+    both = trajectory(config(folder, tmp_path / "out", runs=runs))
+    assert both[: len(alone)] == alone
+    assert [row.stop.label for row in both[len(alone) :]] == ["start"] * 2 + ["end"] * 2
+    assert {row.stop.run.name for row in both[len(alone) :]} == {"other"}
+
+
+def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: Path):
+    shaped = [{"temperature": 0.6}, {"temperature": 0.6, "repetition_penalty": 1.5}]
+    trajectory(config(folder, tmp_path / "out", samplings=shaped, runs=[str(folder / "second")]))
+    assert len(list((tmp_path / "out" / "texts").iterdir())) == 2
+
+
+def test_runs_are_laid_end_to_end():
+    def stop(run: str, step: int, elapsed_s: float) -> Stop:
+        place = Path(run)
+        return Stop(run=place, label="", step=step, elapsed_s=elapsed_s, path=place, fingerprint="")
+
+    stops = [stop("a", 0, 0), stop("a", 10, 3), stop("b", 0, 0), stop("b", 4, 2), stop("c", 1, 1)]
+    assert along(stops, "steps") == [0, 10, 10, 14, 15]
+    assert along(stops, "seconds of training") == [0, 3, 3, 5, 6]
+
+
+def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tmp_path: Path):
+    run = tmp_path / "second"
+    shutil.copytree(folder / "second", run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    moved = shutil.copytree(folder / "first" / "draft", tmp_path / "draft")
+    manifest["config"]["draft"] = str(moved)
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert [stop.label for stop in stops_of(run)] == ["start", "end"]
+    shutil.copytree(folder / "draft", moved, dirs_exist_ok=True)
+    with pytest.raises(UsageError, match="began with another draft than is at"):
+        list(stops_of(run))

@@ -1,0 +1,125 @@
+"""Models in bfloat16 on a CPU: compiled passes for few tokens, torch for many; copies for writing."""
+
+import gc
+import weakref
+from copy import deepcopy
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.data.completions import sample_completions
+from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models.hf.cache import RoomyCache
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.cpu_weights import NativeWeights
+from paceline.models.llama.packing import can_pack
+from paceline.models.prepare import TrainingWriter
+from paceline.native import compiled
+from reading import TEXT, prepared, read, reader
+from tiny import tiny_hf
+
+pytestmark = pytest.mark.skipif(
+    not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
+)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_model_in_bfloat16_reads_few_tokens_as_its_float32_copy_and_many_nearly_so(
+    architecture: str, monkeypatch: pytest.MonkeyPatch, *, bfloat16: bool
+):
+    """Whichever products of many rows are faster on the machine."""
+    monkeypatch.setenv("PACELINE_PRECISION", "bfloat16" if bfloat16 else "float32")
+    hf = tiny_hf(architecture, attention_bias=True) if architecture == "qwen3" else None
+    hf = (hf or tiny_hf(architecture)).bfloat16()
+    model, copy = prepare_for_decoding(wrap_model(hf)), prepared(architecture)
+    if architecture == "qwen3":  # a bias behind the attention: torch reads all of it
+        copy = prepare_for_decoding(wrap_model(deepcopy(hf).float()))
+    assert (reader(model) is None) == (architecture == "qwen3")
+    monkeypatch.setattr(reader(model) or copy, "most_tokens", 8, raising=False)
+    monkeypatch.setattr(reader(copy) or copy, "most_tokens", 8, raising=False)
+    few, many = ([TEXT[:5], TEXT[5:7]], [TEXT * 4])
+    wanted = read(copy, few)
+    if architecture == "qwen3" and bfloat16:
+        torch.testing.assert_close(read(model, few), wanted, rtol=0, atol=0.05 * wanted.abs().max())
+    else:
+        assert torch.equal(read(model, few), wanted)
+    got, wanted = read(model, many), read(copy, many)
+    assert got.dtype == torch.float32
+    close = 0.05 if bfloat16 else 1e-4
+    torch.testing.assert_close(got, wanted, rtol=0, atol=close * float(wanted.abs().max()))
+    assert model.hf is hf
+    assert hf.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_rounded_activations_move_logits_little(architecture: str):
+    hf = tiny_hf(architecture).bfloat16()
+    exact = prepare_for_decoding(wrap_model(hf))
+    rounded = prepare_for_decoding(wrap_model(hf), activations="bfloat16")
+    assert reader(rounded) is not None
+    wanted = read(exact, [TEXT[:5], TEXT[5:7]])
+    got = read(rounded, [TEXT[:5], TEXT[5:7]])
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0.05 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_model_in_training_writes_with_its_weights_as_they_are(architecture: str):
+    hf = tiny_hf(architecture)
+    writing = TrainingWriter(wrap_model(hf))
+    uniforms = torch.rand(2, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    prompts = [TEXT[:2], TEXT[3:6]]  # short enough for the compiled pass on every processor
+    texts: list[list[list[int]]] = []
+    for _ in range(2):
+        rounded = deepcopy(hf)
+        for weight in (weight for weight in rounded.parameters() if weight.ndim == 2):
+            weight.data = weight.data.bfloat16().float()
+        copy = prepare_for_decoding(wrap_model(rounded))
+        for sampling in (SamplingParams(), SamplingParams(top_k=5)):
+            written, wanted = (
+                sample_completions(
+                    model, prompts, uniforms, sampling=sampling, eos_token_ids=[int(TEXT[3])]
+                )
+                for model in (writing, copy)
+            )
+            assert written == wanted
+            texts.append(written)
+        with torch.no_grad():
+            for weight in hf.parameters():
+                weight += 0.3 * torch.randn_like(weight)
+    assert texts[:2] != texts[2:]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_prompts_beyond_the_compiled_pass_are_read_by_the_model_itself(architecture: str):
+    model = wrap_model(tiny_hf(architecture, max_position_embeddings=512))
+    prompts = [TEXT * 20, TEXT * 19]
+    writing = TrainingWriter(model).start_session()
+    assert torch.equal(writing.prefill(prompts), model.start_session().prefill(prompts))
+
+
+def test_a_copy_goes_with_its_session():
+    # a step's loss needs the memory; what waits for the collector is there at the peak
+    kinds = {NativeLlama, NativeWeights, RoomyCache}
+    gc.collect()
+    others = [found for found in gc.get_objects() if type(found) in kinds]
+    hf = tiny_hf("llama")
+    session = TrainingWriter(wrap_model(hf)).start_session()
+    session.prefill([TEXT])
+    made = [weakref.ref(found) for found in gc.get_objects() if type(found) in kinds]
+    made = [copy for copy in made if not any(copy() is other for other in others)]
+    assert {type(copy()) for copy in made} == kinds
+    gc.disable()
+    try:
+        del session
+        assert [copy() for copy in made] == [None] * len(made)
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_cannot_be_copied_writes_as_it_reads():
+    hf = tiny_hf("gpt2")
+    writing = TrainingWriter(wrap_model(hf))
+    wanted = wrap_model(hf).start_session().prefill([TEXT])
+    assert torch.equal(writing.start_session().prefill([TEXT]), wanted)

@@ -1,0 +1,394 @@
+"""The compiled pass: exact to the bit whatever the company, and absent without a word where it must be."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from backends import JudgesInPyTorch
+from paceline.core.backend import using
+from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
+from paceline.core.lists import as_list
+from paceline.core.rules import (
+    BiLDRule,
+    Chow,
+    ChowLog,
+    Diff,
+    DiffLog,
+    Lenient,
+    Lossless,
+    Lossy,
+    Opt,
+    OptLog,
+    Rule,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+)
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, Confident, Generation, SpeculativeDecoder
+from paceline.decode.block import draw, judge
+from paceline.errors import SlowerWarning
+from paceline.models import CausalModel, prepare_for_decoding, wrap_model
+from paceline.models.contract import ModelSession, Texts
+from paceline.models.hf.causal import recorded_hidden_states
+from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.cpu_session import CompiledSession
+from paceline.models.llama.cpu_weights import can_copy
+from paceline.models.llama.packing import can_pack
+from paceline.native import compilation, compiled
+from reading import TEXT, prepared, read, reader
+from tiny import tiny_hf
+
+pytestmark = pytest.mark.skipif(
+    not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
+)
+VOCABULARY = 61
+
+
+def test_who_listens_hears_of_every_pass():
+    model = prepared("llama")
+    greedy = SamplingParams(temperature=0)
+    session = model.start_session()
+    with recorded_hidden_states(model) as recorded:
+        session.prefill([TEXT[:3], TEXT[:1]])
+        first = draw(session, DrawRequest([[TEXT[3]], [TEXT[1]]], DrawPlan(1, greedy)))
+        two = draw(session, DrawRequest([[TEXT[4]], [TEXT[2]]], DrawPlan(2, greedy)))
+        judge(session, JudgeRequest([5, 6], two, [2, 2], Lossless(), greedy))
+    draw(session, DrawRequest([[7], [8]], DrawPlan(1, greedy)))
+    assert [states.shape[1] for states in recorded] == [3, 1, 1, 1, 3]
+    wanted = model.hidden(Texts(torch.tensor([TEXT[:5]])))[0]
+    for got, there in zip(
+        (recorded[0][0], recorded[1][0], recorded[2][0]),
+        (wanted[:3], wanted[3:4], wanted[4:5]),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, there, rtol=1e-4, atol=1e-4)
+    assert int(first.tokens_BG[0, 0]) == int((model.head_weight @ recorded[1][0, 0]).argmax())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_token_has_the_same_logits_to_the_bit_in_any_block_and_batch(architecture: str):
+    model = prepared(architecture)
+    alone = read(model, [[token] for token in TEXT])
+    for cuts in ([8, 4], [2] * 6, [3, 4, 5], [1, 7, 4]):
+        ends = torch.tensor(cuts).cumsum(0).tolist()
+        parts = [TEXT[end - size : end] for end, size in zip(ends, cuts, strict=True)]
+        assert torch.equal(read(model, parts), alone), cuts
+    session = model.start_session()
+    session.prefill([TEXT[:2], TEXT[:4]])
+    batch = session.extend(torch.tensor([TEXT[2:6], TEXT[4:8]]))
+    assert torch.equal(batch[0], alone[2:6])
+    assert torch.equal(batch[1], alone[4:8])
+
+
+def test_greedy_speculation_is_the_plain_text_to_the_bit():
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    greedy = SamplingParams(temperature=0)
+    prompts = [TEXT[:4], TEXT[2:9], TEXT[5:6]]
+    plain = AutoregressiveDecoder(target, greedy).generate(prompts, 20, eos_token_ids=[])
+    for gamma in (1, 4):
+        decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=greedy)
+        fast = decoder.generate(prompts, 20, eos_token_ids=[])
+        assert [row.tokens for row in fast] == [row.tokens for row in plain]
+
+
+def sessions(model: CausalModel, texts: list[list[int]]) -> tuple[ModelSession, ModelSession]:
+    """Two of the same model that have read the same texts."""
+    both = model.start_session(), model.start_session()
+    for session in both:
+        session.prefill(texts)
+        session.vocab_size = VOCABULARY - 9  # as where the other model knows fewer tokens
+    return both
+
+
+def plainly(half: Callable[..., Any], session: ModelSession, request: Any) -> Any:
+    """As a session that takes no whole request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
+        patch.setattr(CompiledSession, "take_judge", ModelSession.take_judge)
+        return half(session, request)
+
+
+def same(ours: Tensor | None, plain: Tensor | None) -> bool:
+    return ours is plain if ours is None or plain is None else torch.equal(ours, plain)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The compiled calls that were made."""
+    made: list[str] = []
+    for name in ("draw", "judge"):
+        whole = getattr(NativeLlama, name)
+
+        def spy(*given: Any, name: str = name, whole: Any = whole, **named: Any) -> Any:
+            made.append(name)
+            return whole(*given, **named)
+
+        monkeypatch.setattr(NativeLlama, name, spy)
+    return made
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("texts", [[TEXT[:5]], [TEXT[:2], TEXT[3:9]]])
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("after_last", [False, True])
+def test_drawing_ahead_is_drawing_pass_by_pass(
+    temperature: float, texts: list[list[int]], calls: list[str], *, raw: bool, after_last: bool
+):
+    """At temperature 0 with numbers to draw with, and without, where the likeliest tokens count."""
+    compiled_one, plain_one = sessions(prepared(), texts)
+    sampling = SamplingParams(temperature=temperature)
+    rng = torch.Generator().manual_seed(4)
+    for count, gamma in ((1, 3), (2, 4), (1, 1), (2, 12)):
+        new = [TEXT[:count]] * len(texts)
+        uniforms = as_list(torch.rand(len(texts), gamma, generator=rng, dtype=torch.float64))
+        draws = uniforms if temperature or gamma < 4 else None
+        plan = DrawPlan(gamma, sampling, after_last=after_last, raw=raw)
+        request = DrawRequest(new, plan, draws)
+        got, wanted = draw(compiled_one, request), plainly(draw, plain_one, request)
+        assert torch.equal(got.tokens_BG, wanted.tokens_BG)
+        assert (got.probs_BPV is None) == (draws is None)
+        assert (got.raw_BPV is None) == (not raw or temperature == 1)
+        for ours, plain in zip(got[1:], wanted[1:], strict=True):
+            assert same(ours, plain)
+        assert compiled_one.lengths == plain_one.lengths
+    newest_B1 = torch.tensor([[9]] * len(texts))
+    assert torch.equal(compiled_one.extend(newest_B1), plain_one.extend(newest_B1))
+    assert calls == ["draw"] * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_draft_of_no_tokens_is_the_distribution_behind_what_was_read(
+    temperature: float, calls: list[str]
+):
+    compiled_one, plain_one = sessions(prepared(), [TEXT[:5], TEXT[2:4]])
+    plan = DrawPlan(0, SamplingParams(temperature=temperature), after_last=True, raw=True)
+    request = DrawRequest([[7, 8], [9, 10]], plan, [[], []])
+    got, wanted = draw(compiled_one, request), plainly(draw, plain_one, request)
+    for ours, plain in zip(got, wanted, strict=True):
+        assert ours is not None
+        assert same(ours, plain)
+    assert compiled_one.lengths == plain_one.lengths
+    nothing = draw(compiled_one, request._replace(plan=DrawPlan(0, plan.sampling)))
+    assert nothing.tokens_BG.shape == (2, 0)
+    assert compiled_one.lengths == plain_one.lengths
+    assert calls == ["draw"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("texts", [[TEXT[:5]], [TEXT[:2], TEXT[3:9]]])
+def test_judging_ahead_is_judging_pass_by_pass(
+    temperature: float, texts: list[list[int]], calls: list[str]
+):
+    sampling = SamplingParams(temperature=temperature)
+    rng = torch.Generator().manual_seed(4)
+    batch, gamma = len(texts), 3
+    kept: set[int] = set()
+    for seed in range(12):
+        target = prepared(seed=0)
+        draft = prepared(seed=0, num_hidden_layers=1) if seed % 2 else target
+        compiled_one, plain_one = sessions(target, texts)
+        drawing, accepting, choosing = as_list(
+            torch.rand(3, batch, gamma, generator=rng, dtype=torch.float64)
+        )
+        newest = [seed] * batch
+        drafting, _ = sessions(draft, texts)
+        rows = [[token] for token in newest]
+        numbers = drawing if temperature else None
+        drafted = draw(drafting, DrawRequest(rows, DrawPlan(gamma, sampling), numbers))
+        draws = UniformRows(accepting, [numbers[0] for numbers in choosing])
+        request = JudgeRequest(
+            newest,
+            drafted,
+            [gamma, 2][:batch],
+            Lossless(),
+            sampling,
+            draws if temperature else None,
+        )
+        got, wanted = judge(compiled_one, request), plainly(judge, plain_one, request)
+        assert got == wanted
+        kept |= set(got.num_accepted)
+        assert compiled_one.lengths == plain_one.lengths
+        newest_B1 = torch.tensor(rows)
+        assert torch.equal(compiled_one.extend(newest_B1), plain_one.extend(newest_B1))
+    assert len(kept) > 1
+    assert calls == ["draw", "judge"] * 12
+
+
+class OwnRule(Lenient):
+    """May do anything: only its type tells."""
+
+
+def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
+    return decoder.generate(prompts, 14, seed=[*range(len(prompts))], eos_token_ids=[])
+
+
+def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
+    """Pass by pass, and the rule in torch."""
+    with pytest.MonkeyPatch.context() as patch, using(JudgesInPyTorch()):
+        patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
+        patch.setattr(CompiledSession, "take_judge", ModelSession.take_judge)
+        return texts_of(decoder, prompts)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling", "expected"),
+    [
+        (Lossless(), SamplingParams(), {"draw", "judge"}),
+        (Lenient("linear", 0.5), SamplingParams(), {"draw", "judge"}),
+        (OwnRule("linear", 0.5), SamplingParams(), {"draw"}),
+        (Chow(0.5), SamplingParams(temperature=0, top_k=5), {"draw", "judge"}),
+        (Lossless(), SamplingParams(top_k=5), set()),
+        (Chow(0.5), SamplingParams(top_p=0.9), set()),
+        (Lossless(), SamplingParams(repetition_penalty=1.3), set()),
+        (Chow(0.5), SamplingParams(temperature=0, repetition_penalty=1.3), set()),
+    ],
+)
+def test_only_what_the_compiled_calls_know_is_given_to_them(
+    rule: Rule, sampling: SamplingParams, expected: set[str], calls: list[str]
+):
+    """And the text is that of the plain sessions, whoever makes it."""
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=1)
+    decoder = SpeculativeDecoder(target, draft, rule, gamma=3, sampling=sampling)
+    got = texts_of(decoder, [TEXT[:4]])
+    assert set(calls) == expected
+    assert got == plain_texts_of(decoder, [TEXT[:4]])
+
+
+RULES: list[Rule] = [
+    Lossless(),
+    *(Lenient(kind, 0.5) for kind in ("linear", "square", "exponential")),
+    Lossy(0.4),
+    Lossy(0.3, 1.4),
+    Lossy(0.4, "tuned"),
+    BiLDRule(4.0),
+    Chow(0.7),
+    ChowLog(2.0),
+    Diff(0.05),
+    DiffLog(0.05),
+    Opt(0.1),
+    OptLog(0.1),
+    TokenV1(0.3),
+    TokenV2(0.2),
+    TokenV3(0.7),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_under_every_rule_a_text_is_that_of_the_plain_sessions(
+    rule: Rule, temperature: float, calls: list[str]
+):
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    sampling = SamplingParams(temperature=temperature)
+    for prompts, gamma in (([TEXT[:4]], 4), ([TEXT[:4], TEXT[2:9], TEXT[5:6]], 1)):
+        decoder = SpeculativeDecoder(target, draft, rule, gamma, sampling)
+        got = texts_of(decoder, prompts)
+        assert set(calls) == {"draw", "judge"}
+        made = len(calls)
+        assert got == plain_texts_of(decoder, prompts)
+        assert len(calls) == made
+        if temperature:
+            accepted = [row.stats.acceptance_rate for row in got]
+            assert max(accepted) > 0
+
+
+@pytest.mark.parametrize("rule", [Lenient("linear", 0.5), Diff(0.05), TokenV2(0.1)], ids=str)
+def test_of_tokens_that_are_as_likely_temperature_0_takes_the_first(rule: Rule, calls: list[str]):
+    pair: list[CausalModel] = []
+    for layers in (4, 2):
+        hf = tiny_hf(num_hidden_layers=layers).bfloat16().float()
+        head = hf.get_parameter("lm_head.weight").data
+        head[31:] = head[:30]
+        pair.append(prepare_for_decoding(wrap_model(hf)))
+    decoder = SpeculativeDecoder(pair[0], pair[1], rule, 3, SamplingParams(temperature=0))
+    (got,) = texts_of(decoder, [TEXT[:4]])
+    assert set(calls) == {"draw", "judge"}
+    assert max(got.tokens) <= 30
+    assert [got] == plain_texts_of(decoder, [TEXT[:4]])
+
+
+@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.4, "tuned"), Diff(0.05)], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_draft_that_stops_where_it_is_unsure_is_compiled_too(
+    rule: Rule, temperature: float, calls: list[str]
+):
+    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    sampling, policy = SamplingParams(temperature=temperature), Confident(0.3)
+    for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[5:6]]):
+        decoder = SpeculativeDecoder(target, draft, rule, 3, sampling, policy)
+        got = texts_of(decoder, prompts)
+        assert set(calls) == {"draw", "judge"}
+        assert got == plain_texts_of(decoder, prompts)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"attention_bias": True},  # Llama then has one behind the attention, too
+        {"mlp_bias": True},
+        {"intermediate_size": 40},
+        {"head_dim": 12},
+    ],
+)
+def test_what_it_cannot_read_is_left_to_torch(overrides: dict[str, Any]):
+    assert reader(prepared()) is not None
+    assert reader(prepared(**overrides)) is None
+
+
+def test_weights_that_bfloat16_would_round_are_left_alone():
+    hf = tiny_hf().bfloat16().float()
+    assert can_copy(hf)
+    hf.get_parameter("model.layers.1.mlp.down_proj.weight").data[3, 3] += 2**-20
+    assert not can_copy(hf)
+
+
+def test_a_library_that_reads_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        NativeLlama, "__call__", lambda self, tokens, *_: torch.ones(*tokens.shape, self.vocab_size)
+    )
+    with pytest.warns(SlowerWarning, match="gives other logits than PyTorch for this llama"):
+        model = prepared()
+    assert reader(model) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+def test_without_a_compiler_models_read_through_torch(
+    compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    wanted = read(prepared(), [TEXT])
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    compiled.cache_clear()
+    try:
+        with pytest.warns(SlowerWarning, match=r"could not be compiled .* install a C compiler"):
+            model = prepared()
+        assert reader(model) is None
+        torch.testing.assert_close(read(model, [TEXT]), wanted)
+    finally:
+        compiled.cache_clear()
+    assert list((tmp_path / "native").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    calls: list[object] = []
+    run = subprocess.run
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(compilation.subprocess, "run", counted)
+    first = compilation._built()
+    assert (compilation._built(), len(calls)) == (first, 1)
+    assert list((tmp_path / "native").iterdir()) == [first]

@@ -1,0 +1,216 @@
+"""Sessions in rooms of a fixed size: the text of any other, no question to the device, rooms used again.
+
+No GPU here: what a GPU would replay is done anew each time. A meta device stands for it where only
+shapes count: it has no numbers, so whoever asks for one fails.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from paceline.core.block import DrawPlan
+from paceline.core.cascade_rules import Diff, Opt, TokenV3
+from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.draft_policies import Confident
+from paceline.models import wrap_model
+from paceline.models.llama.cuda import FixedReader, Recorder, can_record
+from paceline.models.llama.cuda_session import FixedSession, _draw, _judge
+from paceline.models.llama.forward import LlamaDecoder
+from paceline.models.llama.packing import merged_product
+from paceline.models.prepare import in_fixed_shapes
+from tiny import tiny_hf, tiny_model, tiny_pair
+
+if TYPE_CHECKING:
+    from paceline.core.rules import Rule
+    from paceline.models import CausalModel
+
+PROMPTS = [[3, 4, 5], [7], [9, 8, 7, 6, 5, 4]]
+RULES = [
+    Lossless(),
+    Lenient("linear", 0.3),
+    Lossy(0.3),
+    Lossy(0.3, "tuned"),  # its work hangs on what it finds
+    BiLDRule(1.2),
+    Diff(0.1),
+    Opt(0.2),
+    TokenV3(0.3),
+]
+SAMPLINGS = [
+    SamplingParams(temperature=0),
+    SamplingParams(),
+    SamplingParams(temperature=0.7, top_k=9, top_p=0.9),
+    SamplingParams(repetition_penalty=1.3),
+]
+samplings = pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
+
+
+def both_kinds(architecture: str = "llama") -> list[tuple[CausalModel, CausalModel]]:
+    """A pair as transformers reads it, and in rooms of a fixed size."""
+    plain = tiny_pair(architecture)
+    target, draft = tiny_pair(architecture)
+    return [plain, (in_fixed_shapes(target), in_fixed_shapes(draft))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@samplings
+def test_blocks_give_the_text_that_they_give_elsewhere(rule: Rule, sampling: SamplingParams):
+    texts = [
+        SpeculativeDecoder(*pair, rule, gamma=3, sampling=sampling).generate(PROMPTS, 17, seed=1)
+        for pair in both_kinds()
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
+@samplings
+def test_so_do_other_architectures_and_drafts_that_stop_when_unsure(
+    architecture: str, sampling: SamplingParams
+):
+    texts = [
+        SpeculativeDecoder(*pair, gamma=3, sampling=sampling, policy=Confident(0.2)).generate(
+            PROMPTS, 17, seed=1
+        )
+        for pair in both_kinds(architecture)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.3, "tuned"), Diff(0.1)], ids=repr)
+@pytest.mark.parametrize("drafts_at", [0.0, 0.5])
+@samplings
+def test_so_do_drafts_that_are_drawn_otherwise(
+    rule: Rule, sampling: SamplingParams, drafts_at: float
+):
+    drafts = SamplingParams(temperature=drafts_at, top_k=20)
+    texts = [
+        SpeculativeDecoder(*pair, rule, 3, sampling, draft_sampling=drafts).generate(
+            PROMPTS, 17, seed=1
+        )
+        for pair in both_kinds()
+    ]
+    assert texts[0] == texts[1]
+
+
+@samplings
+def test_the_baseline_gives_the_same_text(sampling: SamplingParams):
+    texts = [
+        AutoregressiveDecoder(target, sampling).generate(PROMPTS, 9, seed=1)
+        for target, _ in both_kinds()
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_text_that_outgrows_its_room_moves_to_a_larger_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("paceline.models.llama.cuda._FEWEST_COLUMNS", 4)
+    monkeypatch.setattr("paceline.models.llama.cuda_session._SPARE", 0)
+    sampling = SamplingParams(temperature=0)
+    texts = [
+        SpeculativeDecoder(*pair, gamma=2, sampling=sampling).generate(PROMPTS, 30, seed=1)
+        for pair in both_kinds()
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [None, 20])
+@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS[:3], ids=repr)
+def test_neither_half_of_a_block_asks_the_device(
+    monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams, in_groups: bool, kept: int | None
+):
+    if in_groups:
+        monkeypatch.setattr(
+            "paceline.models.llama.forward._few_queries", lambda _, mask: mask is not None
+        )
+    tokens = None if kept is None else torch.arange(kept, device="meta")
+    with torch.inference_mode(), torch.device("meta"):
+        decoder = LlamaDecoder(tiny_hf("llama").to("meta"), merged_product, tokens)
+        reader = FixedReader(decoder, Recorder(decoder.device), 2, 256)
+        lengths, numbers = torch.zeros(2, dtype=torch.int64), torch.rand(2, 3, dtype=torch.float64)
+        plan = DrawPlan(3, sampling, after_last=True, raw=True)
+        unread = torch.zeros(2, 1, dtype=torch.int64)
+        chosen = () if sampling.greedy else (numbers,)
+        drawn = _draw(reader, plan, 60, unread, lengths, *chosen)
+        assert drawn[0].shape == (2, 3)
+        drafted = torch.zeros(2, 3, dtype=torch.int64)
+        for rule in (rule for rule in RULES if rule != Lossy(0.3, "tuned")):
+            places = 3 + rule.needs_draft_at_bonus
+            given = () if sampling.greedy else (numbers, numbers[:, 0], torch.rand(2, places, 60))
+            verdict = _judge(reader, rule, sampling, 60, lengths, lengths, drafted, lengths, *given)
+            assert verdict[0].shape == (2, 2)
+
+
+def test_rooms_and_recordings_are_used_again():
+    target = in_fixed_shapes(tiny_model())
+    decoder = AutoregressiveDecoder(target, SamplingParams(temperature=0))
+    decoder.generate([[1, 2, 3]], 5)
+    gc.collect()
+    readers = target.start_session()._readers  # pyright: ignore[reportAttributeAccessIssue]
+    (reader,) = readers._idle
+    recorded = dict(reader._recordings)
+    assert recorded
+    decoder.generate([[4, 5]], 9)
+    gc.collect()
+    assert readers._idle == [reader]
+    assert reader._recordings == recorded
+
+
+def test_two_sessions_at_a_time_have_rooms_of_their_own():
+    model = in_fixed_shapes(tiny_model())
+    one, other = model.start_session(), model.start_session()
+    one.prefill([[1, 2, 3]])
+    other.prefill([[4, 5, 6]])
+    alone = model.start_session()
+    alone.prefill([[1, 2, 3]])
+    token = torch.tensor([[7]])
+    torch.testing.assert_close(one.extend(token), alone.extend(token), rtol=0, atol=0)
+
+
+def test_merged_weights_stay_the_models_own():
+    hf = tiny_hf("llama")
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.inference_mode():
+        before = hf(input_ids=tokens).logits
+        in_fixed_shapes(wrap_model(hf))
+        torch.testing.assert_close(hf(input_ids=tokens).logits, before, rtol=0, atol=0)
+    attention = hf.base_model.layers[0].self_attn
+    beginnings = {
+        layer.weight.untyped_storage().data_ptr() for layer in (attention.q_proj, attention.v_proj)
+    }
+    assert len(beginnings) == 1, "one matrix holds them all"
+
+
+def test_what_cannot_be_recorded_is_left_as_it_is():
+    other = tiny_model("gpt2")
+    assert in_fixed_shapes(other) is other
+    hf = tiny_hf("llama")
+    assert can_record(hf.config)
+    hf.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert not can_record(hf.config)
+    assert not isinstance(
+        in_fixed_shapes(wrap_model(tiny_hf("gpt2"))).start_session(), FixedSession
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
+def test_recorded_passes_give_the_text_of_plain_ones(rule: Rule, sampling: SamplingParams):
+    pairs = both_kinds()
+    for model in (*pairs[0], *pairs[1]):
+        model.hf.to("cuda")
+    target, draft = (in_fixed_shapes(model) for model in pairs[1])
+    texts = [
+        SpeculativeDecoder(*pair, rule, gamma=3, sampling=sampling).generate(PROMPTS, 17, seed=1)
+        for pair in (pairs[0], (target, draft))
+    ]
+    assert texts[0] == texts[1]

@@ -1,0 +1,305 @@
+"""Loading: what works, and one clear line for each thing that can be wrong with the place."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoConfig, T5Config
+
+from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
+from paceline.models import load_model
+from paceline.models.loading import fingerprint, load_tokenizer
+from tiny import tiny_hf
+
+
+def fails(path: object, *parts: str, error: type[PacelineError] = ModelLoadError) -> str:
+    """Loading this place gives one line with these parts in it."""
+    with pytest.raises(error) as caught:
+        load_model(str(path))
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+    return message
+
+
+def edit_config(directory: Path, **changes: object) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_a_directory_gives_the_model_and_its_tokenizer(model_directory: Path):
+    model = load_model(model_directory, dtype="float32")
+    assert model.vocab_size == 266
+    assert model.max_length == 64
+    assert model.eos_token_ids == (1,)
+    assert model.num_parameters == sum(weight.numel() for weight in model.hf.parameters())
+    assert (model.dtype, model.device.type) == (torch.float32, "cpu")
+    assert model.tokenizer is not None
+    assert model.tokenizer.decode(model.tokenizer.encode("the cat, ünïcode")) == "the cat, ünïcode"
+    assert not model.hf.training
+
+
+def test_embedding_rows_beyond_the_tokenizer_do_not_count(model_directory: Path):
+    tiny_hf("llama", vocab_size=320).save_pretrained(model_directory)
+    model = load_model(model_directory)
+    assert model.head_weight.shape[0] == 320
+    assert model.start_session().prefill([[5]]).shape == (1, 266)
+
+
+def test_a_directory_without_tokenizer_files_gives_a_model_without_one(model_directory: Path):
+    for path in model_directory.glob("tokenizer*"):
+        path.unlink()
+    assert load_model(model_directory).tokenizer is None
+    with pytest.raises(ModelLoadError, match="has no tokenizer files"):
+        load_tokenizer(model_directory)
+
+
+def test_tied_embeddings_are_no_missing_weights(tmp_path: Path):
+    tiny_hf("qwen2", tie_word_embeddings=True).save_pretrained(tmp_path / "tied")
+    model = load_model(tmp_path / "tied")
+    assert model.head_weight is model.hf.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_asked_dtype_is_the_dtype(model_directory: Path, dtype: str):
+    assert load_model(model_directory, dtype=dtype).dtype == getattr(torch, dtype)  # pyright: ignore
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_auto_dtype_is_the_precision_that_was_chosen(
+    model_directory: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_PRECISION", precision)
+    assert load_model(model_directory, device="cpu").dtype == getattr(torch, precision)
+
+
+def test_a_missing_path_says_what_to_name(tmp_path: Path):
+    fails(tmp_path / "nothing", "does not exist", "hub id")
+
+
+def test_a_name_that_is_neither_path_nor_reachable_says_both():
+    fails("nobody/nothing", "no local path", "no hub id that can be reached", "check the spelling")
+
+
+def test_a_file_that_is_no_gguf_is_refused(model_directory: Path):
+    fails(model_directory / "model.safetensors", "is a file", "directory")
+
+
+def test_a_directory_without_config_is_refused(model_directory: Path):
+    (model_directory / "config.json").unlink()
+    fails(model_directory, "has no config.json")
+    (model_directory / "adapter_config.json").write_text("{}")
+    fails(model_directory, "merge it into its base model")
+
+
+def test_a_directory_that_holds_a_gguf_names_the_file(tmp_path: Path):
+    (tmp_path / "model.Q4.gguf").write_bytes(b"")
+    fails(tmp_path, str(tmp_path / "model.Q4.gguf"))
+
+
+def test_a_directory_without_weights_is_refused(model_directory: Path):
+    (model_directory / "model.safetensors").unlink()
+    fails(model_directory, "no weights", "model.safetensors")
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def cut_in_the_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def overwrite_the_header(path: Path) -> None:
+    path.write_bytes(b"\xff" * 16 + path.read_bytes()[16:])
+
+
+def lie_about_a_shape(path: Path) -> None:
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    name = "model.norm.weight"
+    header[name]["shape"] = [size * 2 for size in header[name]["shape"]]
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_in_half, cut_in_the_header, empty, overwrite_the_header, lie_about_a_shape]
+)
+def test_damaged_safetensors_are_refused(model_directory: Path, damage: Callable[[Path], None]):
+    damage(model_directory / "model.safetensors")
+    fails(model_directory, "cannot be read", "copy or download it again")
+
+
+def test_damaged_text_files_are_refused(model_directory: Path):
+    good = (model_directory / "config.json").read_text()
+    (model_directory / "config.json").write_text(good[:50])
+    fails(model_directory, "cannot be read")
+    (model_directory / "config.json").write_text(good)
+    (model_directory / "tokenizer.json").write_text("{")
+    fails(model_directory, "cannot be read")
+
+
+def test_missing_weights_are_an_error_not_random_numbers(model_directory: Path):
+    edit_config(model_directory, num_hidden_layers=5)
+    fails(model_directory, "do not belong together", "9 weights are missing", "model.layers.4.")
+
+
+def test_left_over_weights_are_an_error_not_a_shallower_model(model_directory: Path):
+    edit_config(model_directory, num_hidden_layers=3)
+    fails(model_directory, "9 weights are in the file without a place", "model.layers.3.")
+
+
+def test_weights_of_another_size_are_an_error(model_directory: Path):
+    edit_config(model_directory, intermediate_size=40)
+    fails(model_directory, "12 weights have another size", "mlp.down_proj.weight")
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["mamba", "mamba2", "rwkv", "jamba", "recurrent_gemma", "qwen3_next", "falcon_mamba", "lfm2"],
+)
+def test_architectures_that_cannot_roll_back_are_refused_by_name(tmp_path: Path, model_type: str):
+    CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")  # never read
+    fails(tmp_path, f"{model_type} keeps a running state", "choose", error=UnsupportedModelError)
+
+
+def test_encoder_decoders_are_refused_by_name(tmp_path: Path):
+    T5Config().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    fails(tmp_path, "t5 is an encoder-decoder", error=UnsupportedModelError)
+
+
+def test_layers_of_an_unknown_kind_are_refused_by_name(model_directory: Path):
+    config = AutoConfig.from_pretrained(model_directory)
+    edit_config(
+        model_directory,
+        model_type="qwen3",
+        layer_types=["linear_attention"] * config.num_hidden_layers,
+    )
+    fails(model_directory, "qwen3", "linear_attention", error=UnsupportedModelError)
+
+
+def test_rope_that_moves_old_positions_is_refused_and_longrope_stops_at_its_first_context(
+    model_directory: Path,
+):
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    edit_config(model_directory, rope_parameters=rope)
+    fails(model_directory, "rope of the kind dynamic", error=UnsupportedModelError)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 16,
+    }
+    edit_config(model_directory, rope_parameters=rope)
+    assert load_model(model_directory).max_length == 16
+
+
+@pytest.mark.slow
+def test_a_hub_model_is_found_in_the_hub_cache_without_a_network_and_without_a_word(
+    model_directory: Path, tmp_path: Path
+):
+    snapshot = tmp_path / "hub" / "models--someone--tiny" / "snapshots" / ("0" * 40)
+    shutil.copytree(model_directory, snapshot)
+    (snapshot / "draft_vocabulary.json").write_text('{"tokens": [5, 9]}')
+    refs = tmp_path / "hub" / "models--someone--tiny" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    script = (
+        "from paceline.models import load_model; m = load_model('someone/tiny'); "
+        "print(m.vocab_size, m.draft_vocabulary.tolist(), m.tokenizer.decode([5, 6]))"
+    )
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.startswith("266 [5, 9] ")
+    assert done.stderr == ""
+
+
+def test_a_model_of_the_hub_is_known_by_its_commit_whatever_has_come_of_it(tmp_path: Path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / ("0f" * 20)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    with patch("paceline.models.loading.model_directory", return_value=snapshot):
+        before = fingerprint("a/b")
+        (snapshot / "model.safetensors").write_bytes(b"weights")
+        assert fingerprint("a/b") == before == ("0f" * 20)[:16]
+    own = snapshot.rename(snapshot.with_name("mine"))
+    with patch("paceline.models.loading.model_directory", return_value=own):
+        before = fingerprint(own)
+        (own / "model.safetensors").write_bytes(b"other weights")
+        assert fingerprint(own) != before, "a place that is only called like the hub's"
+
+
+@pytest.mark.parametrize(
+    ("device", "parts"),
+    [
+        ("banana", ("no device called 'banana'", "auto, cpu")),
+        ("", ("no device called ''",)),
+        ("meta", ("device 'meta' cannot be used", "auto, cpu")),
+        ("cuda:99", ("device 'cuda:99' cannot be used", "auto, cpu")),
+    ],
+)
+def test_a_device_that_does_not_work_is_one_line(
+    model_directory: Path, device: str, parts: tuple[str, ...]
+):
+    with pytest.raises(UsageError) as caught:
+        load_model(model_directory, device=device)
+    assert all(part in str(caught.value) for part in parts)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "what"), [("nan", "NaN"), ("inf", "infinite values")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_not_finite_are_named(
+    model_directory: Path, value: str, what: str, dtype: str
+):
+    path = model_directory / "model.safetensors"
+    weights = load_file(path)
+    weights["model.layers.3.mlp.up_proj.weight"][5, 7] = float(value)
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(model_directory, dtype=dtype)  # pyright: ignore
+    assert f"holds {what} in model.layers.3.mlp.up_proj.weight (1 of 1,536 values)" in str(
+        caught.value
+    )
+
+
+def test_large_weights_whose_sum_overflows_are_finite(model_directory: Path):
+    path = model_directory / "model.safetensors"
+    weights = {name: weight.half() for name, weight in load_file(path).items()}
+    weights["model.layers.3.mlp.up_proj.weight"].fill_(60000.0)
+    save_file(weights, path, metadata={"format": "pt"})
+    assert load_model(model_directory, dtype="float16").dtype == torch.float16
+
+
+def test_an_architecture_that_transformers_does_not_know_is_not_called_damaged(
+    model_directory: Path,
+):
+    edit_config(model_directory, model_type="llama9")
+    message = fails(model_directory, "'llama9'", "config.json", error=UnsupportedModelError)
+    assert "damaged" not in message
+
+
+def test_a_configuration_of_something_else_is_no_model(model_directory: Path):
+    (model_directory / "config.json").write_text('{"learning_rate": 0.1}')
+    fails(model_directory, "names no model_type")

@@ -1,0 +1,347 @@
+"""Every rule in C: its verdicts are those of torch, and its distributions those of the closed forms."""
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+import exact
+import exact_cascades as cascades
+from backends import PYTORCH
+from paceline.core.backend import using
+from paceline.core.drafted import Drafted, Uniforms, Verdict
+from paceline.core.rules import (
+    AnyRule,
+    BiLDRule,
+    Chow,
+    ChowLog,
+    Diff,
+    DiffLog,
+    Lenient,
+    Lossless,
+    Lossy,
+    Opt,
+    OptLog,
+    Rule,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+)
+from paceline.core.sampling import UNTEMPERED, SamplingParams, sample, to_probs
+from paceline.core.verification import verify
+from paceline.native import compiled
+from paceline.native.rule_form import native_rule
+
+pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
+
+# Thresholds between the end points, at which the rules with an aim defer here and there.
+INNER: list[Rule] = [
+    Lenient("linear", 0.4),
+    Lenient("square", 0.6),
+    Lenient("exponential", 0.3),
+    Lossy(0.4),
+    Lossy(0.3, 1.4),
+    Lossy(0.7, 0.4),
+    Lossy(0.5, "tuned"),
+    BiLDRule(1.1),
+    Chow(0.4),
+    ChowLog(1.2),
+    Diff(0.05),
+    DiffLog(0.1),
+    Opt(0.2),
+    OptLog(0.3),
+    TokenV1(0.3),
+    TokenV2(0.1),
+    TokenV3(0.8),
+]
+# Where numbers are compared that are equal to the last bit in C and in torch, or far apart.
+ENDS: list[Rule] = [
+    Lossless(),
+    Lenient("linear", 1.0),
+    Lossy(0.0),
+    Lossy(0.0, "tuned"),
+    BiLDRule(0.0),
+    BiLDRule(1e300),
+    Chow(0.0),
+    Chow(1.0),
+    ChowLog(-1.0),
+    ChowLog(1e9),
+    Diff(0.0),
+    Diff(1.0),
+    Diff(-2.0),
+    DiffLog(0.0),
+    Opt(0.0),
+    Opt(1e9),
+    OptLog(0.0),
+    OptLog(1e9),
+    TokenV1(0.0),
+    TokenV1(2.0),
+    TokenV2(0.0),
+    TokenV2(2.0),
+    TokenV3(0.0),
+    TokenV3(1.0),
+]
+MARGIN = 2e-6
+
+
+class Case(NamedTuple):
+    drafted_BG: Tensor
+    num_drafted_B: Tensor
+    draft_BHV: Tensor
+    target_BHV: Tensor
+    accept_BG: Tensor
+    next_B: Tensor
+    target_raw_BHV: Tensor | None = None
+    draft_raw_BHV: Tensor | None = None
+
+    def double(self) -> "Case":
+        floats = [part is not None and part.is_floating_point() for part in self]
+        return Case(*(p.double() if f else p for p, f in zip(self, floats, strict=True)))  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
+
+
+def make_case(
+    batch: int, gamma: int, vocab_size: int, temperature: float, *, sharp: float = 1.0
+) -> Case:
+    """The draft knows fewer tokens, and every seventh row's models are the same."""
+    rng = torch.Generator().manual_seed(vocab_size + gamma)
+    shape = (batch, gamma + 1, vocab_size)
+    target = sharp * torch.randn(shape, generator=rng)
+    draft = target + 0.8 * torch.randn(shape, generator=rng)
+    holes = torch.rand(shape, generator=rng) < 0.3
+    holes[..., 0] = False
+    draft = draft.masked_fill(holes, -torch.inf)
+    draft[::7] = target[::7]
+    params = SamplingParams(temperature=temperature)
+    probs = to_probs(draft, params), to_probs(target, params)
+    raws = (None, None)
+    if temperature != 1:
+        raws = to_probs(target, UNTEMPERED), to_probs(draft, UNTEMPERED)
+    drawing = torch.rand(gamma, batch, generator=rng)
+    drafted = [sample(probs[0][:, g].contiguous(), drawing[g]) for g in range(gamma)]
+    return Case(
+        torch.stack(drafted, 1) if gamma else torch.zeros(batch, 0, dtype=torch.int64),
+        torch.randint(gamma + 1, (batch,), generator=rng),
+        *probs,
+        torch.rand(batch, gamma, generator=rng, dtype=torch.float64),
+        torch.rand(batch, generator=rng, dtype=torch.float64),
+        *raws,
+    )
+
+
+def judged(rule: Rule, case: Case) -> Verdict:
+    gamma = case.drafted_BG.shape[1]
+    places = gamma + rule.needs_draft_at_bonus
+    raw_BHV = case.draft_raw_BHV
+    drafted = Drafted(
+        case.drafted_BG,
+        case.draft_BHV[:, :places].contiguous(),
+        None if raw_BHV is None else raw_BHV[:, :places].contiguous(),
+    )
+    uniforms = Uniforms(case.accept_BG, case.next_B)
+    return verify(drafted, case.num_drafted_B, case.target_BHV, rule, uniforms, case.target_raw_BHV)
+
+
+def in_torch(rule: Rule, case: Case) -> Verdict:
+    with using(PYTORCH):
+        return judged(rule, case)
+
+
+def nearby(rule: Rule) -> list[Rule]:
+    """The rule with its threshold a margin lower, as it is, and a margin higher."""
+    if rule in ENDS:
+        return [rule]
+    name = {Lenient: "epsilon", BiLDRule: "threshold"}.get(type(rule), "alpha")
+    value = getattr(rule, name)
+    return [rule, *(replace(rule, **{name: value + shift}) for shift in (-MARGIN, MARGIN))]  # pyright: ignore[reportArgumentType]
+
+
+def clear_rows(rule: Rule, case: Case) -> Tensor:
+    """Rows whose verdict in float64 is the same a margin around all uniforms and thresholds."""
+    wide = case.double()
+    moved = [
+        wide._replace(
+            accept_BG=(wide.accept_BG + shift).clamp(0, 1 - 1e-12),
+            next_B=(wide.next_B + shift).clamp(0, 1 - 1e-12),
+        )
+        for shift in (-MARGIN, MARGIN)
+    ]
+    pairs = [*((other, wide) for other in nearby(rule)), *((rule, other) for other in moved)]
+    verdicts = [torch.stack(list(judged(*pair)), -1) for pair in pairs]
+    return torch.stack([one == verdicts[0] for one in verdicts]).all(-1).all(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [*INNER, *ENDS], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_verdicts_equal_those_of_torch(rule: Rule, temperature: float):
+    """But where rounding breaks a tie: in one row of fifty at most."""
+    num_clear, num_rows = 0, 0
+    for batch, vocab_size, gamma in ((70, 3, 4), (70, 17, 4), (50, 300, 3), (21, 5000, 2)):
+        case = make_case(batch, gamma, vocab_size, temperature, sharp=2.0)
+        got, wanted, clear_B = judged(rule, case), in_torch(rule, case), clear_rows(rule, case)
+        for ours, theirs in zip(got, wanted, strict=True):
+            assert torch.equal(ours[clear_B], theirs[clear_B])
+        num_clear, num_rows = num_clear + int(clear_B.sum()), num_rows + len(clear_B)
+    assert num_clear >= 0.98 * num_rows
+
+
+TABLES = {
+    "p": [0.45, 0.05, 0.2, 0.0, 0.3],
+    "q": [0.3, 0.35, 0.0, 0.05, 0.3],
+    "p_raw": [0.38, 0.09, 0.22, 0.02, 0.29],
+    "q_raw": [0.29, 0.32, 0.03, 0.08, 0.28],
+}
+AIMED: list[tuple[Rule, str, float]] = [
+    *((BiLDRule(a), "bild", a) for a in (1.5, 1.8, 2.5)),
+    *((Chow(a), "chow", a) for a in (0.6, 0.7)),
+    *((ChowLog(a), "chow_log", a) for a in (1.2, 1.5)),
+    *((Diff(a), "diff", a) for a in (0.03, 0.1)),
+    *((DiffLog(a), "diff_log", a) for a in (-0.1, 0.1)),
+    *((Opt(a), "opt", a) for a in (0.1, 0.3)),
+    *((OptLog(a), "opt_log", a) for a in (-1.0, 1.0)),
+    *((TokenV1(a), "token_v1", a) for a in (0.05, 0.08, 0.2)),
+    *((TokenV2(a), "token_v2", a) for a in (0.05, 0.2, 0.3)),
+    *((TokenV3(a), "token_v3", a) for a in (0.1, 0.5, 0.9)),
+    *((Lossy(a, "tuned"), "tuned", a) for a in (0.0, 0.3, 0.8)),
+]
+LOOSE: list[tuple[Rule, exact.RuleVectors]] = [
+    (Lossless(), exact.lossless),
+    (Lenient("linear", 0.3), exact.lenient("linear", 0.3)),
+    (Lenient("square", 0.6), exact.lenient("square", 0.6)),
+    (Lenient("exponential", 0.3), exact.lenient("exponential", 0.3)),
+    (Lossy(0.6), exact.lossy(0.6)),
+    (Lossy(0.5, 1.6), exact.lossy(0.5, 1.6)),
+]
+COUNT = 2000
+GRID_B = (torch.arange(COUNT, dtype=torch.float64) + 0.5) / COUNT
+
+
+def judged_on_a_grid(rule: Rule, token: int | None, accept: float | None) -> Verdict:
+    """The same block many times, with uniforms from end to end: to accept with, or to draw with."""
+    gamma = 0 if token is None else 1
+    stack = {name: torch.tensor(row).expand(COUNT, gamma + 1, -1) for name, row in TABLES.items()}
+    drafted_BG = torch.full((COUNT, gamma), token or 0)
+    accept_BG = GRID_B[:, None] if accept is None else torch.full((COUNT, 1), accept)
+    case = Case(
+        drafted_BG,
+        torch.full((COUNT,), gamma),
+        stack["q"],
+        stack["p"].contiguous(),
+        accept_BG[:, :gamma].double(),
+        GRID_B,
+        stack["p_raw"].contiguous(),
+        stack["q_raw"],
+    )
+    return judged(rule, case)
+
+
+def shares(tokens_B: Tensor) -> list[float]:
+    return [count / len(tokens_B) for count in torch.bincount(tokens_B, minlength=5).tolist()]
+
+
+def vectors_of_an_aim(name: str, alpha: float) -> tuple[list[float], list[float], list[float]]:
+    """pi, what is kept of each token, and what a recovered one follows."""
+    p, q, *raws = TABLES.values()
+    pi = cascades.AIMS[name](alpha)(p, q, *raws)
+    accept, recover = exact.lossless(pi, q)
+    return pi, accept, recover
+
+
+def check_vectors(rule: Rule, bonus: list[float], accept: list[float], recover: list[float]):
+    close = pytest.approx
+    assert shares(judged_on_a_grid(rule, None, None).next_tokens_B) == close(bonus, abs=1 / COUNT)
+    for token, mass in enumerate(TABLES["q"]):
+        if mass == 0:
+            continue
+        kept_B = judged_on_a_grid(rule, token, None).num_accepted_B
+        assert float(kept_B.double().mean()) == close(accept[token], abs=1 / COUNT)
+        if accept[token] < 1:
+            verdict = judged_on_a_grid(rule, token, 1 - 1e-9)
+            assert not verdict.is_bonus_B.any()
+            assert shares(verdict.next_tokens_B) == close(recover, abs=1 / COUNT)
+
+
+@pytest.mark.parametrize(("rule", "name", "alpha"), AIMED, ids=[str(rule) for rule, *_ in AIMED])
+def test_a_rule_with_an_aim_keeps_recovers_and_adds_a_bonus_by_it(
+    rule: Rule, name: str, alpha: float
+):
+    """Shares of a grid of uniforms, each exact to one in 2,000."""
+    check_vectors(rule, *vectors_of_an_aim(name, alpha))
+
+
+def test_the_thresholds_are_such_that_every_rule_defers_and_does_not():
+    for name in cascades.AIMS:
+        aims = [vectors_of_an_aim(of, alpha)[0] for _, of, alpha in AIMED if of == name]
+        assert len({tuple(aim) for aim in aims}) > 1, name
+
+
+@pytest.mark.parametrize(("rule", "vectors"), LOOSE, ids=[str(rule) for rule, _ in LOOSE])
+def test_a_rule_without_an_aim_takes_its_bonus_from_the_target(
+    rule: Rule, vectors: exact.RuleVectors
+):
+    check_vectors(rule, TABLES["p"], *vectors(TABLES["p"], TABLES["q"]))
+
+
+@pytest.mark.parametrize(
+    "rule", [BiLDRule(1e300), Chow(1.0), ChowLog(9.0), Diff(1.0), Opt(1e9), TokenV3(1.0)], ids=str
+)
+def test_at_its_far_end_a_rule_keeps_everything_and_adds_the_drafts_own(rule: Rule):
+    check_vectors(rule, TABLES["q"], [1.0] * 5, [])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "rule",
+    [Lossy(0.0), Lossy(0.0, "tuned"), *(Lenient(k, 1.0) for k in ("linear", "square"))],
+    ids=str,
+)
+def test_at_its_near_end_a_rule_is_lossless(rule: Rule, temperature: float):
+    case = make_case(200, 3, 300, temperature)
+    for ours, lossless in zip(judged(rule, case), judged(Lossless(), case), strict=True):
+        assert torch.equal(ours, lossless)
+
+
+def test_surprise_is_a_logarithm_to_seven_digits():
+    """p untempered from the smallest number there is to 1, each under and over its threshold."""
+    small = (2.0 ** torch.arange(-149, 0, 3)).tolist()
+    for mass in [*small, *torch.linspace(0.01, 1, 200).tolist()]:
+        surprise = -math.log(mass)
+        assert not rejects(BiLDRule(surprise * (1 + 2e-7) + 1e-12), mass), mass
+        if mass < 1:
+            assert rejects(BiLDRule(surprise * (1 - 2e-7)), mass), mass
+    assert rejects(BiLDRule(1e300), 0.0)
+
+
+def rejects(rule: Rule, raw_mass: float) -> bool:
+    """Is a token that the target would never say sent back, whose untempered mass is this?"""
+    one = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
+    raw = torch.tensor([[[1 - raw_mass, raw_mass], [0.5, 0.5]]])
+    half = torch.tensor([[0.5]])
+    case = Case(torch.tensor([[1]]), torch.tensor([1]), one, 1 - one, half, half[0], raw, one)
+    return judged(rule, case).num_accepted_B.item() == 0
+
+
+@pytest.mark.parametrize("rule", [Lossy(0.3, 1.4), Lossy(0.5, "tuned"), TokenV2(0.1)], ids=str)
+def test_a_verdict_does_not_depend_on_the_number_of_threads(
+    rule: Rule, monkeypatch: pytest.MonkeyPatch
+):
+    """Of what they write while they judge, each has its own."""
+    case = make_case(60, 1, 30_000, 1.0)
+    wanted = judged(rule, case)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    for _ in range(5):
+        for got, expected in zip(judged(rule, case), wanted, strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_the_library_knows_every_rule_of_the_house_and_no_other():
+    rules = [*INNER, *ENDS]
+    assert {type(rule) for rule in rules} == set(get_args(AnyRule))
+    for rule in rules:
+        assert native_rule(rule) is not None
+        own: Any = type("Own", (type(rule),), {})
+        arguments = {k: v for k, v in vars(rule).items() if k != "rule" and "__" not in k}
+        assert native_rule(own(**arguments)) is None

@@ -1,0 +1,399 @@
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from aligning import align_config, held_out, losses, write_corpus, write_pair
+from paceline.errors import (
+    ConfigError,
+    ContextLengthError,
+    ModelLoadError,
+    PromptError,
+    TrainingError,
+    UsageError,
+    VocabularyMismatchError,
+)
+from paceline.models import load_model
+from paceline.models.drafts.restricted_head import limit_vocabulary
+from paceline.models.drafts.save import save_draft
+from paceline.native.divergence_kernels import losses_and_slopes
+from paceline.records import RunDirectory, read_jsonl
+from paceline.train import align, loop
+from paceline.train.checkpoint import TrainingState, has_begun
+from paceline.train.loop import TrainingLoop
+from paceline.train.objectives import token_losses
+from paceline.train.step import Stepper
+from paceline.train.vocabulary_subset_loss import VocabularySample
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def test_a_run_leaves_a_draft_its_figures_and_its_records(folder: Path, tmp_path: Path):
+    config = align_config(
+        folder, tmp_path / "run", **held_out(folder, every_steps=4), checkpoints={"every_steps": 3}
+    )
+    stages: list[str] = []
+    run = align(config, progress=lambda stage, *_: stages.append(stage))
+    assert run == tmp_path / "run"
+    assert len(losses(run)) == 10
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert [row["step"] for row in rows if "evaluation" in row] == [0, 4, 8]
+    result = json.loads((run / "result.json").read_text())
+    assert result["num_steps"] == 10
+    assert result["num_tokens"] == sum(row.get("num_tokens", 0) for row in rows)
+    assert result["before"] == rows[0]["evaluation"]
+    assert result["after"]["expected_acceptance"] > result["before"]["expected_acceptance"]
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["config"] == config.model_dump(mode="json")
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == ["step-00000009", "step-00000010"]
+    assert {"loading", "held-out text", "training", "evaluating"} <= set(stages)
+
+
+def test_the_draft_is_an_ordinary_directory_with_the_tokenizer_and_number_format_it_had(
+    tmp_path: Path,
+):
+    folder = write_pair(tmp_path)
+    half = load_model(folder / "draft", dtype="bfloat16").hf
+    half.save_pretrained(folder / "draft")
+    run = align(align_config(folder, tmp_path / "run", num_steps=1))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (run / "draft" / name).read_bytes() == (folder / "target" / name).read_bytes()
+    settings = json.loads((run / "draft" / "config.json").read_text())
+    assert settings["dtype"] == "bfloat16"
+    assert settings["num_hidden_layers"] == 2
+
+
+def test_frozen_embeddings_and_head_stay_and_everything_else_moves(folder: Path, tmp_path: Path):
+    run = align(align_config(folder, tmp_path / "run", num_steps=2, freeze_embeddings=True))
+    before = load_model(folder / "draft", dtype="float32").hf.state_dict()
+    after = load_model(run / "draft", dtype="float32").hf.state_dict()
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+def test_a_draft_of_few_tokens_learns_those_and_keeps_its_vocabulary(tmp_path: Path):
+    folder = write_pair(tmp_path)
+    target, draft = (load_model(folder / name, dtype="float32") for name in ("target", "draft"))
+    few = limit_vocabulary(draft, target, [[5, 6, 7]], 9)
+    assert few.draft_vocabulary is not None
+    save_draft(few, folder / "target", folder / "draft")
+    config = align_config(
+        folder, tmp_path / "run", num_steps=2, loss_vocabulary={"frequent": 4, "drawn": 2}
+    )
+    with patch.object(VocabularySample, "draw", autospec=True, side_effect=_drawn) as draw:
+        run = align(config)
+    assert draw.call_count == 2
+    again = load_model(run / "draft", dtype="float32")
+    assert again.draft_vocabulary is not None
+    assert torch.equal(again.draft_vocabulary, few.draft_vocabulary)
+    sample = draw.call_args.args[0]
+    assert torch.equal(torch.cat([sample.frequent_F, sample.others_O]), few.draft_vocabulary)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": ["forward_kl", "cross_entropy"]},
+        {"finish": {"objective": ["tvd", "cross_entropy"]}},
+        {"finish": {"objective": "cross_entropy", "begin": 0.5, "end": 0.9}},
+    ],
+    ids=["at once", "at the end", "blended"],
+)
+def test_labels_that_a_draft_may_not_propose_are_not_taught_beside_a_divergence(
+    tmp_path: Path, changes: dict[str, Any]
+):
+    folder = write_pair(tmp_path)
+    target, draft = (load_model(folder / name, dtype="float32") for name in ("target", "draft"))
+    limited = limit_vocabulary(draft, target, [[5, 6, 7]], 9)
+    save_draft(limited, folder / "target", tmp_path / "few")
+    few = {"draft": str(tmp_path / "few"), "num_steps": 2}
+    with pytest.raises(ConfigError, match="cross_entropy beside a divergence needs every label"):
+        align(align_config(folder, tmp_path / "run", **few, **changes))
+    rule = {"objective": {"rule": {"rule": "opt", "alpha": 0.2}}}
+    with pytest.raises(ConfigError, match=r"a rule looks at whole distributions, and .* 9 tokens"):
+        align(align_config(folder, tmp_path / "run", **few, **rule))
+    apart = {"finish": {"objective": "cross_entropy", "begin": 0.5}}
+    align(align_config(folder, tmp_path / "run", **few, **apart))
+
+
+def _drawn(sample: VocabularySample, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([sample.frequent_F, sample.others_O[:1]]), torch.zeros(5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_embedding_of_a_token_that_is_also_the_padding_is_trained_where_it_is_read(
+    tmp_path: Path, tied: bool
+):
+    """SmolLM2 pads with the token that ends a text. Against autograd without a padding row."""
+    folder = write_pair(tmp_path, pad_token_id=1, tie_word_embeddings=tied)
+    rows = [{"prompt_tokens": [5, 1, 6, 7], "completion_tokens": [8, 9]}]
+    data = {"train": str(write_corpus(tmp_path / "pairs.jsonl", rows))}
+    steady = {"kind": "adamw", "warmup_fraction": 0, "schedule": {"kind": "constant"}}
+    update = Stepper._update
+
+    grads: list[torch.Tensor] = []
+
+    def spy(stepper: Any, rate: Any) -> float:
+        grads.append(stepper.draft.hf.get_input_embeddings().weight.grad.clone())
+        return update(stepper, rate)
+
+    with patch.object(Stepper, "_update", spy):
+        changes = {"data": data, "num_steps": 1, "batch_size": 1, "optimizer": steady}
+        changes["max_gradient_norm"] = None
+        align(align_config(folder, tmp_path / "run", **changes))
+    (grad_VD,) = grads
+    plain = load_model(folder / "draft", dtype="float32").hf
+    target = load_model(folder / "target", dtype="float32").hf
+    embedding: Any = plain.get_input_embeddings()
+    embedding.padding_idx = None
+    tokens = torch.tensor([[5, 1, 6, 7, 8, 9, 1]])  # a text that is not cut off ends with its end
+    with torch.no_grad():
+        p = target(tokens).logits[0, 3:-1].log_softmax(-1)
+    q = plain(tokens).logits[0, 3:-1].log_softmax(-1)
+    (p.exp() * (p - q)).sum(-1).mean().backward()
+    assert bool((grad_VD[1] != 0).any())
+    torch.testing.assert_close(grad_VD, embedding.weight.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_frozen_layers_stay_and_every_other_one_moves(folder: Path, tmp_path: Path):
+    run = align(align_config(folder, tmp_path / "run", num_steps=2, freeze_layers=1))
+    before = load_model(folder / "draft", dtype="float32").hf.state_dict()
+    after = load_model(run / "draft", dtype="float32").hf.state_dict()
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if name.startswith("model.layers.0.")}
+
+
+def test_freezing_every_layer_is_refused(folder: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="freeze_layers is 2, but the draft has 2 layers"):
+        align(align_config(folder, tmp_path / "run", num_steps=2, freeze_layers=2))
+
+
+def test_a_loss_that_is_no_number_names_step_and_last_good_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls = 0
+
+    def poison(name: str, losses: Callable[..., torch.Tensor]) -> None:
+        def poisoned(*arguments: Any) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            return losses(*arguments) * (float("nan") if calls == 6 else 1.0)
+
+        monkeypatch.setattr(f"paceline.train.step.{name}", poisoned)
+
+    poison("token_losses", token_losses)
+    poison("losses_and_slopes", losses_and_slopes)
+    config = align_config(folder, tmp_path / "run", checkpoints={"every_steps": 2})
+    with pytest.raises(TrainingError, match=r"nan at step 6; .*step-00000004;") as caught:
+        align(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_no_numbers_are_never_saved(folder: Path, tmp_path: Path):
+    optimizer = {"kind": "adamw", "learning_rate": 1e30, "weight_decay": 1e30}
+    config = align_config(
+        folder, tmp_path / "run", optimizer=optimizer, checkpoints={"every_steps": 1}
+    )
+    with pytest.raises(TrainingError, match=r"smaller optimizer\.learning_rate"):
+        align(config)
+    for saved in (tmp_path / "run" / "checkpoints").glob("*"):
+        weights = load_model(saved / "draft").hf.parameters()
+        assert all(bool(weight.isfinite().all()) for weight in weights)
+
+
+LINEAR: dict[str, Any] = {"kind": "adamw", "schedule": {"kind": "linear"}, "warmup_fraction": 0.1}
+
+
+@pytest.mark.slow
+def test_a_run_of_so_many_seconds_ends_with_them(folder: Path, tmp_path: Path):
+    run = align(
+        align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.0, optimizer=LINEAR)
+    )
+    rates = [row["learning_rate"] for row in read_jsonl(run / "metrics.jsonl")]
+    assert 0 < rates[0] < max(rates) < 1e-3, "no step is thrown away"
+    elapsed = [row["elapsed_s"] for row in read_jsonl(run / "metrics.jsonl")]
+    assert elapsed[-1] >= 1.0
+    assert elapsed[-2] <= 1.0  # written to the millisecond
+
+
+def test_under_a_budget_of_seconds_the_schedule_moves_with_the_seconds_of_steps_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) / 64)
+    monkeypatch.setattr(loop, "time", clock)
+    run = align(
+        align_config(folder, tmp_path / "run", num_steps=None, max_seconds=1.5, optimizer=LINEAR)
+    )
+    rows = read_jsonl(run / "metrics.jsonl")
+    # the loop looks at the clock before the text, after it, before the update and after it
+    assert [row["elapsed_s"] for row in rows] == [round(4 * k / 64, 3) for k in range(1, 25)]
+    # by hand, in ticks: step j begins with 98 - 4 j left, has its gradient at 97 - 4 j and ends at 96 - 4 j
+    for step in (1, 10, 20, 24):
+        left = math.prod((96 - 4 * j) / (98 - 4 * j) for j in range(1, step))
+        left *= (97 - 4 * step) / (98 - 4 * step)
+        wanted = 1e-3 * left * min(1, (1 - left) / LINEAR["warmup_fraction"])
+        assert rows[step - 1]["learning_rate"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_figures_before_the_first_step_do_not_count_as_training(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = 0.0
+
+    def tick() -> float:
+        nonlocal now
+        now += 1 / 64
+        return now
+
+    def pass_time(*_: object) -> dict[str, float]:
+        nonlocal now
+        now += 100.0
+        return {"expected_acceptance": 0.5}
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=tick))
+    monkeypatch.setattr("paceline.train.evaluation.AgreementEvaluator.evaluate", pass_time)
+    config = align_config(
+        folder, tmp_path / "run", num_steps=1, max_seconds=500.0, **held_out(folder)
+    )
+    row = read_jsonl(align(config) / "metrics.jsonl")[-1]
+    assert row["step"] == 1
+    assert row["elapsed_s"] < 1
+
+
+def test_steps_end_a_run_that_has_time_left(folder: Path, tmp_path: Path):
+    run = align(align_config(folder, tmp_path / "run", num_steps=2, max_seconds=1000.0))
+    assert len(losses(run)) == 2
+
+
+def test_bfloat16_autocast_trains_towards_the_same_loss(folder: Path, tmp_path: Path):
+    runs = [
+        losses(align(align_config(folder, tmp_path / kind, num_steps=3, precision=kind)))
+        for kind in ("float32", "bfloat16")
+    ]
+    assert runs[1] == pytest.approx(runs[0], rel=0.05)
+    assert runs[1] != runs[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "complaint"),
+    [
+        ({"max_completion_tokens": 60}, ContextLengthError, "is 65, but the target's context"),
+        ({"target": "no/such/place/at/all"}, ModelLoadError, "no/such/place/at/all"),
+        ({"data": {"train": "missing.jsonl"}}, PromptError, "no file at missing.jsonl"),
+        ({"draft_fraction": 0.0, "fixed_fraction": 0.5, "data": "prompts"}, PromptError, "line 1"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], complaint: str
+):
+    if changes.get("data") == "prompts":
+        path = write_corpus(tmp_path / "prompts.jsonl", [{"prompt": "a"}])
+        changes = changes | {"data": {"train": str(path)}}
+    with pytest.raises(error, match=complaint) as caught:
+        align(align_config(folder, tmp_path / "run", **changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_weights_that_are_no_numbers_are_not_blamed_on_the_architecture(tmp_path: Path, name: str):
+    folder = write_pair(tmp_path)
+    hf: Any = load_model(folder / name, dtype="float32").hf
+    with torch.no_grad():
+        hf.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    hf.save_pretrained(folder / name)
+    with pytest.raises(ModelLoadError, match="NaN"):
+        align(align_config(folder, tmp_path / "run"))
+
+
+def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path):
+    folder = write_pair(tmp_path)
+    words = json.loads((folder / "draft" / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "draft" / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(VocabularyMismatchError, match="tokenizers of target and draft differ"):
+        align(align_config(folder, tmp_path / "run"))
+
+
+def test_processes_agree_on_clock_schedule_and_stop():
+    # or each would train its copy of the draft with a learning rate of its own
+    def gather(mine: torch.Tensor) -> torch.Tensor:
+        return torch.cat([mine, torch.tensor([[7.0, 0.25, 1.0]])])
+
+    loop = TrainingLoop.__new__(TrainingLoop)
+    accelerator = SimpleNamespace(num_processes=2, device=torch.device("cpu"), gather=gather)
+    loop.parts = cast("Any", SimpleNamespace(accelerator=accelerator))
+    loop.state = TrainingState(elapsed_s=9.0, time_position=0.125)
+    assert loop._agree(stopped=False)
+    assert (loop.state.elapsed_s, loop.state.time_position) == (9.0, 0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "objective",
+    [
+        *({"kind": "tvd_plus_plus", "estimator": name} for name in ("exact", "sampled", "uniform")),
+        *({"rule": rule} for rule in ({"rule": "token_v3", "alpha": 0.2}, {"rule": "lossless"})),
+    ],
+    ids=lambda objective: objective.get("estimator") or objective["rule"]["rule"],
+)
+def test_policy_gradients_and_rules_teach_and_are_resumed(
+    objective: dict[str, Any], folder: Path, tmp_path: Path
+):
+    steady = {"learning_rate": 3e-3, "warmup_fraction": 0, "schedule": {"kind": "constant"}}
+    changes = {"objective": objective, "num_steps": 40, "mean": "token"}
+    changes["optimizer"] = {"kind": "adamw"} | steady
+    whole = losses(align(align_config(folder, tmp_path / "whole", **changes)))
+    assert sum(whole[-8:]) < sum(whole[:8])
+    align(align_config(folder, tmp_path / "run", **changes | {"num_steps": 20}))
+    assert losses(align(align_config(folder, tmp_path / "run", **changes), resume=True)) == whole
+
+
+def test_pretraining_text_makes_up_its_part_of_every_step(folder: Path, tmp_path: Path):
+    known = write_corpus(tmp_path / "known.jsonl", [{"text": "a b c d e f g h " * 20}])
+    corpus = str(folder / "corpus.jsonl")
+    data = {"train": corpus, "pretraining": str(known), "pretraining_fraction": 0.25}
+    changes = {"data": data, "num_steps": 3, "draft_fraction": 0.0, "fixed_fraction": 0.0}
+    rounds = {"rows": 6, "uses": 2}
+    seen: list[list[bool]] = []
+    score = Stepper.score
+
+    def spy(stepper: Any, rows: Any, batch: Any, terms: Any) -> Any:
+        seen.append([row.target_hidden_TD is not None for row in rows])
+        found = score(stepper, rows, batch, terms)
+        # the same as if the target had read all of it now
+        torch.testing.assert_close(found, stepper._read(batch), rtol=1e-4, atol=1e-5)
+        return found
+
+    with patch.object(Stepper, "score", spy):
+        align(align_config(folder, tmp_path / "run", target_rounds=rounds, **changes))
+    assert seen == [[True] * 3 + [False]] * 3
+    missing = data | {"pretraining": str(tmp_path / "nothing.jsonl")}
+    with pytest.raises(PromptError, match=r"no file at .*nothing\.jsonl"):
+        align(align_config(folder, tmp_path / "missing", data=missing))
+    assert not has_begun(RunDirectory(tmp_path / "missing")), "it is said before the first step"
+    with pytest.raises(ConfigError, match=r"0\.1 of batch_size 4 is 0 rows; wanted some"):
+        align_config(folder, tmp_path / "x", data=data | {"pretraining_fraction": 0.1})
+
+
+@pytest.mark.parametrize("name", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])
+def test_a_launcher_that_deals_weights_out_itself_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    with pytest.raises(ConfigError, match=rf"set up for {name}.* set shard to deal out"):
+        align(align_config(folder, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

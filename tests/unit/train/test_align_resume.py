@@ -1,0 +1,197 @@
+"""Runs of alignment that were stopped, or have ended, and are started again."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+
+from aligning import align_config, held_out, losses, write_corpus, write_pair
+from paceline.data import replay
+from paceline.data.collate import Row
+from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
+from paceline.records import read_jsonl
+from paceline.train import align
+from paceline.train.checkpoint import read_state
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(folder: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    align(align_config(folder, out, num_steps=3))
+    before = (out / "metrics.jsonl").read_bytes(), (out / "result.json").read_bytes()
+    align(align_config(folder, out, num_steps=3), resume=True)
+    assert ((out / "metrics.jsonl").read_bytes(), (out / "result.json").read_bytes()) == before
+    align(align_config(folder, out, num_steps=5), resume=True)
+    assert len(losses(out)) == 5
+    assert json.loads((out / "result.json").read_text())["num_steps"] == 5
+
+
+def test_a_longer_run_that_is_stopped_is_not_taken_for_finished(folder: Path, tmp_path: Path):
+    """The result of the shorter one lies there, beside the manifest of the longer one."""
+    out = tmp_path / "run"
+    align(align_config(folder, out, num_steps=3))
+
+    def interrupt(stage: str, *_: object) -> None:
+        if stage == "training":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    longer = align_config(folder, out, num_steps=8)
+    with pytest.raises(TrainingError, match="stopped after step"):
+        align(longer, resume=True, progress=interrupt)
+    align(longer, resume=True)
+    assert len(losses(out)) == 8
+    assert json.loads((out / "result.json").read_text())["num_steps"] == 8
+
+
+def test_a_run_is_not_gone_on_with_on_another_text_or_with_other_models(
+    folder: Path, tmp_path: Path
+):
+    corpus = tmp_path / "corpus.jsonl"
+    shutil.copy(folder / "corpus.jsonl", corpus)
+    target = shutil.copytree(folder / "target", tmp_path / "target")
+    draft = shutil.copytree(folder / "draft", tmp_path / "draft")
+    changes = {"data": {"train": str(corpus)}, "target": str(target), "draft": str(draft)}
+    run = align(align_config(folder, tmp_path / "run", num_steps=2, **changes))
+    text = corpus.read_text()
+    for num_steps in (2, 4):  # ended, or to go on
+        config = align_config(folder, run, num_steps=num_steps, **changes)
+        corpus.write_text(text + text.splitlines()[0] + "\n")
+        with pytest.raises(ConfigError, match=r"with another data\.train: files have changed"):
+            align(config, resume=True)
+        corpus.write_text(text)
+        for name in ("target", "draft"):
+            settings = tmp_path / name / "config.json"
+            before = settings.read_text()
+            settings.write_text(before + "\n")
+            with pytest.raises(ConfigError, match=f"with another {name}: files have changed"):
+                align(config, resume=True)
+            settings.write_text(before)
+    corpus.unlink()
+    shutil.rmtree(target)
+    shutil.rmtree(draft)
+    align(align_config(folder, run, num_steps=2, **changes), resume=True)  # it has ended
+    assert len(losses(run)) == 2
+    with pytest.raises(UsageError, match=r"target does not exist; name"):
+        align(config, resume=True)
+    shutil.copy(folder / "corpus.jsonl", corpus)
+    shutil.copytree(folder / "target", target)
+    shutil.copytree(folder / "draft", draft)
+    align(config, resume=True)
+    assert len(losses(run)) == 4
+
+
+def test_resuming_what_never_began_begins(folder: Path, tmp_path: Path):
+    run = align(align_config(folder, tmp_path / "run", num_steps=1), resume=True)
+    assert len(losses(run)) == 1
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_costs_nothing(folder: Path, tmp_path: Path):
+    whole = align(align_config(folder, tmp_path / "whole", recipe="imit_kd"))
+    config = align_config(folder, tmp_path / "cut", recipe="imit_kd")
+    calls = 0
+
+    def interrupt(stage: str, done: float, total: float, note: str = "") -> None:
+        nonlocal calls
+        calls += stage == "training"
+        if calls == 4:
+            calls += 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(TrainingError, match=r"stopped after step 4 .* resume the run") as caught:
+        align(config, progress=interrupt)
+    assert "step-00000004" in str(caught.value)
+    assert losses(align(config, resume=True)) == losses(whole)
+
+
+def test_a_run_that_is_there_is_not_overwritten(folder: Path, tmp_path: Path):
+    align(align_config(folder, tmp_path / "run", num_steps=1))
+    with pytest.raises(ConfigError, match="already holds a run"):
+        align(align_config(folder, tmp_path / "run", num_steps=1))
+
+
+def test_pretraining_text_goes_on_where_it_was(folder: Path, tmp_path: Path):
+    """Through several epochs of it, each with a mark, in a run that is stopped twice."""
+    texts = [{"text": f"{word} " * 9} for word in ("the cat", "a hat", "one pan", "no inn")]
+    known = write_corpus(tmp_path / "known.jsonl", texts)
+    steady = {"kind": "adamw", "learning_rate": 3e-3, "warmup_fraction": 0}
+    changes = {
+        "data": {
+            "train": str(folder / "corpus.jsonl"),
+            "pretraining": str(known),
+            "pretraining_fraction": 0.5,
+        },
+        "optimizer": steady | {"schedule": {"kind": "constant"}},
+    }
+    whole = align(align_config(folder, tmp_path / "whole", num_steps=14, **changes))
+    for num_steps in (5, 11, 14):
+        run = align(
+            align_config(folder, tmp_path / "run", num_steps=num_steps, **changes), resume=True
+        )
+    assert losses(run) == losses(whole)
+    assert read_jsonl(run / "packing.jsonl"), "an epoch is shorter than that"
+
+
+def test_a_run_that_is_resumed_knows_how_long_a_round_of_text_takes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A round takes 7 seconds; with 6 seconds left, one of its four batches takes a third of them."""
+    ticks = itertools.count(0, 7)
+    monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    changes = {"fixed_fraction": 0.0, "draft_fraction": 0.0, "max_seconds": 1000.0}
+    changes |= {"target_rounds": {"rows": 16, "uses": 1}}
+    run = align(align_config(folder, tmp_path / "run", num_steps=4, **changes))
+    (newest,) = (run / "checkpoints").iterdir()
+    assert read_state(newest).writing_s == 7
+    state = json.loads((newest / "state.json").read_text())
+    (newest / "state.json").write_text(json.dumps(state | {"elapsed_s": 994.0}))
+    written: list[int] = []
+    write = replay.TargetRounds._write
+
+    def spy(self: replay.TargetRounds, number: int, count: int) -> list[Row]:
+        written.append(count)
+        return write(self, number, count)
+
+    monkeypatch.setattr(replay.TargetRounds, "_write", spy)
+    align(align_config(folder, tmp_path / "run", num_steps=8, **changes), resume=True)
+    assert written == [4]
+    assert len(losses(run)) == 8
+
+
+def test_a_mistake_that_set_up_finds_leaves_the_directory_free(folder: Path, tmp_path: Path):
+    corpus = str(folder / "corpus.jsonl")
+    wrong = {"train": corpus, "held_out": str(folder / "nothing.jsonl")}
+    with pytest.raises(PromptError, match="no file at"):
+        align(align_config(folder, tmp_path / "run", **held_out(folder) | {"data": wrong}))
+    small = {"data": {"train": corpus, "held_out": corpus, "keep_states_gb": 1e-6}}
+    with pytest.raises(ConfigError, match="raise it, or drop it"):
+        align(align_config(folder, tmp_path / "run", **held_out(folder) | small))
+    assert not (tmp_path / "run" / "held_out.jsonl").exists(), "said before the target writes"
+    failure = patch("paceline.train.align.AgreementEvaluator", side_effect=KeyboardInterrupt)
+    with failure, pytest.raises(KeyboardInterrupt):
+        align(align_config(folder, tmp_path / "run", **held_out(folder)))
+    assert (tmp_path / "run" / "held_out.jsonl").exists(), "the target wrote before that"
+    other = held_out(folder, max_new_tokens=5)
+    run = align(align_config(folder, tmp_path / "run", num_steps=1, **other))
+    texts = read_jsonl(run / "held_out.jsonl")
+    assert max(len(row["completion"]) for row in texts) <= 5, "not those of the first try"
+
+
+def test_a_prompt_without_completion_is_found_before_the_first_step(folder: Path, tmp_path: Path):
+    """A run could not be gone on with on a mended text."""
+    rows = [{"prompt": "the cat", "completion": " sat"}, {"prompt": "a hat"}]
+    data = {"train": str(write_corpus(tmp_path / "pairs.jsonl", rows))}
+    for fraction in (0.1, 1.0):
+        config = align_config(folder, tmp_path / "run", data=data, fixed_fraction=fraction)
+        with pytest.raises(PromptError, match="has a prompt but no completion"):
+            align(config)
+    align(align_config(folder, tmp_path / "run", data=data, fixed_fraction=0.0, num_steps=1))

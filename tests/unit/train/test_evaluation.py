@@ -1,0 +1,219 @@
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from aligning import write_pair
+from paceline.core.rule_base import Rule
+from paceline.core.rules import Lenient, Opt, TokenV3
+from paceline.core.sampling import SamplingParams
+from paceline.core.speed import block_efficiency_from_text
+from paceline.data.collate import Row
+from paceline.models import CausalModel, load_model
+from paceline.progress import silent
+from paceline.train.align_config import Evaluation
+from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
+from tiny import tiny_pair
+
+Pair = tuple[CausalModel, CausalModel]
+ROWS = [
+    Row([5, 6, 7, 8, 9, 10, 11], 2),
+    Row([40, 41, 42, 43], 1),
+    *[Row([9, 8, 7, 6, number, 4], 3) for number in range(8)],
+]
+
+
+def probabilities(model: CausalModel, row: Row, temperature: float) -> list[list[float]]:
+    """Before each token of the text: through the whole transformers model, alone, in float64."""
+    with torch.no_grad():
+        logits = model.hf(torch.tensor([list(row.tokens)])).logits[0].double()
+    before = logits[row.trained_from - 1 : -1]
+    return (before / temperature).softmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_acceptance_and_agreement_are_ratios_of_sums_over_all_positions(
+    pair: Pair, temperature: float
+):
+    target, draft = pair
+    overlaps, same = [], []
+    for row in ROWS:
+        both = (probabilities(model, row, temperature) for model in pair)
+        for p, q in zip(*both, strict=True):
+            overlaps.append(sum(map(min, p, q)))
+            same.append(p.index(max(p)) == q.index(max(q)))
+    sampling = SamplingParams(temperature=temperature)
+    evaluator = AgreementEvaluator(target, ROWS, sampling, gamma=3, vocab_size=266)
+    figures = evaluator.evaluate(draft)
+    assert figures["num_tokens"] == len(overlaps)
+    assert figures["expected_acceptance"] == pytest.approx(sum(overlaps) / len(overlaps), abs=1e-5)
+    assert figures["greedy_agreement"] == pytest.approx(sum(same) / len(same))
+
+
+def test_the_interval_of_a_share_does_not_exceed_1(pair: Pair):
+    """Two texts, all tokens and none: Student's interval of the mean would reach far beyond."""
+    target, draft = pair
+    evaluator = AgreementEvaluator(target, ROWS[:2], SamplingParams(), gamma=3, vocab_size=266)
+    figures = evaluator.evaluate(draft)
+    for name in ("expected_acceptance", "greedy_agreement"):
+        assert 0 <= figures[f"{name}_low"] <= figures[f"{name}_high"] <= 1
+    shares = torch.cat(
+        [torch.full((n,), share) for n, share in zip((5, 3), (0.9, 0.2), strict=True)]
+    )
+    assert evaluator._interval(shares.double()).high == 1  # pyright: ignore[reportPrivateUsage]
+
+
+def test_block_efficiency_is_that_of_acceptance_and_survival_laid_out_by_hand(pair: Pair):
+    target, draft = pair
+    acceptance, survival, mask = torch.zeros(3, len(ROWS), 5, dtype=torch.float64)
+    for index, row in enumerate(ROWS):
+        both = zip(*(probabilities(model, row, 1.0) for model in pair), strict=True)
+        text = row.tokens[row.trained_from :]
+        for position, ((p, q), token) in enumerate(zip(both, text, strict=True)):
+            acceptance[index, position] = sum(map(min, p, q))
+            survival[index, position] = min(1.0, q[token] / p[token])
+            mask[index, position] = 1
+    # the first token comes with the prompt, from the target alone
+    expected = block_efficiency_from_text(acceptance[:, 1:], survival[:, 1:], mask[:, 1:], 2)
+    found = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
+        draft
+    )
+    assert found["block_efficiency"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_draft_that_is_its_target_is_always_accepted(pair: Pair):
+    target = pair[0]
+    figures = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
+        target
+    )
+    assert figures["expected_acceptance"] == pytest.approx(1.0, abs=1e-6)
+    assert figures["greedy_agreement"] == 1.0
+    # Behind the first token: one text of 4 tokens, cut there, 3 and 1; nine of 2 that ended, in 1 block
+    assert figures["block_efficiency"] == pytest.approx((4 + 9 * 2) / (2 + 9), abs=1e-5)
+
+
+def test_a_text_shorter_than_what_was_asked_for_ended_by_itself(pair: Pair):
+    target = pair[0]
+    for asked, blocks in ((5, 2), (9, 2), (None, 2)):
+        evaluator = AgreementEvaluator(
+            target, ROWS[:1], SamplingParams(), gamma=2, vocab_size=266, max_new_tokens=asked
+        )
+        assert evaluator.evaluate(target)["block_efficiency"] == pytest.approx(4 / blocks, abs=1e-5)
+    evaluator = AgreementEvaluator(
+        target, ROWS[:1], SamplingParams(), gamma=4, vocab_size=266, max_new_tokens=9
+    )
+    assert evaluator.evaluate(target)["block_efficiency"] == pytest.approx(4, abs=1e-5)
+
+
+def test_texts_of_one_token_have_no_block_efficiency(pair: Pair):
+    rows = [Row([5, 6, 7], 2), Row([8, 9], 1)]
+    evaluator = AgreementEvaluator(pair[0], rows, SamplingParams(), gamma=2, vocab_size=266)
+    assert "block_efficiency" not in evaluator.evaluate(pair[1])
+
+
+def test_chunks_do_not_show(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    target, draft = pair
+    whole = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
+        draft
+    )
+    monkeypatch.setattr("paceline.train.evaluation._CHUNK", 7)
+    monkeypatch.setattr("paceline.train.evaluation._ROWS", 3)
+    parts = AgreementEvaluator(target, ROWS, SamplingParams(), gamma=2, vocab_size=266).evaluate(
+        draft
+    )
+    assert parts == pytest.approx(whole, abs=1e-6)
+
+
+def test_held_out_text_is_written_once_by_the_target_and_read_ever_after(tmp_path: Path):
+    target, draft = tiny_pair()
+    settings = Evaluation(max_new_tokens=6, sampling=SamplingParams(temperature=0))
+    prompts = [[5, 6, 7], [9, 9]]
+    cache = tmp_path / "held_out.jsonl"
+    rows = held_out_text(target, prompts, settings, cache, seed=0, progress=silent)
+    for row, prompt in zip(rows, prompts, strict=True):
+        theirs = target.hf.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
+        assert list(row.tokens) == theirs[0].tolist()
+        assert row.trained_from == len(prompt)
+    # whoever asks again gets the same text, the draft included
+    assert held_out_text(draft, prompts, settings, cache, seed=9, progress=silent) == rows
+
+
+def test_a_held_out_text_does_not_depend_on_how_many_there_are(tmp_path: Path):
+    target, _ = tiny_pair()
+    texts = []
+    for count in (1, 11):
+        settings = Evaluation(max_new_tokens=5)
+        cache = tmp_path / f"{count}.jsonl"
+        prompts = [[5, number] for number in range(count)]
+        texts.append(held_out_text(target, prompts, settings, cache, seed=3, progress=silent))
+    assert texts[0][0] == texts[1][0]
+
+
+def test_held_out_texts_are_in_the_order_of_their_prompts_whatever_their_lengths(tmp_path: Path):
+    write_pair(tmp_path)
+    target = load_model(tmp_path / "target", dtype="float32")
+    settings = Evaluation(num_prompts=20, max_new_tokens=5)
+    prompts = [[7 + row] * (1 + row * 5 % 23) for row in range(20)]
+    together, alone = (tmp_path / name for name in ("together.jsonl", "alone.jsonl"))
+    rows = held_out_text(target, prompts, settings, together, seed=3, progress=silent)
+    assert [list(row.tokens[: row.trained_from]) for row in rows] == prompts
+    first = held_out_text(target, prompts[:1], settings, alone, seed=3, progress=silent)
+    assert rows[:1] == first
+
+
+def test_a_shared_text_has_a_name_of_everything_that_it_hangs_on(tmp_path: Path):
+    write_pair(tmp_path)
+    models = {
+        dtype: load_model(tmp_path / "target", dtype=dtype) for dtype in ("float32", "bfloat16")
+    }
+    settings = Evaluation(max_new_tokens=6)
+
+    def name(
+        target: str = "target",
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        first: int = 5,
+        seed: int = 0,
+        count: int = 2,
+        **changes: object,
+    ) -> str:
+        model, prompts = models[dtype], [[first, 6], [7], [first]][:count]
+        evaluation = settings.model_copy(update=changes)
+        return text_name(tmp_path / target, model, prompts, evaluation, seed)
+
+    others = [
+        name(target="draft"),
+        name(dtype="bfloat16"),
+        name(first=4),
+        name(seed=1),
+        name(count=1),
+        name(max_new_tokens=5),
+        name(sampling=SamplingParams(temperature=0)),
+    ]
+    assert len({name(), *others}) == 8
+    assert name(gamma=2, every_steps=1) == name(), "these change what is read from it"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("rule", [Lenient("linear", 0.5), Opt(0.1), TokenV3(0.4)])
+def test_a_rule_is_judged_position_by_position(pair: Pair, rule: Rule, temperature: float):
+    target, draft = pair
+    kept, far = [], []
+    for row in ROWS:
+        shaped = [probabilities(model, row, temperature) for model in pair]
+        own = [probabilities(model, row, 1.0) for model in pair]
+        for p, q, *raw in zip(*shaped, *own, strict=True):
+            p, q, target_raw, draft_raw = (torch.tensor(x).double() for x in (p, q, *raw))
+            raws = {"target_raw": target_raw, "draft_raw": draft_raw}
+            accept = rule.accept_probs(p, q, **raws)
+            residual = rule.residual(p, q, **raws)
+            kept.append(float((q * accept).sum()))
+            text = q * accept + (1 - (q * accept).sum()) * residual
+            far.append(1 - float(torch.minimum(text, p).sum()))
+    sampling = SamplingParams(temperature=temperature)
+    evaluator = AgreementEvaluator(target, ROWS, sampling, gamma=3, vocab_size=266, rule=rule)
+    figures = evaluator.evaluate(draft)
+    assert figures["rule_acceptance"] == pytest.approx(sum(kept) / len(kept), abs=1e-4)
+    assert figures["rule_tvd"] == pytest.approx(sum(far) / len(far), abs=1e-4)
+    plain = AgreementEvaluator(target, ROWS, sampling, gamma=3, vocab_size=266)
+    assert not {"rule_acceptance", "rule_tvd"} & plain.evaluate(draft).keys()

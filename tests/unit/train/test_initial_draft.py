@@ -1,0 +1,95 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import write_pair
+from paceline.config import validate
+from paceline.errors import ConfigError
+from paceline.models import load_model
+from paceline.train.initial_draft import DraftConfig, check_place, make_draft
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def config(folder: Path, **values: Any) -> DraftConfig:
+    text = {"text": str(folder / "corpus.jsonl")} if values.pop("ranked", False) else {}
+    given = {"target": str(folder / "target"), "out": str(folder / "out")} | text | values
+    return validate(DraftConfig, given)
+
+
+@pytest.mark.parametrize(
+    ("values", "kept", "num_layers", "width"),
+    [
+        ({"layers": [0, 2]}, [0, 2], 2, None),
+        ({"layers": [1], "hidden_size": 16, "ranked": True}, [1], 1, 16),
+        ({"hidden_size": 16, "ranked": True}, [0, 1, 2, 3], 4, 16),
+        ({"params": 0.5, "num_layers": 1}, None, 1, None),
+        ({"params": 0.5, "vocabulary": 20, "ranked": True}, None, 1, None),
+    ],
+    ids=lambda value: str(value),
+)
+def test_each_way_makes_its_draft(
+    values: dict[str, Any], kept: list[int] | None, num_layers: int, width: int | None, folder: Path
+):
+    target = load_model(folder / "target", dtype="float32")
+    made = config(folder, **values)
+    draft, layers = make_draft(made, target)
+    assert layers == kept
+    assert draft.hf.config.num_hidden_layers == num_layers
+    assert width is None or draft.hf.config.hidden_size == width
+    assert draft.num_parameters < target.num_parameters
+    limit = draft.draft_vocabulary
+    assert made.vocabulary == (None if limit is None else len(limit))
+
+
+def test_searched_layers_come_out_in_order(folder: Path):
+    target = load_model(folder / "target", dtype="float32")
+    draft, layers = make_draft(config(folder, search_layers=2, ranked=True), target)
+    assert layers is not None
+    assert layers == sorted(set(layers))
+    assert len(layers) == draft.hf.config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "give layers, search_layers, a width such as hidden_size, or params"),
+        ({"params": 0.1, "layers": [0]}, "params makes a new draft and layers cuts one out"),
+        ({"params": 0.1, "hidden_size": 16}, "params makes a new draft and a width cuts one out"),
+        ({"layers": [0], "search_layers": 1}, "layers says which and search_layers finds them"),
+        ({"layers": [0], "num_layers": 1}, "num_layers is the depth of a new draft"),
+        ({"search_layers": 1}, "search_layers needs text"),
+        ({"hidden_size": 16}, "a width needs text"),
+        ({"layers": [0], "vocabulary": 9}, "vocabulary needs text"),
+        ({"layers": [0], "ranked": True}, "text ranks tokens, layers or channels"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(
+    values: dict[str, Any], message: str, folder: Path
+):
+    with pytest.raises(ConfigError, match=message):
+        config(folder, **values)
+
+
+def test_only_a_model_is_written_over_and_only_where_that_is_asked_for(
+    folder: Path, tmp_path: Path
+):
+    def draft(out: Path, **values: Any) -> DraftConfig:
+        return config(folder, layers=[0], out=str(out), **values)
+
+    check_place(draft(tmp_path / "new"))
+    check_place(draft(tmp_path))
+    (tmp_path / "thesis.tex").write_text("x")
+    for out in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(ConfigError, match="holds no model; choose another"):
+            check_place(draft(out, overwrite=True))
+    with pytest.raises(ConfigError, match="holds a model; choose another, or set overwrite=true"):
+        check_place(draft(folder / "draft"))
+    check_place(draft(folder / "draft", overwrite=True))
+    for out in (folder / "target", folder):
+        with pytest.raises(ConfigError, match="is where the target is"):
+            check_place(draft(out, overwrite=True))

@@ -1,0 +1,250 @@
+"""Pretraining: a model from nothing learns, goes on where it was stopped, and says how well it does."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config import validate
+from paceline.errors import ConfigError, ContextLengthError, PromptError
+from paceline.models import load_model, wrap_model
+from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.scratch import END_OF_TEXT, NewModel, NewTokenizer, write_new_model
+from paceline.records import read_jsonl
+from paceline.train import PretrainConfig, pretrain
+
+TEXTS = [f"{a} plus {b} makes {a + b}." for a in range(6) for b in range(6)]
+SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 32}
+
+
+def corpus(folder: Path, rows: list[dict[str, Any]], name: str = "corpus.jsonl") -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def settings(folder: Path, output: Path, **changes: Any) -> PretrainConfig:
+    text = corpus(folder, [{"text": text} for text in TEXTS])
+    values: dict[str, Any] = {
+        "model": SHAPE,
+        "tokenizer": {"vocab_size": 270},
+        "output": output,
+        "data": {"train": text, "held_out": text},
+        "num_steps": 8,
+        "batch_size": 4,
+        "max_prompt_tokens": 8,
+        "max_completion_tokens": 8,
+        "optimizer": {"kind": "adamw", "learning_rate": 1e-2},
+        "device": "cpu",
+        "precision": "float32",
+    }
+    return validate(PretrainConfig, values | changes)
+
+
+def result(run: Path) -> dict[str, Any]:
+    return json.loads((run / "result.json").read_text())
+
+
+def weights(run: Path) -> list[torch.Tensor]:
+    return [w.detach().clone() for w in load_model(run / "model", "float32").hf.parameters()]
+
+
+def test_a_new_model_learns_and_its_figures_are_those_of_a_plain_cross_entropy(tmp_path: Path):
+    text = corpus(tmp_path, [{"text": text} for text in TEXTS])
+    data = {"train": text, "held_out": text, "pack_documents": False}
+    run = pretrain(settings(tmp_path, tmp_path / "run", data=data))
+    found = result(run)
+    assert found["before"]["loss"] == pytest.approx(math.log(270), rel=0.02)
+    assert found["after"]["loss"] < 0.9 * found["before"]["loss"]
+    model = load_model(run / "model", "float32")
+    assert model.tokenizer is not None
+    total, count = 0.0, 0
+    for text in TEXTS:
+        ids = torch.tensor([model.tokenizer(text + END_OF_TEXT)["input_ids"]])
+        assert ids.shape[1] <= 16, "one piece each"
+        logits = model.hf(ids).logits[0, :-1].detach()
+        total += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+        count += ids.shape[1] - 1
+    assert found["after"]["num_tokens"] == count
+    assert found["after"]["loss"] == pytest.approx(total / count, rel=1e-4)
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path):
+    often = {"every_steps": 4}
+    constant = {"kind": "adamw", "learning_rate": 1e-2, "schedule": {"kind": "constant"}}
+    whole = pretrain(settings(tmp_path, tmp_path / "whole", optimizer=constant))
+    pretrain(
+        settings(tmp_path, tmp_path / "parts", optimizer=constant, num_steps=4, checkpoints=often)
+    )
+    parts = pretrain(
+        settings(tmp_path, tmp_path / "parts", optimizer=constant, checkpoints=often), resume=True
+    )
+    assert all(map(torch.equal, weights(whole), weights(parts)))
+    steps = [row["step"] for row in read_jsonl(parts / "metrics.jsonl") if "loss" in row]
+    assert steps == list(range(1, 9))
+
+
+def test_only_completions_carry_loss_where_there_are_prompts(tmp_path: Path):
+    pairs = [{"prompt": "1 + 1 =", "completion": " 2"}] * 4
+    data = {"train": corpus(tmp_path, pairs, "pairs.jsonl")}
+    run = pretrain(settings(tmp_path, tmp_path / "run", data=data, num_steps=1))
+    (row,) = [row for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
+    assert row["num_tokens"] == 4 * 2, "the answer and the end of the text"
+
+
+def test_a_draft_takes_its_targets_tokenizer_byte_for_byte(tmp_path: Path):
+    target = pretrain(settings(tmp_path, tmp_path / "target", num_steps=1)) / "model"
+    draft = settings(tmp_path, tmp_path / "draft", num_steps=1, tokenizer=str(target))
+    saved = pretrain(draft) / "model"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (saved / name).read_bytes() == (target / name).read_bytes()
+
+
+def test_training_goes_on_from_an_existing_model_and_leaves_it_alone(tmp_path: Path):
+    first = pretrain(settings(tmp_path, tmp_path / "first"))
+    before = weights(first)
+    second = pretrain(settings(tmp_path, tmp_path / "second", model=str(first / "model")))
+    assert all(map(torch.equal, before, weights(first)))
+    assert result(second)["before"]["loss"] == pytest.approx(
+        result(first)["after"]["loss"], rel=1e-4
+    )
+
+
+def test_the_same_seed_makes_the_same_model_and_digits_are_single_tokens(tmp_path: Path):
+    shape = NewModel(**SHAPE)
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_new_model(shape, NewTokenizer(vocab_size=280), TEXTS, tmp_path / name, seed=seed)
+    a, b, c = (load_model(tmp_path / name, "float32") for name in "abc")
+    pairs = zip(a.hf.parameters(), b.hf.parameters(), strict=True)
+    assert all(torch.equal(first, second) for first, second in pairs)
+    assert not torch.equal(a.hf.get_input_embeddings().weight, c.hf.get_input_embeddings().weight)
+    assert a.tokenizer is not None
+    text = "a 1234 plus 56"
+    tokens = a.tokenizer(text)["input_ids"]
+    assert a.tokenizer.decode(tokens) == text
+    pieces = [a.tokenizer.decode([token]).strip() for token in tokens]
+    assert [piece for piece in pieces if piece.isdigit()] == list("123456")
+
+
+def test_bad_shapes_lengths_and_texts_are_one_line(tmp_path: Path):
+    with pytest.raises(ConfigError, match="hidden_size 15 must be an even multiple of num_heads"):
+        settings(tmp_path, tmp_path / "x", model={**SHAPE, "hidden_size": 15})
+    with pytest.raises(ContextLengthError, match="is 72, but the model's context holds 32"):
+        pretrain(settings(tmp_path, tmp_path / "y", max_prompt_tokens=64))
+    only = corpus(tmp_path, [{"prompt": "1 + 1 ="}], "prompts.jsonl")
+    data = {"train": corpus(tmp_path, [{"text": "a b c"}]), "held_out": only}
+    with pytest.raises(PromptError, match="prompts without completions"):
+        pretrain(settings(tmp_path, tmp_path / "z", data=data))
+
+
+def test_text_that_is_read_as_it_is_needed_teaches_and_is_gone_on_with(tmp_path: Path):
+    text = corpus(tmp_path, [{"text": text} for text in TEXTS])
+    data = {"train": text, "held_out": text, "streaming": True}
+    steady = {"kind": "adamw", "learning_rate": 1e-2, "schedule": {"kind": "constant"}}
+    changes = {"data": data, "optimizer": steady | {"warmup_fraction": 0}}
+    whole = pretrain(settings(tmp_path, tmp_path / "whole", num_steps=60, **changes))
+    assert result(whole)["after"]["loss"] < 0.9 * result(whole)["before"]["loss"]
+    run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=35, **changes))
+    assert read_jsonl(run / "packing.jsonl"), "an epoch is shorter than that"
+    pretrain(settings(tmp_path, tmp_path / "run", num_steps=60, **changes), resume=True)
+    for got, wanted in zip(weights(run), weights(whole), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_path: Path):
+    rows = [{"text": text} for text in TEXTS]
+    text = corpus(tmp_path, rows)
+    changes = {"num_steps": 60, "data": {"train": text, "streaming": True}}
+    whole = pretrain(settings(tmp_path, tmp_path / "whole", **changes))
+
+    def spoil(stage: str, *_: object) -> None:
+        if stage == "training":
+            corpus(tmp_path, [*rows[:3], {"text": ""}, *rows[3:]])
+
+    with pytest.raises(PromptError, match=r"line 4.* after step (\d+) is saved: mend") as error:
+        pretrain(settings(tmp_path, tmp_path / "run", **changes), progress=spoil)
+    made = len([row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row])
+    assert made > 1
+    assert f"after step {made} is saved" in str(error.value)
+    corpus(tmp_path, rows)
+    run = pretrain(settings(tmp_path, tmp_path / "run", **changes), resume=True)
+    for got, wanted in zip(weights(run), weights(whole), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_a_run_is_not_gone_on_with_on_another_text(tmp_path: Path):
+    run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=2))
+    longer = settings(tmp_path, run, num_steps=4)
+    corpus(tmp_path, [{"text": text} for text in TEXTS[1:]])
+    with pytest.raises(ConfigError, match=r"with another data\.train: files have changed"):
+        pretrain(longer, resume=True)
+
+
+def test_streams_are_packed(tmp_path: Path):
+    text = corpus(tmp_path, [{"text": text} for text in TEXTS])
+    data = {"train": text, "streaming": True, "pack_documents": False}
+    with pytest.raises(ConfigError, match="streaming packs documents"):
+        settings(tmp_path, tmp_path / "run", data=data)
+
+
+def test_parquet_files_are_read_like_any_other_text(tmp_path: Path):
+    import datasets
+
+    path = tmp_path / "corpus.parquet"
+    datasets.Dataset.from_list([{"text": text} for text in TEXTS]).to_parquet(path)
+    lines = corpus(tmp_path, [{"text": text} for text in TEXTS])
+    runs = [
+        pretrain(settings(tmp_path, tmp_path / name, num_steps=3, data={"train": place}))
+        for name, place in (("parquet", str(path)), ("lines", lines))
+    ]
+    for got, wanted in zip(*map(weights, runs), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_a_draft_of_some_tokens_is_pretrained_over_these(tmp_path: Path):
+    """Its loss is a cross entropy over the tokens that it may propose, of the labels among them."""
+    start = pretrain(settings(tmp_path, tmp_path / "start", num_steps=1)) / "model"
+    draft = load_model(start, "float32")
+    assert draft.tokenizer is not None
+    packed = [t for text in TEXTS for t in draft.tokenizer(text + END_OF_TEXT)["input_ids"]]
+    some = torch.tensor(sorted(set(packed), reverse=True)[::2])
+    save_draft(wrap_model(draft.hf, draft.tokenizer, some), start, tmp_path / "draft")
+    run = pretrain(settings(tmp_path, tmp_path / "run", model=str(tmp_path / "draft"), num_steps=1))
+    found = result(run)["before"]
+    (row, *_) = read_jsonl(run / "metrics.jsonl")
+    assert row["evaluation"] == found
+    total, right, count, labels = 0.0, 0, 0, 0
+    for begin in range(0, len(packed), 16):
+        ids = torch.tensor([packed[begin : begin + 16]])
+        if ids.shape[1] < 2:
+            continue
+        logs = draft.hf(ids).logits[0, :-1].detach()[:, some].log_softmax(-1)
+        for log, label in zip(logs, ids[0, 1:].tolist(), strict=True):
+            labels += 1
+            if label in some:
+                place = some.tolist().index(label)
+                total -= float(log[place])
+                right += int(log.argmax()) == place
+                count += 1
+    assert 0 < count < labels
+    assert found["coverage"] == pytest.approx(count / labels)
+    assert found["loss"] == pytest.approx(total / count, rel=1e-4)
+    assert found["accuracy"] == pytest.approx(right / count)
+    # training looks at the same: a step over all of it has the same loss
+    data = {"train": str(tmp_path / "corpus.jsonl"), "held_out": None, "pack_documents": True}
+    size = -(-len(packed) // 16)
+    one = {"num_steps": 1, "batch_size": size, "mean": "token", "data": data}
+    run = pretrain(settings(tmp_path, tmp_path / "all", model=str(tmp_path / "draft"), **one))
+    (first,) = read_jsonl(run / "metrics.jsonl")
+    assert first["num_tokens"] == count
+    assert first["loss"] == pytest.approx(total / count, rel=1e-4)
+
+
+@pytest.mark.parametrize(("shard", "message"), [("target", "has no target"), ("draft", "not eval")])
+def test_pretraining_shards_what_there_is(shard: str, message: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=message):
+        settings(tmp_path, tmp_path / "run", shard=[shard])

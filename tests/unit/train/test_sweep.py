@@ -1,0 +1,235 @@
+import json
+import math
+import multiprocessing
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from scipy import stats
+
+from aligning import align_config, write_pair
+from paceline.config import validate
+from paceline.core.bootstrap import mean_interval
+from paceline.errors import ConfigError, DivergedError, UsageError
+from paceline.train import evaluation
+from paceline.train.align import align
+from paceline.train.optim import Adafactor
+from paceline.train.sweep import SweepConfig, _merged, cells_of, sweep
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def config(folder: Path, output: Path, **changes: Any) -> SweepConfig:
+    corpus = str(folder / "corpus.jsonl")
+    small = {"num_prompts": 3, "max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
+    held_out = {"data": {"train": corpus, "held_out": corpus}, "evaluation": small}
+    run = align_config(folder, output, num_steps=2, **held_out).model_dump(mode="json")
+    values: dict[str, Any] = {
+        "output": str(output),
+        "base": {key: run[key] for key in run if key not in ("output", "seed", "objective")},
+        "rows": {"kl": {"objective": "forward_kl"}, "tvd": {"objective": "tvd"}},
+        "columns": {"fixed": {"fixed_fraction": 1.0}, "target": {"fixed_fraction": 0.0}},
+        "seeds": [0, 1],
+    }
+    return validate(SweepConfig, values | changes)
+
+
+@pytest.mark.slow
+def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "out")
+    found = sweep(made)
+    assert len(found.figures) == 2 * 2 * 2
+    for (row, column, seed), value in found.figures.items():
+        run = tmp_path / "out" / row / column / f"seed-{seed}"
+        manifest = json.loads((run / "manifest.json").read_text())["config"]
+        assert manifest["objective"][0]["kind"] == {"kl": "forward_kl", "tvd": "tvd"}[row]
+        assert manifest["fixed_fraction"] == {"fixed": 1.0, "target": 0.0}[column]
+        assert manifest["seed"] == seed
+        assert (
+            json.loads((run / "result.json").read_text())["after"]["expected_acceptance"] == value
+        )
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
+    assert sweep(made).figures == found.figures
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+@pytest.mark.slow
+def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    written: list[int] = []
+    write = evaluation._write
+
+    def counting(*args: Any, **named: Any) -> dict[int, list[int]]:
+        written.append(named["seed"])
+        return write(*args, **named)
+
+    monkeypatch.setattr(evaluation, "_write", counting)
+    made = config(folder, tmp_path / "out")
+    sweep(made)
+    assert written == [0, 1], "three prompts are one batch"
+    shared = sorted((tmp_path / "out" / "held_out").iterdir())
+    assert len(shared) == 2
+    texts = {path.read_text() for path in (tmp_path / "out").rglob("seed-*/held_out.jsonl")}
+    assert texts == {path.read_text() for path in shared}
+    (cell, *_) = cells_of(made)
+    alone = align(cell.config.model_copy(update={"output": tmp_path / "alone"}))
+    assert written == [0, 1, 0]
+    assert (alone / "held_out.jsonl").read_text() in texts
+    assert not (alone.parent / "held_out").exists()
+
+
+@pytest.mark.slow
+def test_two_workers_find_what_one_finds(folder: Path, tmp_path: Path):
+    one, two = (
+        sweep(config(folder, tmp_path / str(workers), workers=workers)) for workers in (1, 2)
+    )
+    assert two.figures == pytest.approx(one.figures, abs=1e-5)
+    names = [{path.name for path in (tmp_path / name / "held_out").iterdir()} for name in "12"]
+    assert names[0] == names[1]
+    assert len(names[0]) == 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_costs_its_run_s_time_and_no_more(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "out", workers=2, seeds=[0, 1, 2])
+
+    killed: list[int] = []
+
+    def kill(stage: str, done: int, *_: Any) -> None:
+        if done == 1:
+            child = multiprocessing.active_children()[0]
+            killed.append(child.pid or 0)
+            child.kill()
+
+    found = sweep(made, kill)
+    assert len(killed) == 1
+    assert len(found.figures) == 3 * 4
+
+
+@pytest.mark.slow
+def test_what_is_wrong_in_a_worker_is_said_as_one_process_says_it(folder: Path, tmp_path: Path):
+    missing = {"data": {"train": "nowhere.jsonl"}}
+    with pytest.raises(UsageError, match="nowhere"):
+        sweep(config(folder, tmp_path / "out", workers=2, columns={"missing": missing}))
+
+
+@pytest.mark.slow
+def test_differences_are_paired_by_text_and_seed(folder: Path, tmp_path: Path):
+    made = config(folder, tmp_path / "out")
+    found = sweep(made)
+    by_seed = [
+        sum(found.figures["tvd", c, seed] - found.figures["kl", c, seed] for c in made.columns) / 2
+        for seed in (0, 1)
+    ]
+    assert found.reference == "kl"
+    wanted = mean_interval(torch.tensor(by_seed, dtype=torch.float64))
+    assert found.difference("tvd", "kl") == pytest.approx(wanted)
+
+
+def test_a_cell_that_cannot_be_is_said_before_any_run(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="objective"):
+        sweep(config(folder, tmp_path / "out", rows={"a": {}, "b": {"objective": "no such thing"}}))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="needs evaluation"):
+        sweep(config(folder, tmp_path / "out", figure="rule_tvd"))
+    with pytest.raises(ConfigError, match=r"seeds \(0, 0\) repeat"):
+        config(folder, tmp_path / "out", seeds=[0, 0])
+    with pytest.raises(ConfigError, match="reference c is no row"):
+        config(folder, tmp_path / "out", reference="c")
+
+
+@pytest.mark.slow
+def test_a_cell_that_diverges_is_said_and_the_others_are_run(folder: Path, tmp_path: Path):
+    steps = {"kind": "adamw", "learning_rate": 1e30, "warmup_fraction": 0}
+    wild = {"objective": "tvd", "optimizer": steps}
+    made = config(
+        folder,
+        tmp_path / "out",
+        rows={"kl": {"objective": "forward_kl"}, "wild": wild},
+        columns={"fixed": {"fixed_fraction": 1.0}},
+    )
+    found = sweep(made)
+    assert math.isnan(found.cell("wild", "fixed").value)
+    assert math.isfinite(found.cell("kl", "fixed").value)
+    (tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl").unlink()
+    assert str(sweep(made).figures) == str(found.figures)
+    assert not (tmp_path / "out" / "wild" / "fixed" / "seed-0" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_is_gone_on_with_as_it_began_or_not_at_all(folder: Path, tmp_path: Path):
+    """A mean over runs of another length, another text or another rate would be of nothing."""
+    rows = {"kl": {"objective": "forward_kl"}}
+    columns = {"fixed": {"fixed_fraction": 1.0}}
+    made = config(folder, tmp_path / "out", rows=rows, columns=columns)
+    sweep(made)
+    longer = made.model_copy(update={"base": made.base | {"num_steps": 4}})
+    with pytest.raises(ConfigError, match=r"another num_steps \(num_steps was 2, is now 4\)"):
+        sweep(longer)
+    steps = {"kind": "adamw", "learning_rate": 1e30, "warmup_fraction": 0}
+    wild = made.base | {"optimizer": steps}
+    made = made.model_copy(update={"base": wild, "output": tmp_path / "wild"})
+    assert math.isnan(sweep(made).cell("kl", "fixed").value)
+    calmer = made.model_copy(update={"base": wild | {"optimizer": steps | {"learning_rate": 1e-4}}})
+    with pytest.raises(ConfigError, match="holds a run with another optimizer"):
+        sweep(calmer)
+
+
+def test_a_cell_that_diverged_is_tried_again_where_more_is_borne(folder: Path, tmp_path: Path):
+    rows = {"kl": {"objective": "forward_kl"}}
+    columns = {"fixed": {"fixed_fraction": 1.0}}
+    made = config(folder, tmp_path / "out", rows=rows, columns=columns)
+
+    def diverging(*given: Any, **named: Any) -> None:
+        align(*given, **named)
+        raise DivergedError("the loss went up")
+
+    with patch("paceline.train.sweep.align", diverging):
+        assert math.isnan(sweep(made).cell("kl", "fixed").value)
+    assert math.isnan(sweep(made).cell("kl", "fixed").value), "it is not begun anew"
+    bolder = made.model_copy(update={"base": made.base | {"max_loss_ratio": 99.0}})
+    assert math.isfinite(sweep(bolder).cell("kl", "fixed").value)
+
+
+def test_a_change_within_a_section_leaves_the_rest_of_it(folder: Path, tmp_path: Path):
+    other = {"data": {"train": "other.jsonl"}, "optimizer": {"kind": "adafactor"}}
+    (cell, *_) = cells_of(config(folder, tmp_path / "out", columns={"other": other}))
+    assert cell.config.data.train.path == "other.jsonl"
+    assert cell.config.data.held_out is not None
+    assert cell.config.optimizer == Adafactor()
+
+
+def test_a_rule_is_chosen_whole():
+    lossy = {"rule": {"rule": "lossy", "alpha": 0.3, "beta": "tuned"}, "loss": "rejection"}
+    chow = {"rule": {"rule": "chow_log", "alpha": 2.0}}
+    assert _merged({"objective": lossy}, {"objective": chow}) == {
+        "objective": chow | {"loss": "rejection"}
+    }
+    jsd = {"objective": {"kind": "jsd", "beta": 0.3}}
+    assert _merged(jsd, {"objective": chow}) == {"objective": chow}
+    assert _merged({"objective": lossy}, jsd) == jsd
+
+
+def test_seeds_come_one_after_the_other(folder: Path, tmp_path: Path):
+    seeds = [cell.seed for cell in cells_of(config(folder, tmp_path / "out"))]
+    assert seeds == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 11, 12, 20, 60])
+def test_the_interval_of_a_mean_is_student_s(count: int):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    got = mean_interval(values)
+    error = float(values.std()) / count**0.5
+    low, high = stats.t.interval(0.95, count - 1, loc=float(values.mean()), scale=error)
+    assert (got.low, got.high) == pytest.approx((low, high), rel=2e-3)
+
+
+def test_one_value_has_no_interval():
+    with pytest.raises(ValueError, match="at least 2 values, got 1"):
+        mean_interval(torch.ones(1))

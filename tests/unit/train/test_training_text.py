@@ -1,0 +1,66 @@
+"""Held-out text taken out of the training text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import align_config, losses, write_corpus, write_pair
+from paceline.errors import ConfigError
+from paceline.models.loading import load_tokenizer
+from paceline.records import read_jsonl
+from paceline.train import align
+from paceline.train.training_text import records_of
+
+TEXTS = [f"the {word} sat there" for word in ("cat", "hen", "man", "hat", "pan", "tin")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_pair(tmp_path_factory.mktemp("pair"))
+    write_corpus(folder / "corpus.jsonl", [{"text": text} for text in [*TEXTS, *TEXTS]])
+    return folder
+
+
+def changes(folder: Path, count: int, **more: Any) -> dict[str, Any]:
+    data = {"train": str(folder / "corpus.jsonl"), "held_out_from_train": count}
+    small = {"max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
+    return {"data": data, "evaluation": small} | more
+
+
+def test_what_is_held_out_is_not_trained_on_duplicates_included(folder: Path, tmp_path: Path):
+    splits = set()
+    for seed in range(8):
+        config = align_config(folder, tmp_path / "run", **changes(folder, 2, seed=seed))
+        train, held_out = records_of(config)
+        assert held_out is not None
+        trained, judged = [record.text for record in train], [record.text for record in held_out]
+        assert len(set(judged)) == 2
+        assert sorted(trained) == sorted(2 * list(set(TEXTS) - set(judged)))
+        assert records_of(config) == (train, held_out), "a run that is resumed holds out the same"
+        splits.add(frozenset(judged))
+    assert len(splits) > 1
+
+
+def test_a_run_without_held_out_prompts_is_judged_by_its_own_text(folder: Path, tmp_path: Path):
+    config = align_config(folder, tmp_path / "run", **changes(folder, 2))
+    run = align(config)
+    _, held_out = records_of(config)
+    tokenizer = load_tokenizer(folder / "target")
+    wanted = [tokenizer(record.text)["input_ids"][:4] for record in held_out or ()]
+    assert [row["prompt"] for row in read_jsonl(run / "held_out.jsonl")] == wanted
+    result = json.loads((run / "result.json").read_text())
+    for when in ("before", "after"):
+        for name in ("expected_acceptance", "greedy_agreement"):
+            figures = result[when]
+            assert figures[f"{name}_low"] <= figures[name] <= figures[f"{name}_high"]
+    assert len(losses(run)) == 10
+
+
+def test_holding_out_everything_is_refused(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"is 6, but .* has 6 different texts; hold out fewer"):
+        align(align_config(folder, tmp_path / "run", **changes(folder, 6)))
+    both = {"data": changes(folder, 2)["data"] | {"held_out": str(folder / "corpus.jsonl")}}
+    with pytest.raises(ConfigError, match="both say what to judge by; drop one"):
+        align_config(folder, tmp_path / "run", **both)

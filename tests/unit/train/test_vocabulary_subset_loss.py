@@ -1,0 +1,149 @@
+"""A divergence over part of the vocabulary: what it leaves out comes back on average."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from paceline.core.fused import Head
+from paceline.rng import named_generator
+from paceline.train.objectives import Objective, TVDPlusPlus, token_losses
+from paceline.train.reward_moments import Policies
+from paceline.train.vocabulary_subset_loss import LossVocabulary, VocabularySample, places_of
+
+
+def sample(frequent: int, drawn: int, counts: list[int]) -> VocabularySample:
+    ranking = torch.tensor(counts).argsort(descending=True, stable=True)
+    return VocabularySample(LossVocabulary(frequent=frequent, drawn=drawn), ranking)
+
+
+def test_the_frequent_ones_are_always_there_and_the_others_are_drawn_from_the_rest():
+    vocabulary = sample(2, 2, [0, 9, 1, 7, 0, 2])
+    seen = set()
+    for step in range(40):
+        tokens_S, offsets_S = vocabulary.draw(named_generator(0, "draw", step))
+        assert tokens_S[:2].tolist() == [1, 3]
+        assert len(set(tokens_S.tolist())) == 4
+        assert offsets_S.tolist() == pytest.approx([0, 0, *[torch.tensor(4 / 2).log().item()] * 2])
+        seen |= set(tokens_S[2:].tolist())
+    assert seen == {0, 2, 4, 5}
+
+
+def test_the_sum_in_the_denominator_is_right_on_average():
+    # all six ways to draw two of four others are equally likely
+    logits_V = torch.tensor([0.3, 2.0, -1.0, 1.5, 0.7, -0.2], dtype=torch.float64)
+    vocabulary = sample(2, 2, [0, 9, 1, 7, 0, 2])
+    _, offsets_S = vocabulary.draw(named_generator(0, "draw"))
+    sums = []
+    for pair in itertools.combinations([0, 2, 4, 5], 2):
+        cut_S = logits_V[[1, 3, *pair]] + offsets_S
+        sums.append(cut_S.exp().sum())
+    assert float(torch.stack(sums).mean()) == pytest.approx(float(logits_V.exp().sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 6)])
+def test_drawing_all_of_them_is_the_whole_vocabulary(bias: torch.Tensor | None):
+    generator = torch.Generator().manual_seed(0)
+    head = Head(torch.randn(6, 3, generator=generator), bias)
+    hidden_ND = torch.randn(4, 3, generator=generator)
+    tokens_S, offsets_S = sample(2, 99, [0, 9, 1, 7, 0, 2]).draw(named_generator(0, "draw"))
+    cut = head.rows(tokens_S, offsets_S)
+    torch.testing.assert_close(cut.log_probs(hidden_ND), head.log_probs(hidden_ND)[:, tokens_S])
+
+
+def test_a_cut_head_has_the_rows_and_the_bias_of_its_tokens():
+    head = Head(torch.arange(8.0).view(4, 2), torch.tensor([0.0, 10, 20, 30]))
+    cut = head.rows(torch.tensor([2, 0]), torch.tensor([0.0, 0.5]))
+    assert cut.weight_VD.tolist() == [[4, 5], [0, 1]]
+    assert cut.bias_V is not None
+    assert cut.bias_V.tolist() == [20, 0.5]
+
+
+def test_a_vocabulary_that_is_smaller_than_asked_for_has_no_others():
+    tokens_S, offsets_S = sample(9, 5, [1, 2, 3]).draw(named_generator(0, "draw"))
+    assert sorted(tokens_S.tolist()) == [0, 1, 2]
+    assert offsets_S.tolist() == [0, 0, 0]
+
+
+def test_labels_stand_where_their_token_does_or_nowhere():
+    places, known = places_of(torch.tensor([4, 0, 2, 4]), torch.tensor([2, 5, 4]), 6)
+    assert places.tolist() == [2, 0, 0, 2]
+    assert known.tolist() == [True, False, True, True]
+
+
+P = torch.tensor(
+    [0.5, 0.3, 0.2], dtype=torch.float64
+)  # the target; the draft proposes the first two
+
+
+def loss_and_slope(objective: str, q: list[float]) -> tuple[float, list[float]]:
+    """Of a draft over the first two tokens, and by its logits."""
+    terms = [TypeAdapter(Objective).validate_python({"kind": objective})]
+    logits = torch.tensor([q], dtype=torch.float64).log().requires_grad_()
+    coverage = P[:2].sum()
+    target_log_probs = (P[:2] / coverage).log()[None]
+    loss = token_losses(
+        terms,
+        target_log_probs,
+        logits.log_softmax(-1),
+        torch.zeros(1, dtype=torch.int64),
+        log_coverage_C=coverage.log()[None],
+    )
+    loss.sum().backward()
+    assert logits.grad is not None
+    return float(loss.detach()), logits.grad[0].tolist()
+
+
+def test_tvd_over_some_tokens_is_one_less_what_is_accepted_of_them():
+    # min(0.5, 0.4) + min(0.3, 0.6) = 0.7; by log q -0.4 for the first token alone, by its logit
+    # -0.4 + 0.4 * 0.4; the target renormalised, (0.625, 0.375), would give 0.225
+    assert loss_and_slope("tvd", [0.4, 0.6]) == (
+        pytest.approx(0.3),
+        pytest.approx([-0.24, 0.24]),
+    )
+
+
+def test_negative_log_acceptance_over_some_tokens_is_the_log_of_what_is_accepted_of_them():
+    assert loss_and_slope("negative_log_acceptance", [0.4, 0.6]) == (
+        pytest.approx(-math.log(0.7)),
+        pytest.approx([-0.24 / 0.7, 0.24 / 0.7]),
+    )
+
+
+@pytest.mark.parametrize("objective", ["tvd", "negative_log_acceptance"])
+def test_a_draft_that_gives_every_token_its_due_cannot_be_better(objective: str):
+    """0.8 is all that two tokens can have accepted; a renormalised target would still push."""
+    loss, slope = loss_and_slope(objective, [0.6, 0.4])
+    assert loss == pytest.approx(0.2 if objective == "tvd" else -math.log(0.8))
+    assert slope == pytest.approx([0, 0], abs=1e-12)
+
+
+def test_forward_kl_over_some_tokens_is_to_the_target_renormalised():
+    # what the draft cannot propose would make it infinite
+    loss, slope = loss_and_slope("forward_kl", [0.625, 0.375])
+    assert loss == pytest.approx(0)
+    assert slope == pytest.approx([0, 0], abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["exact", "uniform"])
+def test_tvd_plus_plus_over_some_tokens_rewards_by_the_whole_target(estimator: str):
+    """Both tokens have their due: no token is wanted more than it is proposed, and all rewards are 0."""
+    term = TVDPlusPlus(estimator=estimator)
+    logits = torch.tensor([[0.6, 0.4]], dtype=torch.float64).log().requires_grad_()
+    served = P[:2].log()[None]
+    policies = Policies([term], [None], lambda moments: moments)
+    policies.look_at([(served, logits.detach())])
+    loss = token_losses(
+        [term],
+        served - math.log(0.8),
+        logits.log_softmax(-1),
+        torch.zeros(1, dtype=torch.int64),
+        policies.of(slice(0, 1)),
+        log_coverage_C=torch.tensor([math.log(0.8)], dtype=torch.float64),
+    )
+    loss.sum().backward()
+    assert float(loss.detach()) == pytest.approx(0.2)
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([0, 0], abs=1e-12)
