@@ -18,8 +18,9 @@ from paceline.cli.streaming import stream_text
 from paceline.config import StrictModel, read_yaml, validate
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
+from paceline.data.prompts import Record
 from paceline.data.python_docs import PythonDocs, write_python_docs
-from paceline.data.tokens import read_texts
+from paceline.data.tokens import encode, read_texts
 from paceline.decode import SpeculativeDecoder
 from paceline.measure import (
     LosslessnessReport,
@@ -42,12 +43,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from paceline.decode import Generation
     from paceline.models import CausalModel
     from paceline.progress import Progress
 
 _PROMPT_TOKENS = 32
 _NEW_TOKENS = 64
 _DRAFT_VOCABULARY = 12288
+_NUM_SHOWN_FROM = 32
 
 
 class Story:
@@ -180,17 +183,26 @@ class Story:
         return load_tokenizer(self.target)
 
     def decode(self, gamma: int) -> None:
-        """One held-out prompt, coloured."""
-        tokenizer = self._tokenizer
-        tokens = read_prompts(str(self.docs.prompts), tokenizer, max_tokens=_PROMPT_TOKENS)[0]
-        prompt = tokenizer.decode(tokens)
-        assert isinstance(prompt, str)
-        _headline("Decode one held-out prompt, coloured by where each token came from")
-        typer.echo(typer.style(prompt, dim=True), nl=False)
+        """Decode the held-out prompt of median acceptance greedily, coloured by source."""
+        draft, greedy = self._draft(str(self.aligned)), SamplingParams(temperature=0)
+        decoder = SpeculativeDecoder(self._ready, draft, gamma=gamma, sampling=greedy)
+        prompts = read_prompts(str(self.docs.prompts), self._tokenizer, max_tokens=_PROMPT_TOKENS)
+        prompts = prompts[:_NUM_SHOWN_FROM]
+        texts = [str(self._tokenizer.decode(tokens)) for tokens in prompts]
+        tokens = [
+            encode(Record("the prompt", "prompt", text=text), self._tokenizer)[0] for text in texts
+        ]
+        generations = decoder.generate(tokens, max_new_tokens=_NEW_TOKENS)
+        shown = median_acceptance(generations, _NEW_TOKENS)
+        _headline(
+            f"Decode the one of {len(texts)} held-out prompts that has median acceptance, greedily, "
+            "coloured by the source of each token"
+        )
+        typer.echo(typer.style(texts[shown], dim=True), nl=False)
         stream_text(
             self._ready,
-            SpeculativeDecoder(self._ready, self._draft(str(self.aligned)), gamma=gamma),
-            prompt,
+            decoder,
+            texts[shown],
             chat=False,
             max_new_tokens=_NEW_TOKENS,
             seed=0,
@@ -200,6 +212,15 @@ class Story:
 
     def _prompts(self) -> Any:
         return str(self.docs.prompts)
+
+
+def median_acceptance(generations: Sequence[Generation], num_tokens: int) -> int:
+    """The index of the text of median acceptance among those of `num_tokens`, or among all."""
+    whole = [at for at, text in enumerate(generations) if len(text.tokens) == num_tokens]
+    by_rate = sorted(
+        whole or range(len(generations)), key=lambda at: generations[at].stats.acceptance_rate
+    )
+    return by_rate[(len(by_rate) - 1) // 2]
 
 
 def before_and_after(before: Sequence[Measurement], after: Sequence[Measurement]) -> Table:

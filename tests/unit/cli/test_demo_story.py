@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.demo_story import _remember
+from paceline.cli.demo_story import _remember, median_acceptance
 from paceline.config import StrictModel
+from paceline.core.stats import DecodeStats
+from paceline.decode import Generation
 from paceline.progress import Progress
 
 
@@ -63,3 +65,14 @@ def test_an_answer_of_another_version_is_asked_again(tmp_path: Path, draft: Path
     (tmp_path / "a.json").write_text('{"config": {"number": 3}, "third": 1.0}')
     found = _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
     assert (found.half, asked.times) == (1.5, 1)
+
+
+def generation(num_tokens: int, num_accepted: int, num_recovered: int) -> Generation:
+    stats = DecodeStats(num_accepted=num_accepted, num_recovered=num_recovered)
+    return Generation([1] * num_tokens, "length", stats)
+
+
+def test_the_shown_text_has_median_acceptance_among_those_of_full_length():
+    rates = [(8, 9, 1), (3, 5, 5), (8, 1, 9), (8, 5, 5), (8, 4, 6)]
+    assert median_acceptance([generation(*rate) for rate in rates], 8) == 4
+    assert median_acceptance([generation(3, 1, 1), generation(2, 1, 3)], 8) == 1
