@@ -1,16 +1,21 @@
-"""Is our decoder slower than the engines that serve, with the same models on the same cores?
+"""Compares the latency of Paceline with serving engines, using the same models and cores.
 
-Whole requests, greedy, one at a time: the engine alone and with the draft, ours alone and with the draft, in turns. The engine runs in
-processes of its own. Prints milliseconds a token of the four ways, and ratios with their intervals over requests.
+Sends whole greedy requests one at a time. Four configurations are interleaved: engine and Paceline,
+each with the target alone and with the draft. The engine runs in separate processes. Prints
+milliseconds per token of each configuration, and ratios with 95% intervals over requests.
 
-    paceline export MODEL --to vllm --out exports/target; paceline export DRAFT --target MODEL --to vllm --out exports/draft
-    python benchmarks/against_engines.py --engine vllm --program .engines/vllm/bin/vllm --engine-target exports/target \
-        --engine-draft exports/draft --target MODEL --draft DRAFT --prompts FILE
+    paceline export MODEL --to vllm --out exports/target
+    paceline export DRAFT --target MODEL --to vllm --out exports/draft
+    python benchmarks/against_engines.py --engine vllm --program .engines/vllm/bin/vllm \
+        --engine-target exports/target --engine-draft exports/draft \
+        --target MODEL --draft DRAFT --prompts FILE
 
-For llama-server the exports are GGUF files (`--to llamacpp`). For OpenVINO GenAI the program is the python of an environment of its own:
+For llama-server, export GGUF files (`--to llamacpp`). For OpenVINO GenAI, `--program` is the Python
+interpreter of an environment with OpenVINO:
 
     pip install torch openvino-genai==2026.4.1 optimum-intel==2.2.0; pip uninstall torchvision
-    optimum-cli export openvino -m exports/target --task text-generation-with-past --weight-format fp16 openvino/target
+    optimum-cli export openvino -m exports/target --task text-generation-with-past \
+        --weight-format fp16 openvino/target
 """
 
 from __future__ import annotations
@@ -39,44 +44,44 @@ if TYPE_CHECKING:
     from paceline.engines.contract import Engine
 
 GREEDY = SamplingParams(temperature=0)
-Spent = tuple[float, int]
+Timing = tuple[float, int]  # seconds, number of generated tokens
 
 
-class Way(Protocol):
-    """Answers a prompt; seconds, and how many tokens came."""
+class Generate(Protocol):
+    """Generates `count` tokens after a prompt."""
 
-    def __call__(self, prompt: list[int], count: int, /) -> Spent: ...
+    def __call__(self, prompt: list[int], count: int, /) -> Timing: ...
 
 
-def ours(decoder: Decoder) -> Way:
-    def way(prompt: list[int], count: int) -> Spent:
+def ours(decoder: Decoder) -> Generate:
+    def generate(prompt: list[int], count: int) -> Timing:
         start = time.perf_counter()
         (generation,) = decoder.generate([prompt], count, eos_token_ids=[])
         return time.perf_counter() - start, len(generation.tokens)
 
-    return way
+    return generate
 
 
-def served(engine: Engine) -> Way:
-    def way(prompt: list[int], count: int) -> Spent:
+def served(engine: Engine) -> Generate:
+    def generate(prompt: list[int], count: int) -> Timing:
         answer = engine.serve(Request(prompt, count, GREEDY, 0))
         return answer.seconds, len(answer.tokens)
 
-    return way
+    return generate
 
 
 class OpenVino:
-    """OpenVINO GenAI in a process of its own, asked by lines of JSON."""
+    """OpenVINO GenAI in a separate process, with JSON lines as its protocol."""
 
     def __init__(self, python: str, target: str, draft: str | None, gamma: int) -> None:
         script = str(Path(__file__).with_name("openvino_worker.py"))
-        given = [target, str(gamma), *([draft] if draft else [])]
+        arguments = [target, str(gamma), *([draft] if draft else [])]
         self._process = subprocess.Popen(
-            [python, script, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, script, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.version = self._read()["version"]
 
-    def __call__(self, prompt: list[int], count: int) -> Spent:
+    def __call__(self, prompt: list[int], count: int) -> Timing:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompt": prompt, "count": count}) + "\n")
         self._process.stdin.flush()
@@ -92,8 +97,8 @@ class OpenVino:
         self._process.wait()
 
 
-def engine_ways(options: argparse.Namespace, stack: ExitStack) -> tuple[str, list[Way]]:
-    """The engine's name and version; alone, and with the draft."""
+def start_engine(options: argparse.Namespace, stack: ExitStack) -> tuple[str, list[Generate]]:
+    """Name and version of the engine; its target alone, and with the draft."""
     target, draft, gamma = options.engine_target, options.engine_draft, options.gamma
     if options.engine == "openvino":
         workers = [OpenVino(options.program, target, one, gamma) for one in (None, draft)]
@@ -117,13 +122,18 @@ def main() -> None:
     parser.add_argument("--program", required=True)
     parser.add_argument("--engine-target", required=True)
     parser.add_argument("--engine-draft", required=True)
-    parser.add_argument("--option", action="append", default=[], help="of the engine's server")
-    parser.add_argument("--dtype", default="bfloat16", help="of the engine")
+    parser.add_argument(
+        "--option", action="append", default=[], help="option of the engine's server"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help="data type of the engine's weights")
     parser.add_argument("--gamma", type=int, default=3)
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument(
-        "--pause", type=float, default=0.1, help="seconds for threads to fall asleep"
+        "--pause",
+        type=float,
+        default=0.1,
+        help="seconds between requests, for idle threads to sleep",
     )
     options = parser.parse_args()
     target, draft, prompts = served_pair(options)
@@ -132,32 +142,35 @@ def main() -> None:
         SpeculativeDecoder(target, draft, gamma=options.gamma, sampling=GREEDY),
     ]
     with ExitStack() as stack:
-        name, theirs = engine_ways(options, stack)
-        ways = [*theirs, *map(ours, decoders)]
-        spent = in_turns(ways, prompts[: options.num_prompts], options.new_tokens, options.pause)
-    told = zip(("alone", "with the draft", "ours alone", "ours with the draft"), spent, strict=True)
+        name, theirs = start_engine(options, stack)
+        methods = [*theirs, *map(ours, decoders)]
+        spent = interleaved(
+            methods, prompts[: options.num_prompts], options.new_tokens, options.pause
+        )
+    names = ("engine alone", "engine with draft", "ours alone", "ours with draft")
+    rows = zip(names, spent, strict=True)
     print(f"{name}, gamma {options.gamma}")
-    print(", ".join(f"{which} {1e3 * sum(row) / len(row):.2f} ms a token" for which, row in told))
-    print(f"its alone / with the draft        {show(ratio(spent[0], spent[1]))}")
-    print(f"ours alone / with the draft       {show(ratio(spent[2], spent[3]))}")
-    print(f"its / ours, both alone            {show(ratio(spent[0], spent[2]))}")
-    print(f"its / ours, both with the draft   {show(ratio(spent[1], spent[3]))}")
-    print(f"its alone / ours with the draft   {show(ratio(spent[0], spent[3]))}")
+    print(", ".join(f"{label} {1e3 * sum(row) / len(row):.2f} ms per token" for label, row in rows))
+    print(f"engine alone / engine with draft    {show(ratio(spent[0], spent[1]))}")
+    print(f"ours alone / ours with draft        {show(ratio(spent[2], spent[3]))}")
+    print(f"engine alone / ours alone           {show(ratio(spent[0], spent[2]))}")
+    print(f"engine with draft / ours with draft {show(ratio(spent[1], spent[3]))}")
+    print(f"engine alone / ours with draft      {show(ratio(spent[0], spent[3]))}")
 
 
-def in_turns(
-    ways: Sequence[Way], prompts: Sequence[list[int]], count: int, pause: float
+def interleaved(
+    methods: Sequence[Generate], prompts: Sequence[list[int]], count: int, pause: float
 ) -> list[list[float]]:
-    """Seconds a token of each way at each prompt, the first to go changing every time."""
-    for way in ways:
-        way(prompts[0], count)
-    spent: list[list[float]] = [[] for _ in ways]
+    """Seconds per token of each method at each prompt; the order rotates from prompt to prompt."""
+    for generate in methods:
+        generate(prompts[0], count)
+    spent: list[list[float]] = [[] for _ in methods]
     for number, prompt in enumerate(prompts):
-        for place in range(len(ways)):
-            which = (place + number) % len(ways)
+        for offset in range(len(methods)):
+            index = (offset + number) % len(methods)
             time.sleep(pause)
-            seconds, tokens = ways[which](prompt, count)
-            spent[which].append(seconds / tokens)
+            seconds, tokens = methods[index](prompt, count)
+            spent[index].append(seconds / tokens)
     return spent
 
 

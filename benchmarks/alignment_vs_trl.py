@@ -1,12 +1,12 @@
-"""How much faster does a draft learn here than in TRL, and in how much memory?
+"""Compares training speed and peak memory of `paceline align` with TRL's DistillationTrainer.
 
-Same target, same draft, same texts or prompts, same batch and lengths, forward KL over the whole vocabulary, all weights of
-the draft trained, AdamW. Theirs is TRL's DistillationTrainer with the settings it comes with, but for gradient checkpointing,
-which is off, since it costs them time; ours is what `paceline align` does. Off-policy text is given to both, and so to
-TRL in place of its generation; on-policy text each writes with its own draft. One process, one step of theirs and one of ours
-in turn. Prints
-  - completion tokens a second of either, and the ratio with its interval over the steps
-  - with --memory: the most memory that a process of either takes, each in a process of its own
+Both use the same target, draft, texts or prompts, batch size and lengths, forward KL over the whole
+vocabulary, AdamW, and train all weights of the draft. TRL runs with its default settings, except
+that gradient checkpointing is off because it costs time. Off-policy, both train on given text; in
+TRL it replaces the generated text. On-policy, each generates text with its own draft. Steps of both
+are interleaved in one process. Prints
+  - completion tokens per second of each, and the ratio with its 95% interval over the steps
+  - with --memory: the peak memory of each, measured in separate processes
 
     pip install trl==1.16.0
     python benchmarks/alignment_vs_trl.py --target MODEL --draft DRAFT --prompts FILE
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Theirs:
-    """TRL's trainer; `every_step` is called behind each of its steps with its seconds and tokens."""
+    """TRL's trainer; calls `every_step` with seconds and completion tokens after each step."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class Theirs:
         every_step: Callable[[float, int], None],
         folder: str,
     ) -> None:
-        # what only they need takes memory, too
+        # imported here, so that they count towards the memory of TRL only
         import datasets
         import transformers
         from trl.trainer.distillation_config import DistillationConfig
         from trl.trainer.distillation_trainer import DistillationTrainer
 
         class Trainer(DistillationTrainer):
-            """The texts by their numbers, as tokens."""
+            """Takes tokens from `texts`; a prompt is an index into it."""
 
             def _tokenize_prompts(
                 self, prompts: list[Any]
@@ -119,7 +119,7 @@ class Theirs:
 
 
 class Ours:
-    """The step of `paceline align`, without checkpoints and figures."""
+    """The training step of `paceline align`, without checkpoints and evaluation."""
 
     def __init__(self, options: argparse.Namespace, texts: Texts) -> None:
         self.options = options
@@ -146,7 +146,7 @@ class Ours:
         target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
         draft = load_model(options.draft, dtype="float32")
         chosen = choose_writer(draft, options.batch)
-        print(f"passes in {'bfloat16' if bfloat16 else 'float32'}; {chosen.reason}")
+        print(f"forward passes in {'bfloat16' if bfloat16 else 'float32'}; {chosen.reason}")
         writer = TrainingWriter(draft) if chosen.precision == "bfloat16" else draft
         self.stepper = Stepper(
             draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
@@ -185,7 +185,7 @@ class Ours:
 
 
 def whole_texts(options: argparse.Namespace) -> Texts:
-    """As many texts of the full length as the steps take, each cut into prompt and completion."""
+    """Texts of the full length for all steps, each split into prompt and completion."""
     length = options.prompt_tokens + options.completion_tokens
     tokens = read_prompts(options.prompts, load_tokenizer(options.target), max_tokens=length)
     whole = [text for text in tokens if len(text) == length]
@@ -197,7 +197,7 @@ def whole_texts(options: argparse.Namespace) -> Texts:
 
 
 def compare(options: argparse.Namespace, texts: Texts) -> None:
-    """Print the paired ratio."""
+    """Print speeds and their ratio."""
     ours = Ours(options, texts)
     rates: tuple[list[float], list[float]] = ([], [])
 
@@ -213,14 +213,14 @@ def compare(options: argparse.Namespace, texts: Texts) -> None:
     theirs, mine = (rate[options.warm_up :] for rate in rates)
     kind = "on-policy" if options.on_policy else "off-policy"
     print(
-        f"{kind}, {options.batch} x ({options.prompt_tokens} + {options.completion_tokens}) tokens, "
-        f"{len(mine)} steps: TRL {sum(theirs) / len(theirs):.0f} completion tokens/s, "
+        f"{kind}, {options.batch} x ({options.prompt_tokens} + {options.completion_tokens}) "
+        f"tokens, {len(mine)} steps: TRL {sum(theirs) / len(theirs):.0f} completion tokens/s, "
         f"ours {sum(mine) / len(mine):.0f}; ours / TRL {show(ratio(mine, theirs))}"
     )
 
 
 def report_memory(options: argparse.Namespace) -> None:
-    """Print the peak memory of a process of either kind."""
+    """Print the peak memory of both, each measured in its own process."""
     peaks: dict[str, list[int]] = {}
     for who in ("theirs", "ours"):
         command = [sys.executable, __file__, *sys.argv[1:], "--alone", who]
@@ -229,13 +229,14 @@ def report_memory(options: argparse.Namespace) -> None:
     theirs, ours = peaks["theirs"], peaks["ours"]
     print(
         f"peak memory: TRL {theirs[1] >> 20} MiB, ours {ours[1] >> 20} MiB, ours / TRL "
-        f"{ours[1] / theirs[1]:.2f}; beyond what Python and its libraries take "
-        f"({theirs[0] >> 20} and {ours[0] >> 20} MiB) {(ours[1] - ours[0]) / (theirs[1] - theirs[0]):.2f}"
+        f"{ours[1] / theirs[1]:.2f}; without Python and its libraries "
+        f"({theirs[0] >> 20} and {ours[0] >> 20} MiB) "
+        f"{(ours[1] - ours[0]) / (theirs[1] - theirs[0]):.2f}"
     )
 
 
 def run_alone(options: argparse.Namespace, texts: Texts) -> None:
-    """Some steps of one of the two; prints its memory before the models came, and at most."""
+    """Run steps of one library; print its peak memory before loading the models and at the end."""
     before = _peak_bytes()
     if options.alone == "ours":
         ours = Ours(options, texts)

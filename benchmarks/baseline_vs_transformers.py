@@ -1,10 +1,10 @@
-"""Is our plain decoding no slower than transformers' `generate`, and is our text the same?
+"""Compares the speed and the text of plain decoding with transformers' `generate`.
 
-Same model, dtype, prompts, tokens; interleaved in one process, the first to go changing every time.
-Prints, for plain weights and for the weights that `paceline decode` uses:
-  - seconds of `generate` / seconds of `AutoregressiveDecoder`, with its interval
-and, with a draft, in float32, greedy:
-  - how many speculative texts equal transformers' greedy text token for token.
+Both use the same model, data type, prompts and number of tokens, and are interleaved in one
+process in alternating order. Prints
+  - seconds of `generate` / seconds of `AutoregressiveDecoder`, with its 95% interval, for the
+    unmodified weights and for the weights that `paceline decode` uses
+  - with --draft: how many greedy speculative texts equal transformers' greedy text (float32)
 
     python benchmarks/baseline_vs_transformers.py --target MODEL --prompts FILE [--draft MODEL]
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def transformers_generate(model: CausalModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """Greedy text of exactly this many tokens by transformers."""
+    """Exactly `num_tokens` greedy tokens from transformers."""
     tokens = torch.tensor([list(prompt)], device=model.device)
     generated = model.hf.generate(
         tokens,
@@ -43,7 +43,7 @@ def transformers_generate(model: CausalModel, prompt: Sequence[int], num_tokens:
 
 
 def ours(model: CausalModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """The same by our baseline."""
+    """Exactly `num_tokens` greedy tokens from `AutoregressiveDecoder`."""
     decoder = AutoregressiveDecoder(model, SamplingParams(temperature=0))
     return decoder.generate([prompt], num_tokens, eos_token_ids=[])[0].tokens
 
@@ -83,7 +83,6 @@ def compare_text(
 
 
 def main() -> None:
-    """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--prompts", required=True)
@@ -99,7 +98,7 @@ def main() -> None:
     prompts = read_prompts(options.prompts, plain.tokenizer, max_tokens=options.prompt_tokens)
     prompts = prompts[: options.num_prompts]
     print(f"{options.target}, {plain.dtype}, {torch.get_num_threads()} threads")
-    compare_speed("plain weights", plain, plain, prompts, options.new_tokens)
+    compare_speed("unmodified weights", plain, plain, prompts, options.new_tokens)
     prepared = prepare_for_decoding(plain)
     compare_speed("decoding weights", plain, prepared, prompts, options.new_tokens)
     if options.draft:

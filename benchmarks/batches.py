@@ -1,9 +1,10 @@
-"""What does a batch bring, and what does it cost that its rows accept different numbers of tokens?
+"""Measures throughput by batch size, and the cost of rows that accept different numbers of tokens.
 
-Interleaved in one process; sampled at temperature 1, rows never end early. Prints
-  - tokens a second of all rows together at each batch size, over those of one row, plain and speculative
-  - ragged / equal: median seconds of a block of eight rows whose seeds, and so numbers of accepted tokens, differ, over those of
-    eight rows with one seed, from the same prompt on
+All cases are interleaved in one process, sample at temperature 1 and ignore stop tokens. Prints
+  - tokens per second of the whole batch for each batch size, relative to the first one, for plain
+    and speculative decoding
+  - ragged / equal: median seconds per block of eight rows of one prompt with different seeds, and
+    so different numbers of accepted tokens, over eight rows with the same seed
 
     python benchmarks/batches.py --target MODEL --draft MODEL --prompts FILE
 """
@@ -33,10 +34,10 @@ ROWS = 8
 def decode(
     decoder: Decoder, prompts: Sequence[list[int]], seeds: Sequence[int], num_blocks: int
 ) -> tuple[list[float], int, set[int]]:
-    """Seconds of so many blocks of all rows behind the prompts; their tokens, all, and kinds of counts."""
+    """Seconds of each block of all rows, total number of tokens, and distinct tokens per block."""
     texts = start_texts(
         prompts,
-        max_new_tokens=(num_blocks + 1) * 9,  # more than gamma 8 can make
+        max_new_tokens=(num_blocks + 1) * 9,  # enough for gamma 8
         seed=seeds,
         stops=(),
         max_length=None,
@@ -44,7 +45,7 @@ def decode(
     )
     blocks = decoder.blocks(texts)
     for _ in range(len(texts)):
-        next(blocks)  # the first token comes with the prompt
+        next(blocks)  # prefill yields the first token
     made: list[int] = []
     seconds: list[float] = []
     for _ in range(num_blocks):
@@ -63,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     target, draft, texts = served_pair(options)
     whole = [text for text in texts if len(text) == options.prompt_tokens]
-    ways: dict[str, Decoder] = {
+    decoders: dict[str, Decoder] = {
         "plain": AutoregressiveDecoder(target),
         f"speculative, gamma {options.gamma}": SpeculativeDecoder(
             target, draft, gamma=options.gamma
@@ -71,13 +72,13 @@ def main() -> None:
     }
     rates: dict[tuple[str, int], list[float]] = {}
     spent: dict[str, list[float]] = {"ragged": [], "equal": []}
-    speculative = list(ways.values())[1]
+    speculative = list(decoders.values())[1]
     for number in range(-1, options.rounds):  # the first round warms up
         start = number * max(options.batches) % len(whole)
         prompts = list(
             itertools.islice(itertools.cycle(whole), start, start + max(options.batches))
         )
-        for (name, decoder), batch in itertools.product(ways.items(), options.batches):
+        for (name, decoder), batch in itertools.product(decoders.items(), options.batches):
             seeds = range(100 * number + 100, 100 * number + 100 + batch)
             seconds, tokens, _ = decode(decoder, prompts[:batch], list(seeds), options.blocks)
             if number >= 0:
@@ -85,15 +86,16 @@ def main() -> None:
         kinds = {"ragged": list(range(number + 1, number + 1 + ROWS)), "equal": [number + 1] * ROWS}
         for kind in sorted(kinds, reverse=number % 2 == 1):
             seconds, _, sizes = decode(speculative, prompts[:1] * ROWS, kinds[kind], options.blocks)
-            assert len(sizes) > 1, "blocks of different lengths are what is asked about"
+            assert len(sizes) > 1, "this benchmark needs blocks of different lengths"
             if number >= 0:
                 spent[kind].append(statistics.median(seconds))
-    for name in ways:
+    for name in decoders:
         for batch in options.batches:
             found = rates[name, batch]
             print(
                 f"{name}, batch {batch}: {sum(found) / len(found):.0f} tokens/s, "
-                f"{show(ratio(found, rates[name, options.batches[0]]))} of batch {options.batches[0]}"
+                f"{show(ratio(found, rates[name, options.batches[0]]))} relative to batch "
+                f"{options.batches[0]}"
             )
     print(f"ragged / equal, batch {ROWS}: {show(ratio(spent['ragged'], spent['equal']))}")
 

@@ -1,9 +1,10 @@
-"""Is decoding with an aligned draft faster than llama.cpp's plain decoding of the same model on the same cores?
+"""Compares decoding with and without a draft to llama.cpp's plain decoding of the same model.
 
-llama.cpp reads the .gguf file as it is, with its 4-bit weights; ours reads the file's weights as bfloat16, or rounded to 8 bits a row, alone and with the draft.
-Both are timed from the first token on, on as many threads, prompt by prompt in turn, greedy; llama.cpp in a process of its own. Prints milliseconds a token and the ratios with their
-intervals; for 8-bit weights also what the rounding costs: how far it moves the distributions of the target on the prompts'
-texts, and their perplexity.
+llama.cpp uses the 4-bit weights of the .gguf file. Paceline converts them to bfloat16, or to int8
+with a scale per row. Both decode greedily with the same number of threads and are timed after the
+first token. Prompts are interleaved; llama.cpp runs in a separate process. Prints milliseconds per
+token and ratios with 95% intervals. With int8 weights it also prints the quantization error: the
+TVD to the unquantized target, and both perplexities on the prompts' texts.
 
     CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python==0.3.36
     python benchmarks/decode_vs_llama_cpp.py --target FILE.gguf --draft DRAFT --prompts FILE
@@ -37,7 +38,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 class LlamaCpp:
-    """In a process of its own: the threads of two libraries, waiting for work, hinder each other."""
+    """llama.cpp in a separate process, since idle threads of two libraries slow each other down."""
 
     def __init__(self, path: str, threads: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -46,15 +47,15 @@ class LlamaCpp:
         process.start()
         self.name: str = self._pipe.recv()
 
-    def seconds_a_token(self, prompt: Sequence[int], num_tokens: int) -> float:
+    def seconds_per_token(self, prompt: Sequence[int], num_tokens: int) -> float:
         self._pipe.send((list(prompt), num_tokens))
         seconds: float = self._pipe.recv()
-        time.sleep(0.05)  # its threads go to sleep
+        time.sleep(0.05)  # lets the worker's threads go to sleep
         return seconds
 
 
 def serve_llama_cpp(pipe: Connection, path: str, threads: int) -> None:
-    """Greedy decoding; answers with seconds of a token behind the first."""
+    """Decode greedily and send the seconds per token after the first."""
     import llama_cpp
     import numpy
 
@@ -67,9 +68,9 @@ def serve_llama_cpp(pipe: Connection, path: str, threads: int) -> None:
     while True:
         try:
             prompt, num_tokens = pipe.recv()
-        except EOFError:  # who asked has gone
+        except EOFError:  # the parent process has ended
             return
-        time.sleep(0.05)  # so do the threads of who asked
+        time.sleep(0.05)  # lets the parent's threads go to sleep
         model.reset()
         model.eval(prompt)
         started = time.perf_counter()
@@ -79,20 +80,22 @@ def serve_llama_cpp(pipe: Connection, path: str, threads: int) -> None:
         pipe.send((time.perf_counter() - started) / (num_tokens - 1))
 
 
-def our_seconds_a_token(decoder: Decoder, prompt: Sequence[int], num_tokens: int) -> float:
+def our_seconds_per_token(decoder: Decoder, prompt: Sequence[int], num_tokens: int) -> float:
     first_s, all_s, blocks = time_request(decoder, prompt, num_tokens, 0)
     return (all_s - first_s) / (sum(len(block.tokens) for block in blocks) - 1)
 
 
 @torch.inference_mode()
-def cost_of_rounding(whole: CausalModel, rounded: CausalModel, texts: Sequence[list[int]]) -> str:
-    """TVD between the two, and the perplexity of either, a mean over the texts' tokens."""
+def quantization_error(
+    original: CausalModel, quantized: CausalModel, texts: Sequence[list[int]]
+) -> str:
+    """Mean TVD between the two over the texts' tokens, and the perplexity of each."""
     moved, surprise, count = 0.0, [0.0, 0.0], 0
     for text in texts:
         tokens = torch.tensor([text])
         logs = [
             model.hf(input_ids=tokens).logits[0, :-1].float().log_softmax(-1)
-            for model in (whole, rounded)
+            for model in (original, quantized)
         ]
         moved += 0.5 * float((logs[0].exp() - logs[1].exp()).abs().sum())
         for which, log_probs in enumerate(logs):
@@ -124,30 +127,31 @@ def main() -> None:
     assert loaded.tokenizer is not None
     texts = read_prompts(options.prompts, loaded.tokenizer, max_tokens=256)[: options.num_prompts]
     prompts = [text[: options.prompt_tokens] for text in texts]
-    ways = [
-        theirs.seconds_a_token,
+    methods = [
+        theirs.seconds_per_token,
         *(
-            lambda prompt, count, decoder=decoder: our_seconds_a_token(decoder, prompt, count)
+            lambda prompt, count, decoder=decoder: our_seconds_per_token(decoder, prompt, count)
             for decoder in ours
         ),
     ]
-    for way in ways:
-        way(prompts[0], 16)
-    seconds: list[list[float]] = [[] for _ in ways]
+    for method in methods:
+        method(prompts[0], 16)
+    seconds: list[list[float]] = [[] for _ in methods]
     for number, prompt in enumerate(prompts):
-        for place in range(len(ways)):
-            which = (place + number) % len(ways)
-            seconds[which].append(ways[which](prompt, options.new_tokens))
+        for offset in range(len(methods)):
+            index = (offset + number) % len(methods)
+            seconds[index].append(methods[index](prompt, options.new_tokens))
     llama, alone, pair = seconds
-    a_token = ", ".join(
-        f"{name} {1000 * sum(spent) / len(spent):.2f} ms a token"
-        for name, spent in zip(("llama.cpp", "ours alone", "with the draft"), seconds, strict=True)
+    names = ("llama.cpp", "ours alone", "ours with draft")
+    means = ", ".join(
+        f"{name} {1000 * sum(spent) / len(spent):.2f} ms per token"
+        for name, spent in zip(names, seconds, strict=True)
     )
-    print(f"{theirs.name}; our target's weights: {options.target_weights}\n{a_token}")
-    print(f"llama.cpp / ours alone     {show(ratio(llama, alone))}")
-    print(f"llama.cpp / with the draft {show(ratio(llama, pair))}  (gamma {options.gamma})")
+    print(f"{theirs.name}; our target's weights: {options.target_weights}\n{means}")
+    print(f"llama.cpp / ours alone      {show(ratio(llama, alone))}")
+    print(f"llama.cpp / ours with draft {show(ratio(llama, pair))}  (gamma {options.gamma})")
     if options.target_weights == "int8":
-        print(f"rounding the target to 8 bits: {cost_of_rounding(loaded, target, texts)}")
+        print(f"int8 target: {quantization_error(loaded, target, texts)}")
 
 
 if __name__ == "__main__":

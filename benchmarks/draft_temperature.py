@@ -1,8 +1,9 @@
-"""At which temperature should a draft draw, for a target that samples at T?
+"""Finds the best draft temperature Td for a target that samples at temperature T.
 
-Teacher-forced on text that the target samples at each T: expected acceptance sum_v min(p_T, q_Td) and tokens per target call (tau) for
-each draft temperature Td, 0 being greedy drafting. All Td are scored on the same text, so their differences, whose 95% intervals
-stand beside them, are surer than the figures.
+Prints the expected acceptance sum_v min(p_T, q_Td) and the tokens per target call (tau) for each
+Td, teacher-forced on text that the target samples at T; Td = 0 is greedy drafting. All Td are
+scored on the same text, so the 95% intervals of the differences are narrower than those of the
+values.
 
     python benchmarks/draft_temperature.py --target MODEL --draft MODEL --prompts FILE
 """
@@ -35,35 +36,36 @@ def scores_of(
     temperature: float,
     options: Namespace,
 ) -> dict[float, TextScores]:
-    """Scores by draft temperature, on text that the target samples at this temperature."""
+    """Scores for each draft temperature on text that the target samples at `temperature`."""
     sampling = SamplingParams(temperature=temperature)
     decoder = AutoregressiveDecoder(pair[0], sampling)
     found = decoder.generate(prompts, options.new_tokens, batch_size=options.batch_size)
     texts = [generation.tokens for generation in found]
     return {
-        drafts: score_texts(
-            *(*pair, prompts, texts, sampling, silent), SamplingParams(temperature=drafts)
+        draft_temperature: score_texts(
+            *(*pair, prompts, texts, sampling, silent),
+            SamplingParams(temperature=draft_temperature),
         )
-        for drafts in options.draft_temperatures
+        for draft_temperature in options.draft_temperatures
     }
 
 
 def print_table(temperature: float, scores: dict[float, TextScores], gammas: list[int]) -> None:
-    """One line a draft temperature, and the gain in acceptance over drafting as the target samples."""
+    """Print a row per draft temperature, with the gain in acceptance over Td = T."""
     same = scores.get(temperature)
     taus = [f"tau, gamma {gamma}" for gamma in gammas]
-    print(f"\n| T={temperature:g}: draft at | acceptance | over Td = T | {' | '.join(taus)} |")
+    print(f"\n| T={temperature:g}: Td | acceptance | gain over Td = T | {' | '.join(taus)} |")
     print("|---" * (3 + len(gammas)) + "|")
-    for drafts, found in scores.items():
+    for draft_temperature, found in scores.items():
         accepted_BT, _, mask_BT = found.drafted
         lengths_B = mask_BT.sum(-1)
         rng = named_generator(0, "benchmark")
         cells = [show(ratio_interval(accepted_BT.sum(-1), lengths_B, rng=rng)), ""]
-        if same is not None and drafts != temperature:
+        if same is not None and draft_temperature != temperature:
             gain_B = (accepted_BT - same.drafted[0]).sum(-1)
             cells[1] = show(mean_interval(gain_B / lengths_B.double().mean()))
         cells += [f"{block_efficiency_from_text(*found.drafted, gamma):.3f}" for gamma in gammas]
-        print(f"| {drafts:g} | {' | '.join(cells)} |", flush=True)
+        print(f"| {draft_temperature:g} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""What does it cost, and what does it bring, that a draft proposes some tokens only?
+"""Compares a draft with its vocabulary subset to the same draft with the whole vocabulary.
 
-The same draft with its vocabulary subset and without, beside one target, on the same text of the target:
-acceptance of either, what the subset loses at most (the target's mass outside of it), and the time of a token drawn, in turn.
+Prints the acceptance of both on the same target text, the target's probability mass outside the
+subset, which bounds the loss in acceptance, and the interleaved times per drafted token.
 
     python benchmarks/draft_vocabulary.py --target MODEL --draft DRAFT --prompts FILE
 """
@@ -27,7 +27,7 @@ from pairing import ratio, show
 
 
 def draw_s(model: CausalModel, prompt: list[int], count: int) -> float:
-    """Seconds a token, drawn behind a prompt."""
+    """Seconds per token drafted after a prompt."""
     session = model.start_session()
     session.prefill([prompt])
     started = time.perf_counter()
@@ -39,7 +39,7 @@ def draw_s(model: CausalModel, prompt: list[int], count: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--target", required=True)
-    parser.add_argument("--draft", required=True, help="one with draft_vocabulary.json")
+    parser.add_argument("--draft", required=True, help="a draft with draft_vocabulary.json")
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--num-prompts", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -58,24 +58,23 @@ def main() -> None:
         scores = score_texts(target, draft, prompts, texts, SamplingParams(), silent)
         lengths = scores.mask_BT.sum(-1)
         rng = torch.Generator().manual_seed(0)
-        print(
-            f"{name}: acceptance {show(ratio_interval(scores.acceptance_BT.sum(-1), lengths, rng=rng))}"
-        )
+        acceptance = ratio_interval(scores.acceptance_BT.sum(-1), lengths, rng=rng)
+        print(f"{name}: acceptance {show(acceptance)}")
     outside = 0.0
     for prompt, text in zip(prompts, texts, strict=True):
         given = (target, some, prompt, text, SamplingParams(), target.vocab_size)
         probs_TV = forced_probs(*given)[0]
         outside += float(1 - probs_TV[:, some.draft_vocabulary].sum(-1).mean()) / len(texts)
-    print(f"the target's mass outside of {len(some.draft_vocabulary):,} tokens: {outside:.4f}")
+    size = len(some.draft_vocabulary)
+    print(f"target's probability mass outside the {size:,} tokens: {outside:.4f}")
     ready = [prepare_for_decoding(model) for model in (every, some)]
     seconds: tuple[list[float], list[float]] = ([], [])
     for repeat in range(options.repeats):
         for side in (0, 1) if repeat % 2 else (1, 0):
             seconds[side].append(draw_s(ready[side], prompts[repeat % len(prompts)], 8))
     whole_ms, some_ms = (1e3 * statistics.median(times) for times in seconds)
-    print(
-        f"a token drawn: whole {whole_ms:.2f} ms, subset {some_ms:.2f} ms; whole / subset {show(ratio(*seconds))}"
-    )
+    print(f"per drafted token: whole {whole_ms:.2f} ms, subset {some_ms:.2f} ms")
+    print(f"whole / subset {show(ratio(*seconds))}")
 
 
 if __name__ == "__main__":

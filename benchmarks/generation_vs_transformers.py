@@ -1,8 +1,9 @@
-"""How fast does a target write text for training: many prompts, a batch at a time?
+"""Compares the throughput of generating training text with transformers' `generate`.
 
-Theirs is `generate` on one batch after the other, padded on the left; each lasts until its longest text ends. Ours gives the
-place of a text that ends to the next prompt, with and without a draft. The same prompts in rounds, the first to go changing
-every round, stop tokens in force; tokens a second, as they may write different numbers of them.
+transformers generates left-padded batches one after another; a batch lasts until its longest text
+ends. Paceline uses continuous batching: the next prompt takes the row of a finished text. It runs
+with and without a draft. All use the same prompts in rounds of alternating order, and stop tokens
+apply. The result is tokens per second, since the methods can generate different numbers of tokens.
 
     python benchmarks/generation_vs_transformers.py --target MODEL --draft MODEL --prompts FILE
 """
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from paceline.decode.decoder import Decoder
     from paceline.models import CausalModel
 
-    Write = Callable[[Sequence[Sequence[int]], int], int]
+    Generate = Callable[[Sequence[Sequence[int]], int], int]
 
 
-def write_with_transformers(
+def generate_with_transformers(
     model: CausalModel,
     sampling: SamplingParams,
     size: int,
@@ -38,19 +39,19 @@ def write_with_transformers(
     prompts: Sequence[Sequence[int]],
     seed: int,
 ) -> int:
-    """New tokens of all texts, stop tokens included."""
+    """Number of new tokens of all texts, including stop tokens."""
     torch.manual_seed(seed)
     stops = set(model.eos_token_ids)
     pad = model.eos_token_ids[0]
-    written = 0
+    num_tokens = 0
     for start in range(0, len(prompts), size):
         batch = prompts[start : start + size]
         width = max(map(len, batch))
         tokens = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in batch])
-        holes = torch.tensor([[width - len(prompt)] for prompt in batch])
+        num_padding = torch.tensor([[width - len(prompt)] for prompt in batch])
         found = model.hf.generate(
             tokens,
-            attention_mask=(torch.arange(width) >= holes).long(),
+            attention_mask=(torch.arange(width) >= num_padding).long(),
             do_sample=True,
             temperature=sampling.temperature,
             top_k=0,
@@ -60,21 +61,21 @@ def write_with_transformers(
             eos_token_id=list(stops),
         )
         for text in found[:, width:].tolist():
-            ends = [place + 1 for place, token in enumerate(text) if token in stops]
-            written += ends[0] if ends else len(text)
-    return written
+            ends = [index + 1 for index, token in enumerate(text) if token in stops]
+            num_tokens += ends[0] if ends else len(text)
+    return num_tokens
 
 
-def write(
+def generate(
     decoder: Decoder, size: int, new_tokens: int, prompts: Sequence[Sequence[int]], seed: int
 ) -> int:
-    """The same with a decoder of ours."""
+    """Number of new tokens of all texts from one of Paceline's decoders."""
     found = decoder.generate(prompts, new_tokens, seed, batch_size=size)
     return sum(len(generation.tokens) for generation in found)
 
 
-def rate(run: Write, prompts: Sequence[Sequence[int]], seed: int) -> float:
-    """New tokens a second."""
+def rate(run: Generate, prompts: Sequence[Sequence[int]], seed: int) -> float:
+    """New tokens per second."""
     started = time.perf_counter()
     return run(prompts, seed) / (time.perf_counter() - started)
 
@@ -97,24 +98,22 @@ def main() -> None:
     sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p)
     speculative = SpeculativeDecoder(target, draft, gamma=options.gamma, sampling=sampling)
     shape = options.batch, options.new_tokens
-    ways: dict[str, Write] = {
-        "transformers": functools.partial(write_with_transformers, plain, sampling, *shape),
-        "ours": functools.partial(write, AutoregressiveDecoder(target, sampling), *shape),
-        f"ours with the draft, gamma {options.gamma}": functools.partial(
-            write, speculative, *shape
-        ),
+    methods: dict[str, Generate] = {
+        "transformers": functools.partial(generate_with_transformers, plain, sampling, *shape),
+        "ours": functools.partial(generate, AutoregressiveDecoder(target, sampling), *shape),
+        f"ours with draft, gamma {options.gamma}": functools.partial(generate, speculative, *shape),
     }
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+    rates: dict[str, list[float]] = {name: [] for name in methods}
     for number in range(options.rounds):
         start = number * options.num_prompts % len(prompts)
         chosen = (prompts + prompts)[start : start + options.num_prompts]
-        for name in sorted(ways, reverse=number % 2 == 1):
-            rates[name].append(rate(ways[name], chosen, number))
+        for name in sorted(methods, reverse=number % 2 == 1):
+            rates[name].append(rate(methods[name], chosen, number))
     theirs = rates["transformers"]
     for name, found in rates.items():
         print(
             f"{name}, {options.batch} rows: {sum(found) / len(found):.0f} tokens/s, "
-            f"{show(ratio(found, theirs))} of transformers"
+            f"{show(ratio(found, theirs))} relative to transformers"
         )
 
 

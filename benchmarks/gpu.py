@@ -1,17 +1,19 @@
-"""All questions at once on one CUDA device, with models made here: nothing is downloaded. Not run on one yet.
+"""Runs all benchmarks on one CUDA device, without downloads; it has not run on a GPU yet.
 
-Of each shape, a target of random weights whose layers add little to their input, and a draft of its first layers: they
-agree about as well as an aligned pair does, so that blocks are as long as served ones. Figures on these are of speed only.
-Acceptance comes from a pair that is trained here on Python's own documentation. Prints, for each shape
-  - what the device copies a second, and how long reading the weights would take at that speed
-  - tokens a second: ours alone and with the draft, transformers' generate and assisted generation; paired ratios
-  - the part of a drafted block that the device spends waiting for its host
-  - tokens a second by batch, and a step of alignment: its tokens a second and memory, against the whole loss at once
-and for the trained pair what `paceline measure` says.
+Each shape has a target with random weights, whose layers add little to their input, and a draft
+with its first layers. They agree about as often as an aligned pair, so block lengths are realistic.
+Such pairs only measure speed; acceptance comes from a pair trained on Python's documentation.
+Prints for each shape
+  - memory bandwidth of the device, and the time to read the weights at that bandwidth
+  - tokens per second of Paceline and transformers, with and without the draft; paired ratios
+  - the fraction of a block during which the device waits for the host
+  - tokens per second by batch size
+  - tokens per second and memory of an alignment step, with a chunked and an unchunked loss
+and for the trained pair the results of `paceline measure`.
 
     python -u benchmarks/gpu.py
     python -u benchmarks/gpu.py --shapes 7b --no-training
-    python benchmarks/gpu.py --device cpu --shapes tiny --train-seconds 5 5 5      # that it runs
+    python benchmarks/gpu.py --device cpu --shapes tiny --train-seconds 5 5 5      # smoke test
 """
 
 from __future__ import annotations
@@ -61,11 +63,11 @@ if TYPE_CHECKING:
     from paceline.models import CausalModel
 
 
-_ROUNDS = 50  # of a block, when it is looked into
+_ROUNDS = 50  # blocks per profile
 
 
 class Shape(NamedTuple):
-    """Of a Llama; the draft has its first `draft_layers`."""
+    """Shape of a Llama model; the draft has its first `draft_layers` layers."""
 
     hidden: int
     inner: int
@@ -84,7 +86,7 @@ SHAPES = {
 
 
 def made_pair(shape: Shape, share: float, device: str) -> tuple[CausalModel, CausalModel]:
-    """Target and draft; `share`: how much layers add, relative to a usual beginning."""
+    """Target and draft; `share` scales the output of each layer."""
     config = LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -105,27 +107,27 @@ def made_pair(shape: Shape, share: float, device: str) -> tuple[CausalModel, Cau
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight *= share
             if name.startswith("lm_head"):
-                weight *= 8  # so that some tokens are likely
+                weight *= 8  # gives a distribution that is not nearly uniform
     draft = cut(target, shape.draft_layers)
     return wrap_model(target), wrap_model(draft)
 
 
 def cut(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """A draft of the first layers; it shares embeddings and head."""
+    """A draft with the target's first layers; it shares embeddings and head with the target."""
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = num_layers
     with torch.device("meta"):
         draft = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    held = draft.base_model
-    held.embed_tokens, held.norm = target.base_model.embed_tokens, target.base_model.norm
-    held.rotary_emb = target.base_model.rotary_emb
-    held.layers = torch.nn.ModuleList(copy.deepcopy(list(target.base_model.layers[:num_layers])))
+    base = draft.base_model
+    base.embed_tokens, base.norm = target.base_model.embed_tokens, target.base_model.norm
+    base.rotary_emb = target.base_model.rotary_emb
+    base.layers = torch.nn.ModuleList(copy.deepcopy(list(target.base_model.layers[:num_layers])))
     draft.lm_head = target.lm_head
     return draft.eval()
 
 
 def report_bandwidth(target: CausalModel, size: int) -> None:
-    """How long reading the weights takes at the speed of a copy."""
+    """Print the bandwidth of a copy and the time to read the weights at that bandwidth."""
     source = torch.zeros(size, dtype=torch.uint8, device=target.device)
     goal = torch.empty_like(source)
     goal.copy_(source)
@@ -133,9 +135,11 @@ def report_bandwidth(target: CausalModel, size: int) -> None:
     spent = seconds(lambda: [goal.copy_(source) for _ in range(rounds)])
     rate = 2 * size * rounds / spent
     weights = sum(weight.nbytes for weight in target.hf.parameters())
-    weights -= target.hf.get_input_embeddings().weight.nbytes  # of which a token reads one row
+    # A token reads only one row of the embeddings.
+    weights -= target.hf.get_input_embeddings().weight.nbytes
     print(
-        f"copies {rate / 1e9:.0f} GB/s; {weights / 1e9:.2f} GB of weights: {1e3 * weights / rate:.2f} ms a pass"
+        f"copy bandwidth {rate / 1e9:.0f} GB/s; {weights / 1e9:.2f} GB of weights: "
+        f"{1e3 * weights / rate:.2f} ms per pass"
     )
 
 
@@ -145,7 +149,7 @@ def compare_decoding(
     sampling: SamplingParams,
     options: argparse.Namespace,
 ) -> None:
-    """Batch 1: ours and transformers', alone and with the draft."""
+    """Compare Paceline and transformers at batch size 1, with and without the draft."""
     prompts = made_prompts(options.num_prompts, ready[0].vocab_size)
     length = options.new_tokens
     alone = AutoregressiveDecoder(ready[0], sampling)
@@ -161,22 +165,23 @@ def compare_decoding(
         torch.manual_seed(number)
         transformers_tokens(plain[0], prompts[number], length, sampling, draft)
 
-    ways = (
+    methods = (
         functools.partial(theirs, draft=None),
         functools.partial(theirs, draft=plain[1]),
         functools.partial(ours, decoder=alone),
         functools.partial(ours, decoder=blocks),
     )
-    for number in range(len(prompts)):  # warms up, and records whatever these requests need
-        for way in ways:
-            way(number)
+    for number in range(len(prompts)):  # warms up and captures all CUDA graphs
+        for method in methods:
+            method(number)
     counted.clear()
-    spent = paired_seconds(ways, len(prompts))
+    spent = paired_seconds(methods, len(prompts))
     tau = sum(counted, DecodeStats()).block_efficiency
     rates = [f"{len(prompts) * length / sum(one):.0f}" for one in spent]
     print(f"temperature {sampling.temperature:g}, gamma {options.gamma}, tau {tau:.2f}")
     print(
-        f"  tokens/s: generate {rates[0]}, assisted {rates[1]}, ours {rates[2]}, with draft {rates[3]}"
+        f"  tokens/s: generate {rates[0]}, assisted {rates[1]}, ours {rates[2]}, "
+        f"ours with draft {rates[3]}"
     )
     print(f"  generate / ours {show(ratio(spent[0], spent[2]))}")
     print(f"  assisted / ours with draft {show(ratio(spent[1], spent[3]))}")
@@ -191,7 +196,7 @@ def made_prompts(count: int, vocab_size: int, length: int = 64) -> list[list[int
 
 @torch.inference_mode()
 def report_waiting(ready: tuple[CausalModel, CausalModel], gamma: int) -> None:
-    """What part of drafting a block, and of a whole one, no kernel runs."""
+    """Print the fraction of the time, in drafting and in whole blocks, without a running kernel."""
     target, draft = (model.start_session() for model in ready)
     (prompt,) = made_prompts(1, ready[0].vocab_size)
     for session in (target, draft):
@@ -213,12 +218,12 @@ def report_waiting(ready: tuple[CausalModel, CausalModel], gamma: int) -> None:
         busy = busy_seconds(repeated(work, _ROUNDS))
         print(
             f"{name}, gamma {gamma}: {1e3 * spent / _ROUNDS:.3f} ms, "
-            f"no kernel runs in {1 - busy / spent:.1%} of it"
+            f"idle for {1 - busy / spent:.1%} of it"
         )
 
 
 def repeated(work: Callable[[], object], count: int) -> Callable[[], None]:
-    """The same so many times."""
+    """A function that calls `work` `count` times."""
 
     def run() -> None:
         for _ in range(count):
@@ -228,7 +233,7 @@ def repeated(work: Callable[[], object], count: int) -> Callable[[], None]:
 
 
 def busy_seconds(work: Callable[[], object]) -> float:
-    """What the kernels of a call take, one behind the other."""
+    """Total time of all kernels of a call."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         work()
         torch.cuda.synchronize()
@@ -238,7 +243,7 @@ def busy_seconds(work: Callable[[], object]) -> float:
 
 
 def report_batches(ready: tuple[CausalModel, CausalModel], options: argparse.Namespace) -> None:
-    """Tokens a second of all rows together."""
+    """Print tokens per second of the whole batch for each batch size."""
     sampling = SamplingParams()
     decoders = {
         "alone": AutoregressiveDecoder(ready[0], sampling),
@@ -252,7 +257,7 @@ def report_batches(ready: tuple[CausalModel, CausalModel], options: argparse.Nam
             def run(decoder: Decoder = decoder, prompts: list[list[int]] = prompts) -> None:
                 decoder.generate(prompts, options.new_tokens, 0, [])
 
-            run()  # records
+            run()  # captures CUDA graphs
             spent = seconds(run)
             rates.append(f"{batch}: {batch * options.new_tokens / spent:.0f}")
         print(f"{name}, tokens/s by batch: {', '.join(rates)}")
@@ -261,9 +266,9 @@ def report_batches(ready: tuple[CausalModel, CausalModel], options: argparse.Nam
 def report_alignment(
     pair: tuple[CausalModel, CausalModel], chunk_tokens: int, options: argparse.Namespace
 ) -> None:
-    """A step of forward KL over the whole vocabulary, with logits of so many tokens at a time."""
+    """Time a forward-KL step over the whole vocabulary, with logits of `chunk_tokens` at a time."""
     target, draft = pair
-    # embeddings and head are the target's otherwise
+    # A copy, because the draft shares embeddings and head with the target.
     student = wrap_model(copy.deepcopy(draft.hf).float().requires_grad_(True))
     settings = {
         "target": "made here",
@@ -289,12 +294,12 @@ def report_alignment(
     spent = seconds(repeated(lambda: stepper.step(rows, 1e-5, plan), rounds))
     tokens = rounds * options.rows * (options.length - 1)
     most = torch.cuda.max_memory_allocated() - before if on_gpu else 0
-    peak = f", a step takes {most / 2**30:.1f} GiB at most" if on_gpu else ""
-    print(f"alignment, {chunk_tokens} tokens a chunk: {tokens / spent:.0f} tokens/s{peak}")
+    peak = f", peak memory of a step {most / 2**30:.1f} GiB" if on_gpu else ""
+    print(f"alignment, {chunk_tokens} tokens per chunk: {tokens / spent:.0f} tokens/s{peak}")
 
 
 def report_trained_pair(options: argparse.Namespace, folder: Path) -> None:
-    """Pretrain both on Python's documentation, align the draft, measure it."""
+    """Pretrain both models on Python's documentation, align the draft and measure the pair."""
     docs = write_python_docs(folder)
     both = {
         "data": {"train": str(docs.train)},
@@ -337,11 +342,12 @@ def report_trained_pair(options: argparse.Namespace, folder: Path) -> None:
             ),
         )
         speed = found.speed
-        assert speed is not None, "requests are timed unless told otherwise"
+        assert speed is not None, "requests are timed by default"
         print(
-            f"trained pair, temperature {temperature:g}: acceptance {found.acceptance.expected_acceptance}, "
-            f"c {found.cost.cost_ratio:.3f}, gamma {speed.gamma}, tau {speed.block_efficiency:.2f}, "
-            f"speedup {speed.speedup}, {speed.engine_efficiency:.2f} of tau / (c gamma + 1)"
+            f"trained pair, temperature {temperature:g}: acceptance "
+            f"{found.acceptance.expected_acceptance}, c {found.cost.cost_ratio:.3f}, "
+            f"gamma {speed.gamma}, tau {speed.block_efficiency:.2f}, speedup {speed.speedup}, "
+            f"{speed.engine_efficiency:.2f} x tau / (c gamma + 1)"
         )
 
 
@@ -349,15 +355,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["1b", "7b"])
-    parser.add_argument("--share", type=float, default=0.1, help="how much layers add")
+    parser.add_argument("--share", type=float, default=0.1, help="scale of the layers' output")
     parser.add_argument("--gamma", type=int, default=4)
     parser.add_argument("--num-prompts", type=int, default=6)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rows", type=int, default=16, help="of an alignment step")
-    parser.add_argument("--length", type=int, default=512, help="tokens of such a row")
+    parser.add_argument("--rows", type=int, default=16, help="rows per alignment step")
+    parser.add_argument(
+        "--length", type=int, default=512, help="tokens per row of an alignment step"
+    )
     parser.add_argument("--train-seconds", type=float, nargs=3, default=[180, 45, 90])
-    parser.add_argument("--no-training", action="store_true", help="leave the trained pair out")
+    parser.add_argument("--no-training", action="store_true", help="skip the trained pair")
     options = parser.parse_args()
     on_gpu = options.device != "cpu"
     name = torch.cuda.get_device_name() if on_gpu else "CPU"
@@ -378,7 +386,7 @@ def main() -> None:
             report_alignment(plain, chunk_tokens, options)
         print(f"({time.perf_counter() - started:.0f} s)", flush=True)
         del plain, ready
-        gc.collect()  # graphs before others are recorded
+        gc.collect()  # frees CUDA graphs before the next ones are captured
     if options.no_training:
         return
     print()

@@ -1,7 +1,7 @@
-"""What does it bring that the target reads given text once, and not in every epoch?
+"""Measures the speedup of alignment steps from caching the target's hidden states.
 
-Steps of alignment as a configuration has them, the same rows in turn with the target's states read anew and with the ones that are
-kept, on one draft and one optimiser.
+Runs the steps of a configuration on the same rows with recomputed and with cached hidden states,
+interleaved, on one draft and one optimizer.
 
     python benchmarks/kept_states.py --config configs/direct/align.yaml --set target=MODEL
 """
@@ -47,7 +47,7 @@ def main() -> None:
         eos_token_id=cast("int | None", target.tokenizer.eos_token_id),
     )[: options.steps * config.batch_size]
     streams = [ExampleStream(examples, config.batch_size, seed=0) for _ in range(2)]
-    anew, kept = FixedText(streams[0]), ReadText(streams[1], target, limit_gb=100)
+    recomputed, cached = FixedText(streams[0]), ReadText(streams[1], target, limit_gb=100)
     stepper = Stepper(draft, target, config, Accelerator(), vocab_size=vocab_size, bfloat16=True)
     vocabulary = None
     if config.loss_vocabulary is not None and draft.draft_vocabulary is not None:
@@ -57,14 +57,15 @@ def main() -> None:
     def step(source: BatchSource, number: int) -> None:
         stepper.step(source.next_batch().rows, 1e-4, planner(0.1, number))
 
-    ways = [functools.partial(step, anew), functools.partial(step, kept)]
-    first = paired_seconds(ways, options.steps)
-    later = paired_seconds(ways, options.steps)
-    print(f"first epoch, anew / kept: {show(ratio(*first))}")
-    print(f"second epoch, anew / kept: {show(ratio(*later))}")
+    methods = [functools.partial(step, recomputed), functools.partial(step, cached)]
+    first = paired_seconds(methods, options.steps)
+    second = paired_seconds(methods, options.steps)
+    print(f"first epoch, recomputed / cached: {show(ratio(*first))}")
+    print(f"second epoch, recomputed / cached: {show(ratio(*second))}")
     tokens = sum(len(example.tokens) for example in examples)
-    for name, spent in zip(("anew", "kept"), later, strict=True):
-        print(f"{name}: {sum(spent) / len(spent):.3f} s a step, {tokens / sum(spent):.0f} tokens/s")
+    for name, spent in zip(("recomputed", "cached"), second, strict=True):
+        rate = tokens / sum(spent)
+        print(f"{name}: {sum(spent) / len(spent):.3f} s per step, {rate:.0f} tokens/s")
 
 
 if __name__ == "__main__":

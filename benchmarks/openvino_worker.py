@@ -1,4 +1,7 @@
-"""OpenVINO GenAI answering lines of JSON; run by the python that has it: TARGET GAMMA [DRAFT]."""
+"""Serves OpenVINO GenAI over JSON lines on stdin and stdout.
+
+Arguments: TARGET GAMMA [DRAFT]. Needs a Python environment with OpenVINO GenAI.
+"""
 
 import json
 import sys
@@ -15,14 +18,14 @@ def main() -> None:
     pipeline = openvino_genai.LLMPipeline(target, "CPU", **more)
     print(json.dumps({"version": openvino_genai.get_version()}), flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         settings = openvino_genai.GenerationConfig()
-        settings.max_new_tokens = asked["count"]
+        settings.max_new_tokens = request["count"]
         settings.ignore_eos = True
         settings.do_sample = False
         if draft:
             settings.num_assistant_tokens = int(gamma)
-        tokens = openvino.Tensor(numpy.array([asked["prompt"]], dtype=numpy.int64))
+        tokens = openvino.Tensor(numpy.array([request["prompt"]], dtype=numpy.int64))
         start = time.perf_counter()
         answer = pipeline.generate(tokens, settings)
         seconds = time.perf_counter() - start

@@ -1,10 +1,12 @@
-"""How much of what speculation promises is there when the clock is asked?
+"""Compares the measured speedup of speculative decoding with the predicted one.
 
-For each gamma, greedy and at temperature 1: the measured speedup from the first token on, over tau / (c gamma + 1), where tau is
-counted in the very blocks that were timed and c is a draft pass over a target pass, each drawing a token, timed in turn between
-the requests. The formula takes a target pass over gamma + 1 tokens for as long as one over a single token, a drafted token for as
-dear as a single one, and everything beside passes for nothing. `drafting` and `block` are what blocks really take, so that the rest
-is what is lost beside the passes.
+For each gamma, greedy and at temperature 1, it divides the measured speedup after the first token
+by tau / (c gamma + 1). tau is counted in the timed blocks. c is the time of a draft pass over the
+time of a target pass, each sampling one token, measured between the requests. The formula assumes
+that a target pass over gamma + 1 tokens costs as much as one over a single token, that a drafted
+token costs a single draft pass, and that all other work is free. `drafting` and `block` are the
+measured costs of drafting and of a block in target passes. With these, the remaining difference is
+the overhead outside the models' forward passes.
 
     python benchmarks/overhead.py --target MODEL --draft MODEL --prompts FILE
 """
@@ -19,7 +21,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.latency import PassTimer, time_pairs
 from paceline.progress import silent
 from paceline.rng import named_generator
-from pairing import pair_parser, served_pair
+from pairing import pair_parser, served_pair, show
 
 
 def main() -> None:
@@ -30,12 +32,12 @@ def main() -> None:
     options = parser.parse_args()
     target, draft, prompts = served_pair(options)
     prompts = prompts[: options.num_prompts]
-    middle = (prompts[0] * 99)[: options.prompt_tokens + options.new_tokens // 2]
+    text = (prompts[0] * 99)[: options.prompt_tokens + options.new_tokens // 2]
     for temperature in (0.0, 1.0):
         sampling = SamplingParams(temperature=temperature)
         print(f"temperature {temperature:g}")
         for gamma in options.gammas:
-            timer = PassTimer(target, draft, middle, [gamma], sampling)
+            timer = PassTimer(target, draft, text, [gamma], sampling)
             times = time_pairs(
                 AutoregressiveDecoder(target, sampling=sampling),
                 SpeculativeDecoder(target, draft, gamma=gamma, sampling=sampling),
@@ -50,12 +52,13 @@ def main() -> None:
             speedup = times.decoding_speedup(named_generator(0, "benchmark"))
             tau, ratio = times.stats.block_efficiency, costs.cost_ratio
             drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
-            promised = predicted_speedup(tau, gamma, ratio)
-            payable = costs.expected_speedup(tau, gamma)
+            predicted = predicted_speedup(tau, gamma, ratio)
+            by_blocks = costs.expected_speedup(tau, gamma)
             print(
-                f"gamma {gamma}: measured {speedup.value:.3f} ({speedup.low:.3f} to {speedup.high:.3f}), "
-                f"tau {tau:.3f}, c {ratio:.3f}, drafting {drafting:.3f}, block {block:.3f}; of tau / (c gamma + 1) "
-                f"{speedup.value / promised:.3f}, with a block's own times {speedup.value / payable:.3f}"
+                f"gamma {gamma}: measured {show(speedup)}, tau {tau:.3f}, c {ratio:.3f}, "
+                f"drafting {drafting:.3f}, block {block:.3f}; "
+                f"measured / (tau / (c gamma + 1)) {speedup.value / predicted:.3f}, "
+                f"measured / predicted from block times {speedup.value / by_blocks:.3f}"
             )
 
 

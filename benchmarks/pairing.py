@@ -1,4 +1,4 @@
-"""What the benchmarks share: two ways of doing one thing, interleaved, as a ratio."""
+"""Shared by the benchmarks: interleaved timing, ratios with intervals, common options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Wall-clock time of one call."""
+    """Wall-clock seconds of one call."""
     _wait()
     start = time.perf_counter()
     run()
@@ -36,35 +36,37 @@ def _wait() -> None:
 
 
 def paired_seconds(runs: Sequence[Run], count: int) -> list[list[float]]:
-    """Seconds of each way at each of `count` cases, the first to go changing every time."""
+    """Seconds of each run for each of `count` cases; the order rotates from case to case."""
     spent = [[0.0] * count for _ in runs]
     for number in range(count):
-        for place in range(len(runs)):
-            which = (place + number) % len(runs)
-            spent[which][number] = seconds(lambda run=runs[which], case=number: run(case))
+        for offset in range(len(runs)):
+            index = (offset + number) % len(runs)
+            spent[index][number] = seconds(lambda run=runs[index], case=number: run(case))
     return spent
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
-    """Sum / sum with its 95% interval over the cases."""
+    """Ratio of the sums with its 95% interval over the cases."""
     return ratio_interval(
         torch.tensor(over), torch.tensor(under), rng=named_generator(0, "benchmark")
     )
 
 
 def show(found: Interval) -> str:
-    """`1.234 (1.200 to 1.270)`."""
+    """Format an interval as `1.234 (1.200 to 1.270)`."""
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 
 def pair_parser(description: str) -> argparse.ArgumentParser:
-    """The options that name a pair as it is served, and its prompts."""
+    """A parser with the options that `served_pair` needs."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--draft", required=True)
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--draft-weights", default="int8")
-    parser.add_argument("--activations", default="float32", help="of the target")
+    parser.add_argument(
+        "--activations", default="float32", help="precision of the target's activations"
+    )
     parser.add_argument("--prompt-tokens", type=int, default=32)
     return parser
 
@@ -72,7 +74,7 @@ def pair_parser(description: str) -> argparse.ArgumentParser:
 def served_pair(
     options: argparse.Namespace,
 ) -> tuple[CausalModel, CausalModel, list[list[int]]]:
-    """Target, draft and prompts."""
+    """Load target and draft as served, and the prompts."""
     target = prepare_for_decoding(load_model(options.target), activations=options.activations)
     draft = prepare_for_decoding(load_model(options.draft), options.draft_weights)
     assert target.tokenizer is not None

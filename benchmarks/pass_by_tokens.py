@@ -1,7 +1,8 @@
-"""What does a compiled pass over n tokens cost, as a multiple of a pass over one token, on each kind of x86 processor?
+"""Measures a compiled pass over n tokens relative to one token, for each x86 instruction level.
 
-No files are needed: random weights in the shape of SmolLM2-135M, 64 tokens of context. Every level that this processor
-has is measured in a process of its own, limited by PACELINE_CPU. Within a process the passes are interleaved.
+Needs no files: the model has random weights in the shape of SmolLM2-135M. The context is 64 tokens.
+Every level that this CPU supports is measured in a separate process, limited by PACELINE_CPU. The
+passes of a process are interleaved.
 
     python benchmarks/pass_by_tokens.py
     python benchmarks/pass_by_tokens.py --levels avx2 --tokens 1 8 16 --rounds 40
@@ -58,14 +59,14 @@ def measure(counts: list[int], rounds: int) -> None:
     )
     hf = LlamaForCausalLM(config).bfloat16()
 
-    def read(_: int, session: CausalSession, tokens: torch.Tensor) -> None:
+    def forward(_: int, session: CausalSession, tokens: torch.Tensor) -> None:
         session.extend(tokens)
         session.rollback([tokens.shape[1]])
 
     for weights in ("bfloat16", "int8"):
         session = session_of(hf, int8=weights == "int8")
         runs = [
-            functools.partial(read, session=session, tokens=torch.full((1, count), 9))
+            functools.partial(forward, session=session, tokens=torch.full((1, count), 9))
             for count in counts
         ]
         paired_seconds(runs, 2)
@@ -74,7 +75,7 @@ def measure(counts: list[int], rounds: int) -> None:
             milliseconds = 1000 * statistics.median(seconds)
             print(
                 f"{processor.level():11} {weights:8} {count:4} tokens: {milliseconds:6.1f} ms, "
-                f"{show(ratio(seconds, spent[0]))} of {counts[0]}"
+                f"{show(ratio(seconds, spent[0]))} relative to {counts[0]}"
             )
 
 

@@ -1,9 +1,12 @@
-"""How do the parts grow: the loss with the vocabulary, a pass with its tokens, its rows and the text behind it?
+"""Measures how the loss scales with the vocabulary, and a pass with tokens, rows and context.
 
-No files are needed: heads and models of random weights, float32 sums, bfloat16 products where the processor has them. Prints
-  - loss and slopes of 1,024 tokens by vocabulary: milliseconds, and the most memory that a process of its own takes beyond
-    hidden states, both heads and the head's slopes, next to that of one chunk's logits of both models
-  - milliseconds of a compiled pass of a 30-layer model of width 576, by new tokens, by rows and by context
+Needs no files: heads and models have random weights, with bfloat16 products where the CPU supports
+them and float32 accumulation. Prints
+  - loss and gradients of 1,024 tokens by vocabulary size: milliseconds, and peak memory in a
+    separate process, without hidden states, both heads and the head's gradients, next to the size
+    of the logits of one chunk and of all tokens, of both models
+  - milliseconds of a compiled pass of a 30-layer model of hidden size 576, by number of new tokens,
+    rows and context
 
     python benchmarks/scaling.py
 """
@@ -45,7 +48,7 @@ def milliseconds(run: Callable[[], object], repeats: int = 9) -> float:
 
 
 def loss_of(vocab_size: int) -> tuple[float, float]:
-    """Milliseconds, and MiB at most beyond what goes in and comes out."""
+    """Milliseconds, and peak memory in MiB without inputs and gradients."""
     hidden = torch.randn(TOKENS, WIDTH).bfloat16().requires_grad_()
     heads = [torch.randn(vocab_size, WIDTH) / 24 for _ in range(2)]
     target, weight = heads[0].bfloat16(), heads[1].requires_grad_()
@@ -64,8 +67,8 @@ def loss_of(vocab_size: int) -> tuple[float, float]:
         hidden.grad = weight.grad = None
 
     small = torch.randn(8, 8).bfloat16()
-    _ = small @ small  # what the library takes at its first product
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    _ = small @ small  # the library allocates memory at its first product
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _mebibytes("VmRSS")
     spent = milliseconds(step, repeats=3)
     of_weight = weight.numel() * weight.element_size() / 2**20
@@ -78,15 +81,15 @@ def _mebibytes(name: str) -> float:
 
 
 def by_vocabulary(sizes: list[int]) -> None:
-    print(f"loss and slopes of {TOKENS} tokens, chunks of {CHUNK}")
+    print(f"loss and gradients of {TOKENS} tokens, chunks of {CHUNK}, by vocabulary size")
     for size in sizes:
         command = [sys.executable, __file__, "--alone", str(size)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         spent, beyond = map(float, done.stdout.split())
         chunk = 2 * CHUNK * size * 2 / 2**20
         print(
-            f"  {size:7d} tokens: {spent:7.1f} ms, {beyond:5.0f} MiB; one chunk {chunk:.0f} MiB, "
-            f"all logits {chunk * TOKENS / CHUNK:.0f} MiB"
+            f"  {size:7d}: {spent:7.1f} ms, {beyond:5.0f} MiB; logits of one chunk {chunk:.0f} "
+            f"MiB, of all tokens {chunk * TOKENS / CHUNK:.0f} MiB"
         )
 
 
@@ -104,7 +107,7 @@ def passes() -> None:
     )
     model = prepare_for_decoding(wrap_model(LlamaForCausalLM(config).bfloat16()))
     reader = getattr(model.decoder, "native", None)
-    print(f"a pass, {'compiled' if reader else 'through torch'}")
+    print(f"milliseconds per pass, {'compiled' if reader else 'PyTorch'}")
     for name, cases in {
         "by new tokens, context 64": [(1, count, 64) for count in (1, 2, 4, 8, 16, 32)],
         "by rows of one new token, context 64": [(rows, 1, 64) for rows in (1, 2, 4, 8, 16, 32)],
@@ -116,13 +119,14 @@ def passes() -> None:
             session = model.start_session()
             session.prefill([[7] * context] * rows)
 
-            def one_pass(session=session, tokens=torch.full((rows, count), 9)) -> None:  # noqa: B008
+            tokens = torch.full((rows, count), 9)
+
+            def one_pass(session=session, tokens=tokens) -> None:
                 session.extend(tokens)
                 session.rollback([tokens.shape[1]] * len(tokens))
 
-            print(
-                f"    {max(rows, count) if context == 64 else context:5d}: {milliseconds(one_pass):7.2f} ms"
-            )
+            size = max(rows, count) if context == 64 else context
+            print(f"    {size:5d}: {milliseconds(one_pass):7.2f} ms")
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""How much faster is our speculative decoding than transformers' assisted generation?
+"""Compares speculative decoding with transformers' assisted generation.
 
-Same target, same draft, same gamma, same sampler, same number of tokens; interleaved in one process,
-the first to go changing every time. Theirs runs the weights as they are loaded; ours those that
-`paceline decode` uses, or with --plain the same as theirs. Prints for greedy decoding and for temperature 1:
-  - seconds of assisted generation / seconds of ours, with its interval
-  - what speculation brings to either: plain decoding / speculative, same library
+Both use the same target, draft, gamma, sampling parameters and number of tokens, and are
+interleaved in one process in alternating order. transformers runs the weights as loaded, Paceline
+those that `paceline decode` uses, or with --plain the same as transformers. Prints for greedy
+decoding and for temperature 1
+  - seconds of assisted generation / seconds of Paceline, with its 95% interval
+  - the speedup from speculation in each library: plain decoding / speculative decoding
 
     python benchmarks/speculative_vs_assisted.py --target MODEL --draft MODEL --prompts FILE
 """
@@ -36,7 +37,7 @@ def transformers_tokens(
     sampling: SamplingParams,
     draft: CausalModel | None = None,
 ) -> int:
-    """Exactly this many tokens by transformers, assisted if there is a draft."""
+    """Generate exactly `num_tokens` tokens with transformers, assisted if there is a draft."""
     tokens = torch.tensor([list(prompt)], device=target.device)
     assisted = {} if draft is None else {"assistant_model": draft.hf}
     sampled = {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
@@ -54,7 +55,7 @@ def transformers_tokens(
 
 
 def fix_block_length(draft: CausalModel, gamma: int) -> None:
-    """Without this, transformers drafts more or less as it goes."""
+    """Turn off transformers' adaptive number of drafted tokens."""
     settings = draft.hf.generation_config
     settings.num_assistant_tokens = gamma
     settings.num_assistant_tokens_schedule = "constant"
@@ -82,24 +83,23 @@ def compare(
 
     speculative = SpeculativeDecoder(*ready, gamma=gamma, sampling=sampling)
     alone = AutoregressiveDecoder(ready[0], sampling)
-    ways = (
+    methods = (
         lambda number: theirs(number, None),
         lambda number: theirs(number, plain[1]),
         lambda number: ours(alone, number),
         lambda number: ours(speculative, number),
     )
-    for way in ways:  # warms up
-        way(0)
-    generate_s, assisted_s, alone_s, ours_s = paired_seconds(ways, len(prompts))
+    for method in methods:  # warms up
+        method(0)
+    generate_s, assisted_s, alone_s, ours_s = paired_seconds(methods, len(prompts))
     rate = len(prompts) * num_tokens / sum(ours_s)
     print(f"temperature {sampling.temperature:g}, gamma {gamma}:")
     print(f"  assisted generation / ours {show(ratio(assisted_s, ours_s))}, {rate:.1f} tokens/s")
-    print(f"  speculation brings us {show(ratio(alone_s, ours_s))},", end=" ")
+    print(f"  plain / speculative: ours {show(ratio(alone_s, ours_s))},", end=" ")
     print(f"transformers {show(ratio(generate_s, assisted_s))}")
 
 
 def main() -> None:
-    """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--draft", required=True)
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--gamma", type=int, default=1)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--draft-weights", default="auto")
-    parser.add_argument("--plain", action="store_true", help="no weights prepared for decoding")
+    parser.add_argument("--plain", action="store_true", help="use the weights as loaded")
     options = parser.parse_args()
 
     plain = tuple(load_model(name, dtype=options.dtype) for name in (options.target, options.draft))

@@ -1,6 +1,6 @@
-"""Paceline: draft models that keep up with their target, measured, aligned, decoded and shipped.
+"""Paceline: measure, align, decode and export draft models for speculative decoding.
 
-The names below are imported when they are used: importing this package does not load torch.
+The public names are imported on first use: importing this package does not load torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.processor import limit_libraries
 
-if TYPE_CHECKING:  # the same names for type checkers
+if TYPE_CHECKING:
     from paceline.core.rules import Chow as Chow
     from paceline.core.rules import Diff as Diff
     from paceline.core.rules import Lenient as Lenient
@@ -33,21 +33,21 @@ limit_libraries()
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "core.rules": ["Lenient", "Lossless", "Lossy", "Chow", "Diff", "Opt", "TokenV3"],
     "core.sampling": ["SamplingParams"],
     "decode": ["AutoregressiveDecoder", "SpeculativeDecoder"],
     "models": ["load_model", "prepare_for_decoding", "wrap_model"],
     "train": ["AlignConfig", "PretrainConfig", "align", "pretrain"],
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"paceline.{_HOME_OF[name]}"), name)
+    return getattr(importlib.import_module(f"paceline.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])
+    return sorted([*globals(), *_MODULE_OF])

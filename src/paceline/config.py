@@ -1,8 +1,4 @@
-"""Configuration: frozen pydantic models, read from YAML, changed by `a.b=c`.
-
-One schema serves the YAML file, the overrides and the run's manifest. This module knows the
-mechanism only; each configuration stands beside what it configures.
-"""
+"""Configurations: frozen pydantic models, read from YAML files and `key.subkey=value` overrides."""
 
 from __future__ import annotations
 
@@ -22,12 +18,12 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
-_MOST_FAULTS = 5  # that one line can tell of
-_MOST_KEYS = 12
+_MOST_FAULTS = 5  # reported in one message
+_MOST_KEYS = 12  # more are not listed for an unknown key
 
 
 class StrictModel(BaseModel):
-    """A configuration that cannot be changed after it is made and knows every key it is given."""
+    """Base class of configurations: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,7 +46,7 @@ def load_config(
 
 
 def validate(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
-    """Build `cls` from plain values; every fault of the user is one line."""
+    """Build `cls` from plain values; report all errors in one line."""
     try:
         return cls.model_validate(values)
     except ValidationError as error:
@@ -58,10 +54,10 @@ def validate(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
 
 
 def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
-    """Read what a command wrote as JSON; `command` is named to whoever gives another file.
+    """Read the JSON output of a Paceline command; `command` is named in errors.
 
     Raises:
-        ConfigError: it cannot be read, or is something else.
+        ConfigError: the file cannot be read or has another format.
     """
     try:
         return cls.model_validate_json(path.read_text("utf-8"))
@@ -76,9 +72,9 @@ def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping."""
+    """Read a YAML mapping; an empty file is an empty mapping."""
     try:
-        loaded: object = _load(path.read_text(encoding="utf-8"))
+        loaded: object = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise ConfigError(f"no configuration file at {path}; check the path") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -97,11 +93,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _RepeatedKeyError(yaml.YAMLError):
-    """A mapping names one key twice; YAML itself would keep the last value and say nothing."""
+    """A mapping has the same key twice, which YAML would accept, keeping the last value."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only, and every key of a mapping once."""
+    """Safe loader that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -110,19 +106,15 @@ class _Loader(yaml.SafeLoader):
                 line = key.start_mark.line + 1
                 if key.value in lines:
                     raise _RepeatedKeyError(
-                        f"the key {key.value} is given twice, in line {lines[key.value]} and in line "
-                        f"{line}; keep one"
+                        f"the key {key.value} is given twice, in line {lines[key.value]} and in "
+                        f"line {line}; keep one"
                     )
                 lines[key.value] = line
         return super().construct_mapping(node, deep)
 
 
-def _load(text: str) -> Any:
-    return yaml.load(text, _Loader)  # a safe one
-
-
 def apply_override(values: dict[str, Any], override: str) -> None:
-    """Set `a.b=c` in a nested mapping; c is read as YAML, so 3, true and [1, 2] are typed."""
+    """Set `a.b=c` in a nested mapping; c is parsed as YAML, so 3, true and [1, 2] are typed."""
     dotted, equals, text = override.partition("=")
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
@@ -132,13 +124,13 @@ def apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def read_value(text: str, source: str) -> Any:
-    """A value written as in a YAML file; `source` says who gave it.
+    """Parse a YAML value; `source` names its origin in errors.
 
     Raises:
-        ConfigError: It is not valid YAML.
+        ConfigError: it is not valid YAML.
     """
     try:
-        return _load(text)
+        return yaml.load(text, _Loader)
     except _RepeatedKeyError as error:
         raise ConfigError(f"{source}: {error}") from None
     except (yaml.YAMLError, RecursionError):
@@ -146,10 +138,10 @@ def read_value(text: str, source: str) -> Any:
 
 
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:
-    """Set a value deep in nested mappings, which are made where there are none.
+    """Set a value in nested mappings; missing ones are created. `source` is named in errors.
 
     Raises:
-        ConfigError: something that is no mapping is in the way; `source` says who asked.
+        ConfigError: a key on the path holds a value that is not a mapping.
     """
     node = values
     for key in keys[:-1]:
@@ -158,15 +150,15 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
             child = node[key] = {}
         if not isinstance(child, dict):
             raise ConfigError(
-                f"{source}: {key} holds a value ({reprlib.repr(child)}), not further keys; write it "
-                "as a mapping"
+                f"{source}: {key} holds a value ({reprlib.repr(child)}), not further keys; write "
+                "it as a mapping"
             )
         node = cast("dict[str, Any]", child)
     node[keys[-1]] = value
 
 
 def describe(error: ValidationError, cls: type[BaseModel] | None = None) -> str:
-    """One line for all that pydantic found; of `cls`, keys that may have been meant."""
+    """Format pydantic's errors as one line; `cls` adds suggestions for unknown keys."""
     faults = [_describe_fault(fault, cls) for fault in error.errors()]
     shown = faults[:_MOST_FAULTS]
     more = f"; and {len(faults) - len(shown)} more" if len(faults) > len(shown) else ""
@@ -180,30 +172,30 @@ def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> st
         return f"{where}: unknown key{_advice(fault['loc'], cls)}"
     if fault["type"] == "union_tag_not_found":
         tag = fault.get("ctx", {}).get("discriminator", "kind").strip("'")
-        message = f"which one is meant is not said; give {where}.{tag} as well"
-    if not where:  # a fault of the whole, whose message names the keys
+        message = f"no variant is selected; set {where}.{tag}"
+    if not where:  # the message of a model validator names the keys itself
         return message
     got = "" if fault["type"] == "missing" else f" (got {reprlib.repr(fault['input'])})"
     return f"{where}: {message}{got}"
 
 
 def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:
-    """What may have been meant by a key that is not there: one beside it, or one deeper."""
+    """Suggest keys on the same level or below."""
     if cls is None:
         return ""
     name = str(loc[-1])
-    beside = _keys_at(cls, loc[:-1])
-    close = difflib.get_close_matches(name, beside, n=1)
+    siblings = _keys_at(cls, loc[:-1])
+    close = difflib.get_close_matches(name, siblings, n=1)
     if not close:
         deep = {path.rpartition(".")[2]: path for path in reversed(_paths(cls))}
         close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1)]
     if close:
         return f"; did you mean {close[0]}?"
-    return f"; known keys are {', '.join(beside)}" if len(beside) <= _MOST_KEYS else ""
+    return f"; known keys are {', '.join(siblings)}" if len(siblings) <= _MOST_KEYS else ""
 
 
 def models_in(annotation: Any) -> list[type[Any]]:
-    """Every configuration that a value of this type may be made of."""
+    """All configuration classes in a type annotation."""
     if isinstance(annotation, type):
         found = cast("type[Any]", annotation)
         return [found] if hasattr(found, "__pydantic_fields__") else []
@@ -211,12 +203,12 @@ def models_in(annotation: Any) -> list[type[Any]]:
 
 
 def fields_of(model: type[Any]) -> dict[str, FieldInfo]:
-    """The keys of a configuration, be it a pydantic model or a pydantic dataclass."""
+    """The fields of a pydantic model or a pydantic dataclass."""
     return model.__pydantic_fields__
 
 
 def _keys_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
-    """The keys that are known where a fault was found; its path names tags of variants, too."""
+    """The known keys at an error location, which may contain tags of variants."""
     models: list[type[Any]] = [cls]
     for part in loc:
         known = [fields_of(model)[part] for model in models if part in fields_of(model)]
@@ -227,13 +219,13 @@ def _keys_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
 
 
 def _tags(model: type[Any]) -> set[str]:
-    """What tells this variant from others, such as `jsd`: the default of its tag."""
+    """The values of a variant's tag field, such as `jsd`."""
     defaults = [field.default for field in fields_of(model).values()]
     return {default for default in defaults if isinstance(default, str)}
 
 
 def _paths(cls: type[Any], prefix: str = "") -> list[str]:
-    """`a.b.c` for every key, the shallow ones first."""
+    """The path `a.b.c` of every key, top level first."""
     here = [prefix + key for key in fields_of(cls)]
     deeper = [
         path
@@ -245,5 +237,5 @@ def _paths(cls: type[Any], prefix: str = "") -> list[str]:
 
 
 def to_yaml(config: StrictModel) -> str:
-    """The resolved configuration as YAML that `load_config` reads back to an equal one."""
+    """Dump the resolved configuration as YAML; `load_config` restores it."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)

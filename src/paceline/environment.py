@@ -1,4 +1,4 @@
-"""Versions, hardware and the commit of the sources, for manifests and reports."""
+"""Record versions, hardware and the git commit for manifests and reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.processor import level, machine_level, processor_name
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and git state, for manifests and reports."""
+    """Versions, hardware and git state."""
     packages = ("paceline", "torch", "transformers", "accelerate", "datasets", "safetensors")
     versions: dict[str, str] = {}
     for package in packages:
@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Commit of the source tree, where Paceline runs from one."""
+    """Commit of the source tree; None if Paceline does not run from a git repository."""
     source = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

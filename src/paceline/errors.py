@@ -1,27 +1,24 @@
-"""The exception tree. Every message is one line: what came, what was wanted, what to do.
+"""Exception classes; each has a standard base class and the exit code of the command line.
 
-Members are standard exceptions too, so that a caller who knows nothing of Paceline can catch them.
-`exit_code` is what the command line returns:
+1    negative result: NO-GO, a failed check, or no measurement meets a bound
+2    usage error: an option, a configuration, a file or a model cannot be used
+3    failure: training failed, the disk is full, memory ran out, a crash
+130  interrupted by the user
 
-2  wrong usage: an option, a configuration, a file or a model that cannot be used
-1  a verdict: NO-GO, a check that failed, a bound that nothing meets
-3  the work could not be done: training failed, the disk is full, memory ran out, a crash
-130  the user interrupted it
-
-Only a verdict may return 1, so that a script can tell "no" from "I do not know".
+Only a negative result returns 1, so scripts can tell it from a failure.
 """
 
 VERDICT, USAGE, NOT_DONE, INTERRUPTED = 1, 2, 3, 130
 
 
 class PacelineError(Exception):
-    """Anything Paceline raises on purpose."""
+    """Base class of all errors raised by Paceline."""
 
     exit_code = NOT_DONE
 
 
 class UsageError(PacelineError, ValueError):
-    """What the user gave cannot be used."""
+    """An argument, configuration, file or model cannot be used."""
 
     exit_code = USAGE
 
@@ -31,66 +28,66 @@ class ConfigError(UsageError):
 
 
 class PromptError(UsageError):
-    """A file of prompts or documents is empty or malformed; the message names the line."""
+    """A file of prompts or documents is empty or malformed."""
 
 
 class ModelLoadError(UsageError):
-    """A model or tokenizer cannot be read from the place that was named."""
+    """A model or tokenizer cannot be loaded from the given path."""
 
 
 class UnsupportedModelError(UsageError):
-    """The architecture cannot do what is asked of it, such as rolling its cache back."""
+    """The architecture lacks a required feature, such as cache rollback."""
 
 
 class VocabularyMismatchError(UsageError):
-    """Target and draft do not share one tokenizer."""
+    """Target and draft do not share a tokenizer."""
 
 
 class ContextLengthError(UsageError):
-    """A prompt, or a prompt with what is to be generated, is longer than the model's context."""
+    """A prompt, or a prompt plus the new tokens, exceeds the model's context length."""
 
 
 class TrainingError(PacelineError, RuntimeError):
-    """Training cannot go on: a loss that is not finite or that exploded."""
+    """Training failed, for example with a loss that is not finite."""
 
 
 class DivergedError(TrainingError):
-    """Training made the model worse and worse, or not a number."""
+    """Training diverged: the loss exploded or is not finite."""
 
 
 class StoppedError(TrainingError):
-    """The user asked a run to stop, and what it has so far is saved."""
+    """The user stopped a run; its state is saved."""
 
     exit_code = INTERRUPTED
 
 
 class GenerationError(PacelineError, RuntimeError):
-    """Writing distillation data cannot go on."""
+    """Generation of distillation data failed."""
 
 
 class EngineError(PacelineError, RuntimeError):
-    """An engine that serves models did not do what was asked of it."""
+    """A serving engine failed."""
 
 
 class NotReachedError(PacelineError, RuntimeError):
-    """Nothing that was measured meets what was asked for."""
+    """No measurement meets the requested bound."""
 
     exit_code = VERDICT
 
 
 class ExportError(PacelineError, RuntimeError):
-    """An export that does not give what was exported; it is not kept."""
+    """An export failed its checks and was removed."""
 
     exit_code = VERDICT
 
 
 class StorageError(PacelineError, OSError):
-    """Writing failed: the disk is full or the place cannot be written."""
+    """A file cannot be written: the disk is full or the path is not writable."""
 
 
 class CrashError(PacelineError, RuntimeError):
-    """A fault that no other class describes; the message names a log file with the traceback."""
+    """An unexpected error; the message names the log file with the traceback."""
 
 
 class SlowerWarning(UserWarning):
-    """A fast code path cannot be used; the result is the same, and takes longer."""
+    """A fast code path is not available: same results, more time."""

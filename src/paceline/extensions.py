@@ -1,8 +1,7 @@
-"""Variants that a configuration names: built-in ones by their tag, a user's own by `import:`.
+"""Resolve configured variants: built-in ones by their tag, user-defined ones by `import:`.
 
-`{rule: opt, alpha: 0.2}` is a built-in variant, `{import: mypackage.module:Name, alpha: 0.2}` a class
-of the user's, found on the Python path or in the working directory. This is the only module that
-resolves such a name.
+`{rule: opt, alpha: 0.2}` is a built-in variant. `{import: mypackage.module:Name, alpha: 0.2}` is a
+user's class, importable from the Python path or the working directory.
 """
 
 from __future__ import annotations
@@ -25,34 +24,34 @@ IMPORT = "import"
 
 
 def variants(union: Any, tag: str, base: type[Any]) -> Any:
-    """The type of a field that holds one of the union's variants, or a user's own.
+    """The type of a configuration field that holds a built-in or user-defined variant.
 
-    A name alone stands for the variant with its defaults: `opt`, or `mypackage.module:Name`.
+    A bare name selects the variant with its defaults: `opt`, or `mypackage.module:Name`.
 
     Args:
-        union: Pydantic models or dataclasses that the field `tag` tells apart.
-        tag: That field.
-        base: What a class of the user's has to derive from.
+        union: The built-in pydantic models or dataclasses.
+        tag: The field that discriminates between them.
+        base: Base class that user-defined variants must derive from.
     """
     known = frozenset(get_args(union))
 
     def validate(value: Any, handler: Callable[[Any], Any]) -> Any:
         value = as_mapping(value, tag)
         if isinstance(value, dict) and IMPORT in value:
-            return _made(cast("dict[str, Any]", value), base)
+            return _build(cast("dict[str, Any]", value), base)
         if isinstance(value, base) and type(value) not in known:
             return value
         return handler(value)
 
     def serialize(value: Any, handler: Callable[[Any], Any], info: SerializationInfo) -> Any:
-        return handler(value) if type(value) in known else _told(value, info.mode)
+        return handler(value) if type(value) in known else _serialized(value, info.mode)
 
-    told_apart = Annotated[union, Field(discriminator=tag)]
-    return Annotated[told_apart, WrapValidator(validate), WrapSerializer(serialize)]
+    tagged = Annotated[union, Field(discriminator=tag)]
+    return Annotated[tagged, WrapValidator(validate), WrapSerializer(serialize)]
 
 
 def as_mapping(value: Any, tag: str) -> Any:
-    """A name alone as the mapping that it stands for, `package.module:Name` as an import."""
+    """Expand a bare name to a mapping: the tag, or an import for `package.module:Name`."""
     if isinstance(value, str):
         value = {tag: value}
     if not isinstance(value, dict):
@@ -64,16 +63,16 @@ def as_mapping(value: Any, tag: str) -> Any:
     return {IMPORT: name, **{key: part for key, part in given.items() if key != tag}}
 
 
-def imported(place: str) -> Any:
-    """What `package.module:Name` names.
+def imported(path: str) -> Any:
+    """Import `package.module:Name`.
 
     Raises:
-        ValueError: It is not of that form, cannot be imported, or is not there.
+        ValueError: the form is wrong, the module cannot be imported, or it lacks the name.
     """
-    module_name, colon, name = place.partition(":")
+    module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
-        raise ValueError(f"import wants package.module:Name, got {place!r}")
-    folder = os.getcwd()  # noqa: PTH109 - as Python itself puts it there
+        raise ValueError(f"import wants package.module:Name, got {path!r}")
+    folder = os.getcwd()  # noqa: PTH109 - a str, as sys.path holds
     if folder not in sys.path:
         sys.path.append(folder)
     try:
@@ -81,8 +80,8 @@ def imported(place: str) -> Any:
     except Exception as error:  # the user's module may raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"{module_name} cannot be imported ({reason}); start from the directory that holds it, "
-            "or put that on PYTHONPATH"
+            f"{module_name} cannot be imported ({reason}); run from the directory that contains it "
+            "or add that directory to PYTHONPATH"
         ) from error
     try:
         return getattr(module, name)
@@ -90,21 +89,19 @@ def imported(place: str) -> Any:
         raise ValueError(f"{module_name} ({module.__file__}) has no {name}") from None
 
 
-def _made(value: Mapping[str, Any], base: type[Any]) -> Any:
-    """An object of the user's class, made of the other keys."""
-    place = value[IMPORT]
-    found = imported(str(place))
+def _build(value: Mapping[str, Any], base: type[Any]) -> Any:
+    path = value[IMPORT]
+    found = imported(str(path))
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ValueError(f"{place} is not a class that derives from {base.__name__}")
+        raise ValueError(f"{path} is not a class that derives from {base.__name__}")
     given = {key: part for key, part in value.items() if key != IMPORT}
     try:
         return TypeAdapter(found).validate_python(given)
     except ValidationError as error:
-        raise ValueError(f"{place}: {describe(error)}") from None
+        raise ValueError(f"{path}: {describe(error)}") from None
 
 
-def _told(value: Any, mode: str) -> dict[str, Any]:
-    """The mapping that stands for an object of the user's."""
+def _serialized(value: Any, mode: str) -> dict[str, Any]:
     kind = cast("type[Any]", type(value))
     fields = TypeAdapter(kind).dump_python(value, mode=cast("Any", mode))
     return {IMPORT: f"{kind.__module__}:{kind.__qualname__}", **fields}

@@ -1,4 +1,4 @@
-"""Processes of our own: work dealt out to several, and how they treat memory."""
+"""Distribute work over worker processes, and configure how malloc reuses memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import multiprocessing
 import signal
 import sys
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -20,17 +21,10 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MOST_DEATHS = 3  # over one item: then it is the item
-# parameters of mallopt, as glibc's malloc.h numbers them
+MOST_DEATHS = 3  # processes lost on one item before it counts as the cause
+# mallopt parameters, as numbered in glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _PAD_BYTES = 64 << 20
-
-
-class _Place(NamedTuple):
-    """Which of the processes this is, and how many threads it may use."""
-
-    number: int
-    num_threads: int
 
 
 class _Worker(NamedTuple):
@@ -47,64 +41,60 @@ def in_processes(
     name: Callable[[Item], str],
     failure: type[PacelineError],
 ) -> Iterator[tuple[Item, Result]]:
-    """Each item and what `work` makes of it, as they come; one that dies costs its item's time, no more.
+    """Yield each item with `work(item)`, in order of completion.
+
+    An item whose process dies (out of memory, for example) is retried in a new process.
 
     Args:
-        work: Goes to each process once, pickled, and may keep there what it loads.
-        items: What there is to do.
-        workers: Processes, which share the cores of this one.
-        name: An item's, for messages.
-        failure: Raised where work fails or dies again and again.
+        work: Pickled and sent to each process once; it may cache what it loads.
+        items: The work items.
+        workers: Number of processes; they share this process's cores.
+        name: Describes an item in error messages.
+        failure: Raised if `work` fails, or if an item kills MOST_DEATHS processes.
 
     Raises:
-        PacelineError: what `work` says is wrong.
+        PacelineError: raised by `work`.
     """
-    pool = _Pool(work, items, workers, name, failure)
+    pool = _Pool(work, deque(items), workers, name, failure)
     try:
         while pool.waiting or pool.working:
-            pool.hand_out()
+            pool.assign()
             yield from pool.collect()
     finally:
         pool.end()
 
 
+@dataclass
 class _Pool:
-    """What is left to do, who does what, and how often each item has cost a process."""
+    work: Callable[[Any], Any]
+    waiting: deque[Any]
+    workers: int
+    name: Callable[[Any], str]
+    failure: type[PacelineError]
+    working: dict[Connection, tuple[_Worker, Any]] = field(default_factory=dict)
+    idle: list[_Worker] = field(default_factory=list)
+    deaths: Counter[str] = field(default_factory=Counter)
 
-    def __init__(
-        self,
-        work: Callable[[Any], Any],
-        items: Sequence[Any],
-        workers: int,
-        name: Callable[[Any], str],
-        failure: type[PacelineError],
-    ) -> None:
-        self.work, self.workers, self.name, self.failure = work, workers, name, failure
-        self.waiting = deque(items)
-        self.working: dict[Connection, tuple[_Worker, Any]] = {}
-        self.idle: list[_Worker] = []
-        self.deaths: Counter[str] = Counter()
-
-    def hand_out(self) -> None:
-        """Everybody has something to do, as far as there is."""
+    def assign(self) -> None:
+        """Send pending items to idle or new workers."""
         while self.waiting and len(self.working) < self.workers:
             worker = self.idle.pop() if self.idle else self._start()
             item = self.waiting.popleft()
             try:
                 worker.pipe.send(item)
             except OSError:
-                self._bury(worker, item)
+                self._handle_death(worker, item)
             else:
                 self.working[worker.pipe] = worker, item
 
     def collect(self) -> Iterator[tuple[Any, Any]]:
-        """Wait until somebody has finished something."""
+        """Wait for results and yield them."""
         for pipe in wait(list(self.working)):
             worker, item = self.working.pop(pipe)  # pyright: ignore[reportArgumentType]
             try:
                 result, error = worker.pipe.recv()
             except (EOFError, ConnectionResetError):
-                self._bury(worker, item)
+                self._handle_death(worker, item)
                 continue
             self.idle.append(worker)
             if isinstance(error, PacelineError):
@@ -114,7 +104,7 @@ class _Pool:
             yield item, result
 
     def end(self) -> None:
-        """Whatever they do: a run that trains saves what it has."""
+        # SIGTERM even if busy: a training worker saves its state on it
         everyone = self._everyone()
         for worker in everyone:
             worker.process.terminate()
@@ -131,40 +121,40 @@ class _Pool:
         mine, theirs = context.Pipe()
         threads = max(1, torch.get_num_threads() // self.workers)
         taken = {worker.number for worker in self._everyone()}
-        number = next(n for n in range(self.workers) if n not in taken)  # of one that died, perhaps
-        place = _Place(number, threads)
-        process = context.Process(target=_run, args=(theirs, self.work, place), daemon=True)
+        number = next(n for n in range(self.workers) if n not in taken)  # reuses a dead worker's
+        arguments = (theirs, self.work, number, threads)
+        process = context.Process(target=_run, args=arguments, daemon=True)
         process.start()
-        theirs.close()  # so that its death ends the pipe
+        theirs.close()  # so that recv() raises EOFError if the process dies
         return _Worker(number, process, mine)
 
-    def _bury(self, worker: _Worker, item: Any) -> None:
+    def _handle_death(self, worker: _Worker, item: Any) -> None:
         worker.process.join()
         name = self.name(item)
         self.deaths[name] += 1
         if self.deaths[name] == MOST_DEATHS:
             raise self.failure(
                 f"{MOST_DEATHS} processes died over {name} (the last with exit code "
-                f"{worker.process.exitcode}); what was written stays: give them more memory or "
-                "set fewer workers, and go on"
+                f"{worker.process.exitcode}); finished work is kept: give them more memory or "
+                "set fewer workers, and resume"
             )
         self.waiting.appendleft(item)
 
 
-def _run(pipe: Connection, work: Callable[[Any], Any], place: _Place) -> None:
+def _run(pipe: Connection, work: Callable[[Any], Any], number: int, num_threads: int) -> None:
     import torch
 
-    # the first process hears it and ends the others; blocked, as training sets handlers of its own
+    # Only the main process handles Ctrl-C. Blocked, not ignored: training installs its own handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     keep_freed_memory()
-    torch.set_num_threads(place.num_threads)
+    torch.set_num_threads(num_threads)
     if torch.cuda.is_available():
-        torch.cuda.set_device(place.number % torch.cuda.device_count())
+        torch.cuda.set_device(number % torch.cuda.device_count())
     while True:
         try:
             item = pipe.recv()
         except EOFError:
-            return  # the first process has ended
+            return  # the main process has exited
         try:
             answer = work(item), None
         except PacelineError as error:
@@ -180,10 +170,10 @@ def _run(pipe: Connection, work: Callable[[Any], Any], place: _Place) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let large blocks be used again instead of going back to the system.
+    """Make malloc keep freed blocks instead of returning them to the system (glibc only).
 
-    By default glibc returns a freed block of logits at once, and the next one is paid for page by
-    page: a twentieth of a training step's time on two cores. Elsewhere than glibc nothing happens.
+    By default glibc unmaps a freed block of logits, and the next allocation page-faults again: 5%
+    of a training step's time on two cores.
     """
     if sys.platform != "linux":
         return

@@ -1,14 +1,15 @@
-"""What the CPU can do, decided in one place, and a limit on it.
+"""Instruction-set levels of the CPU, and the environment variable that lowers the level in use.
 
-`PACELINE_CPU` limits Paceline, torch and the libraries below torch to an older level of
-instructions, so that tests and timings on one machine hold for another. It never raises the level.
-This module does not import torch: the libraries read their limits when they are loaded.
+`PACELINE_CPU` limits Paceline, torch and torch's libraries to an older instruction set, so that one
+machine can test and time others. It never raises the level. This module does not import torch,
+because the libraries read their limits when they are loaded.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import platform
 import sys
@@ -20,19 +21,19 @@ from paceline.errors import UsageError
 
 VARIABLE = "PACELINE_CPU"
 GENERIC = "generic"
-"""Any processor without AVX2."""
+"""The level of a processor without AVX2."""
 
-_ARCH_REQ_XCOMP_PERM, _XTILEDATA = 0x1023, 18  # Linux grants tile registers on request
+_ARCH_REQ_XCOMP_PERM, _XTILEDATA = 0x1023, 18  # Linux permits AMX tile registers on request
 _SYS_ARCH_PRCTL = 158
 
 
 class _Level(NamedTuple):
-    """A level of instructions.
+    """An instruction-set level.
 
     Attributes:
-        flags: The names in /proc/cpuinfo that it adds to the level below.
-        march: The compiler's options for it.
-        limits: The environment variables that hold other libraries at it; empty where they need none.
+        flags: Flags in /proc/cpuinfo that the level adds to the one below.
+        march: Compiler options.
+        limits: Environment variables that limit other libraries to the level.
     """
 
     flags: tuple[str, ...]
@@ -74,37 +75,36 @@ _LEVELS = {
     "amx": _Level(("amx_tile", "amx_bf16", "amx_int8"), (), {}),
 }
 LEVELS = tuple(_LEVELS)
-"""What `PACELINE_CPU` accepts, each level including those before it."""
+"""Values of `PACELINE_CPU`; each level includes the ones before it."""
 
 
 def level() -> str:
-    """The level that Paceline uses: the machine's, or a lower one that `PACELINE_CPU` names.
+    """The level in use: the machine's, or a lower one set in `PACELINE_CPU`.
 
     Raises:
-        UsageError: `PACELINE_CPU` names no level.
+        UsageError: `PACELINE_CPU` is not a level.
     """
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return machine_level()
     if wanted not in LEVELS:
         raise UsageError(
-            f"{VARIABLE} is {wanted!r}, wanted one of {', '.join(LEVELS)}; unset it to use all that "
-            "the processor has"
+            f"{VARIABLE} is {wanted!r}, wanted one of {', '.join(LEVELS)}; unset it to use all "
+            "instructions of the processor"
         )
-    available = usable_levels()
-    return wanted if wanted in available else machine_level()
+    return wanted if wanted in usable_levels() else machine_level()
 
 
 @functools.cache
 def machine_level() -> str:
-    """The highest level of this machine: of its processor, and of what its kernel permits."""
+    """The highest level that the processor and the kernel support."""
     available = usable_levels()
     return available[-1] if available else GENERIC
 
 
 @functools.cache
 def usable_levels() -> tuple[str, ...]:
-    """All levels that this machine can run, lowest first."""
+    """All levels that this machine supports, lowest first."""
     levels = _levels_of(processor_flags())
     if "amx" in levels and not _may_use_tiles():
         levels = levels[: levels.index("amx")]
@@ -112,19 +112,19 @@ def usable_levels() -> tuple[str, ...]:
 
 
 def compile_flags(wanted: str) -> tuple[str, ...]:
-    """Compiler options behind `-march=native` that limit the instructions to this level."""
+    """Compiler options to append to `-march=native` to limit the code to a level."""
     native = _levels_of(processor_flags())
     if wanted == GENERIC or (native and wanted == native[-1]):
         return ()
-    # Integer dot products are no level of their own: some AVX-512 processors have them.
+    # VNNI is not part of a level: only some AVX-512 processors have it.
     has_dots = wanted.startswith("avx512") and "avx512_vnni" in processor_flags()
     return (*_LEVELS[wanted].march, "-mtune=native", *(["-mavx512vnni"] if has_dots else []))
 
 
 def limit_libraries() -> None:
-    """Pass a valid `PACELINE_CPU` on to oneDNN, ATen, MKL and FBGEMM; call before torch computes.
+    """Pass `PACELINE_CPU` on to oneDNN, ATen, MKL and FBGEMM; call before torch is imported.
 
-    A name that is no level changes nothing: `level` refuses it.
+    Ignores invalid values, which `level` reports.
     """
     wanted = os.environ.get(VARIABLE)
     if not wanted or wanted not in usable_levels()[:-1]:
@@ -141,7 +141,7 @@ def limit_libraries() -> None:
 
 
 def limits_of(wanted: str) -> dict[str, str]:
-    """The variables that hold other libraries at a level; a lower limit that is already set stays."""
+    """Environment variables that limit other libraries to a level; existing lower limits stay."""
     lower = [_LEVELS[name].limits for name in LEVELS[: LEVELS.index(wanted)]]
     kept = {
         name: os.environ[name]
@@ -153,7 +153,7 @@ def limits_of(wanted: str) -> dict[str, str]:
 
 @functools.cache
 def processor_flags() -> frozenset[str]:
-    """The instructions that /proc/cpuinfo lists; empty on other systems than Linux."""
+    """The instruction-set flags in /proc/cpuinfo; empty on systems other than Linux."""
     for line in _cpuinfo():
         name, _, value = line.partition(":")
         if name.strip().lower() in ("flags", "features"):
@@ -163,7 +163,7 @@ def processor_flags() -> frozenset[str]:
 
 @functools.cache
 def processor_name() -> str:
-    """The processor's name, as the system gives it."""
+    """The processor's model name."""
     for line in _cpuinfo():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -171,12 +171,7 @@ def processor_name() -> str:
 
 
 def _levels_of(flags: frozenset[str]) -> tuple[str, ...]:
-    levels: list[str] = []
-    for name, level_ in _LEVELS.items():
-        if not flags.issuperset(level_.flags):
-            break
-        levels.append(name)
-    return tuple(levels)
+    return tuple(itertools.takewhile(lambda name: flags.issuperset(_LEVELS[name].flags), LEVELS))
 
 
 def _cpuinfo() -> list[str]:
@@ -187,7 +182,7 @@ def _cpuinfo() -> list[str]:
 
 
 def _may_use_tiles() -> bool:
-    """Ask the kernel for the tile registers; a container or an old kernel may refuse them."""
+    """Request permission for AMX tiles, which containers and old kernels may refuse."""
     if not sys.platform.startswith("linux"):
         return False
     return ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0

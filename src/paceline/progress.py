@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it is, without knowing who listens."""
+"""Report progress of long-running work to a callback."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called as work goes on; the command line draws a bar from it."""
+    """Progress callback; the command line draws a progress bar."""
 
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
-        """`done` of `total` of this stage is finished; `note` is a short remark such as a loss."""
+        """`done` of `total` in this stage is finished; `note` is a remark such as the loss."""
         ...
 
 
 def silent(stage: str, done: float, total: float, note: str = "") -> None:
-    """Tell nobody."""
+    """Ignore progress."""

@@ -1,6 +1,6 @@
-"""What is written to disk: atomic files and directories, JSON lines, run directories.
+"""Read and write files: atomic files and directories, JSON lines, run directories.
 
-A reader never sees half a file: everything is written beside its place and moved there whole.
+Files are written under a temporary name and renamed, so readers never see a partial file.
 """
 
 from __future__ import annotations
@@ -25,49 +25,46 @@ if TYPE_CHECKING:
     from paceline.config import StrictModel
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_ENDS = 1 << 20  # bytes of either end of a file that its fingerprint reads
+_ENDS = 1 << 20  # bytes hashed at the start and at the end of a file
 
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or a place that cannot be written into one clear line.
-
-    Libraries below wrap the operating system's error in exceptions of their own, so the text
-    is looked at as well.
-    """
+    """Turn a full disk or an unwritable path into a one-line StorageError."""
     try:
         yield
     except (PacelineError, BlockingIOError):
         raise
     except Exception as error:
         code = error.errno if isinstance(error, OSError) else None
+        # Libraries wrap the operating system's error in their own exceptions: search the text, too.
         full = code in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
         if not full and code is None:
             raise
         detail = " ".join(str(error).split())
         reason = "the disk is full" if full else f"it cannot be written ({detail})"
-        cure = "free some space" if full else "choose another place"
+        advice = "free some space" if full else "choose another path"
         raise StorageError(
-            f"could not write {path}: {reason}; what was written before is intact: {cure} and run again"
+            f"could not write {path}: {reason}; earlier files are intact: {advice} and run again"
         ) from error
 
 
 def cache_root() -> Path:
-    """What can be made again: $PACELINE_CACHE, else ~/.cache/paceline."""
+    """The cache directory: $PACELINE_CACHE, or ~/.cache/paceline."""
     return Path(os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
+    """Write a text file atomically; create parent directories.
 
     Raises:
-        StorageError: the disk is full, or the place cannot be written or is no ordinary file.
+        StorageError: the disk is full, or the path is not writable or not a regular file.
     """
     with storage_errors(path):
         if path.is_symlink():
-            path = path.resolve()  # the file behind it is replaced, and the link stays
-        if path.exists() and not path.is_file():  # such as /dev/null, which others need as it is
-            raise FileExistsError(errno.EEXIST, "this is no ordinary file", str(path))
+            path = path.resolve()  # replace the file, keep the link
+        if path.exists() and not path.is_file():  # such as /dev/null
+            raise FileExistsError(errno.EEXIST, "not a regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -75,8 +72,7 @@ def atomic_write_text(path: Path, text: str) -> None:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
-            # mkstemp makes files that nobody else can read.
-            Path(name).chmod(0o644)
+            Path(name).chmod(0o644)  # mkstemp creates files with mode 600
             Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -85,13 +81,13 @@ def atomic_write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield a scratch directory that becomes `path` when the block ends without an error.
+    """Yield a scratch directory that replaces `path` if the block succeeds.
 
-    An existing `path` is replaced whole. On any error nothing of the scratch directory remains.
+    On any error the scratch directory is removed and an existing `path` is unchanged.
     """
     with storage_errors(path):
         if path.exists() and not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "this is no directory", str(path))
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
@@ -116,32 +112,32 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
-    """Only one process is in this block for this directory, which is made; whoever dies lets go of it.
+    """Hold an exclusive lock on a directory, which is created; released if the process dies.
 
-    Where the file system knows no locks, several may be. A directory that is left empty is removed.
+    Without effect on file systems that have no locks. An empty directory is removed afterwards.
 
     Raises:
-        BlockingIOError: another process is in there, and this one is not to wait.
-        StorageError: the directory cannot be made.
+        BlockingIOError: another process holds the lock, and `wait` is false.
+        StorageError: the directory cannot be created.
     """
     with storage_errors(directory):
         handle = _lock(directory, wait=wait)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # there is something in it
+        with contextlib.suppress(OSError):  # not empty
             directory.rmdir()
         os.close(handle)
 
 
 def _lock(directory: Path, *, wait: bool) -> int:
-    """The open directory, which is where its name says also after the wait for it."""
+    """Lock the directory and return its descriptor; retry if the path was removed or recreated."""
     while True:
         directory.mkdir(parents=True, exist_ok=True)
         try:
             handle = os.open(directory, os.O_RDONLY)
         except FileNotFoundError:
-            continue  # whoever was in it left it empty, and removed it
+            continue  # removed by the previous owner
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if os.path.samestat(os.fstat(handle), directory.stat()):
@@ -150,14 +146,14 @@ def _lock(directory: Path, *, wait: bool) -> int:
             os.close(handle)
             raise
         except FileNotFoundError:
-            pass  # removed while this one waited
+            pass  # removed while waiting for the lock
         except OSError:
-            return handle  # no locks here
+            return handle  # the file system has no locks
         os.close(handle)
 
 
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:
-    """Append one row and hand it to the operating system before returning."""
+    """Append one row as a JSON line; create the file if needed."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend_last_line(path)
@@ -166,7 +162,7 @@ def append_jsonl(path: Path, row: dict[str, Any]) -> None:
 
 
 def _mend_last_line(path: Path) -> None:
-    """Cut off a torn last line, or the next row would be glued to it and both lost."""
+    """Remove a partial last line, so that the next row does not join it."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as stream:
@@ -183,7 +179,7 @@ def _mend_last_line(path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read rows; a last line torn by a kill is left out.
+    """Read rows, without a partial last line of a killed process.
 
     Raises:
         UsageError: another line is not JSON.
@@ -199,20 +195,21 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
             if number != len(lines) - 1:
+                place = f"line {number + 1}: {error.msg}"
                 raise UsageError(
-                    f"{path} holds a line that is not JSON (line {number + 1}: {error.msg}); remove it"
+                    f"{path} holds a line that is not JSON ({place}); remove it"
                 ) from None
     return rows
 
 
 def config_hash(config: StrictModel) -> str:
-    """A short digest of the resolved configuration."""
+    """Short hash of the resolved configuration."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def stamps(path: str) -> list[tuple[str, int, int]]:
-    """Name, size and time of a local file, or of the files in a directory; empty where neither is."""
+    """Name, size and modification time of a file or of a directory's files; [] if it is missing."""
     place = Path(path)
     files = sorted(place.iterdir()) if place.is_dir() else [place]
     found = [(file, file.stat()) for file in files if file.is_file()]
@@ -220,7 +217,7 @@ def stamps(path: str) -> list[tuple[str, int, int]]:
 
 
 def files_fingerprint(files: Iterable[Path]) -> str:
-    """Tells files from others in their place, by names, sizes, beginnings and ends."""
+    """Hash of the files' names, sizes, first bytes and last bytes."""
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -237,7 +234,7 @@ def _kind(config: StrictModel) -> str:
 
 
 class RunDirectory:
-    """One run: manifest.json, metrics.jsonl, checkpoints/, result.json."""
+    """Paths and files of one run: manifest.json, metrics.jsonl, checkpoints/, result.json."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -248,24 +245,24 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """No other process writes this run meanwhile; whoever dies lets go of it.
+        """Lock the run directory; the lock is released if its owner dies.
 
         Raises:
-            ConfigError: another process is writing it.
-            StorageError: the directory cannot be made.
+            ConfigError: another process is writing the run.
+            StorageError: the directory cannot be created.
         """
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path))
             except BlockingIOError:
                 raise ConfigError(
-                    f"output {self.path} is being written by another process; let it end, or choose "
-                    "another output"
+                    f"output {self.path} is being written by another process; wait for it, or "
+                    "choose another output"
                 ) from None
             yield
 
     def write_manifest(self, config: StrictModel, **more: str | dict[str, Any]) -> None:
-        """Record the resolved configuration, its hash, where it runs, and more by name."""
+        """Record the resolved configuration, its hash, the environment and further entries."""
         content = more | {
             "kind": _kind(config),
             "config": config.model_dump(mode="json"),
@@ -275,10 +272,7 @@ class RunDirectory:
         atomic_write_text(self.manifest, json.dumps(content, indent=2) + "\n")
 
     def keep_choice(self, name: str, choose: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What the manifest says was chosen under this name; if it says nothing, a new choice.
-
-        The new choice is written into the manifest, so that a resumed run keeps it.
-        """
+        """Return the choice recorded in the manifest, or call `choose` and record its result."""
         manifest = self.read_manifest() or {}
         choices = manifest.setdefault("choices", {})
         if name not in choices:
@@ -295,81 +289,75 @@ class RunDirectory:
         may_change: Collection[str],
         inputs: Mapping[str, str] | None = None,
     ) -> dict[str, Any] | None:
-        """May this run be written here? -> the manifest of the run that it goes on with, if it does.
+        """Check that this run may write here. -> the manifest of the run to resume, or None.
 
-        A run that has not begun left nothing that a new start could lose: then another configuration
-        of the same kind may take its place.
+        A run that has not begun may be replaced by another configuration of the same kind.
 
         Args:
-            config: Of this start.
-            begun: Whether an earlier start left more than its manifest.
-            resume: Whether this one wants to go on with it.
-            may_change: Keys that may have other values than before.
-            inputs: Fingerprints of the run's inputs by name; an empty one is not compared.
+            config: Configuration of this run.
+            begun: True if an earlier start wrote more than its manifest.
+            resume: True to resume that run.
+            may_change: Keys whose values may differ from the earlier run's.
+            inputs: Fingerprints of the run's inputs by name; empty ones are not compared.
 
         Raises:
-            ConfigError: something else is there, or a run that this one does not go on with.
-            StorageError: the place is a file.
+            ConfigError: other files or a run that cannot be resumed are in the directory.
+            StorageError: the path is a file.
         """
+        where = f"output {self.path}"
         if self.path.exists() and not self.path.is_dir():
-            raise StorageError(f"output {self.path} is a file; choose a directory that is new")
+            raise StorageError(f"{where} is a file; choose a new directory")
         manifest = self.read_manifest()
         if manifest is None:
             there = self.path.iterdir() if self.path.exists() else ()
             if any(not path.name.startswith(".") for path in there):
-                raise ConfigError(
-                    f"output {self.path} is not empty and holds no run; choose another"
-                )
+                raise ConfigError(f"{where} is not empty and holds no run; choose another")
             return None
         before, now = manifest["config"], config.model_dump(mode="json")
         self.check_kind(config)
         if not begun:
             return None
         if not resume:
-            raise ConfigError(
-                f"output {self.path} already holds a run; resume it, or choose another output"
-            )
+            raise ConfigError(f"{where} already holds a run; resume it, or choose another output")
         keys = sorted(before.keys() | now.keys())
         changed = [k for k in keys if k not in may_change and before.get(k) != now.get(k)]
         if changed:
             key = changed[0]
             raise ConfigError(
-                f"output {self.path} holds a run with another {', '.join(changed)} ({key} was "
-                f"{before.get(key)}, is now {now.get(key)}); choose another output or the old values"
+                f"{where} holds a run with another {', '.join(changed)} ({key} was "
+                f"{before.get(key)}, is now {now.get(key)}); choose another output or the old "
+                "values"
             )
         recorded = manifest | manifest.get("inputs", {})
         for name, mark in (inputs or {}).items():
             if mark and recorded.get(name, mark) != mark:
                 raise ConfigError(
-                    f"output {self.path} holds a run with another {name.replace('_', ' ')}: files "
+                    f"{where} holds a run with another {name.replace('_', ' ')}: files "
                     "have changed since it began; restore them, or choose another output"
                 )
         return manifest
 
     def check_kind(self, config: StrictModel) -> None:
-        """Is there no run of another kind, which this one would write over?
+        """Refuse to overwrite a run of another kind.
 
         Raises:
-            ConfigError: there is.
+            ConfigError: the directory holds such a run.
         """
         manifest = self.read_manifest()
         if manifest is not None and manifest.get("kind", _kind(config)) != _kind(config):
             raise ConfigError(
-                f"output {self.path} holds a run of another kind, {manifest['kind']}; choose another"
+                f"output {self.path} holds a run of another kind, {manifest['kind']}; choose "
+                "another output"
             )
 
     def read_manifest(self) -> dict[str, Any] | None:
-        """The manifest of an earlier start of this run, if there was one."""
-        if not self.manifest.exists():
-            return None
-        return json.loads(self.manifest.read_text(encoding="utf-8"))
+        """The manifest, or None if the run has not started."""
+        return json.loads(self.manifest.read_text("utf-8")) if self.manifest.exists() else None
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Record what the run found."""
+        """Write result.json."""
         atomic_write_text(self.result, json.dumps(result, indent=2) + "\n")
 
     def read_result(self) -> dict[str, Any] | None:
-        """The result, if the run has ended."""
-        if not self.result.exists():
-            return None
-        return json.loads(self.result.read_text(encoding="utf-8"))
+        """The result, or None if the run has not finished."""
+        return json.loads(self.result.read_text("utf-8")) if self.result.exists() else None

@@ -1,7 +1,7 @@
-"""Named random streams: one seed, many generators that never share a number.
+"""Named random generators: one seed, an independent stream per name.
 
-A shared stream between drafting, accepting and recovering biases what is sampled; a name for each
-use keeps them apart, and the same request draws the same numbers whatever runs beside it.
+Drafting, acceptance and recovery must not share a stream: that would bias the samples. A request
+draws the same numbers, batched or not.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 
 
 def named_generator(seed: int, *names: str | int) -> torch.Generator:
-    """A CPU generator for this seed and these names, independent of any other names."""
+    """A CPU generator for this seed and these names, independent of those for other names."""
     key = "\x1f".join([str(seed), *(f"{type(name).__name__}:{name}" for name in names)])
     digest = hashlib.sha256(key.encode()).digest()
-    # 63 bits, since manual_seed takes a signed 64-bit integer; of these torch's CPU generator keeps
-    # 32, so two given streams are the same one with odds of 1 in 4 billion.
+    # 63 bits, as manual_seed takes a signed 64-bit integer. torch's CPU generator uses only 32 of
+    # them: two streams are equal with probability 1 in 4 billion.
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

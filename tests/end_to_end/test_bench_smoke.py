@@ -59,7 +59,7 @@ def test_a_bench_ends_without_a_failed_cell_and_its_report_has_every_part(folder
     drawn = paceline(folder, "report", "runs/bench")
     assert drawn.returncode == 0, drawn.stderr
     text = (folder / "runs/bench/report.md").read_text()
-    for part in ("claims", "Plots", "Predicted against measured", "token_v3"):
+    for part in ("claims", "Plots", "Predicted and measured", "token_v3"):
         assert part in text
     assert len(list((folder / "runs/bench/plots").glob("*.png"))) == 1
 

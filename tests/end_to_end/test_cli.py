@@ -216,8 +216,8 @@ def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--vocabulary", "20"), "vocabulary needs text beside it"),
-        (("--text", "corpus.jsonl"), "text ranks tokens, layers or channels"),
+        (("--vocabulary", "20"), "vocabulary needs text for ranking"),
+        (("--text", "corpus.jsonl"), "text is set, but is only used with search_layers"),
         (("--vocabulary", "9999", "--text", "corpus.jsonl"), "draft vocabulary of 9999 tokens"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_file_is_never_put_in_the_place_of_a_device(run: Run, pair_folder: Pat
     chosen = ("--split", "test", "--count", "1", "--set", f"corpus={pair_folder / 'corpus.jsonl'}")
     code, _, err = run("task", "text", *chosen, "--out", pipe, "--overwrite")
     assert code == 3
-    assert "no ordinary file" in one_line(err)
+    assert "not a regular file" in one_line(err)
     assert pipe.is_fifo()
 
 

@@ -148,7 +148,7 @@ def test_an_unknown_architecture_with_a_hidden_state_is_refused_not_silently_wro
         hf.get_input_embeddings().weight.data += 0.05 * len(seen)
 
     hf.register_forward_pre_hook(remember, with_kwargs=True)
-    with pytest.raises(UnsupportedModelError, match="remembering_llama gives other logits"):
+    with pytest.raises(UnsupportedModelError, match="remembering_llama gives different logits"):
         wrap_model(hf)
 
 

@@ -272,7 +272,7 @@ def test_importing_the_package_loads_nothing():
 
 
 def test_the_package_offers_the_names_that_people_need_and_they_are_those_of_the_modules():
-    for name, home in paceline._HOME_OF.items():
+    for name, home in paceline._MODULE_OF.items():
         assert getattr(paceline, name) is getattr(find(home), name)
         assert name in dir(paceline)
     with pytest.raises(AttributeError, match="no attribute 'teacher'"):
@@ -289,7 +289,7 @@ def test_type_checkers_see_the_names_that_the_package_offers():
         if isinstance(node, ast.ImportFrom)
         for name in node.names
     }
-    assert seen == {name: f"paceline.{home}" for name, home in paceline._HOME_OF.items()}
+    assert seen == {name: f"paceline.{home}" for name, home in paceline._MODULE_OF.items()}
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
         ("steps: many", "steps: Input should be a valid integer"),
         ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
         ("optim: {kind: lion}", "'sgd', 'adam'"),
-        ("optim: {lr: 1}", "optim: which one is meant is not said; give optim.kind as well"),
+        ("optim: {lr: 1}", "optim: no variant is selected; set optim.kind"),
         ("rule: {rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
         ("- 1\n- 2", "holds a list; a configuration is a mapping"),
         ("just text", "holds a str; a configuration is a mapping"),

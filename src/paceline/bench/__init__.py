@@ -1,14 +1,15 @@
-"""Ways of decoding compared on a task: quality against speed.
+"""Compares quality and speed of decoding settings on a task.
 
-grid.py      rules, strategies, thresholds, block lengths and temperatures -> cells
-workbench.py models, task and examples that all cells share
-runner.py    every cell on every example, the target alone timed beside it; kept, resumed
-schema.py    result rows, versioned, from which everything else is computed
-prediction.py what one teacher-forced pass says of the cells
-measured_frontier.py  rows -> figures with intervals, and the best that a family of cells reaches
-tune_result.py  what tune is asked for, and what it found
-sequential_test.py  order of the tests, and the test, of the settings that tune proposes
-tune.py      choose a setting for a quality floor or a latency budget
+grid.py               rules, strategies, thresholds, block lengths and temperatures -> cells
+workbench.py          models, task and examples that all cells share
+runner.py             runs every cell on every example, interleaved with the target alone; resumes
+schema.py             versioned result rows
+prediction.py         predicts the figures of a cell from teacher-forced passes
+measured_frontier.py  rows -> figures with intervals, best cell under a constraint
+tune.py               chooses a setting for a quality floor or a latency budget
+tune_result.py        configuration and result of tune
+sequential_test.py    tests of the settings that tune proposes, and their order
+engine_seconds.py     replaces the seconds of rows by those of a serving engine
 """
 
 from paceline.bench.grid import Grid

@@ -1,4 +1,4 @@
-"""Rows with an engine's seconds in place of those of Paceline's decoder."""
+"""Replaces the seconds of result rows, measured with Paceline's decoder, by those of an engine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def in_engine_seconds(
     rows: Sequence[ResultRow], costs: EngineCosts, concurrency: int
 ) -> list[ResultRow]:
-    """The rows as the engine would decode them, after the prompt: steps times the cost of a step.
+    """Set the seconds of each row to number of steps x seconds per step, without the prefill.
 
     Args:
-        rows: Of the target alone and of rules with blocks of a fixed length.
-        costs: Of the engine.
-        concurrency: Requests that it serves at the same time.
+        rows: Rows of the target alone, and of rules with blocks of a fixed length.
+        costs: Costs of the engine's steps.
+        concurrency: Number of requests that the engine serves concurrently.
     """
     found: list[ResultRow] = []
     for row in rows:
@@ -33,16 +33,12 @@ def in_engine_seconds(
 
 
 def _example(example: ExampleRow, gamma: int, costs: EngineCosts, concurrency: int) -> ExampleRow:
-    calls, beside = example.num_target_calls, example.baseline
+    calls, baseline = example.num_target_calls, example.baseline
     drafted = example.num_drafted / calls if calls else None
-    if beside is not None:
-        # the prompt's pass gives the first token
-        seconds = costs.block_s(0, concurrency) * max(beside.num_tokens - 1, 0)
-        beside = beside.model_copy(update={"seconds": seconds, "first_seconds": 0.0})
-    return example.model_copy(
-        update={
-            "seconds": costs.block_s(gamma, concurrency, drafted) * calls,
-            "first_seconds": 0.0,
-            "baseline": beside,
-        }
-    )
+    if baseline is not None:
+        # the prefill gives the first token
+        seconds = costs.block_s(0, concurrency) * max(baseline.num_tokens - 1, 0)
+        baseline = baseline.model_copy(update={"seconds": seconds, "first_seconds": 0.0})
+    seconds = costs.block_s(gamma, concurrency, drafted) * calls
+    changes = {"seconds": seconds, "first_seconds": 0.0, "baseline": baseline}
+    return example.model_copy(update=changes)

@@ -1,4 +1,4 @@
-"""Which ways of decoding are compared: rules and strategies, thresholds, block lengths, temperatures."""
+"""Grids of decoding settings: rules, strategies, thresholds, block lengths, temperatures."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ StrategyChoice = Annotated[AnyStrategy, Field(discriminator="strategy")]
 class Grid(StrictModel):
     """Every rule with every block length, and every other strategy, at every temperature.
 
-    A rule or a strategy whose setting is a list stands for one of each: `{rule: chow, alpha: [0.2,
-    0.5]}` is two rules. The target alone is always among the cells.
+    A list as a parameter is expanded: `{rule: chow, alpha: [0.2, 0.5]}` gives two rules. The target
+    alone is always included.
 
     Attributes:
-        temperatures: 0 is greedy.
-        num_speculative_tokens: gamma, of the rules.
-        rules: How the target judges drafted tokens.
-        strategies: Ways of decoding that are no rules, such as `token_cascade`.
-        policy: How long the rules' blocks are.
-        draft_sampling: How the rules' drafts draw; None: as the target.
-        sampling: top-p and the like; its temperature is not used.
+        temperatures: Sampling temperatures; 0: greedy.
+        num_speculative_tokens: Draft tokens per block (gamma) of the rules.
+        rules: Acceptance rules; lists of parameters are expanded.
+        strategies: Decoding strategies without a rule, such as `token_cascade`.
+        policy: When drafting stops before the full block length.
+        draft_sampling: Sampling parameters of the draft; None: those of the target.
+        sampling: Sampling parameters except the temperature, which is ignored.
     """
 
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
@@ -55,7 +55,7 @@ class Grid(StrictModel):
         return expand_all(value)
 
     def cells(self) -> list[DecodingConfig]:
-        """What is to be measured, once each, the target alone first at each temperature."""
+        """The distinct settings; at each temperature, the target alone comes first."""
         found: dict[str, DecodingConfig] = {}
         for temperature in self.temperatures:
             sampling = self.sampling.model_copy(update={"temperature": temperature})
@@ -77,14 +77,14 @@ class Grid(StrictModel):
 
 
 def expand_all(choices: Any) -> Any:
-    """Each choice of a list expanded; anything else is left to be refused."""
+    """Expand each choice of a list; validation rejects anything else."""
     if not isinstance(choices, list | tuple):
         return choices
     return [one for choice in cast("list[Any]", choices) for one in expand(choice)]
 
 
 def expand(choice: Any) -> list[Any]:
-    """A mapping with lists among its values stands for all combinations of their entries."""
+    """Expand a mapping with lists as values to all combinations of their entries."""
     if not isinstance(choice, dict):
         return [choice]
     known = cast("dict[str, Any]", choice)

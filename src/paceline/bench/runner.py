@@ -1,13 +1,13 @@
-"""Run a grid: every cell on every example, the target alone timed beside it.
+"""Runs every cell of a grid on every example, interleaved with the target alone.
 
-Eight cells and the target take turns, example by example and every time in another order, so that
-what the machine does meanwhile falls on all. Rows are appended to `results.jsonl` when they end. A
-bench that is started again skips the cells that have a row and tries failed ones anew; a cell that
-fails is recorded, and the others go on.
+Up to eight cells and the target alone answer each example in random order, so that variation in
+machine load affects all. Rows are appended to `results.jsonl`. A failed cell is recorded, and the
+others continue. A restarted bench skips finished cells and repeats failed ones.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +20,7 @@ from paceline.bench.workbench import BenchConfig, Workbench, bench_context, cell
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import Autoregressive, DecodingConfig, build_decoder
 from paceline.errors import ContextLengthError, PacelineError, StorageError
-from paceline.measure.latency import time_request, warm_up
+from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
 from paceline.rng import named_generator
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
     from paceline.decode.decoder import Decoder
 
-# Cells that take turns: more of them share a slow minute, and more are lost when a bench is killed.
-_TOGETHER = 8
+# Number of interleaved cells. With more, more are lost if a bench is killed.
+_GROUP_SIZE = 8
 
 
 class Progressed(NamedTuple):
-    """How far a bench is: rows so far, and cells that were left for want of time."""
+    """State of a bench: rows, and number of cells left because of `max_seconds`."""
 
     rows: list[ResultRow]
     num_left: int
 
 
 def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
-    """Run the cells that have no row yet.
+    """Run the cells without a row.
 
     Raises:
         UsageError: a model or the task cannot be used.
-        StorageError: rows cannot be written; those that were stay.
+        StorageError: rows cannot be written; rows written before are kept.
     """
     run = RunDirectory(config.output)
     if run.path.exists() and not run.path.is_dir():
@@ -62,7 +62,7 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
     context = bench_context(config)
     missing = unfinished(cells, context, read_rows(run.path, context))
     work = prepare(config, progress) if missing else None
-    # not before the models are there: a report names those of the manifest
+    # after loading the models: a report names those of the manifest
     run.write_manifest(config, context=context)
     if work is not None:
         missing = run_cells(work, missing, run.path, config.max_seconds, progress)
@@ -75,14 +75,14 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
 
 
 def without_dropped(rows: Sequence[ResultRow], cells: Sequence[DecodingConfig]) -> list[ResultRow]:
-    """The rows but for those that failed and are asked for no more."""
+    """The rows without failed ones whose cells are not in the grid any more."""
     return [row for row in rows if row.status == "done" or row.decoding in cells]
 
 
 def unfinished(
     cells: Sequence[DecodingConfig], context: str, rows: Sequence[ResultRow]
 ) -> list[DecodingConfig]:
-    """The cells that have no row, or only one that says why they failed."""
+    """The cells without a row, or with the row of a failure."""
     done = {row.key for row in rows if row.status == "done"}
     return [cell for cell in cells if cell_key(context, cell) not in done]
 
@@ -94,65 +94,63 @@ def run_cells(
     max_seconds: float | None = None,
     progress: Progress = silent,
 ) -> list[DecodingConfig]:
-    """Run cells in order, a few together, a row for each. -> the cells that there was no time for."""
+    """Run cells in groups, and append their rows. -> the cells left because of `max_seconds`."""
     started = time.monotonic()
-    for number, together in groups(cells):
+    for number, group in groups(cells):
         if max_seconds is not None and time.monotonic() - started > max_seconds:
             return list(cells[number:])
 
-        def told(part: float, done: int = number, size: int = len(together)) -> None:
+        def report(part: float, done: int = number, size: int = len(group)) -> None:
             progress("cells", done + part * size, len(cells))
 
-        for row in run_together(work, together, told):
+        for row in run_together(work, group, report):
             append_jsonl(folder / "results.jsonl", row.model_dump(mode="json"))
     progress("cells", len(cells), len(cells))
     return []
 
 
 def groups(cells: Sequence[DecodingConfig]) -> Iterator[tuple[int, list[DecodingConfig]]]:
-    """Cells that run together, one sampler each, with the number of those before them."""
+    """Groups of cells with equal sampling, each with the number of cells before it."""
     number = 0
-    for _, alike in itertools.groupby(cells, key=lambda cell: cell.sampling):
-        same = list(alike)
-        for start in range(0, len(same), _TOGETHER):
-            together = same[start : start + _TOGETHER]
-            yield number, together
-            number += len(together)
+    for _, group in itertools.groupby(cells, key=lambda cell: cell.sampling):
+        same = list(group)
+        for start in range(0, len(same), _GROUP_SIZE):
+            part = same[start : start + _GROUP_SIZE]
+            yield number, part
+            number += len(part)
 
 
 def run_together(
     work: Workbench, cells: Sequence[DecodingConfig], told: Callable[[float], None]
 ) -> list[ResultRow]:
-    """Answer every example with each cell in turn, beside the target alone.
+    """Answer every example with each cell and the target alone, interleaved.
 
-    So the machine's slow minutes fall on all of them. A cell in which something goes wrong ends there;
-    the others go on.
+    A cell stops at its first error; the others continue. `told` gets the finished fraction.
     """
     running = [_Cell(work, cell) for cell in cells]
     alone = DecodingConfig(strategy=Autoregressive(), sampling=cells[0].sampling)
-    baseline = build_decoder(alone, *work.pair)
-    warm_up(baseline, work.prompts, work.max_new_tokens, work.seed)
+    target = build_decoder(alone, *work.pair)
+    warm_up(target, work.prompts, work.max_new_tokens, work.seed)
     order = named_generator(work.seed, "turns", cells[0].model_dump_json())
     for number in range(len(work.examples)):
-        beside = None
-        for place in torch.randperm(len(running) + 1, generator=order).tolist():
-            if place < len(running):
-                running[place].answer(number)
+        baseline = None
+        for index in torch.randperm(len(running) + 1, generator=order).tolist():
+            if index < len(running):
+                running[index].answer(number)
             elif number in work.timed:
-                beside = _time_alone(work, baseline, number)
+                baseline = _time_alone(work, target, number)
         for cell in running:
-            cell.stand_beside(beside)
+            cell.set_baseline(baseline)
         told((number + 1) / len(work.examples))
     return [cell.row() for cell in running]
 
 
 class _Cell:
-    """One cell on its way through the examples."""
+    """A cell that answers example by example."""
 
     def __init__(self, work: Workbench, decoding: DecodingConfig) -> None:
         self._work = work
         self._decoding = decoding
-        self._decoder: Decoder | None = None
         self._examples: list[ExampleRow] = []
         self._error: str | None = None
 
@@ -161,18 +159,16 @@ class _Cell:
         if self._error is not None:
             return
         try:
-            decoder = self._decoder or self._start()
-            self._examples.append(_answer(self._work, number, decoder))
+            self._examples.append(_answer(self._work, number, self._decoder))
         except (PacelineError, RuntimeError, AssertionError) as error:
             self._error = " ".join(str(error).split()) or type(error).__name__
 
-    def stand_beside(self, baseline: Baseline | None) -> None:
-        """The target alone on the example that was just answered."""
+    def set_baseline(self, baseline: Baseline | None) -> None:
+        """Add the target alone to the last answered example."""
         if self._error is None:
             self._examples[-1] = self._examples[-1].model_copy(update={"baseline": baseline})
 
     def row(self) -> ResultRow:
-        """What came of it."""
         failed = self._error is not None
         return ResultRow(
             key=self._work.key_of(self._decoding),
@@ -184,16 +180,16 @@ class _Cell:
             examples=() if failed else tuple(self._examples),
         )
 
-    def _start(self) -> Decoder:
-        work = self._work
-        decoder = self._decoder = build_decoder(self._decoding, *work.pair)
-        warm_up(decoder, work.prompts, work.max_new_tokens, work.seed)
+    @functools.cached_property
+    def _decoder(self) -> Decoder:
+        decoder = build_decoder(self._decoding, *self._work.pair)
+        warm_up(decoder, self._work.prompts, self._work.max_new_tokens, self._work.seed)
         return decoder
 
 
-def _time_alone(work: Workbench, baseline: Decoder, number: int) -> Baseline:
+def _time_alone(work: Workbench, target: Decoder, number: int) -> Baseline:
     first_s, all_s, blocks = time_request(
-        baseline, work.prompts[number], work.max_new_tokens, work.seed + number
+        target, work.prompts[number], work.max_new_tokens, work.seed + number
     )
     count = sum(len(block.tokens) for block in blocks)
     return Baseline(seconds=all_s, first_seconds=first_s, num_tokens=count)
@@ -201,11 +197,11 @@ def _time_alone(work: Workbench, baseline: Decoder, number: int) -> Baseline:
 
 def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
     prompt = work.prompts[number]
-    room = method.room(prompt)
-    if room is not None and room < work.max_new_tokens:
+    if not has_room(method, prompt, work.max_new_tokens):
         raise ContextLengthError(
-            f"example {number} has {len(prompt):,} tokens and max_new_tokens is {work.max_new_tokens}, but "
-            f"{method.context_in_words()}; lower max_new_tokens, or take shorter examples"
+            f"example {number} has {len(prompt):,} tokens and max_new_tokens is "
+            f"{work.max_new_tokens}, but {method.context_in_words()}; lower max_new_tokens, or use "
+            "shorter examples"
         )
     first_s, all_s, blocks = time_request(method, prompt, work.max_new_tokens, work.seed + number)
     tokens = [token for block in blocks for token in block.tokens]
@@ -234,10 +230,10 @@ def _score(work: Workbench, number: int, tokens: Sequence[int]) -> float | None:
 
 
 def read_rows(folder: Path, context: str | None = None) -> list[ResultRow]:
-    """The newest row of each cell, of this context or (None) of the newest one.
+    """The newest row of each cell with this context; None: the context of the newest row.
 
     Raises:
-        UsageError: a row is of another version or malformed.
+        UsageError: a row has another version or is malformed.
     """
     path = folder / "results.jsonl"
     rows = [

@@ -1,7 +1,6 @@
-"""Result rows: what a cell of the grid did with every example, so that any figure can be resampled.
+"""Result rows: the answers of a cell to every example, with times and counts.
 
-A reader needs nothing else: reports and plots are made from these rows alone. `schema_version` goes up
-when a field changes its meaning.
+Reports and plots need only these rows. `schema_version` increases when a field changes its meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SCHEMA_VERSION = 2
 
 
 class Baseline(StrictModel):
-    """The target alone on the same prompt, decoded in the same round of cells."""
+    """The target alone on the same prompt, timed together with the cells."""
 
     seconds: float
     first_seconds: float
@@ -35,14 +34,13 @@ class ExampleRow(StrictModel):
     """One answer.
 
     Attributes:
-        score: In [0, 1]; None where the task has no metric.
-        seconds: Of the whole request; `first_seconds` of these until the first token.
-        baseline: None where the target alone was not timed beside it.
-        num_target_calls: Target passes after the one over the prompt.
-        num_first_tokens: Tokens that came at `first_seconds`: one, or those of the first block.
-        num_prefill_tokens: Of these, those that the pass over the prompt gave: 1, or 0 where the first
-            block judges the first token too.
-        num_examined: Drafted tokens that were judged; `num_rejected` of these did not stay.
+        score: In [0, 1]; None if the task has no metric.
+        seconds: Of the whole request; `first_seconds`: until the first token.
+        baseline: None if the target alone was not timed on this example.
+        num_target_calls: Target passes after the prefill.
+        num_first_tokens: Tokens available at `first_seconds`: one, or those of the first block.
+        num_prefill_tokens: Tokens from the prefill: 1, or 0 if a block gives the first token.
+        num_examined: Drafted tokens that were verified; `num_rejected` of them were rejected.
     """
 
     tokens: tuple[int, ...]
@@ -59,12 +57,12 @@ class ExampleRow(StrictModel):
 
 
 class ResultRow(StrictModel):
-    """One way of decoding at one temperature.
+    """Results of one decoding setting.
 
     Attributes:
-        key: Digest of all that the row depends on; a cell with a row of its key is finished.
-        context: Digest of what all cells of a bench share: models, task, examples, seed.
-        error: One line that says why the cell failed; then there are no examples.
+        key: Digest of everything the row depends on; identifies finished cells.
+        context: Digest of everything the cells of a bench share: models, task, examples, seed.
+        error: Why the cell failed, in one line; `examples` is then empty.
     """
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -78,21 +76,21 @@ class ResultRow(StrictModel):
 
 
 def digest(*parts: Any) -> str:
-    """Sixteen hexadecimal digits that stand for these JSON values."""
+    """Digest of JSON values, 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_row(values: dict[str, Any], where: str) -> ResultRow:
-    """A row from JSON.
+    """Read a row from JSON.
 
     Raises:
-        UsageError: it is of another version, or something else altogether.
+        UsageError: the row has another version or is malformed.
     """
     version = values.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UsageError(
             f"{where} has schema_version {version}, this Paceline reads {SCHEMA_VERSION}; run the "
-            "bench anew, or read it with the version that wrote it"
+            "bench again, or read the row with the version that wrote it"
         )
     try:
         return ResultRow.model_validate(values)
@@ -101,7 +99,7 @@ def read_row(values: dict[str, Any], where: str) -> ResultRow:
 
 
 def family(decoding: DecodingConfig) -> str:
-    """The curve of a frontier plot that a cell lies on: all but the swept threshold."""
+    """Name of the cell's curve in a frontier plot: everything but threshold and block length."""
     strategy = decoding.strategy
     if isinstance(strategy, Oracle):
         return " ".join([strategy.strategy, *_details(strategy.rule)])
@@ -117,7 +115,7 @@ def family(decoding: DecodingConfig) -> str:
 
 
 def setting(decoding: DecodingConfig) -> str:
-    """Where on its curve a cell lies, such as `alpha 0.2, gamma 4`."""
+    """Position of the cell on its curve, such as `alpha 0.2, gamma 4`."""
     strategy = decoding.strategy
     if isinstance(strategy, Speculative | Oracle):
         threshold = threshold_of(strategy.rule)
@@ -131,29 +129,25 @@ def setting(decoding: DecodingConfig) -> str:
 
 
 def threshold_of(rule: Rule) -> str | None:
-    """The parameter that is swept: the first that is a number."""
+    """The swept parameter: the first that is a number."""
     return next((key for key, value in parameters_of(rule).items() if _is_number(value)), None)
 
 
 def parameters_of(variant: Any) -> dict[str, Any]:
-    """Everything that was chosen of a rule, a policy or a strategy, in order, but for its tag."""
-    chosen = {key: getattr(variant, key) for key in fields_of(type(variant))}
-    return {
-        key: value for key, value in chosen.items() if key not in ("rule", "policy", "strategy")
-    }
+    """Parameters of a rule, a policy or a strategy, in order, without its tag."""
+    tags = ("rule", "policy", "strategy")
+    return {key: getattr(variant, key) for key in fields_of(type(variant)) if key not in tags}
 
 
 def _details(rule: Rule) -> list[str]:
-    """The rule's name, and all of its parameters but the swept one."""
+    """The rule's name, and its parameters without the swept one."""
     rest = {key: v for key, v in parameters_of(rule).items() if key != threshold_of(rule)}
-    return [
-        rule.name,
-        *(str(v) if key == "kind" else f"{_words(key)} {v}" for key, v in rest.items()),
-    ]
+    parts = (str(v) if key == "kind" else f"{_words(key)} {v}" for key, v in rest.items())
+    return [rule.name, *parts]
 
 
 def _numbers(variant: Any, *names: str) -> list[str]:
-    """Its numbers, or these of them, by name; those that are as they are by default are left out."""
+    """The named numeric parameters; without names, those that differ from their defaults."""
     fields = fields_of(type(variant))
     return [
         f"{_words(key)} {value:g}"
@@ -171,10 +165,10 @@ def _words(key: str) -> str:
 
 
 def _drawn(draft: SamplingParams) -> str:
-    """How a draft draws, such as `drafts at T=0.6 top-p 0.9`."""
-    told = [f"drafts at T={draft.temperature:g}"]
+    """Name of the draft's sampling, such as `drafts at T=0.6 top-p 0.9`."""
+    parts = [f"drafts at T={draft.temperature:g}"]
     if draft.top_k:
-        told.append(f"top-k {draft.top_k}")
+        parts.append(f"top-k {draft.top_k}")
     if draft.top_p < 1:
-        told.append(f"top-p {draft.top_p:g}")
-    return " ".join(told)
+        parts.append(f"top-p {draft.top_p:g}")
+    return " ".join(parts)

@@ -1,12 +1,11 @@
-"""What `tune` asks of a setting, in which order settings are tested, and the test.
+"""Tests whether settings meet the bound of `tune`, one after another in a fixed order.
 
-Settings are tested one after another on examples that had no part in choosing them. The order is
-fixed before these are looked at: from the setting that meets the bound most surely to the least sure
-one, each better (faster, or of higher quality) than those before it. Testing ends with the first
-setting that fails, and the last one that passed is chosen. So a setting that misses the bound is
-chosen only if the first such setting in the order passes its own test, and that has a chance of at
-most 1 - confidence: the number of tests does not matter, and each is done at the full confidence.
-This is fixed-sequence testing (Angelopoulos et al. 2021, "Learn then Test", section 3).
+The tests use examples that did not select the settings. Their order is fixed before: by decreasing
+certainty that a setting meets the bound, each faster (or of higher quality) than those before it.
+Testing stops at the first setting that fails, and the last one that passed is chosen. So a setting
+that misses the bound is chosen only if the first such setting passes its test, with probability at
+most 1 - confidence, whatever the number of tests. This is fixed-sequence testing (Angelopoulos et
+al. 2021, "Learn then Test", section 3).
 """
 
 # N examples, R resamples
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Bound:
-    """What is asked of a setting, and which of those that meet it is better."""
+    """The bound of a configuration, and the order of the settings that meet it."""
 
     def __init__(self, config: TuneConfig) -> None:
         self.config = config
@@ -43,14 +42,14 @@ class Bound:
     def __str__(self) -> str:
         config = self.config
         if config.quality_floor is not None:
-            return f"a quality of {config.quality_floor:g} of the target's"
+            return f"{config.quality_floor:g} of the target's quality"
         if config.absolute_quality is not None:
             return f"a quality of {config.absolute_quality:g}"
         return f"{config.max_latency:g} of the target's latency"
 
     @property
     def least(self) -> float:
-        """The least relative quality, quality or speedup that is accepted."""
+        """The minimum relative quality, quality or speedup."""
         config = self.config
         if config.max_latency is not None:
             return 1 / config.max_latency
@@ -59,7 +58,7 @@ class Bound:
         return floor
 
     def met(self, frontier: Frontier, row: ResultRow) -> Tensor:
-        """In the data, and in each resample, [1 + R]."""
+        """Whether the row meets the bound, in the data and in each resample, [1 + R]."""
         at, config = frontier.rows.index(row), self.config
         if config.quality_floor is not None:
             return frontier.granted_CR[at] >= self.least
@@ -68,11 +67,7 @@ class Bound:
         return frontier.speed_CR[at] >= self.least
 
     def is_proven(self, frontier: Frontier, row: ResultRow) -> bool:
-        """Whether the row meets the bound without a test.
-
-        Lossless decoding and the target alone have the target's quality; the target alone has its
-        latency.
-        """
+        """True if the row needs no test: lossless decoding has the target's quality by proof."""
         config = self.config
         if config.quality_floor is not None:
             return config.quality_floor <= 1 and (row is frontier.target or is_lossless(row))
@@ -81,31 +76,32 @@ class Bound:
         return False
 
     def test_order(self, frontier: Frontier) -> list[DecodingConfig]:
-        """The settings to confirm, in the order of the tests, from the choosing examples.
+        """The settings to test, in order, from the figures on the choosing examples.
 
-        First the best of those that need no test; then, from the surest to the least sure one, those
-        that meet the bound in the data and are better than all before them. Of two as sure, the
-        better one comes first, which leaves the other out.
+        First the best setting that needs no test. Then settings that meet the bound in the data, by
+        decreasing certainty, without those that are no better than the ones before them. At equal
+        certainty, the better one comes first.
         """
         met = [row for row in frontier.rows if self.met(frontier, row)[0]]
         proven = [row for row in met if self.is_proven(frontier, row)]
         others = [row for row in met if not self.is_proven(frontier, row)]
 
-        def surest_first(row: ResultRow) -> tuple[float, _Worth]:
-            return self._share(frontier, row), self._worth(frontier, row)
+        def certainty(row: ResultRow) -> tuple[float, _Worth]:
+            share = float(self.met(frontier, row)[1:].float().mean())
+            return share, self._worth(frontier, row)
 
         order = [max(proven, key=lambda row: self._worth(frontier, row))] if proven else []
-        for row in sorted(others, key=surest_first, reverse=True):
+        for row in sorted(others, key=certainty, reverse=True):
             if not order or self._worth(frontier, row) > self._worth(frontier, order[-1]):
                 order.append(row)
         return [row.decoding for row in order]
 
     def lower_limit(self, frontier: Frontier, row: ResultRow) -> float:
-        """The lower confidence limit, from these examples, of the figure that is bounded.
+        """The lower confidence limit of the bounded figure.
 
-        One more example is added to the scores, one that the target answers as well as its best and
-        the setting not at all. Without it, a setting that loses one answer in a hundred would look
-        perfect on most sets of fifty examples, and an interval of no width would say so.
+        For quality, adds one example with the target's best score and score 0 for the setting.
+        Otherwise, a setting that loses 1 answer in 100 would have a perfect score and an interval
+        of width 0 on most sets of 50 examples.
         """
         config = self.config
         rng = named_generator(config.seed, "confirm", row.key)
@@ -123,7 +119,7 @@ class Bound:
         return ratio_interval(over_N, under_N, rng=rng, confidence=both_tails).low
 
     def tried(self, frontier: Frontier, row: ResultRow, examples: Step) -> Tried:
-        """The row's figures and whether it meets the bound."""
+        """The row's figures, and whether it meets the bound."""
         has_metric = row.metric is not None
         met, limit = bool(self.met(frontier, row)[0]), None
         if examples == "confirming" and not self.is_proven(frontier, row):
@@ -140,19 +136,15 @@ class Bound:
         )
 
     def nearest(self, tried: Sequence[Tried]) -> str:
-        """How near the measurements came."""
+        """The figure that comes closest to the bound, as a phrase for messages."""
         fastest = max(one.speedup.value for one in tried)
         if self.config.max_latency is not None:
             return f"the fastest took {1 / fastest:.3f}"
         drafted = [one for one in tried if not isinstance(one.decoding.strategy, Autoregressive)]
-        is_part = self.config.quality_floor is not None
-        scores = [one.relative_quality if is_part else one.quality for one in drafted or tried]
+        relative = self.config.quality_floor is not None
+        scores = [one.relative_quality if relative else one.quality for one in drafted or tried]
         best = max(score.value for score in scores if score is not None)
-        return f"the best scored {best:.3f}" + (" of it" if is_part else "")
-
-    def _share(self, frontier: Frontier, row: ResultRow) -> float:
-        """The part of the resamples that meet the bound."""
-        return float(self.met(frontier, row)[1:].float().mean())
+        return f"the best scored {best:.3f}" + (" of it" if relative else "")
 
     def _worth(self, frontier: Frontier, row: ResultRow) -> _Worth:
         at = frontier.rows.index(row)
@@ -164,7 +156,7 @@ class Bound:
 
 
 class _Worth(NamedTuple):
-    """Compared in this order: of settings as good, the faster one, the target alone last."""
+    """Sort key: value, then settings with a draft, then speed."""
 
     value: float
     is_drafted: bool
@@ -174,12 +166,12 @@ class _Worth(NamedTuple):
 def confirm(
     order: Sequence[DecodingConfig], test: Callable[[DecodingConfig], Tried | None]
 ) -> list[Tried]:
-    """Test settings in order until one fails; the last one that is met is confirmed.
+    """Test settings in order until one fails; the last one that passes is confirmed.
 
     Args:
-        order: Fixed before any confirming example was looked at.
-        test: Measures a setting on the confirming examples; None: it could not be measured, for a
-            reason that has nothing to do with the bound, and is left out.
+        order: Must not depend on the confirming examples.
+        test: Measures a setting on the confirming examples. None: the measurement failed, for a
+            reason unrelated to the bound; the setting is skipped.
     """
     tests: list[Tried] = []
     for decoding in order:
@@ -193,20 +185,21 @@ def confirm(
 
 
 def statement(bound: Bound, tests: Sequence[Tried]) -> str:
-    """What was tested, and how often such a run chooses a setting that misses the bound."""
+    """The number of tests, and the probability of choosing a setting that misses the bound."""
     confidence = bound.config.confidence
     counted = [one for one in tests if one.lower_limit is not None]
     chosen = [one for one in tests if one.met][-1]
-    lines = [f"asked for: {bound}."]
+    lines = [f"bound: {bound}."]
     if chosen.lower_limit is None:
         lines.append("The chosen setting meets it by proof.")
     if not counted:
-        return " ".join([*lines, "No other setting looked better, and none was tested."])
+        return " ".join([*lines, "No other setting measured better, so none was tested."])
     plural = "s were" if len(counted) > 1 else " was"
     lines.append(
-        f"{len(counted)} setting{plural} tested on {bound.config.num_confirmed} other examples, the "
-        f"surest first, each at confidence {confidence:g}, until one failed: whatever the number of "
-        f"tests, at most {1 - confidence:.0%} of such runs choose a setting that misses it."
+        f"{len(counted)} setting{plural} tested on {bound.config.num_confirmed} other examples, in "
+        f"order of certainty, each at confidence {confidence:g}, until one failed. Whatever the "
+        f"number of tests, at most {1 - confidence:.0%} of such runs choose a setting that misses "
+        "the bound."
     )
     return " ".join(lines)
 
@@ -217,7 +210,7 @@ def _scores(row: ResultRow) -> Tensor:
 
 
 def _times(row: ResultRow) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Seconds and tokens of the timed examples: the target alone beside it, and the row's own."""
+    """Seconds and tokens of the timed examples: of the target alone, and of the row."""
     timed = [(one, one.baseline) for one in row.examples if one.baseline is not None]
 
     def column(values: Sequence[float]) -> Tensor:

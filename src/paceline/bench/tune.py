@@ -1,18 +1,15 @@
-"""Choose rule, threshold and block length for a quality floor or a latency budget.
+"""Chooses rule, threshold and block length for a quality floor or a latency budget.
 
-    1  the target alone answers the examples to choose on
-    2  one teacher-forced pass over its answers predicts every candidate's speed and how unlikely the
-       target finds its tokens; those that another one beats at both are dropped, and some of the
-       rest proposed
-    3  the proposed ones are measured; so is lossless decoding
-    4  they are tested on other examples in an order that step 3 fixes, as `bound.py` says, and the
-       best one that is confirmed there is chosen
+1. The target alone answers the choosing examples.
+2. Teacher-forced passes over its answers predict the speed of each candidate, and the surprisal of
+   its tokens. Candidates that are worse in both than another one are dropped.
+3. Lossless decoding and some of the other candidates are measured.
+4. They are tested on the confirming examples, in the order of `sequential_test`. The last one that
+   passes is chosen.
 
-Lossless decoding has the target's quality by proof. Above temperature 0 its answers are other samples
-than the target's own, so a measured difference is luck: a floor relative to the target is met by it.
-
-The first three steps are a bench in `choosing/`, the last one another in `confirming/`, so that a
-stopped run can be resumed.
+Lossless decoding has the target's quality by proof, so it meets a quality floor relative to the
+target even if its random answers above temperature 0 score lower. Steps 1 to 3 are a bench in
+`choosing/`, step 4 is a bench in `confirming/`; both resume after an interruption.
 """
 
 from __future__ import annotations
@@ -55,16 +52,16 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
     """Choose a setting and write it to `decoding.yaml`.
 
     Raises:
-        UsageError: a model or the task cannot be used, the task has too few examples, or a floor is
-            asked for without a metric.
-        NotReachedError: nothing that was measured meets the bound on the examples to confirm on.
+        UsageError: a model or the task cannot be used, the task has too few examples, or it has no
+            metric for a quality floor.
+        NotReachedError: no setting meets the bound on the confirming examples.
     """
     if config.max_latency is None and config.task.metric is None:
         raise UsageError(
-            f"task {config.task.task} has no metric, so no quality floor can be met; give max_latency, "
-            "or a task with a metric such as arithmetic"
+            f"task {config.task.task} has no metric, so no quality floor can be tested; set "
+            "max_latency, or use a task with a metric such as arithmetic"
         )
-    # too few examples to choose and confirm on are found out before the models are loaded
+    # raises if there are too few examples, before the models are loaded
     config.task.examples("test", config.num_examples + config.num_confirmed, config.seed)
     costs = None if config.costs is None else read_costs(config.costs)
     if costs is not None:
@@ -82,14 +79,14 @@ def _tune(
     pair = cache(lambda: _load(config, costs))
     choosing, confirming = (_Examples(config, costs, name, pair, progress) for name in _STEPS)
     for step in (choosing, confirming):
-        step.load()  # a prompt that is too long is named before anything is measured
+        step.load()  # raises if a prompt is too long, before anything is measured
     candidates = propose(choosing, config)
-    run.write_manifest(config)  # not before models and task have turned out to be there
-    for stale in (run.path / _FILE, run.result):  # of another bound, perhaps
+    run.write_manifest(config)  # only after models and task were loaded
+    for stale in (run.path / _FILE, run.result):  # possibly of another bound
         stale.unlink(missing_ok=True)
-    on_hand = choosing.measure(candidates)
-    tried = [bound.tried(on_hand, row, "choosing") for row in on_hand.rows]
-    tests = confirm(bound.test_order(on_hand), lambda one: _test(bound, confirming, one))
+    measured = choosing.measure(candidates)
+    tried = [bound.tried(measured, row, "choosing") for row in measured.rows]
+    tests = confirm(bound.test_order(measured), lambda one: _test(bound, confirming, one))
     tried += tests
     confirmed = [one for one in tests if one.met]
     failed = (*choosing.failed, *confirming.failed)
@@ -109,7 +106,7 @@ def _tune(
 
 
 def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
-    """Blocks whose costs are known; rules only where they were asked for, since engines have none."""
+    """The block lengths with known costs, and no rules unless configured: engines have none."""
     changes: dict[str, Any] = {
         "num_speculative_tokens": costs.usable(config.block_lengths, config.concurrency)
     }
@@ -119,7 +116,6 @@ def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
 
 
 def _load(config: TuneConfig, costs: EngineCosts | None) -> Pair:
-    """Both models, as the engine of the costs has them."""
     if costs is None or config.costs is None:
         return load_models(config)
     pair = load_models(config, full_vocabulary=costs.full_vocabulary)
@@ -128,22 +124,22 @@ def _load(config: TuneConfig, costs: EngineCosts | None) -> Pair:
 
 
 def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Tried | None:
-    """One setting on the confirming examples; None: it failed to decode them."""
+    """Measure a setting on the confirming examples; None if it failed to decode them."""
     frontier = confirming.measure([decoding])
     row = next((row for row in frontier.rows if row.decoding == decoding), None)
     return None if row is None else bound.tried(frontier, row, "confirming")
 
 
 def _not_reached(bound: Bound, tried: Sequence[Tried], num_failed: int) -> str:
-    beside = f" ({num_failed} more failed, see results.jsonl)" if num_failed else ""
+    failed = f" ({num_failed} more failed, see results.jsonl)" if num_failed else ""
     advice = bound.config.shortage or "loosen the bound, or align the draft further"
     return (
-        f"none of {len(tried)} measurements{beside} meets {bound}; {bound.nearest(tried)}; {advice}"
+        f"none of {len(tried)} measurements{failed} meets {bound}; {bound.nearest(tried)}; {advice}"
     )
 
 
 class _Examples:
-    """The examples of one step, and what was measured on them, in a bench of their own."""
+    """The examples of one step, with their own bench."""
 
     def __init__(
         self,
@@ -165,11 +161,11 @@ class _Examples:
 
     @cached_property
     def work(self) -> Workbench:
-        """Models and examples, loaded when something is to be run."""
+        """Models and examples, loaded on first use."""
         return prepare(self._setting, self.progress, self._pair())
 
     def load(self) -> None:
-        """Load models and examples now.
+        """Load models and examples.
 
         Raises:
             UsageError: they cannot be used.
@@ -177,7 +173,7 @@ class _Examples:
         _ = self.work
 
     def rows(self, cells: Sequence[DecodingConfig]) -> list[ResultRow]:
-        """Rows of these cells and the target alone; what is there already is not run again.
+        """Rows of these cells and the target alone; finished cells are not run again.
 
         Raises:
             UsageError: the target alone cannot answer these examples.
@@ -193,10 +189,10 @@ class _Examples:
         return found
 
     def measure(self, cells: Sequence[DecodingConfig]) -> Frontier:
-        """The cells beside the target alone; those that failed are kept in `failed`.
+        """Figures of the cells and the target alone; failed cells are added to `failed`.
 
         Raises:
-            NotReachedError: a part of the target's quality is asked for, and that is 0.
+            NotReachedError: the bound is relative to the target's quality, which is 0.
         """
         rows = self.rows(cells)
         self.failed += [
@@ -210,17 +206,17 @@ class _Examples:
         found = Frontier(done, self._setting.seed)
         if self._wants_quality and not found.quality(found.target).value:
             raise NotReachedError(
-                "the target itself scores 0 on these examples, and every part of that is met by "
-                "anything; give more examples, another task, or max_latency"
+                "the target itself scores 0 on these examples, so every setting meets a relative "
+                "floor; use more examples, another task, or max_latency"
             )
         return found
 
 
 def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
-    """Candidates worth measuring: lossless, and those that no other beats at speed and surprisal.
+    """Candidates to measure: lossless decoding, and those on the frontier of speed and surprisal.
 
-    Each rule comes with its fastest block length; of more candidates than are wanted, some at even
-    steps along the surprisal, both ends among them.
+    Each rule has its fastest block length. If there are more than `num_candidates`, they are evenly
+    spaced in the order of surprisal, including both ends.
     """
     rows = choosing.rows([])
     drafts = passes = None
@@ -251,7 +247,7 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
 def undominated(
     candidates: Sequence[tuple[Prediction, DecodingConfig]],
 ) -> list[DecodingConfig]:
-    """Those that none of smaller surprisal is as fast as, from the least surprising on."""
+    """Candidates faster than all with a lower surprisal, in the order of surprisal."""
     order = sorted(candidates, key=lambda c: (c[0].predicted_surprisal, -c[0].predicted_speedup))
     kept: list[DecodingConfig] = []
     fastest = 0.0
@@ -263,7 +259,7 @@ def undominated(
 
 
 def spread(candidates: Sequence[DecodingConfig], count: int) -> list[DecodingConfig]:
-    """So many of them at even steps, the first and the last among them where there are two."""
+    """`count` evenly spaced candidates, including the first and, if there are two, the last."""
     if count >= len(candidates):
         return list(candidates)
     if count == 1:

@@ -1,4 +1,4 @@
-"""What `tune` is asked for, and what it found."""
+"""Configuration and result of `tune`."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ from paceline.tasks import TaskChoice
 Step = Literal["choosing", "confirming"]
 
 LEAST_CONFIRMED = LEAST_UNITS
-"""With fewer examples an interval does not hold the truth as often as it says."""
+"""With fewer examples, the coverage of intervals is below their confidence."""
 
 
 class TuneConfig(WithCosts, ModelsConfig):
-    """What is wanted, of which models, on which task; exactly one of the three bounds.
+    """Configuration of `tune`, with exactly one of the three bounds.
 
     Attributes:
-        quality_floor: Least mean score, as part of the target's own.
-        absolute_quality: Least mean score.
-        max_latency: Most seconds a token, as part of the target's own.
-        output: The run directory; `decoding.yaml` in it is for `decode --config`.
-        sampling: How tokens will be drawn.
-        rules: Candidates; a setting that is a list stands for one rule of each. With `costs`, lossless
-            decoding alone unless rules are given, since engines have no other rule.
-        num_speculative_tokens: Block lengths that are considered.
-        num_candidates: How many are measured beside lossless decoding.
-        num_examples: To choose on.
-        num_confirmed: Others, to confirm on.
-        num_timed: Of either, those that the target alone is timed on, too; None: all.
-        confidence: How sure the bound is to hold for the chosen setting. The chance that a run
-            chooses a setting that misses the bound is at most 1 - confidence, whatever the number of
-            settings that are tested.
+        quality_floor: Minimum mean score, relative to the target's.
+        absolute_quality: Minimum mean score.
+        max_latency: Maximum seconds per token, relative to the target's.
+        output: Run directory; its `decoding.yaml` is for `decode --config`.
+        sampling: Sampling parameters.
+        rules: Candidate rules; lists of parameters are expanded. With `costs`, the default is
+            lossless decoding alone, since engines have no other rule.
+        num_speculative_tokens: Candidate block lengths (gamma).
+        num_candidates: Number of candidates to measure, besides lossless decoding.
+        num_examples: Number of examples for choosing.
+        num_confirmed: Number of other examples, for confirming.
+        num_timed: Number of examples, of either kind, on which speed is measured; None: all.
+        confidence: A run chooses a setting that misses the bound with a probability of at most
+            1 - confidence, whatever the number of tested settings.
     """
 
     task: TaskChoice
@@ -72,31 +71,29 @@ class TuneConfig(WithCosts, ModelsConfig):
         given = [self.quality_floor, self.absolute_quality, self.max_latency]
         if sum(bound is not None for bound in given) != 1:
             raise ValueError(
-                "give exactly one of quality_floor, absolute_quality and max_latency, such as "
+                "set exactly one of quality_floor, absolute_quality and max_latency, such as "
                 "quality_floor 0.98"
             )
         timed = self.num_timed
         if self.max_latency is not None and timed is not None and timed < LEAST_CONFIRMED:
             raise ValueError(
-                f"num_timed is {timed}; max_latency is confirmed on timed examples and needs at "
-                f"least {LEAST_CONFIRMED}"
+                f"num_timed is {timed}, but max_latency needs at least {LEAST_CONFIRMED} timed "
+                "examples; raise num_timed"
             )
         return self
 
     @property
     def block_lengths(self) -> tuple[int, ...]:
-        """Those of the tokens per block that an answer has room for."""
+        """The values of `num_speculative_tokens` that fit into an answer."""
         most = max(1, self.max_new_tokens - 1)
         return tuple(gamma for gamma in self.num_speculative_tokens if gamma <= most)
 
     @property
     def least_confirmed(self) -> int | None:
-        """Examples below which a setting as good as the target fails a quality floor's test.
+        """Minimum number of examples to confirm a quality floor; None if there is none.
 
-        A setting that answers right with probability f still answers N examples of N right with
-        probability f^N, so N right answers show more than f only if f^N <= 1 - confidence. None:
-        there is no such number, since the bound is none on quality or is the target's own quality or
-        more.
+        A setting with a probability f of a correct answer answers N of N examples correctly with
+        probability f^N, so N correct answers show a quality above f only if f^N <= 1 - confidence.
         """
         floor = self.quality_floor or self.absolute_quality
         if floor is None or floor >= 1:
@@ -105,12 +102,12 @@ class TuneConfig(WithCosts, ModelsConfig):
 
     @property
     def shortage(self) -> str | None:
-        """Why hardly any setting can be confirmed, in one line; None: nothing speaks against it."""
+        """Why few settings can be confirmed, in one line; None if there is no such reason."""
         floor = self.quality_floor or self.absolute_quality
         if floor is not None and floor >= 1:
             return (
-                f"a quality floor of {floor:g} is confirmed only for lossless decoding and for "
-                "settings that answer better than the target; a floor of 0.98 admits more"
+                f"a quality floor of {floor:g} can be confirmed only for lossless decoding and for "
+                "settings that score higher than the target; lower the floor, e.g. to 0.98"
             )
         least = self.least_confirmed
         if least is None or self.num_confirmed >= least:
@@ -123,17 +120,18 @@ class TuneConfig(WithCosts, ModelsConfig):
 
 
 class Tried(StrictModel):
-    """A candidate with what was measured of it.
+    """Measured figures of a candidate.
 
     Attributes:
-        examples: Those to choose on, or those to confirm on.
-        quality: Mean score; `relative_quality` as part of the target's; None without a metric.
-        speedup: Seconds a token of the target alone / of this, whole requests.
-        lower_limit: When confirming: the lower confidence limit of the bounded figure (quality,
-            relative quality, or speedup), at the configuration's confidence. None where nothing has
-            to be tested: lossless decoding has the target's quality by proof.
-        met: When choosing: whether the figures meet the bound. When confirming: whether the lower
-            limit does, or the proof.
+        examples: Whether these are the choosing or the confirming examples.
+        quality: Mean score; None without a metric.
+        relative_quality: Mean score / the target's; None without a metric.
+        speedup: Seconds per token of the target alone / of the candidate, whole requests.
+        lower_limit: Lower confidence limit of the bounded figure (quality, relative quality or
+            speedup) on the confirming examples. None if no test is needed: lossless decoding has
+            the target's quality by proof.
+        met: Choosing: the figure meets the bound. Confirming: the lower limit does, or no test is
+            needed.
     """
 
     decoding: DecodingConfig
@@ -146,19 +144,18 @@ class Tried(StrictModel):
 
 
 class FailedCell(StrictModel):
-    """A candidate that could not be measured, and why."""
+    """A candidate that failed, with the error."""
 
     decoding: DecodingConfig
     error: str
 
 
 class Tuned(StrictModel):
-    """The setting that was confirmed, and all that was measured on the way.
+    """The chosen setting, and all measurements.
 
     Attributes:
-        num_tests: Settings that were tested on the confirming examples; those that need no test are
-            not counted.
-        statement: What the confirmation says, in words.
+        num_tests: Number of settings tested on the confirming examples.
+        statement: The guarantee of the tests, in words.
     """
 
     schema_version: Literal[1] = 1

@@ -1,4 +1,4 @@
-"""What all cells of a bench share: models, task, examples; and the names that cells go by."""
+"""Loads models, task and examples, which all cells of a bench share, and computes cell keys."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
 
 
 class BenchConfig(ModelsConfig):
-    """What to compare, on which task.
+    """Configuration of `bench`.
 
     Attributes:
-        output: The run directory.
-        num_examples: How many examples of the task's test split every cell answers, after
-            `skip_examples` that stay unseen.
-        num_timed: How many of these, evenly spread, the target alone answers beside each cell;
-            None: all. Speed is that of these.
-        max_seconds: Begin no cells later than this; the rest is for the next start.
-        full_vocabulary: The draft proposes all tokens, whatever list it has, as in an engine.
+        output: Run directory; resumes if it exists.
+        num_examples: Number of examples of the task's test split, after `skip_examples`.
+        num_timed: Number of examples, evenly spaced, on which speed is measured; None: all.
+        max_seconds: Start no more cells after this time; a restarted bench runs the others.
+        full_vocabulary: The draft proposes from the full vocabulary, even if it has a reduced one.
     """
 
     task: TaskChoice
@@ -50,9 +48,11 @@ class BenchConfig(ModelsConfig):
 
 @dataclass(frozen=True)
 class Workbench:
-    """The models and the examples that all cells share.
+    """The models and examples that all cells share.
 
-    `timed`: the examples that the target alone answers beside each cell. `context`: digest of all this.
+    Attributes:
+        timed: Indices of the examples that the target alone answers, too.
+        context: Digest of all this.
     """
 
     pair: Pair
@@ -65,14 +65,14 @@ class Workbench:
     context: str
 
     def key_of(self, cell: DecodingConfig) -> str:
-        """What the cell's row is found by."""
+        """Key of the cell's row."""
         return cell_key(self.context, cell)
 
 
 def prepare(
     config: BenchConfig, progress: Progress = silent, pair: Pair | None = None
 ) -> Workbench:
-    """Load both models, unless they are given, and the examples.
+    """Load the examples, and both models unless `pair` is given.
 
     Raises:
         UsageError: a model or the task cannot be used, or an example does not fit the context.
@@ -102,26 +102,23 @@ def _prompt(example: TaskExample, pair: Pair, config: BenchConfig) -> list[int]:
     limit = config.max_prompt_tokens
     if limit is not None and len(tokens) > limit:
         raise ContextLengthError(
-            f"{example.record.where} has {len(tokens)} tokens, more than max_prompt_tokens {limit}; "
-            "raise it, or ask the task for shorter examples"
+            f"{example.record.where} has {len(tokens)} tokens, more than max_prompt_tokens "
+            f"{limit}; raise it, or use shorter examples"
         )
     return tokens
 
 
 def bench_context(config: BenchConfig) -> str:
-    """What all cells share; the grid, the place and the time given do not change a row.
-
-    Models are known by their files' sizes and times: one that is trained on is another model.
-    """
-    left = {"grid", "output", "max_seconds"}
-    if not config.full_vocabulary:  # rows of before there was this key are found again
-        left.add("full_vocabulary")
-    shared = config.model_dump(mode="json", exclude=left)
+    """Digest of everything that all cells share, including sizes and times of the models' files."""
+    excluded = {"grid", "output", "max_seconds"}
+    if not config.full_vocabulary:  # for rows older than this key
+        excluded.add("full_vocabulary")
+    shared = config.model_dump(mode="json", exclude=excluded)
     models = [stamps(config.target), stamps(config.draft)]
     versions = config.task.versions()
     return digest(SCHEMA_VERSION, shared, models, versions, torch.get_num_threads())
 
 
 def cell_key(context: str, cell: DecodingConfig) -> str:
-    """What a row is found by."""
+    """Key of a cell's row."""
     return digest(context, cell.model_dump(mode="json"))

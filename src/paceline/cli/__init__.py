@@ -1,4 +1,1 @@
-"""The command line: parse, load the configuration, call the library, say where the result is.
-
-One file a command. torch is imported inside commands, so that `--help` answers at once.
-"""
+"""The command line, one file per command. Commands import torch lazily to keep `--help` fast."""

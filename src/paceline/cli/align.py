@@ -1,4 +1,4 @@
-"""`paceline align`: make the draft agree with the target."""
+"""`paceline align`: train a draft model to match its target."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ def align(
     config: options.ConfigFile = None,
     target: options.Target = None,
     draft: options.Draft = None,
-    output: Annotated[str | None, typer.Option(help="Run directory to make.")] = None,
+    output: Annotated[str | None, typer.Option(help="Run directory to create.")] = None,
     recipe: Annotated[
         str | None, typer.Option(help="supervised_kd, seq_kd, imit_kd, f_distill or gkd.")
     ] = None,
@@ -20,9 +20,9 @@ def align(
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Train the draft to agree with the target.
+    """Train a draft to match its target.
 
-    The aligned draft is OUTPUT/draft.
+    Writes the aligned draft to OUTPUT/draft.
     """
     from paceline.cli.preflight import check_align
     from paceline.cli.result_tables import alignment_table
@@ -43,6 +43,8 @@ def align(
         stdout.print(alignment_table(result, wanted.evaluation))
     else:
         stdout.print(
-            "not evaluated: set data.held_out or data.held_out_from_train to compare drafts"
+            "no evaluation: set data.held_out or data.held_out_from_train to compare drafts"
         )
-    stdout.print(f"{directory / 'draft'}: the aligned draft; figures in {directory}/result.json")
+    stdout.print(
+        f"{directory / 'draft'}: the aligned draft; metrics are in {directory}/result.json"
+    )

@@ -1,4 +1,4 @@
-"""`paceline analyze`: the predicted frontier of every rule."""
+"""`paceline analyze`: predict quality and speed of every rule, without decoding."""
 
 import typer
 
@@ -19,22 +19,17 @@ def analyze(
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Predict what each decoding rule costs and saves.
+    """Predict quality and speed of each rule.
 
-    Nothing is decoded: one pass of each model over text gives, for each rule at each threshold, what it
-    rejects, how far it leaves the target and what it saves.
+    Nothing is decoded with a rule: one forward pass of each model over text gives rejection rate,
+    distance from the target's distribution and predicted speedup of each rule at each threshold.
     """
     from paceline.cli.preflight import check_measured
     from paceline.cli.result_tables import frontier_table
     from paceline.measure.predicted_frontier import AnalyzeConfig
     from paceline.measure.predicted_frontier import analyze as run
 
-    sampling = {
-        "sampling__temperature": temperature,
-        "sampling__top_p": top_p,
-        "sampling__top_k": top_k,
-        "draft_sampling__temperature": draft_temperature,
-    }
+    sampling = options.sampling_keys(temperature, top_p, top_k, draft_temperature)
     wanted = options.build(
         AnalyzeConfig, config, overrides, target=target, draft=draft, prompts=prompts, **sampling
     )

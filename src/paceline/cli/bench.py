@@ -1,4 +1,4 @@
-"""`paceline bench`: compare ways of decoding on a task, cell by cell."""
+"""`paceline bench`: compare decoding settings on a task."""
 
 from typing import Annotated
 
@@ -15,14 +15,14 @@ def bench(
     draft: options.Draft = None,
     output: Annotated[str | None, typer.Option(help="Run directory; resumes if it exists.")] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="Start no new cells after so many seconds.")
+        float | None, typer.Option(help="Start no cell after N seconds.")
     ] = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Measure many ways of decoding on a task.
+    """Compare decoding settings on a task.
 
-    Finished cells are kept: a bench can be stopped and resumed at any time.
+    Each setting is a cell. Finished cells are kept, so a stopped bench can be resumed.
     """
     from paceline.bench import BenchConfig
     from paceline.bench import bench as run
@@ -36,9 +36,9 @@ def bench(
     failed = sum(row.status == "failed" for row in found.rows)
     stdout.print(
         f"{wanted.output}/results.jsonl: {len(found.rows) - failed} cells done, {failed} failed, "
-        f"{found.num_left} left; paceline report {wanted.output} draws them"
+        f"{found.num_left} left; paceline report {wanted.output} writes tables and plots"
     )
     if failed:
         reason = next(row.error for row in found.rows if row.status == "failed")
-        stderr.print(f"paceline: the first failed: {reason}")
+        stderr.print(f"paceline: first failure: {reason}")
         raise typer.Exit(NOT_DONE)

@@ -1,4 +1,4 @@
-"""Which commands read a configuration, and what each may hold."""
+"""The commands that read a configuration file, and the schema of each."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Kind(StrEnum):
 
     @property
     def command(self) -> str:
-        """As it is typed."""
+        """The command as typed on the command line."""
         return "measure --engine" if self is Kind.measure_engine else str(self)
 
 
 def schema_of(kind: Kind) -> type[StrictModel]:
-    """What a configuration of this kind may hold."""
+    """The configuration class of a command."""
     from paceline.bench import BenchConfig
     from paceline.bench.tune import TuneConfig
     from paceline.data.requests import GenerateDataConfig
@@ -69,5 +69,5 @@ def schema_of(kind: Kind) -> type[StrictModel]:
 
 
 def kinds_that_read(keys: Collection[str]) -> list[Kind]:
-    """The commands that know all of these keys."""
+    """The commands whose schema has all of these keys."""
     return [kind for kind in Kind if set(keys) <= schema_of(kind).model_fields.keys()]

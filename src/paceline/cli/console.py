@@ -1,4 +1,4 @@
-"""The terminal: results on stdout, progress bars and remarks on stderr."""
+"""Terminal output: results on stdout, progress and messages on stderr."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 
     from paceline.progress import Progress as Listener
 
-_FIRST_S = 0.9  # until the first line of progress in a file
-_QUIET_S = 30  # between two of them
+_FIRST_S = 0.9  # seconds until the first progress line, if stderr is not a terminal
+_QUIET_S = 30  # seconds between progress lines
 
-# what is printed names files and errors, in which [v2] and :smile: mean nothing
+# no markup, no emoji: file names and errors may contain [v2] or :smile:
 stdout = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 class CheckedOutput:
-    """Standard output that fails as an error of Paceline's own, whoever writes to it."""
+    """Standard output whose write errors are raised as StorageError."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -48,59 +49,43 @@ class CheckedOutput:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write as the stream does.
-
-        Raises:
-            StorageError: the stream does not take it.
-        """
-        with self._failing_as_ours():
+        """Write; raises StorageError if the stream fails."""
+        with self._storage_errors():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush as the stream does.
-
-        Raises:
-            StorageError: the stream does not take what was written.
-        """
-        with self._failing_as_ours():
+        """Flush; raises StorageError if the stream fails."""
+        with self._storage_errors():
             self._stream.flush()
 
     @contextlib.contextmanager
-    def _failing_as_ours(self) -> Iterator[None]:
-        if self._failure is not None:  # a library may have swallowed the first one
+    def _storage_errors(self) -> Iterator[None]:
+        if self._failure is not None:  # a library may have suppressed the first error
             raise self._failure
         try:
             yield
         except OSError as error:
-            self._discard()
+            # Python flushes again at exit; a second error would change the exit code
+            with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
             self._failure = StorageError(
-                f"standard output could not be written ({error.strerror or error}); the result is not "
-                "complete: send it to a file or a pipe that takes all of it"
+                f"standard output could not be written ({error.strerror or error}); the result is "
+                "not complete: redirect it to a file with enough space"
             )
             raise self._failure from None
-
-    def _discard(self) -> None:
-        """Python flushes once more when it exits, and would complain and change the exit code."""
-        with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 @contextlib.contextmanager
 def checked_output() -> Iterator[None]:
-    """Notice inside the block that something printed is lost, at the latest at its end.
-
-    Raises:
-        StorageError: standard output is closed, or does not take what is written to it.
-    """
+    """Raise StorageError, at the latest at the block's end, if standard output loses a write."""
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stderr = io.StringIO()  # nobody reads it, and nothing fails
+        sys.stderr = io.StringIO()  # writes to stderr must not fail
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
         raise StorageError(
-            "standard output is closed, so the result would be lost; send it to a file or to "
-            "/dev/null"
+            "standard output is closed and the result would be lost; redirect it to a file"
         )
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # a terminal that knows fewer characters than a text has gets escapes instead of an error
+        # characters that the terminal's encoding lacks become escapes instead of errors
         sys.stdout.reconfigure(errors="backslashreplace")
     checked = CheckedOutput(sys.stdout)
     with contextlib.redirect_stdout(checked):  # pyright: ignore[reportArgumentType]
@@ -111,13 +96,13 @@ def checked_output() -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """One line on stderr, as far as there is one."""
+    """Print one line to stderr; errors are ignored."""
     with contextlib.suppress(OSError):
         print(f"paceline: {message}", file=sys.stderr)  # noqa: T201
 
 
 def show_warnings_in_one_line() -> None:
-    """A warning is a remark to the user: without the line of source that it came from."""
+    """Print warnings without the source line."""
 
     def show(message: Warning | str, *_: object) -> None:
         stderr.print(f"paceline: warning: {message}")
@@ -127,7 +112,7 @@ def show_warnings_in_one_line() -> None:
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Listener]:
-    """Draw a bar for each stage of the work inside the block; a file gets a line now and then."""
+    """Show a progress bar per stage, or occasional lines if stderr is not a terminal."""
     if not stderr.is_terminal:
         lines = _OccasionalLines()
         lines.start()
@@ -146,18 +131,18 @@ def progress_bars() -> Iterator[Listener]:
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=stderr) as bars:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def listen(stage: str, done: float, total: float, note: str = "") -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total, note=note)
-            bars.update(tasks[stage], completed=done, total=total, note=note)  # pyright: ignore[reportArgumentType]
+            bars.update(tasks[stage], completed=done, total=total, note=note)
 
         yield listen
 
 
 class _OccasionalLines(threading.Thread):
-    """What a file gets: a line in the first second, and then now and then, whoever is busy."""
+    """Print the last reported progress in the first second, then every `_QUIET_S` seconds."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -168,13 +153,13 @@ class _OccasionalLines(threading.Thread):
         self._state = f"{stage} {done / total:.0%} {note}".rstrip()
 
     def run(self) -> None:
-        """Print where the work is, until it ends."""
+        """Print progress until `end`."""
         pause = _FIRST_S
         while not self._ended.wait(pause):
             stderr.print(self._state)
             pause = _QUIET_S
 
     def end(self) -> None:
-        """Print nothing more."""
+        """Stop printing."""
         self._ended.set()
         self.join()

@@ -1,6 +1,6 @@
-"""The last net: whatever a command raises leaves the program as one line and exit code 3.
+"""Report unexpected exceptions as one line with exit code 3 and a traceback in a log file.
 
-A traceback would end the program with exit code 1, which means NO-GO. It goes to a log file instead.
+An uncaught exception would exit with code 1, which means NO-GO.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# How torch and CUDA say on the way out of memory that they are: not by a class of their own.
+# torch and CUDA raise a plain RuntimeError with one of these messages.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
 _LONGEST_REASON = 300
 
 
 def guarded(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The command, which raises nothing but what `main` knows how to report."""
+    """Wrap a command so that it raises only exceptions that `main` reports."""
 
     @functools.wraps(command)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -54,17 +54,19 @@ def guarded(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]
 
 
 def describe_crash(error: Exception) -> CrashError:
-    """One line for a fault that nobody expected, with the place of its traceback."""
-    return CrashError(f"{_reason(error)}; {_where(write_log(error))}")
+    """Describe an unexpected exception in one line, with the path of its traceback."""
+    log = write_log(error)
+    place = "could not be written to a file" if log is None else f"is in {log}"
+    return CrashError(f"{_reason(error)}; the traceback {place}")
 
 
 def _reason(error: Exception) -> str:
     first = " ".join(str(error).split())[:_LONGEST_REASON]
     if _is_out_of_memory(error):
         detail = f" ({first})" if first else ""
-        return f"memory ran out{detail}: lower batch_size, shorten the texts or free some memory"
+        return f"memory ran out{detail}: lower batch_size, shorten the texts or free memory"
     if isinstance(error, OSError) and error.errno in _FULL:
-        return f"the disk is full ({first}): free some space and run again"
+        return f"the disk is full ({first}): free space and run again"
     name = type(error).__name__
     return f"the command could not be completed: {name}: {first}" if first else f"{name} was raised"
 
@@ -77,23 +79,13 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _NO_MEMORY)
 
 
-def _where(log: Path | None) -> str:
-    if log is None:
-        return "the traceback could not be written to a file"
-    return f"the traceback is in {log}"
-
-
 def write_log(error: Exception) -> Path | None:
-    """The traceback in a file of its own: in the cache directory, else where temporary files go."""
+    """Write the traceback to the cache directory or the temporary directory; return its path."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"paceline-{stamp}-{os.getpid()}.log"
-    text = "\n".join(
-        (
-            f"paceline {paceline.__version__}, Python {platform.python_version()}, {platform.platform()}",
-            shlex.join(sys.argv),
-            "".join(traceback.format_exception(error)),
-        )
-    )
+    system = f"Python {platform.python_version()}, {platform.platform()}"
+    trace = "".join(traceback.format_exception(error))
+    text = f"paceline {paceline.__version__}, {system}\n{shlex.join(sys.argv)}\n{trace}"
     for folder in (cache_root() / "logs", Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

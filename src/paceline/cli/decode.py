@@ -1,4 +1,4 @@
-"""`paceline decode`: watch a text being written, with or without a draft."""
+"""`paceline decode`: generate text from one prompt, with or without a draft."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,36 +15,35 @@ if TYPE_CHECKING:
 
 def decode(
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
-    prompt: Annotated[str | None, typer.Option(help="The text to continue.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read it from a file instead.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put it into the chat template.")] = False,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
     draft: options.Draft = None,
     draft_weights: Annotated[
-        Literal["auto", "int8"],
-        typer.Option(help="int8: a faster draft that agrees a little less."),
+        Literal["auto", "int8"], typer.Option(help="int8: faster draft, slightly lower acceptance.")
     ] = "auto",
-    gamma: Annotated[int | None, typer.Option(help="Tokens drafted a block; 4.")] = None,
+    gamma: Annotated[int | None, typer.Option(help="Draft tokens per block (default 4).")] = None,
     rule: options.Rule = None,
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many new tokens.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     draft_temperature: options.DraftTemperature = None,
     repetition_penalty: options.Penalty = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     config: options.ConfigFile = None,
     overrides: options.Overrides = None,
-    show: Annotated[bool, typer.Option("--show", help="Colour tokens by their source.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Colour tokens by source.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Continue one prompt, with or without a draft."""
+    """Generate text from one prompt."""
     from paceline.cli.preflight import check_decode
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.decode.strategies import DecodingConfig
 
     if gamma is not None and gamma < 1:
         raise UsageError(
-            f"gamma must be 1 or more, got {gamma}; without --draft nothing is drafted"
+            f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
         )
     decoding = options.build(
         DecodingConfig,
@@ -58,7 +57,11 @@ def decode(
         sampling__top_k=top_k,
         sampling__repetition_penalty=repetition_penalty,
     )
-    _check_draft(decoding, draft, draft_weights)
+    if draft is None and (_drafts(decoding) or draft_weights != "auto"):
+        raise UsageError(
+            "--gamma, --rule, --draft-temperature, --draft-weights and a strategy need a draft, "
+            "but there is none; name it by --draft"
+        )
     text = read_prompt(prompt, prompt_file)
     check_decode(target, draft)
     stream_text(
@@ -72,12 +75,6 @@ def decode(
     )
 
 
-def _check_draft(decoding: "DecodingConfig", draft: str | None, draft_weights: str) -> None:
-    """Is there a draft, if anything says how it is used?"""
+def _drafts(decoding: "DecodingConfig") -> bool:
     chosen = "strategy" in decoding.model_fields_set
-    drafts = chosen and decoding.strategy.strategy != "autoregressive"
-    if draft is None and (drafts or draft_weights != "auto"):
-        raise UsageError(
-            "--gamma, --rule, --draft-temperature, --draft-weights and a strategy say how a draft is used, and "
-            "there is none; name it by --draft"
-        )
+    return chosen and decoding.strategy.strategy != "autoregressive"

@@ -1,4 +1,4 @@
-"""Every key of a configuration with its default and its meaning, as YAML with comments."""
+"""List the keys of a configuration with defaults and descriptions, as commented YAML."""
 
 from __future__ import annotations
 
@@ -23,43 +23,37 @@ _ENTRY = re.compile(r"^    (\w+): (.*)$")
 
 
 def describe_defaults(cls: type[BaseModel]) -> str:
-    """The keys of `cls`, a line of meaning above each; what has no default is `(required)`."""
+    """The keys of `cls`, each below its description; keys without a default are `(required)`."""
     return "\n".join(_lines(cls, "", (cls,))) + "\n"
 
 
 def _lines(cls: type[Any], indent: str, above: tuple[type, ...]) -> list[str]:
     lines: list[str] = []
     for name, field in fields_of(cls).items():
-        annotation = field.annotation
+        comment = f"{indent}# "
         meaning = meaning_of(cls, name)
-        lines += textwrap.wrap(
-            meaning, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-        )
-        default = _default(cls, name)
-        inner = [model for model in models_in(annotation) if model not in above]
-        lines.append(f"{indent}{name}: {_shown(default)}{_choices(annotation)}")
-        for model in inner:
-            tag = _tag(model)
-            lines.append(f"{indent}  # with the keys of {tag or model.__name__}:")
-            lines += [
-                f"{indent}  # {line.removeprefix(indent)}"
-                for line in _lines(model, indent, (*above, model))
-            ]
+        lines += textwrap.wrap(meaning, _WIDTH, initial_indent=comment, subsequent_indent=comment)
+        values = _literals(field.annotation)
+        choices = f"  # one of {', '.join(values)}" if len(values) > 1 else ""
+        lines.append(f"{indent}{name}: {_shown(_default(cls, name))}{choices}")
+        for model in models_in(field.annotation):
+            if model in above:
+                continue
+            lines.append(f"{indent}  # keys of {_tag(model) or model.__name__}:")
+            inner = _lines(model, indent, (*above, model))
+            lines += [f"{indent}  # {line.removeprefix(indent)}" for line in inner]
     return lines
 
 
 def meaning_of(cls: type[Any], name: str) -> str:
-    """From the class that has the key: its list of attributes, or the string below the field."""
+    """The description of a key: `Attributes:` entry, string below the field, or MEANINGS."""
     for owner in cls.__mro__:
         if owner is object or owner is BaseModel:
             break
         found = _meanings(owner).get(name) or MEANINGS.get(f"{owner.__name__}.{name}")
         if found:
             return found
-    words = _words(fields_of(cls)[name].annotation)
-    if len(words) == 1 and _default(cls, name) == words[0]:
-        return "Chooses this variant."
-    return MEANINGS.get(name, "")
+    return "Selects this variant." if _is_tag(cls, name) else MEANINGS.get(name, "")
 
 
 @functools.cache
@@ -117,21 +111,16 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _choices(annotation: Any) -> str:
-    """What a value may be, where that is a short list."""
-    words = _words(annotation)
-    return f"  # one of {', '.join(words)}" if len(words) > 1 else ""
-
-
-def _words(annotation: Any) -> list[str]:
-    """Of a literal."""
+def _literals(annotation: Any) -> list[str]:
     return [part for part in get_args(annotation) if isinstance(part, str)]
 
 
 def _tag(model: type[Any]) -> str:
-    """`kind: jsd`: what says that this variant is meant."""
-    for name, field in fields_of(model).items():
-        words = _words(field.annotation)
-        if len(words) == 1 and _default(model, name) == words[0]:
-            return f"{name}: {words[0]}"
-    return ""
+    """The key and value that select a variant, such as `kind: jsd`."""
+    tags = (f"{name}: {_default(model, name)}" for name in fields_of(model) if _is_tag(model, name))
+    return next(tags, "")
+
+
+def _is_tag(cls: type[Any], name: str) -> bool:
+    values = _literals(fields_of(cls)[name].annotation)
+    return len(values) == 1 and _default(cls, name) == values[0]

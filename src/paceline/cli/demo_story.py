@@ -1,4 +1,4 @@
-"""The demo's stages, in order; each leaves a file, and a stage whose file is there is not run again."""
+"""The stages of `paceline demo`. Each writes a file; a stage with an existing file is skipped."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NUM_SHOWN_FROM = 32
 
 
 class Story:
-    """Where everything is, and what has been done."""
+    """Paths, models and stages of one demo."""
 
     def __init__(self, target: str, out: Path, *, layers: Sequence[int]) -> None:
         self.target = target
@@ -79,12 +79,12 @@ class Story:
         return prepare_for_decoding(self._loaded)
 
     def prepare(self) -> None:
-        """Text and the draft to start from."""
+        """Write the corpus and the initial draft."""
         if not all(path.exists() for path in self.docs):
-            _headline("Python's own documentation, split once into training and held-out text")
+            _headline("Split Python's documentation into training and held-out text")
             write_python_docs(self.out / "data")
         if not self.start.exists():
-            _headline(f"A draft from layers {','.join(map(str, self.layers))} of the target")
+            _headline(f"Create a draft from layers {','.join(map(str, self.layers))} of the target")
             target = self._loaded
             draft = subset_layers(target, self.layers)
             texts = read_texts(str(self.docs.train), load_tokenizer(self.target))
@@ -93,11 +93,7 @@ class Story:
             save_draft(draft, self.target, self.start, stored_dtype(self.target))
 
     def plan(self, config: Path, minutes: float) -> AlignConfig:
-        """What `align` will do.
-
-        Raises:
-            ConfigError: the file cannot be read, or a value is wrong.
-        """
+        """The configuration of `align`; raises ConfigError."""
         values = read_yaml(config) | {
             "target": self.target,
             "draft": str(self.start),
@@ -108,7 +104,7 @@ class Story:
         return validate(AlignConfig, values)
 
     def align(self, wanted: AlignConfig) -> None:
-        """Distil; goes on where it was stopped, returns at once if it has ended."""
+        """Align the draft; resumes a stopped run, returns at once if the run is complete."""
         _headline(f"Align the draft with the target ({(wanted.max_seconds or 0) / 60:g} minutes)")
         with progress_bars() as progress:
             align(wanted, resume=True, progress=progress)
@@ -116,7 +112,7 @@ class Story:
     def measure(
         self, name: str, draft: Path, temperature: float, *, prompts: int, timed: int
     ) -> Measurement:
-        """Measure on held-out prompts, or read what was measured before."""
+        """Measure on held-out prompts, or read the result of an earlier run."""
         config = MeasureConfig(
             target=self.target,
             draft=str(draft),
@@ -138,21 +134,21 @@ class Story:
         return found
 
     def _measure(self, config: MeasureConfig, progress: Progress) -> Measurement:
-        """`measure`, with models that are loaded and texts that are sampled once."""
+        """`measure`, with loaded models; texts are sampled once per temperature."""
         tokens = read_prompts(config.prompts, self._tokenizer, max_tokens=config.max_prompt_tokens)
         texts = self._texts.setdefault(config.sampling.temperature, [])
         draft = self._draft(config.draft)
         return measure_models(self._ready, draft, tokens, config, progress, texts)
 
     def _draft(self, path: str) -> CausalModel:
-        """A draft as it is served, loaded once."""
+        """Load a draft once and prepare it for decoding."""
         if path not in self._drafts:
             draft = load_model(path, dtype=self._loaded.dtype)
             self._drafts[path] = prepare_for_decoding(draft, self._draft_weights)
         return self._drafts[path]
 
     def verify(self, gamma: int) -> LosslessnessReport:
-        """Prove that the text is still the target's, and that the proof can fail."""
+        """Verify losslessness, and that the test catches a broken rule."""
         config = VerifyConfig(
             target=self.target,
             draft=str(self.aligned),
@@ -163,7 +159,7 @@ class Story:
             self_test=True,
             draft_weights=self._draft_weights,
         )
-        _headline("Verify that speculation leaves the target's text alone (float32)")
+        _headline("Verify that speculative decoding is lossless (float32)")
         path = self.out / "verify.json"
         report = _remember(path, self.aligned, LosslessnessReport, config, self._verify)
         for line in losslessness_lines(report):
@@ -171,7 +167,7 @@ class Story:
         return report
 
     def _verify(self, config: VerifyConfig, progress: Progress) -> LosslessnessReport:
-        """`verify_losslessness`, with the models that are already there where they are float32."""
+        """`verify_losslessness`, reusing the loaded models if they are float32."""
         if self._loaded.dtype != torch.float32:
             return verify_losslessness(config, progress)
         tokens = read_prompts(config.prompts, self._tokenizer, max_tokens=config.max_prompt_tokens)
@@ -195,7 +191,7 @@ class Story:
         generations = decoder.generate(tokens, max_new_tokens=_NEW_TOKENS)
         shown = median_acceptance(generations, _NEW_TOKENS)
         _headline(
-            f"Decode the one of {len(texts)} held-out prompts that has median acceptance, greedily, "
+            f"Decode the one of {len(texts)} held-out prompts with median acceptance, greedily, "
             "coloured by the source of each token"
         )
         typer.echo(typer.style(texts[shown], dim=True), nl=False)
@@ -224,7 +220,7 @@ def median_acceptance(generations: Sequence[Generation], num_tokens: int) -> int
 
 
 def before_and_after(before: Sequence[Measurement], after: Sequence[Measurement]) -> Table:
-    """The closing table: a column for each end of the alignment."""
+    """The final table: figures before and after alignment."""
     table = Table("", "before", "after", title="Held-out Python documentation")
     for old, new in zip(before, after, strict=True):
         at = f"T={new.config.sampling.temperature:g}"
@@ -258,12 +254,12 @@ def _headline(text: str) -> None:
 def _remember(
     path: Path, draft: Path, kind: type[Any], config: StrictModel, run: Callable[..., Any]
 ) -> Any:
-    """The result of an earlier run of this configuration on this very draft, or a new one."""
+    """Read the result of this configuration if it is newer than the draft, else run it."""
     weights = draft / "model.safetensors"
     if path.exists() and path.stat().st_mtime > weights.stat().st_mtime:
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored.get("config") == config.model_dump(mode="json"):
-            with contextlib.suppress(ValidationError):  # written by another version
+            with contextlib.suppress(ValidationError):  # the result of another version
                 return kind.model_validate(stored)
     with progress_bars() as progress:
         result = run(config, progress)

@@ -1,4 +1,4 @@
-"""`paceline draft`: make a draft out of the target."""
+"""`paceline draft`: create a draft model from the target."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,32 +17,33 @@ def draft(
     target: options.Target = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory to write the draft to: a new one, or --set overwrite=true."),
+        typer.Option(help="Output directory; must be new without --set overwrite=true."),
     ] = None,
     config: options.ConfigFile = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to keep, in order, such as 0,1,2,29.")
-    ] = None,
+    layers: Annotated[str | None, typer.Option(help="Layers to keep, such as 0,1,2,29.")] = None,
     search_layers: Annotated[
-        int | None, typer.Option(help="Keep the best so many by measured acceptance; needs --text.")
+        int | None, typer.Option(help="Keep the N best layers by acceptance; needs --text.")
     ] = None,
     params: Annotated[
-        float | None, typer.Option(help="A new draft, this part of the target's parameters.")
+        float | None, typer.Option(help="New draft: maximum fraction of the target's parameters.")
     ] = None,
-    num_layers: Annotated[int | None, typer.Option(help="Depth of a new draft.")] = None,
+    num_layers: Annotated[int | None, typer.Option(help="New draft: number of layers.")] = None,
     vocabulary: Annotated[
-        int | None, typer.Option(help="Propose only this many tokens; needs --text.")
+        int | None, typer.Option(help="Number of tokens the draft may propose; needs --text.")
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Text to rank by: .txt, .jsonl, .parquet or a data set.")
+        str | None, typer.Option(help="Text for the ranking: .txt, .jsonl, .parquet or a data set.")
     ] = None,
     time_passes: Annotated[
-        bool, typer.Option("--time/--no-time", help="Time its passes beside the target's.")
+        bool, typer.Option("--time/--no-time", help="Time forward passes of draft and target.")
     ] = True,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Make a draft model from the target."""
+    """Create a draft model from the target.
+
+    Keeps some of its layers (--layers, --search-layers) or creates a smaller model (--params).
+    """
     from paceline.cli.preflight import check_draft
     from paceline.measure.draft_cost import time_draft
     from paceline.models import load_model
@@ -70,23 +71,23 @@ def draft(
     save_draft(small, wanted.target, wanted.out, stored_dtype(wanted.target))
     stdout.print(f"{wanted.out}: {_description(small, kept, model)}")
     if time_passes:
-        stored = load_model(wanted.out, dtype=model.dtype)  # its weights may have been rounded
+        stored = load_model(wanted.out, dtype=model.dtype)  # saving may round the weights
         stdout.print(str(time_draft(model, stored)))
 
 
 def _description(draft: "CausalModel", kept: list[int] | None, target: "CausalModel") -> str:
-    made = "new" if kept is None else f"layers {','.join(map(str, kept))}"
+    origin = "new" if kept is None else f"layers {','.join(map(str, kept))}"
     share = draft.num_parameters / target.num_parameters
     limit = draft.draft_vocabulary
     proposes = "" if limit is None else f", proposes {len(limit):,} tokens"
-    return f"{made}, {draft.num_parameters:,} parameters ({share:.1%}){proposes}"
+    return f"{origin}, {draft.num_parameters:,} parameters ({share:.1%}){proposes}"
 
 
 def parse_layers(text: str) -> list[int]:
-    """`0,1,2,29` to numbers."""
+    """Parse `0,1,2,29`."""
     try:
         return [int(layer) for layer in text.split(",")]
     except ValueError:
         raise UsageError(
-            f"--layers wants numbers with commas between, such as 0,1,2,29; got {text!r}"
+            f"--layers wants comma-separated numbers, such as 0,1,2,29; got {text!r}"
         ) from None

@@ -1,4 +1,4 @@
-"""`paceline env`: versions and hardware, for a report of a bug or a figure."""
+"""`paceline env`: versions and hardware, for bug reports and benchmark results."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ def env(json: options.Json = False) -> None:
 
 
 def hardware() -> dict[str, Any]:
-    """Memory in bytes, of this process's control group where that is less; and the GPUs."""
+    """Memory (bytes, capped by the control group), usable CPUs and GPUs."""
     import torch
 
     gpus = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
@@ -61,15 +61,11 @@ def _rows(prefix: str, values: dict[str, Any]) -> list[tuple[str, str]]:
         if isinstance(value, dict):
             rows += _rows(f"{label} ", value)
         elif isinstance(value, list):
-            parts = [
-                ", ".join(text for _, text in _rows("", part))
-                if isinstance(part, dict)
-                else str(part)
-                for part in value
-            ]
-            rows += [(f"{label} {number}", part) for number, part in enumerate(parts)] or [
-                (label, "none")
-            ]
+            for number, part in enumerate(value):
+                cells = [c for _, c in _rows("", part)] if isinstance(part, dict) else [str(part)]
+                rows.append((f"{label} {number}", ", ".join(cells)))
+            if not value:
+                rows.append((label, "none"))
         elif name.endswith("_bytes"):
             rows.append((label, f"{value / 1e9:.1f} GB"))
         else:

@@ -1,4 +1,4 @@
-"""`paceline export`: a draft as an engine loads it."""
+"""`paceline export`: convert a draft to the format of a serving engine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,25 +13,29 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="Draft to export, or a target: directory, .gguf.")],
-    to: Annotated[str, typer.Option(help="vllm, sglang, llamacpp or transformers.")],
-    out: Annotated[Path, typer.Option(help="Directory to make.")],
+    model: Annotated[
+        str, typer.Argument(help="Model to export, draft or target: directory, .gguf.")
+    ],
+    to: Annotated[str, typer.Option(help="Engine: vllm, sglang, llamacpp or transformers.")],
+    out: Annotated[Path, typer.Option(help="Directory to create.")],
     target: Annotated[
-        str | None, typer.Option(help="The draft's target; default: that of its run.")
+        str | None, typer.Option(help="Target of the draft; default: from its run directory.")
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, bfloat16, float16, or for llamacpp q8_0; default: as stored."),
+        typer.Option(
+            help="float32, bfloat16, float16 or q8_0 (llamacpp only); default: as stored."
+        ),
     ] = None,
     measurement: Annotated[
-        Path | None, typer.Option(help="JSON of `paceline measure`: best gamma, figures.")
+        Path | None, typer.Option(help="JSON of `paceline measure`: best gamma and metrics.")
     ] = None,
-    gamma: Annotated[int | None, typer.Option(help="Tokens drafted per block.")] = None,
+    gamma: Annotated[int | None, typer.Option(help="Draft tokens per block.")] = None,
     check_engine: Annotated[
-        bool | None, typer.Option("--check-engine", help="Also load it in the engine.")
+        bool | None, typer.Option("--check-engine", help="Also load the export in the engine.")
     ] = None,
     overwrite: Annotated[
-        bool | None, typer.Option("--overwrite", help="Replace what is there.")
+        bool | None, typer.Option("--overwrite", help="Replace an existing export.")
     ] = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
@@ -39,8 +43,7 @@ def export(
 ) -> None:
     """Export a draft for an engine.
 
-    The export is read back and compared with the draft before it is kept. The exit code is 1 if it
-    differs.
+    Loads the export again and compares its logits with the draft's. Exit code 1: they differ.
     """
     from paceline.cli.preflight import check_export
     from paceline.export import ExportConfig
@@ -72,8 +75,8 @@ def export(
 def _print(found: "Exported") -> None:
     checks = found.checks
     stdout.print(
-        f"{found.path}: {checks.num_positions} positions read back, largest difference of logits "
-        f"{checks.largest_difference:.1e} of the largest, same likeliest token in {checks.agreement:.1%}"
+        f"{found.path}: {checks.num_positions} positions compared, logits differ by at most "
+        f"{checks.largest_difference:.1e} of the largest, same top token in {checks.agreement:.1%}"
     )
     if found.served is not None:
         stdout.print(found.served)

@@ -1,4 +1,4 @@
-"""`paceline generate-data`: let the target write the text that a draft is aligned on."""
+"""`paceline generate-data`: generate distillation data with the target."""
 
 import json
 from typing import Annotated
@@ -13,15 +13,15 @@ def generate_data(
     config: options.ConfigFile = None,
     target: options.Target = None,
     prompts: options.Prompts = None,
-    output: Annotated[str | None, typer.Option(help="Run directory to make.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that write.")] = None,
+    output: Annotated[str | None, typer.Option(help="Run directory to create.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of generating processes.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Let the target answer prompts, as training text.
+    """Generate training data with the target.
 
-    The records, at several temperatures, are OUTPUT/data/*.parquet.
+    Samples answers to prompts at several temperatures and writes them to OUTPUT/data/*.parquet.
     """
     from paceline.cli.preflight import check_generate_data
     from paceline.data.distillation_data import generate_data as run
@@ -35,7 +35,5 @@ def generate_data(
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
     result = json.loads((directory / "result.json").read_text("utf-8"))
-    stdout.print(
-        f"{directory / 'data'}: {result['num_records']:,} records, {result['num_tokens']:,} tokens; "
-        f"figures in {directory}/result.json"
-    )
+    counts = f"{result['num_records']:,} records, {result['num_tokens']:,} tokens"
+    stdout.print(f"{directory / 'data'}: {counts}; metrics are in {directory}/result.json")

@@ -1,4 +1,4 @@
-"""One look at a device, a model, a text or a place, before anything expensive begins."""
+"""Quick checks of devices, models, texts and output paths before expensive work starts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from paceline.data.prompts import Record
 
-_MOST_READ = 20_000  # records of a text that are read to see that they can be
+_MAX_RECORDS = 20_000  # records read to check a text
 FLOAT32_BYTES = 4
 
 
 class Preflight:
-    """What was looked at so far, in lines for people; a model or a text is looked at once."""
+    """Runs checks and collects a line per result. Each model and text is checked once."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -37,21 +37,12 @@ class Preflight:
         self._texts: set[str] = set()
 
     def device(self, name: str) -> None:
-        """Can this device be used?
-
-        Raises:
-            UsageError: it cannot.
-        """
+        """Check that the device exists; raises UsageError."""
         self._lines.append(f"device: {find_device(name)}")
 
     def model(self, role: str, path: str | Path) -> ModelFacts:
-        """Can this model be loaded, as far as that can be told without its weights?
-
-        Raises:
-            UsageError: it cannot, or it has no tokenizer.
-        """
-        known = self._models.get(str(path))
-        if known is not None:
+        """Check configuration, tokenizer and weight headers of a model; raises UsageError."""
+        if (known := self._models.get(str(path))) is not None:
             return known
         found = self._models[str(path)] = inspect_model(path)
         if found.architecture is None:
@@ -59,22 +50,17 @@ class Preflight:
             return found
         if found.tokenizer is None:
             raise ModelLoadError(
-                f"the {role} {path} has no tokenizer files, so nothing says which tokens it means; copy "
-                "tokenizer.json and tokenizer_config.json from the model that it was made from"
+                f"the {role} {path} has no tokenizer files; copy tokenizer.json and "
+                "tokenizer_config.json from the model it was created from"
             )
         size = f", {found.num_parameters:,} parameters" if found.num_parameters else ""
         limit = "no limit" if found.max_length is None else f"{found.max_length:,} tokens"
-        self._lines.append(
-            f"{role}: {path}, {found.architecture} of {found.num_layers} layers{size}, context {limit}"
-        )
+        layers = f"{found.architecture} of {found.num_layers} layers"
+        self._lines.append(f"{role}: {path}, {layers}{size}, context {limit}")
         return found
 
     def pair(self, target: str, draft: str | None) -> list[ModelFacts]:
-        """Can both be loaded, and do they share one tokenizer?
-
-        Raises:
-            UsageError: one cannot, or they do not.
-        """
+        """Check target and draft, and that they share a tokenizer; raises UsageError."""
         models = [self.model("target", target)]
         if draft is not None:
             models.append(self.model("draft", draft))
@@ -83,17 +69,14 @@ class Preflight:
         return models
 
     def text(self, name: str, corpus: CorpusConfig | str) -> None:
-        """Can this text be read? Of a large or a remote one, its beginning.
-
-        Raises:
-            PromptError: it cannot; the message names the line.
-        """
+        """Check that a text can be read, up to a number of records; raises PromptError."""
         corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=corpus)
         if corpus.path in self._texts:
             return
         self._texts.add(corpus.path)
-        count = sum(1 for _ in _some(corpus, _MOST_READ))
-        self._lines.append(f"{name}: {corpus.path}, {_counted(count, corpus)}")
+        count = sum(1 for _ in _first_records(corpus, _MAX_RECORDS))
+        bound = "" if count < (corpus.limit or _MAX_RECORDS) else "at least "
+        self._lines.append(f"{name}: {corpus.path}, {bound}{count:,} texts")
 
     def prompts(
         self,
@@ -102,81 +85,69 @@ class Preflight:
         *,
         count: int,
         max_tokens: int | None,
-        behind: Iterable[int],
+        new_tokens: Iterable[int],
     ) -> None:
-        """Do the first `count` prompts fit the context, with as many tokens behind each as it needs?
+        """Check that the first `count` prompts and their `new_tokens` fit the models' context.
 
         Raises:
-            PromptError: they cannot be read; the message names the line.
-            ContextLengthError: one does not fit; the message names the line.
+            PromptError: a prompt cannot be read; the message names the line.
+            ContextLengthError: a prompt does not fit; the message names the line.
         """
         tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
         limits = [model.max_length for model in models if model.max_length is not None]
-        records = list(_some(corpus, count))
+        records = list(_first_records(corpus, count))
         lengths: list[int] = []
-        num_begun = 0
-        for record, room in zip(records, behind, strict=False):
+        num_cut = 0
+        for record, num_new in zip(records, new_tokens, strict=False):
             if tokenizer is None:
                 break
             length = len(encode(record, tokenizer)[0])
             if max_tokens is not None and length > max_tokens:
-                num_begun += record.kind == "document"
+                num_cut += record.kind == "document"
                 length = max_tokens
-            if limits and length + room > min(limits):
+            if limits and length + num_new > min(limits):
                 raise ContextLengthError(
-                    f"{record.where} has {length:,} tokens and {room:,} more are to follow it, but the "
-                    f"context holds {min(limits):,}; set max_prompt_tokens, or lower max_new_tokens"
+                    f"{record.where} has {length:,} tokens and needs {num_new:,} more, but the "
+                    f"context holds {min(limits):,}; set max_prompt_tokens or lower max_new_tokens"
                 )
             lengths.append(length)
         of = f" of {min(lengths)} to {max(lengths)} tokens" if lengths else ""
         self._lines.append(f"prompts: {corpus.path}, {len(records)} prompts{of}")
-        if num_begun:
+        if num_cut:
             say(
-                f"note: {num_begun} of {len(records)} texts are longer than max_prompt_tokens "
-                f"{max_tokens}; their first {max_tokens} tokens are the prompts"
+                f"note: {num_cut} of {len(records)} texts are longer than max_prompt_tokens "
+                f"{max_tokens}; their first {max_tokens} tokens are used as prompts"
             )
 
     def output(self, path: Path, num_bytes: int = 0) -> None:
-        """Can a directory or a file be made here, and is there room for so much?
-
-        Raises:
-            StorageError: it cannot, or there is not.
-        """
+        """Check write access and free space at `path`; raises StorageError."""
         with storage_errors(path):
-            place = path
-            while not place.exists():
-                place = place.parent
-            if not place.is_dir() and place != path:
+            folder = path
+            while not folder.exists():
+                folder = folder.parent
+            if not folder.is_dir() and folder != path:
                 raise StorageError(
-                    f"output {path} cannot be made: {place} is a file; choose another"
+                    f"output {path} cannot be created: {folder} is a file; choose another path"
                 )
-            place = place if place.is_dir() else place.parent
-            Path(tempfile.mkdtemp(dir=place, prefix=".paceline-")).rmdir()
-            free = shutil.disk_usage(place).free
+            folder = folder if folder.is_dir() else folder.parent
+            Path(tempfile.mkdtemp(dir=folder, prefix=".paceline-")).rmdir()
+            free = shutil.disk_usage(folder).free
         if free < num_bytes:
             raise StorageError(
-                f"output {path} needs about {_size(num_bytes)} and {_size(free)} are free; "
-                "free some space or choose another place"
+                f"output {path} needs about {_size(num_bytes)}, but only {_size(free)} are free; "
+                "free space or choose another path"
             )
         need = f", about {_size(num_bytes)} needed" if num_bytes else ""
         self._lines.append(f"output: {path} can be written, {_size(free)} free{need}")
 
     def file(self, path: Path) -> None:
-        """Can a file be written here?
-
-        Raises:
-            StorageError: It cannot, or it is a directory.
-        """
+        """Check that a file can be written at `path`; raises StorageError."""
         if path.is_dir():
             raise StorageError(f"output {path} is a directory; name a file")
         self.output(path)
 
     def costs(self, config: Any) -> None:
-        """Are there costs of an engine for what is asked for?
-
-        Raises:
-            UsageError: There are not.
-        """
+        """Check that `costs` of an engine cover the block lengths; raises UsageError."""
         from paceline.measure.engine_costs import read_costs
 
         path = getattr(config, "costs", None)
@@ -188,14 +159,14 @@ class Preflight:
         self._lines.append(f"costs: {path}, of {costs}")
 
     def training_output(self, config: Any, model: ModelFacts | None) -> None:
-        """Is there room for the checkpoints of a run of training?"""
+        """Check the disk space for the checkpoints of a training run; raises StorageError."""
         moments = 2 if config.optimizer.kind == "adamw" else 0
         count = 0 if model is None else model.num_parameters
         copies = (config.checkpoints.keep + 1) * (1 + moments) + 1
         self.output(config.output, FLOAT32_BYTES * count * copies)
 
     def end(self, *, dry_run: bool) -> None:
-        """Print what was found and stop, if that is all that was wanted."""
+        """With `dry_run`, print the collected lines and exit."""
         if not dry_run:
             return
         for line in self._lines:
@@ -204,18 +175,11 @@ class Preflight:
         raise typer.Exit
 
 
-def _some(corpus: CorpusConfig, count: int) -> Iterable[Record]:
-    """The first records of a text that can be read from its beginning; of others, one."""
+def _first_records(corpus: CorpusConfig, count: int) -> Iterable[Record]:
     if corpus.path.lower().endswith((".txt", ".jsonl")):
         return itertools.islice(stream_records(corpus), count)
-    few = min(corpus.limit or count, count)
-    return read_records(corpus.model_copy(update={"limit": few}))
-
-
-def _counted(count: int, corpus: CorpusConfig) -> str:
-    return (
-        f"{count:,} texts" if count < (corpus.limit or _MOST_READ) else f"at least {count:,} texts"
-    )
+    limit = min(corpus.limit or count, count)
+    return read_records(corpus.model_copy(update={"limit": limit}))
 
 
 def _size(num_bytes: float) -> str:

@@ -1,42 +1,22 @@
-"""`paceline`: the commands, and how an error leaves the program: one line and an exit code."""
+"""The `paceline` program: registers the commands; errors become one line and an exit code."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 import paceline
-from paceline.cli import (
-    align,
-    analyze,
-    bench,
-    corpus,
-    decode,
-    demo,
-    draft,
-    env,
-    export,
-    generate_data,
-    measure,
-    pretrain,
-    report,
-    sweep,
-    task,
-    trajectory,
-    tune,
-    validate,
-    verify,
-)
 from paceline.cli.console import checked_output, say, show_warnings_in_one_line
 from paceline.cli.crash import describe_crash, guarded
 from paceline.errors import INTERRUPTED, PacelineError
 from paceline.processes import keep_freed_memory
 
-_HOW_TO_GO_ON = (
+_INTERRUPTED = (
     "interrupted; a run keeps what it has written: run the same command again to continue, with "
-    "--resume where the command has that option"
+    "--resume if the command has that option"
 )
 
 app = typer.Typer(
@@ -64,28 +44,29 @@ def options_of_all(
         ),
     ] = False,
 ) -> None:
-    """Make small draft models for speculative decoding: measure, align and decode with them.
+    """Speculative decoding with small draft models: create, align, measure and decode.
 
-    Exit codes: 0 good or GO, 1 NO-GO or a failed check, 2 wrong usage, 3 not completed, 130 interrupted.
+    Exit codes: 0 good or GO, 1 NO-GO or a failed check, 2 wrong usage, 3 not completed,
+    130 interrupted.
     """
 
 
-for command in (
-    *(draft, pretrain, generate_data, align, measure, analyze, verify, decode),
-    *(export, trajectory, sweep, corpus, task, bench, tune, report, demo, validate, env),
+for name in (  # each in a module of its name, in the order of the help
+    *("draft", "pretrain", "generate_data", "align", "measure", "analyze", "verify", "decode"),
+    *("export", "trajectory", "sweep", "corpus", "task", "bench", "tune", "report", "demo"),
+    *("validate", "env"),
 ):
-    app.command()(guarded(getattr(command, command.__name__.rpartition(".")[2])))
+    app.command()(guarded(getattr(import_module(f"paceline.cli.{name}"), name)))
 
 
 def main() -> None:
-    """Run the command line and exit: 0 good or GO, 1 NO-GO, 2 wrong usage, 3 not done, 130 stopped."""
+    """Run the command line and exit; see `paceline --help` for the exit codes."""
     keep_freed_memory()
     show_warnings_in_one_line()
     sys.exit(_exit_code())
 
 
 def _exit_code() -> int:
-    """Run what the arguments ask for; every error is one line on stderr."""
     try:
         with checked_output():
             app()
@@ -95,10 +76,10 @@ def _exit_code() -> int:
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 0
         if code == INTERRUPTED:
-            say(_HOW_TO_GO_ON)
+            say(_INTERRUPTED)
         return code
-    except KeyboardInterrupt:  # before or after the command itself
-        say(_HOW_TO_GO_ON)
+    except KeyboardInterrupt:  # outside of a command
+        say(_INTERRUPTED)
         return INTERRUPTED
     except Exception as error:
         crash = describe_crash(error)

@@ -1,4 +1,4 @@
-"""`paceline measure`: is this draft worth serving, here or in an engine?"""
+"""`paceline measure`: acceptance and speed of a draft, here or in an engine."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,22 +26,22 @@ def measure(
         typer.Option(help="Measure in an engine: vllm, llamacpp, sglang or transformers."),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="An engine's server that runs; default: start one.")
+        str | None, typer.Option(help="URL of a running server; default: start one.")
     ] = None,
     write_costs: Annotated[
         str | None,
-        typer.Option(help="With --engine: time the engine's steps, and write their costs here."),
+        typer.Option(help="With --engine: time the engine's steps and write them to this file."),
     ] = None,
     costs: options.Costs = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Measure whether a draft is worth serving.
+    """Measure acceptance and speed of a draft.
 
-    Gives acceptance, cost and measured speed. The exit code is 1 on NO-GO and 3 without a verdict.
-    With --engine: what the engine's own counters say, beside what was predicted; 1 if they differ.
-    With --costs: what to expect in the engine whose costs FILE holds.
+    Reports acceptance, cost and measured speedup. Exit code 1: NO-GO; 3: no verdict.
+    With --engine, compares the engine's counters with the prediction. Exit code 1: they differ.
+    With --costs, predicts the speedup in the engine that the costs were measured in.
     """
     from paceline.errors import UsageError
     from paceline.measure import MeasureConfig
@@ -51,22 +51,19 @@ def measure(
         "target": target,
         "draft": draft,
         "prompts": prompts,
-        "sampling__temperature": temperature,
-        "sampling__top_p": top_p,
-        "sampling__top_k": top_k,
-        "draft_sampling__temperature": draft_temperature,
+        **options.sampling_keys(temperature, top_p, top_k, draft_temperature),
     }
     if engine is None:
         for option, value in (("--url", url), ("--write-costs", write_costs)):
             if value is not None:
                 raise UsageError(
-                    f"{option} needs --engine to name the engine: vllm, llamacpp, sglang or transformers"
+                    f"{option} needs --engine with vllm, llamacpp, sglang or transformers"
                 )
         _measure(
             options.build(MeasureConfig, config, overrides, **given, costs=costs), dry_run, json
         )
     if costs is not None:
-        raise UsageError("--costs is read without --engine; with it, --write-costs writes them")
+        raise UsageError("--costs cannot be used with --engine; there, --write-costs writes them")
     given |= {"engine__engine": engine, "engine__url": url, "write_costs__file": write_costs}
     _measure_served(options.build(ServedConfig, config, overrides, **given), dry_run, json)
 
@@ -89,7 +86,8 @@ def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool) -> None:
 
 def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
     from paceline.cli.preflight import check_served
-    from paceline.cli.served_tables import agreement_style, served_table
+    from paceline.cli.result_tables import verdict_style
+    from paceline.cli.served_tables import served_table
     from paceline.measure.served import measure_served, save_costs
 
     check_served(wanted, dry_run=dry_run)
@@ -101,8 +99,8 @@ def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
         typer.echo(found.model_dump_json(indent=2))
     else:
         stdout.print(served_table(found))
-        stdout.print(str(found.agreement), style=agreement_style(found.agreement))
-    save_costs(found)  # behind the figures, which a full disk does not take
+        stdout.print(str(found.agreement), style=verdict_style(found.agreement))
+    save_costs(found)  # last, so that a full disk does not lose the figures
     if found.config.write_costs is not None:
         say(f"costs written to {found.config.write_costs.file}")
     raise typer.Exit(found.agreement.exit_code)

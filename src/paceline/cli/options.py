@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become one configuration."""
+"""Options shared by several commands, and their merge with the configuration file."""
 
 from __future__ import annotations
 
@@ -24,34 +24,30 @@ Target = Annotated[
 Draft = Annotated[str | None, typer.Option(help="Draft model: directory or hub name.")]
 Prompts = Annotated[
     str | None,
-    typer.Option(help="Prompts: .txt (one a line), .jsonl, .parquet, directory, hub data set."),
+    typer.Option(help="Prompts: .txt (one per line), .jsonl, .parquet, directory, hub data set."),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file; options win over it.")
+    Path | None, typer.Option("--config", help="YAML file; options override it.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="key.subkey=value, over file and options.")
+    list[str] | None, typer.Option("--set", help="key.subkey=value; overrides file and options.")
 ]
-Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")]
-TopP = Annotated[float | None, typer.Option(help="Nucleus sampling: smallest set of this mass.")]
-TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0: greedy.")]
+TopP = Annotated[float | None, typer.Option(help="Nucleus sampling: probability to keep.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0: all.")]
 DraftTemperature = Annotated[
     float | None,
-    typer.Option(help="The draft's own temperature: 0 drafts greedily, as most engines do."),
+    typer.Option(help="Temperature of the draft; 0: greedy drafting, as in most engines."),
 ]
 Costs = Annotated[
     str | None,
-    typer.Option(help="Use an engine's costs (measure --engine --write-costs) instead of timing."),
+    typer.Option(help="Step costs of an engine, from measure --engine --write-costs; no timing."),
 ]
 Rule = Annotated[
-    str | None,
-    typer.Option(help="Verification rule, such as lossless or '{rule: opt, alpha: 0.2}'."),
+    str | None, typer.Option(help="Acceptance rule, such as lossless or '{rule: opt, alpha: 0.2}'.")
 ]
-Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1 is none.")]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Check models, texts and places, then stop: nothing is run."),
-]
+Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1: none.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check models, texts and paths only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -62,10 +58,10 @@ def build(
     one_of: Collection[str] = (),
     **given: Any,
 ) -> ConfigT:
-    """A configuration from the file, then options that were given, then `--set`.
+    """Build a configuration from the file, then the options, then `--set`; the last value wins.
 
-    An option named `a__b` sets the key b of a; `a__a` chooses what a is, and takes its place where the
-    file has another. Of the options in `one_of`, one that is given takes the place of the file's.
+    Option `a__b` sets key b of section a. `a__a` chooses the variant of a and drops the keys of
+    another variant. Options in `one_of` are alternatives: any of them removes all from the file.
     """
     values = read_yaml(config) if config is not None else {}
     if config is not None:
@@ -85,26 +81,32 @@ def build(
     return validate(cls, values)
 
 
-def check_resumable(output: Path) -> None:
-    """Is there a run that `--resume` can mean?
+def sampling_keys(
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    draft_temperature: float | None,
+) -> dict[str, Any]:
+    """Sampling options as arguments of `build`."""
+    return {
+        "sampling__temperature": temperature,
+        "sampling__top_p": top_p,
+        "sampling__top_k": top_k,
+        "draft_sampling__temperature": draft_temperature,
+    }
 
-    Raises:
-        ConfigError: there is none; a mistyped name would train from scratch.
-    """
-    run = RunDirectory(output)
-    if not run.manifest.exists():
+
+def check_resumable(output: Path) -> None:
+    """Raise ConfigError if there is no run to resume: a mistyped path would train from scratch."""
+    if not RunDirectory(output).manifest.exists():
         raise ConfigError(
-            f"--resume: {output} holds no run; name the directory of the stopped run, or leave "
-            "--resume out to start a new one"
+            f"--resume: {output} holds no run; name the directory of the stopped run, or remove "
+            "--resume to start a new one"
         )
 
 
 def _refuse_another_kind(cls: type[StrictModel], config: Path, values: dict[str, Any]) -> None:
-    """Is this a file of another command? Then one line says so, not one for every key.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Raise one ConfigError for a file of another command, instead of one per unknown key."""
     unknown = [key for key in values if key not in cls.model_fields]
     if not unknown:
         return
@@ -114,6 +116,5 @@ def _refuse_another_kind(cls: type[StrictModel], config: Path, values: dict[str,
     if others:
         readers = [f"paceline {kind.command}" for kind in Kind if schema_of(kind) is cls]
         wanted = f"; {readers[0]} does not know its key {unknown[0]}" if readers else ""
-        raise ConfigError(
-            f"{config} is a file for paceline {' or '.join(kind.command for kind in others)}{wanted}"
-        )
+        commands = " or ".join(kind.command for kind in others)
+        raise ConfigError(f"{config} is a file for paceline {commands}{wanted}")

@@ -1,7 +1,6 @@
-"""What can be wrong with a command's inputs, found before anything expensive begins.
+"""Checks of each command's inputs before expensive work starts; `--dry-run` exits after them.
 
-Each command calls its function here first. It reads configurations, tokenizers, headers of weights
-and texts, and tries the places of outputs: seconds at most. `--dry-run` ends behind it.
+They take seconds: they read configurations, tokenizers, weight headers and texts, and test paths.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ from paceline.errors import ContextLengthError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from paceline.models.inspection import ModelFacts
+
 
 def check_measured(config: Any, *, dry_run: bool) -> None:
-    """Before `measure`, `analyze` and `verify`."""
+    """Check the inputs of `measure`, `analyze` and `verify`."""
     found = Preflight()
     found.device(config.device)
     found.costs(config)
@@ -25,61 +26,61 @@ def check_measured(config: Any, *, dry_run: bool) -> None:
     timed = min(getattr(config, "timed_prompts", 0), config.num_prompts)
     if getattr(config, "costs", None) is not None:
         timed = 0
-    # a timed request is decoded to its end, and a block keeps its own room behind that
+    # a timed request is decoded in full, and its last block needs up to gamma extra positions
     longest = config.max_new_tokens + min(getattr(config, "gammas", (0,)))
-    room = [longest] * timed + [1 + gamma] * (config.num_prompts - timed)
-    found.prompts(
-        config.prompts,
-        models,
-        count=config.num_prompts,
-        max_tokens=config.max_prompt_tokens,
-        behind=room,
-    )
+    _check_prompts(found, config, models, [longest] * timed, 1 + gamma)
     found.end(dry_run=dry_run)
 
 
 def check_served(config: Any, *, dry_run: bool) -> None:
-    """Before `measure --engine`."""
+    """Check the inputs of `measure --engine`."""
     from paceline.engines.engine_choice import check_choice
 
     found = Preflight()
     check_choice(config.engine)
     found.device(config.device)
     models = found.pair(config.target, config.draft)
-    found.prompts(
-        config.prompts,
-        models,
-        count=config.num_prompts,
-        max_tokens=config.max_prompt_tokens,
-        behind=[config.max_new_tokens] * config.num_prompts,
-    )
+    _check_prompts(found, config, models, [], config.max_new_tokens)
     if config.write_costs is not None:
         found.file(config.write_costs.file)
     found.end(dry_run=dry_run)
 
 
+def _check_prompts(
+    found: Preflight, config: Any, models: list[ModelFacts], first: list[int], rest: int
+) -> None:
+    """`first`: new tokens of each of the first prompts; `rest`: of every other prompt."""
+    found.prompts(
+        config.prompts,
+        models,
+        count=config.num_prompts,
+        max_tokens=config.max_prompt_tokens,
+        new_tokens=first + [rest] * (config.num_prompts - len(first)),
+    )
+
+
 def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
-    """Before `align`."""
+    """Check the inputs of `align`."""
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import check_run_directory
 
     found = Preflight()
     check_run_directory(RunDirectory(config.output), config, resume=resume)
-    _look_at_alignment(found, config)
+    _, draft = found.pair(config.target, config.draft)
+    _check_texts(found, "data", config.data, ("train", "held_out", "pretraining"))
+    found.training_output(config, draft)
     found.end(dry_run=dry_run)
 
 
-def _look_at_alignment(found: Preflight, config: Any) -> None:
-    _, draft = found.pair(config.target, config.draft)
-    for name in ("train", "held_out", "pretraining"):
-        text = getattr(config.data, name)
+def _check_texts(found: Preflight, section: str, config: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        text = getattr(config, name, None)
         if text is not None:
-            found.text(f"data.{name}", text)
-    found.training_output(config, draft)
+            found.text(f"{section}.{name}", text)
 
 
 def check_sweep(config: Any, *, dry_run: bool) -> None:
-    """Before `sweep`: what its runs read and write, once."""
+    """Check the inputs of `sweep`, those of all runs once."""
     from paceline.train.sweep import cells_of
 
     found = Preflight()
@@ -93,7 +94,7 @@ def check_sweep(config: Any, *, dry_run: bool) -> None:
 
 
 def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
-    """Before `pretrain`."""
+    """Check the inputs of `pretrain`."""
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import check_run_directory
 
@@ -102,15 +103,13 @@ def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
     start = found.model("model", config.model) if isinstance(config.model, str) else None
     if start is None and isinstance(config.tokenizer, str):
         found.model("tokenizer", config.tokenizer)
-    found.text("data.train", config.data.train)
-    if config.data.held_out is not None:
-        found.text("data.held_out", config.data.held_out)
+    _check_texts(found, "data", config.data, ("train", "held_out"))
     found.training_output(config, start)
     found.end(dry_run=dry_run)
 
 
 def check_generate_data(config: Any, *, dry_run: bool) -> None:
-    """Before `generate-data`."""
+    """Check the inputs of `generate-data`."""
     found = Preflight()
     models = found.pair(config.target, config.draft)
     found.text("prompts", config.prompts)
@@ -126,22 +125,19 @@ def check_generate_data(config: Any, *, dry_run: bool) -> None:
 
 
 def check_bench(config: Any, *, dry_run: bool) -> None:
-    """Before `bench` and `tune`."""
+    """Check the inputs of `bench` and `tune`."""
     found = Preflight()
     found.device(config.device)
     found.costs(config)
     found.pair(config.target, config.draft)
-    for name in ("corpus", "train_corpus"):
-        text = getattr(config.task, name, None)
-        if text is not None:
-            found.text(f"task.{name}", text)
-    config.task.versions()  # is the library that scores installed?
+    _check_texts(found, "task", config.task, ("corpus", "train_corpus"))
+    config.task.versions()  # fails if the task's scoring library is not installed
     found.output(config.output)
     found.end(dry_run=dry_run)
 
 
 def check_trajectory(config: Any, *, dry_run: bool) -> None:
-    """Before `trajectory`."""
+    """Check the inputs of `trajectory`."""
     from paceline.measure.trajectory import stops_of
 
     found = Preflight()
@@ -155,7 +151,7 @@ def check_trajectory(config: Any, *, dry_run: bool) -> None:
 
 
 def check_draft(config: Any, *, dry_run: bool) -> None:
-    """Before `draft`."""
+    """Check the inputs of `draft`."""
     from paceline.models.drafts.layers import check_layers
     from paceline.train.initial_draft import check_place
 
@@ -171,7 +167,7 @@ def check_draft(config: Any, *, dry_run: bool) -> None:
 
 
 def check_export(config: Any, *, dry_run: bool) -> None:
-    """Before `export`."""
+    """Check the inputs of `export`."""
     from paceline.engines.engine_choice import EngineChoice, check_choice
     from paceline.export.export import check_place
     from paceline.models.loading import model_directory
@@ -180,7 +176,7 @@ def check_export(config: Any, *, dry_run: bool) -> None:
     if config.check_engine:
         check_choice(config.engine or EngineChoice(engine=config.to))
     found = Preflight()
-    # of a GGUF file the conversion, which has the tokenizer
+    # a GGUF file is checked in its converted form, which has the tokenizer
     model = found.model("model", str(model_directory(config.model)))
     if config.target is not None:
         found.model("target", str(model_directory(config.target)))
@@ -189,7 +185,7 @@ def check_export(config: Any, *, dry_run: bool) -> None:
 
 
 def check_demo(target: str, out: Path, layers: list[int], *, dry_run: bool) -> None:
-    """Before `demo`."""
+    """Check the inputs of `demo`."""
     from paceline.models.drafts.layers import check_layers
 
     found = Preflight()
@@ -203,5 +199,5 @@ def check_demo(target: str, out: Path, layers: list[int], *, dry_run: bool) -> N
 
 
 def check_decode(target: str, draft: str | None) -> None:
-    """Before `decode`."""
+    """Check the inputs of `decode`."""
     Preflight().pair(target, draft)

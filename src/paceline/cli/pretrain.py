@@ -1,4 +1,4 @@
-"""`paceline pretrain`: train a model on text, from nothing or from what it is."""
+"""`paceline pretrain`: train a new or existing model on text."""
 
 from typing import Annotated
 
@@ -11,16 +11,17 @@ from paceline.cli.console import progress_bars, stdout
 def pretrain(
     config: options.ConfigFile = None,
     train: Annotated[
-        str | None, typer.Option(help="Text: .txt, .jsonl, .parquet, directory or hub data set.")
+        str | None,
+        typer.Option(help="Training text: .txt, .jsonl, .parquet, directory or hub data set."),
     ] = None,
-    output: Annotated[str | None, typer.Option(help="Run directory to make.")] = None,
+    output: Annotated[str | None, typer.Option(help="Run directory to create.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Train a new or an existing model on text.
+    """Train a model on text.
 
-    It learns to predict the next token; the model is OUTPUT/model.
+    Trains a new or existing model with next-token prediction and writes it to OUTPUT/model.
     """
     from paceline.cli.preflight import check_pretrain
     from paceline.train import PretrainConfig
@@ -32,4 +33,4 @@ def pretrain(
     check_pretrain(wanted, resume=resume, dry_run=dry_run)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
-    stdout.print(f"{directory / 'model'}: the model; figures in {directory}/result.json")
+    stdout.print(f"{directory / 'model'}: the model; metrics are in {directory}/result.json")

@@ -1,4 +1,4 @@
-"""`paceline report`: tables, claims and plots of a bench, from its rows."""
+"""`paceline report`: write tables, claims and plots of a bench."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +9,9 @@ import typer
 def report(
     folder: Annotated[Path, typer.Argument(help="Run directory of a bench.")],
 ) -> None:
-    """Draw tables and plots of a finished bench.
+    """Write tables and plots of a bench.
 
-    Writes report.md and plots into its directory; needs no model.
+    Writes report.md and the plots to the run directory. Loads no model.
     """
     from paceline.report import write_report
 

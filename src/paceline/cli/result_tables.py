@@ -1,4 +1,4 @@
-"""Measurements and proofs as a person reads them."""
+"""Tables and lines that print measurements, tests and sweeps."""
 
 from __future__ import annotations
 
@@ -21,48 +21,51 @@ if TYPE_CHECKING:
     from paceline.measure.measurement import Measurement
     from paceline.measure.predicted_frontier import PredictedFrontier
     from paceline.measure.results import IntervalRow
+    from paceline.measure.served_figures import Agreement
     from paceline.measure.trajectory import TrajectoryRow
     from paceline.measure.verdict import Verdict
     from paceline.train.align_config import Evaluation
     from paceline.train.sweep import Sweep
 
 
-_GAMMA_LEGEND = """\
-expected acceptance: part of sampled drafts that the target accepts. greedy draft acceptance: of drafts that
-are the draft's likeliest token. greedy agreement: how often both models find the same token likeliest.
-gamma: tokens drafted per block, * where the expected speedup is largest. tokens per target call: tau, the
-mean length of a block's text. break-even acceptance: what a draft must reach at this gamma to gain anything.
-predicted speedup: tau / (cost ratio * gamma + 1). block cost: target pass over a block / over one token.
-expected speedup: tau / cost of a block, measured here. MBSU: the predicted speedup with the ratio of
-parameters as cost ratio. In brackets: 95% intervals over prompts."""
-_ENGINE_LEGEND = """\
-greedy draft acceptance: part of the draft's likeliest tokens that the target accepts. greedy agreement: how
-often both models find the same token likeliest. gamma: tokens drafted per block, * where it pays most. tokens
-per target call: tau, the mean length of a block's text. block: what a block takes in the engine, drafting
-included; ~ interpolated. needed: block / step without the draft, which tau must exceed to gain anything.
-break-even acceptance: the acceptance that gives such a tau if all tokens are alike. expected speedup: tau /
-needed; a text's last block may be shorter. In brackets: 95% intervals over prompts."""
-_TUNED_LEGEND = (
-    "quality: mean score, or its part of the target's own; speedup: seconds per token of the target alone / of "
-    "the setting; met: whether the bound is kept. In brackets: 95% intervals over examples."
-)
-_TRAJECTORY_LEGEND = (
-    "acceptance: expected part of drafted tokens that the target accepts; tau: tokens per target call; MBSU: "
-    "memory-bound speedup, tau / (parameter ratio * gamma + 1). In brackets: 95% intervals over prompts."
-)
+_ACCEPTANCE_LEGEND = """\
+expected acceptance: fraction of sampled draft tokens that the target accepts
+greedy draft acceptance: the same if the draft proposes its most likely token
+greedy agreement: fraction of positions with the same most likely token in both models
+gamma: draft tokens per block; * marks the best
+tokens per target call: tau, the mean number of tokens per block"""
+_GAMMA_LEGEND = f"""{_ACCEPTANCE_LEGEND}
+break-even acceptance: acceptance above which this gamma gives a speedup
+predicted speedup: tau / (cost ratio * gamma + 1)
+block cost: target pass over a block / target pass over one token
+expected speedup: tau / measured cost of a block
+MBSU: memory-bound speedup, tau / (parameter ratio * gamma + 1)
+Brackets: 95% intervals over prompts."""
+_ENGINE_LEGEND = f"""{_ACCEPTANCE_LEGEND}
+needed: block / step without the draft; tau must be larger for a speedup
+break-even acceptance: acceptance that gives this tau if it is the same for all tokens
+block: time per block in the engine, drafting included; ~ interpolated
+expected speedup: tau / needed; the last block of a text may be shorter
+Brackets: 95% intervals over prompts."""
+_TUNED_LEGEND = """\
+quality: mean score; of the target's: as a fraction of the target's score
+speedup: time per token of the target alone / of the setting; met: whether the bound is met
+Brackets: 95% intervals over examples."""
+_TRAJECTORY_LEGEND = """\
+acceptance: expected fraction of draft tokens that the target accepts; tau: tokens per target call
+MBSU: memory-bound speedup, tau / (parameter ratio * gamma + 1)
+Brackets: 95% intervals over prompts."""
 _SWEEP_LEGEND = "Each cell: mean over seeds and half the width of its 95% interval (Student's t)."
 
 
 def measurement_table(found: Measurement) -> Group:
-    """Acceptance and cost, then a row a gamma, then the timing."""
+    """Acceptance and cost, a row per gamma, and the measured speedup."""
     summary = Table.grid(padding=(0, 2))
-    text, cost = found.acceptance, found.cost
-    sampling = found.config.sampling
-    shape = (
-        f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k}"
-    )
+    text, cost, sampling = found.acceptance, found.cost, found.config.sampling
     summary.add_row(
-        "text", f"{text.num_tokens} target tokens after {text.num_prompts} prompts, {shape}"
+        "text",
+        f"{text.num_tokens} target tokens after {text.num_prompts} prompts, temperature "
+        f"{sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k}",
     )
     summary.add_row("expected acceptance", str(text.expected_acceptance))
     summary.add_row("greedy draft acceptance", str(text.greedy_draft_acceptance))
@@ -70,34 +73,30 @@ def measurement_table(found: Measurement) -> Group:
     target, draft = (f"{one * 1e3:.1f} ms" for one in (cost.target_pass_s, cost.draft_pass_s))
     if cost.engine:
         count = found.config.concurrency
-        together = "" if count == 1 else f" of {count} requests"
-        summary.add_row(f"one step{together} in {cost.engine}", f"{target} without the draft")
+        batch = "" if count == 1 else f" of {count} requests"
+        summary.add_row(f"one step{batch} in {cost.engine}", f"{target} without the draft")
         return Group(summary, _engine_table(found), _ENGINE_LEGEND, *_speed_lines(found))
     summary.add_row("one pass", f"target {target}, draft {draft}, cost ratio {cost.cost_ratio:.3f}")
     return Group(summary, _gamma_table(found), _GAMMA_LEGEND, *_speed_lines(found))
 
 
-def verdict_style(verdict: Verdict) -> str:
-    """Green for GO, red for NO-GO, yellow without a verdict."""
-    if not verdict.decided:
-        return "bold yellow"
-    return "bold green" if verdict.go else "bold red"
+def verdict_style(verdict: Verdict | Agreement) -> str:
+    """Green for a positive verdict, red for a negative one, yellow without a verdict."""
+    return {0: "bold green", 1: "bold red"}.get(verdict.exit_code, "bold yellow")
+
+
+def _right_aligned(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right")
+    return table
 
 
 def _gamma_table(found: Measurement) -> Table:
-    table = Table(
-        "gamma",
-        "tokens per target call",
-        "break-even acceptance",
-        "predicted speedup",
-        "block cost",
-        "expected speedup",
-        "MBSU",
-        box=None,
-        pad_edge=False,
+    table = _right_aligned(
+        *("gamma", "tokens per target call", "break-even acceptance", "predicted speedup"),
+        *("block cost", "expected speedup", "MBSU"),
     )
-    for column in table.columns:
-        column.justify = "right"
     for row in found.gammas:
         needed = row.break_even_acceptance
         table.add_row(
@@ -113,14 +112,10 @@ def _gamma_table(found: Measurement) -> Table:
 
 
 def _engine_table(found: Measurement) -> Table:
-    """A row a gamma, with an engine's costs."""
-    names = (
+    table = _right_aligned(
         *("gamma", "tokens per target call", "needed", "break-even acceptance"),
         *("block", "expected speedup"),
     )
-    table = Table(*names, box=None, pad_edge=False)
-    for column in table.columns:
-        column.justify = "right"
     step_s = found.cost.target_pass_s
     for row in found.gammas:
         needed, block_s = row.break_even_acceptance, row.block_s or math.nan
@@ -138,7 +133,7 @@ def _engine_table(found: Measurement) -> Table:
 
 def _speed_lines(found: Measurement) -> Iterator[str]:
     if found.expected is not None:
-        yield f"expected speedup in {found.cost.engine} {found.expected}, from the first token on"
+        yield f"expected speedup in {found.cost.engine} {found.expected}, after the first token"
     if (speed := found.speed) is None:
         return
     if found.tried:
@@ -150,13 +145,13 @@ def _speed_lines(found: Measurement) -> Iterator[str]:
         f"{speed.baseline_tokens_per_s:.1f} -> {speed.speculative_tokens_per_s:.1f} tokens/s"
     )
     yield (
-        f"from the first token on {speed.decoding_speedup}, "
+        f"after the first token {speed.decoding_speedup}, "
         f"{speed.measured_over_predicted:.2f} of the predicted {speed.predicted_speedup:.3f}"
     )
 
 
 def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:
-    """Figures on held-out text before and after; `result` is an aligned run's."""
+    """Held-out figures before and after alignment, from the `result` of an `align` run."""
     table = Table("", "before", "after", box=None, pad_edge=False)
     names = {
         "expected_acceptance": "expected acceptance",
@@ -184,53 +179,41 @@ def _evaluated(figures: dict[str, float] | None, key: str) -> str:
 
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
-    """What was proved, on how much, at what odds."""
+    """A line per losslessness test: result, sample size and statistic."""
     greedy = report.greedy
-    same = (
+    line = (
         f"{greedy.num_identical} of {greedy.num_prompts} texts ({greedy.num_tokens} tokens) equal"
     )
     if greedy.num_ties:
-        same += f", {greedy.num_ties} part at a tie of the target's logits"
-    fault = f"; first difference: {greedy.first_difference}" if greedy.first_difference else ""
-    yield f"greedy:  {_mark(greedy.passed)}  {same}{fault}"
-    yield f"sampled: {_mark(report.distribution.passed)}  {_describe(report.distribution)}"
+        line += f", {greedy.num_ties} differ at a tie of the target's logits"
+    if greedy.first_difference:
+        line += f"; first difference: {greedy.first_difference}"
+    yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"
+    sampled = report.distribution
+    yield f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}"
     if (broken := report.broken_distribution) is not None:
         verdict = (
-            "caught" if not broken.passed else "NOT CAUGHT: sample more tokens (--set num_prompts)"
+            "NOT CAUGHT: sample more tokens (--set num_prompts)" if broken.passed else "caught"
         )
         yield f"broken rule: {verdict}; {_describe(broken)}"
 
 
-def _mark(passed: bool) -> str:
-    return "passed" if passed else "FAILED"
-
-
 def _describe(check: DistributionCheck) -> str:
-    beyond = f", {check.num_impossible} impossible" if check.num_impossible else ""
+    counts = f", {check.num_impossible} impossible" if check.num_impossible else ""
     if check.num_border:
-        beyond += f", {check.num_border} left out at the border of top-k or top-p"
+        counts += f", {check.num_border} excluded at the border of top-k or top-p"
     return (
-        f"G {check.g_statistic:.1f} over {check.num_cells} cells of {check.num_tokens} tokens{beyond}, "
-        f"p {check.p_value:.2g} (a lossless rule falls below {check.false_alarm:g} once in "
-        f"{1 / check.false_alarm:,.0f} runs)"
+        f"G {check.g_statistic:.1f} over {check.num_cells} cells of {check.num_tokens} tokens"
+        f"{counts}, p {check.p_value:.2g} (a lossless rule falls below {check.false_alarm:g} "
+        f"once in {1 / check.false_alarm:,.0f} runs)"
     )
 
 
 def frontier_table(found: PredictedFrontier) -> Group:
-    """A row a rule, and what the figures are of."""
-    table = Table(
-        "rule",
-        "rejected",
-        "TVD",
-        "KL",
-        "surprisal",
-        "tau",
-        "gamma",
-        "speedup",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),  # all of it in 80 columns, the longest names on two lines
-    )
+    """A row per rule, and the definitions of the figures."""
+    names = ("rule", "rejected", "TVD", "KL", "surprisal", "tau", "gamma", "speedup")
+    # narrow padding: fits 80 columns
+    table = Table(*names, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in table.columns[1:]:
         column.no_wrap = True
         column.justify = "right"
@@ -245,24 +228,24 @@ def frontier_table(found: PredictedFrontier) -> Group:
             str(row.best_gamma),
             f"{row.predicted_speedup:.3f}",
         )
-    writer = found.config.text
     remark = (
-        f"on {found.num_tokens} tokens of the {writer}'s, temperature "
-        f"{found.config.sampling.temperature:g}, cost ratio {found.cost_ratio:.3f}; TVD and KL (nats) "
-        "of what a rule makes to the target; surprisal (nats): how unlikely the target finds it; rejected: part "
-        "of the drafted tokens; tau (tokens per target call) and speedup as predicted at the best gamma"
+        f"on {found.num_tokens} tokens of the {found.config.text}, temperature "
+        f"{found.config.sampling.temperature:g}, cost ratio {found.cost_ratio:.3f}\n"
+        "rejected: fraction of examined draft tokens; TVD and KL (nats): of target and output\n"
+        "surprisal (nats): mean -log target probability of the output\n"
+        "tau (tokens per target call) and speedup: predicted at the best gamma"
     )
     return Group(table, remark)
 
 
 def rule_name(rule: Rule) -> str:
-    """`chow 0.4`: the name, then what was chosen."""
+    """Name and parameters of a rule, such as `chow 0.4`."""
     chosen = parameters_of(rule).values()
     return " ".join([rule.name, *(f"{v:g}" if isinstance(v, float) else str(v) for v in chosen)])
 
 
 def tuned_table(found: Tuned) -> Group:
-    """Everything that was measured: to choose on, and then to confirm on."""
+    """A row per measured setting: first the choosing, then the confirming examples."""
     absolute = found.config.absolute_quality is not None
     name = "quality" if absolute else "of the target's"
     table = Table("setting", name, "speedup", "met", box=None, pad_edge=False)
@@ -280,7 +263,7 @@ def tuned_table(found: Tuned) -> Group:
     for cell in found.failed:
         table.add_row(f"{family(cell.decoding)} {setting(cell.decoding)}: failed, {cell.error}")
     costs = found.config.costs
-    steps = [] if costs is None else [f"speedups: from the costs of an engine's steps in {costs}"]
+    steps = [] if costs is None else [f"speedups: from the engine's step costs in {costs}"]
     return Group(table, *steps, _TUNED_LEGEND)
 
 
@@ -296,7 +279,7 @@ def _short(figure: IntervalRow) -> str:
 
 
 def trajectory_tables(rows: Sequence[TrajectoryRow]) -> Group:
-    """A table a task and sampling; a row a draft: where it stands in its run, and what it is worth."""
+    """A table per task and sampling, with a row per checkpoint."""
     gammas = sorted({gamma for row in rows for gamma in row.block_efficiency})
     parts: dict[str, list[TrajectoryRow]] = {}
     for row in rows:
@@ -313,35 +296,30 @@ def _drafts(rows: Sequence[TrajectoryRow], gammas: Sequence[int]) -> Table:
         table.add_column(f"tau, gamma {gamma}", justify="right")
         table.add_column("MBSU", justify="right")
     for row in rows:
-        taus = [
-            text for gamma in gammas for text in (_tau(row, gamma), _number(row.mbsu.get(gamma)))
-        ]
-        accepted = f"{row.expected_acceptance.value:.3f}"
-        table.add_row(row.stop.run.name, row.stop.label, accepted, *taus)
+        cells = [row.stop.run.name, row.stop.label, f"{row.expected_acceptance.value:.3f}"]
+        for gamma in gammas:
+            tau, mbsu = row.block_efficiency.get(gamma), row.mbsu.get(gamma)
+            cells += ["" if tau is None else _short(tau), "" if mbsu is None else f"{mbsu:.2f}"]
+        table.add_row(*cells)
     return table
 
 
-def _tau(row: TrajectoryRow, gamma: int) -> str:
-    tau = row.block_efficiency.get(gamma)
-    return "" if tau is None else _short(tau)
-
-
 def sweep_tables(found: Sweep) -> Group:
-    """The figure of every cell, then each row less the reference."""
+    """The figure of each cell, then the difference of each row to the reference."""
     config = found.config
     cells = _seeds_table("", *config.columns)
     for row in config.rows:
         cells.add_row(
             _in_words(row), *(_interval(found.cell(row, column)) for column in config.columns)
         )
-    less = _seeds_table(f"less {_in_words(found.reference)}", *config.columns, "all")
+    differences = _seeds_table(f"minus {_in_words(found.reference)}", *config.columns, "all")
     for row in config.rows:
         if row != found.reference:
             each = (found.difference(row, found.reference, [name]) for name in config.columns)
             whole = found.difference(row, found.reference)
-            less.add_row(_in_words(row), *(_interval(part) for part in (*each, whole)))
+            differences.add_row(_in_words(row), *(_interval(part) for part in (*each, whole)))
     seeds = f"{config.figure}, mean and 95% interval over {len(config.seeds)} seeds"
-    return Group(seeds, cells, "", "paired by text and seed", less, _SWEEP_LEGEND)
+    return Group(seeds, cells, "", "paired by text and seed", differences, _SWEEP_LEGEND)
 
 
 def _in_words(name: str) -> str:
@@ -349,7 +327,7 @@ def _in_words(name: str) -> str:
 
 
 def _seeds_table(corner: str, *columns: str) -> Table:
-    """Numbers and words stay whole; a row's name takes as many lines as it has to."""
+    """Only row names are wrapped."""
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column(corner, min_width=len("acceptance"))
     for name in columns:
@@ -358,11 +336,6 @@ def _seeds_table(corner: str, *columns: str) -> Table:
 
 
 def _interval(interval: Interval) -> str:
-    """Of a mean over seeds: as far to one side as to the other."""
     if math.isnan(interval.value):
         return "diverged"
     return f"{interval.value:.3f} ±{interval.high - interval.value:.3f}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

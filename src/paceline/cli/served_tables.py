@@ -1,4 +1,4 @@
-"""An engine's figures as a person reads them."""
+"""Tables of the figures measured in a serving engine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from paceline.measure.engine_costs import StepCost
     from paceline.measure.results import IntervalRow
     from paceline.measure.served import ServedMeasurement
-    from paceline.measure.served_figures import Agreement
 
 _LEGEND = """\
-served: from the engine's own counters. predicted: from both models' probabilities over the texts that the engine
-wrote. tokens per target call: 1 + accepted tokens per block. draft acceptance rate: accepted / drafted tokens.
-position i: fraction of blocks that accept drafted token i (from 0). In brackets: 95% intervals over requests."""
+served: from the engine's counters. predicted: from the probabilities of both models on the texts
+that the engine generated. tokens per target call: 1 + accepted tokens per block. draft acceptance
+rate: accepted / drafted tokens. position i: fraction of blocks that accept draft token i (from 0).
+Brackets: 95% intervals over requests."""
 
 
 def served_table(found: ServedMeasurement) -> Group:
-    """Each figure, served and predicted; then the times."""
+    """Served and predicted figures, then speedup and step costs."""
     engine = f"{found.engine} {found.engine_version}".strip()
     head = (
         f"{found.num_requests} requests, {found.num_tokens} tokens, served by {engine}, "
@@ -41,8 +41,8 @@ def _rows(
     yield "tokens per target call", served.block_efficiency, predicted.block_efficiency
     yield "draft acceptance rate", served.draft_acceptance_rate, predicted.draft_acceptance_rate
     theirs, ours = served.acceptance_by_position or [], predicted.acceptance_by_position or []
-    for place, row in enumerate(ours):
-        yield f"position {place}", theirs[place] if theirs else None, row
+    for position, row in enumerate(ours):
+        yield f"position {position}", theirs[position] if theirs else None, row
 
 
 def _cell(row: IntervalRow | None) -> str:
@@ -56,20 +56,18 @@ def _speed_lines(found: ServedMeasurement) -> Iterator[str]:
         f"measured speedup {speed.speedup}: {speed.plain_tokens_per_s:.1f} -> "
         f"{speed.speculative_tokens_per_s:.1f} tokens/s, whole requests"
     )
-    parted = found.num_requests - speed.num_equal
-    ties = ""
-    if speed.num_near_ties is not None and parted:
-        ties = f"; {speed.num_near_ties} of the other {parted} part at a near-tie of the target's logits"
-    yield f"{speed.num_equal} of {found.num_requests} texts are the same with and without the draft{ties}"
+    num_different = found.num_requests - speed.num_equal
+    yield f"{speed.num_equal} of {found.num_requests} texts are equal with and without the draft"
+    if speed.num_near_ties is not None and num_different:
+        yield f"{speed.num_near_ties} of {num_different} others differ at a near-tie of the logits"
 
 
 def _cost_lines(found: ServedMeasurement) -> Iterator[str]:
     if found.costs is None:
         return
     for size in found.costs.batch_sizes:
-        steps = [step for step in found.costs.steps if step.batch_size == size]
-        told = ", ".join(_step(step) for step in steps)
-        yield f"ms per step, {size} request{'s' if size > 1 else ''} at a time: {told}"
+        steps = [_step(step) for step in found.costs.steps if step.batch_size == size]
+        yield f"ms per step, {size} request{'s' if size > 1 else ''} at a time: {', '.join(steps)}"
 
 
 def _step(step: StepCost) -> str:
@@ -78,10 +76,3 @@ def _step(step: StepCost) -> str:
         1e3 * one for one in (step.seconds.low, step.seconds.value, step.seconds.high)
     )
     return f"{name} {middle:.1f} ({low:.1f} to {high:.1f})"
-
-
-def agreement_style(agreement: Agreement) -> str:
-    """Green where the engine agrees, red where it differs, yellow without a verdict."""
-    if not agreement.decided:
-        return "bold yellow"
-    return "bold green" if agreement.agrees else "bold red"

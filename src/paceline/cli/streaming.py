@@ -1,4 +1,4 @@
-"""Text as it is written: pieces as soon as they are whole characters, coloured by their source."""
+"""Print text while it is generated, coloured by the source of each token."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ COLOURS = {
 
 
 def read_prompt(prompt: str | None, path: Path | None) -> str:
-    """The prompt from the option, the file, or standard input, whichever was given."""
+    """Read the prompt from the option, the file or standard input."""
     if (prompt is not None) and (path is not None):
-        raise UsageError("got both --prompt and --prompt-file; give one of them")
+        raise UsageError("got both --prompt and --prompt-file; remove one of them")
     if prompt is not None:
         source, raw = "--prompt", prompt.encode("utf-8", "surrogateescape")
     elif path is not None:
@@ -82,7 +82,7 @@ def stream_text(
     show: bool,
     as_json: bool,
 ) -> None:
-    """Decode and print."""
+    """Decode `text` and print the result while it is generated."""
     tokens = _encode(text, target, chat=chat)
     start = time.perf_counter()
     blocks: list[Block] = []
@@ -90,7 +90,7 @@ def stream_text(
         blocks.append(block)
         if not as_json:
             for piece, source in _pieces(target, blocks):
-                # as it is: rich would take tabs and :smile: for its own
+                # not by rich, which interprets tabs and :smile:
                 typer.echo(typer.style(piece, fg=COLOURS[source]) if show else piece, nl=False)
     elapsed = time.perf_counter() - start
     _finish(target, blocks, elapsed, show=show, as_json=as_json)
@@ -99,7 +99,7 @@ def stream_text(
 def load_decoder(
     path: str, draft: str | None, draft_weights: Literal["auto", "int8"], config: DecodingConfig
 ) -> tuple[CausalModel, Decoder]:
-    """A target that can be talked to, and how: alone where there is no draft."""
+    """Load the target, and a decoder for it: autoregressive without a draft."""
     target = load_model(path)
     tokenizer_of(target, path)
     target = prepare_for_decoding(target)
@@ -115,7 +115,7 @@ def _encode(text: str, target: CausalModel, *, chat: bool) -> list[int]:
     if chat:
         if not target.tokenizer.chat_template:
             raise UsageError(
-                "--chat was given, but the target's tokenizer has no chat template; leave --chat out"
+                "--chat: the target's tokenizer has no chat template; leave --chat out"
             )
         message = {"role": "user", "content": text}
         record = Record("the prompt", "chat", messages=(message,))
@@ -123,7 +123,7 @@ def _encode(text: str, target: CausalModel, *, chat: bool) -> list[int]:
 
 
 def _pieces(target: CausalModel, blocks: list[Block]) -> Iterator[tuple[str, str]]:
-    """The newest block's text, token by token; a token that ends inside a character waits."""
+    """Text and source of each token of the last block; incomplete characters are held back."""
     tokens = [token for block in blocks[:-1] for token in block.tokens]
     printed = _whole(target, tokens)
     for token, source in zip(blocks[-1].tokens, blocks[-1].sources, strict=True):

@@ -1,4 +1,4 @@
-"""`paceline sweep`: which objective, on which text? A table of runs."""
+"""`paceline sweep`: compare alignment runs over objectives, texts and seeds."""
 
 from typing import Annotated
 
@@ -10,13 +10,13 @@ from paceline.cli.console import progress_bars, stdout
 
 def sweep(
     config: options.ConfigFile = None,
-    output: Annotated[str | None, typer.Option(help="Directory of all runs.")] = None,
+    output: Annotated[str | None, typer.Option(help="Parent directory of all runs.")] = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Compare many alignments in a table.
+    """Compare many alignment runs in a table.
 
-    One run for each row, column and seed of the file; the table has intervals over seeds.
+    Runs `align` once for each row, column and seed of the file. Intervals are over seeds.
     """
     from paceline.cli.preflight import check_sweep
     from paceline.cli.result_tables import sweep_tables
@@ -28,4 +28,4 @@ def sweep(
     with progress_bars() as progress:
         found = run(wanted, progress)
     stdout.print(sweep_tables(found))
-    stdout.print(f"figures in {wanted.output}/sweep.json")
+    stdout.print(f"metrics are in {wanted.output}/sweep.json")

@@ -1,4 +1,4 @@
-"""`paceline task`: a task's examples as a file, to train on or to look at."""
+"""`paceline task`: write a task's examples to a file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,19 +10,19 @@ from paceline.cli.console import stderr, stdout
 
 
 def task(
-    name: Annotated[str, typer.Argument(help="arithmetic, docstrings, text or pairs.")],
-    out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
-    split: Annotated[str, typer.Option(help="train or test; no example is in both.")] = "train",
-    count: Annotated[int, typer.Option(help="How many examples.")] = 1000,
+    name: Annotated[str, typer.Argument(help="Task: arithmetic, docstrings, text or pairs.")],
+    out: Annotated[Path, typer.Option(help="Output file (.jsonl).")],
+    split: Annotated[str, typer.Option(help="train or test; the two are disjoint.")] = "train",
+    count: Annotated[int, typer.Option(help="Number of examples.")] = 1000,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file if it exists.")
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same examples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     overrides: options.Overrides = None,
 ) -> None:
     """Write a task's examples to a file.
 
-    Each has its reference answer: text for `pretrain` and `align`.
+    Each line holds a prompt and its reference answer, as `pretrain` and `align` read them.
     """
     from paceline.config import apply_override
     from paceline.errors import UsageError
@@ -31,7 +31,7 @@ def task(
     if split not in ("train", "test"):
         raise UsageError(f"split must be train or test, got {split}")
     if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists already; choose another file, or give --overwrite")
+        raise UsageError(f"{out} exists already; choose another file or add --overwrite")
     values: dict[str, object] = {"task": name}
     for override in overrides or ():
         apply_override(values, override)
@@ -40,6 +40,6 @@ def task(
     stdout.print(f"{out}: {count} examples{repeats}")
     if num_distinct < count / 2:
         stderr.print(
-            f"paceline: warning: only {num_distinct} of {count} examples are distinct; ask for fewer, "
-            "or for a larger task, such as --set max_terms=6 for arithmetic"
+            f"paceline: warning: only {num_distinct} of {count} examples are distinct; lower "
+            "--count or make the task larger, for example with --set max_terms=6 for arithmetic"
         )

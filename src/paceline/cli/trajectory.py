@@ -1,4 +1,4 @@
-"""`paceline trajectory`: how a draft got better, checkpoint by checkpoint."""
+"""`paceline trajectory`: measure every checkpoint of training runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,16 +13,17 @@ def trajectory(
     config: options.ConfigFile = None,
     target: options.Target = None,
     runs: Annotated[
-        list[Path] | None, typer.Option("--run", help="Run of pretrain or align; may be repeated.")
+        list[Path] | None,
+        typer.Option("--run", help="Run directory of pretrain or align; repeatable."),
     ] = None,
-    output: Annotated[str | None, typer.Option(help="Directory of rows and plots.")] = None,
-    plot: Annotated[bool, typer.Option(help="Draw tau over steps and seconds, too.")] = False,
+    output: Annotated[str | None, typer.Option(help="Directory for rows and plots.")] = None,
+    plot: Annotated[bool, typer.Option(help="Also plot tau over steps and over seconds.")] = False,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Measure every checkpoint of training runs.
 
-    Gives tokens per target call on several tasks, against the draft at the start.
+    Reports tokens per target call of the initial draft and of each checkpoint on several tasks.
     """
     from paceline.cli.preflight import check_trajectory
     from paceline.cli.result_tables import trajectory_tables
@@ -35,7 +36,7 @@ def trajectory(
     if plot:
         from paceline.report.plots import load_matplotlib
 
-        load_matplotlib()  # if it is missing, say so now
+        load_matplotlib()  # fails before the measurement if it is not installed
     check_trajectory(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         rows = run(wanted, progress)
@@ -44,4 +45,4 @@ def trajectory(
         from paceline.report.trajectory_plots import draw_trajectories
 
         draw_trajectories(rows, wanted.output / "trajectory.png")
-    stdout.print(f"rows in {wanted.output}/rows.jsonl")
+    stdout.print(f"rows are in {wanted.output}/rows.jsonl")

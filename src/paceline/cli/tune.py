@@ -1,4 +1,4 @@
-"""`paceline tune`: choose rule, threshold and block length for a quality floor or a latency budget."""
+"""`paceline tune`: choose rule, threshold and block length within a quality or latency bound."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +16,14 @@ def tune(
     target: options.Target = None,
     draft: options.Draft = None,
     output: Annotated[str | None, typer.Option(help="Run directory; resumes if it exists.")] = None,
-    task: Annotated[str | None, typer.Option(help="arithmetic, docstrings, text or pairs.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task: arithmetic, docstrings, text or pairs.")
+    ] = None,
     quality_floor: Annotated[
-        float | None, typer.Option(help="Least quality, as part of the target's.")
+        float | None, typer.Option(help="Minimum quality, as a fraction of the target's.")
     ] = None,
     max_latency: Annotated[
-        float | None, typer.Option(help="Most seconds a token, as part of the target's.")
+        float | None, typer.Option(help="Maximum time per token, as a fraction of the target's.")
     ] = None,
     temperature: options.Temperature = None,
     costs: options.Costs = None,
@@ -29,24 +31,19 @@ def tune(
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Find the fastest setting within a quality bound.
+    """Find the best setting within a bound.
 
-    One-pass analysis proposes settings, and measurement on other examples confirms them. Writes a
-    configuration for `decode`. A setting that misses the bound is chosen in at most
-    1 - confidence of all runs (`--set confidence=0.95`), whatever the number of settings tested.
+    Finds the fastest setting of a minimum quality, or the best quality within a latency. Predicts
+    all settings, measures the best, confirms them on other examples, and writes the chosen one as a
+    configuration for `decode`. It misses the bound with probability 1 - confidence or less
+    (`--set confidence=0.95`), for any number of tested settings.
     """
     from paceline.bench.tune import TuneConfig
     from paceline.bench.tune import tune as run
     from paceline.cli.preflight import check_bench
     from paceline.cli.result_tables import tuned_table
 
-    given = {
-        "target": target,
-        "draft": draft,
-        "output": output,
-        "task__task": task,
-        "costs": costs,
-    }
+    given = {"target": target, "draft": draft, "output": output, "task__task": task, "costs": costs}
     bounds = {"quality_floor": quality_floor, "max_latency": max_latency}
     wanted = options.build(
         TuneConfig,
@@ -67,24 +64,23 @@ def tune(
     else:
         stdout.print(tuned_table(found))
         stdout.print(found.statement)
-        stdout.print(_what_for(found))
+        stdout.print(_usage(found))
 
 
-def _what_for(found: "Tuned") -> str:
-    """Where the setting may be used."""
+def _usage(found: "Tuned") -> str:
+    """How to use the chosen setting."""
     wanted = found.config
     if wanted.costs is not None:
         from paceline.decode.strategies import Speculative
 
         strategy = found.chosen.decoding.strategy
-        assert isinstance(strategy, Speculative), "tune chooses nothing else"
-        told = (
-            f"with the costs in {wanted.costs}: {strategy.num_speculative_tokens} tokens per block"
-        )
+        assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
+        gamma = strategy.num_speculative_tokens
+        text = f"with the costs in {wanted.costs}: {gamma} tokens per block"
         if found.chosen.speedup.high < 1:
-            told += "; that is slower than no draft"
+            text += "; this is slower than decoding without a draft"
         if strategy.rule.name != "lossless":
-            told += "; engines do not have this rule, paceline decode has"
-        return told
+            text += "; only paceline decode supports this rule, engines do not"
+        return text
     weights = "" if wanted.draft_weights == "auto" else f" --draft-weights {wanted.draft_weights}"
-    return f"{wanted.output}/decoding.yaml: for paceline decode{weights} --config"
+    return f"{wanted.output}/decoding.yaml: use it with paceline decode{weights} --config"

@@ -1,4 +1,4 @@
-"""`paceline validate`: is this configuration right? Prints it resolved, runs nothing."""
+"""`paceline validate`: check a configuration file without running it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +11,16 @@ from paceline.errors import UsageError
 
 
 def validate(
-    kind: Annotated[Kind, typer.Argument(help="The command that the file is for.")],
-    config: Annotated[Path | None, typer.Argument(help="The YAML file.")] = None,
+    kind: Annotated[Kind, typer.Argument(help="Command that the file configures.")],
+    config: Annotated[Path | None, typer.Argument(help="YAML file to check.")] = None,
     overrides: options.Overrides = None,
     defaults: Annotated[
-        bool,
-        typer.Option("--defaults", help="List every key with its default and its meaning instead."),
+        bool, typer.Option("--defaults", help="List all keys with default and description instead.")
     ] = False,
 ) -> None:
     """Check a configuration file, or list its keys.
 
-    Prints the file with every default filled in. --defaults lists every key with default and meaning.
+    Prints the configuration with all defaults filled in, or one error.
     """
     from paceline.cli.defaults import describe_defaults
     from paceline.config import to_yaml
@@ -31,6 +30,6 @@ def validate(
         return
     if config is None and not overrides:
         raise UsageError(
-            f"got no file to check; give one, or list the keys: validate {kind} --defaults"
+            f"no file to check; name one, or list all keys with validate {kind} --defaults"
         )
     typer.echo(to_yaml(options.build(schema_of(kind), config, overrides)), nl=False)

@@ -1,4 +1,4 @@
-"""`paceline verify`: is the output still exactly the target's?"""
+"""`paceline verify`: test that speculative decoding keeps the target's distribution."""
 
 from json import dumps
 from typing import Annotated
@@ -19,26 +19,21 @@ def verify(
     top_k: options.TopK = None,
     draft_temperature: options.DraftTemperature = None,
     self_test: Annotated[
-        bool | None, typer.Option("--self-test", help="Also run a broken rule, to be caught.")
+        bool | None, typer.Option("--self-test", help="Also test a broken rule, which must fail.")
     ] = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Test that a draft leaves the target's text as it is.
+    """Test that decoding with a draft is lossless.
 
-    The exit code is 1 if it does not.
+    Compares greedy texts token by token, and sampled texts by a G-test. Exit code 1: a test failed.
     """
     from paceline.cli.preflight import check_measured
     from paceline.cli.result_tables import losslessness_lines
     from paceline.measure import VerifyConfig, verify_losslessness
 
-    sampling = {
-        "sampling__temperature": temperature,
-        "sampling__top_p": top_p,
-        "sampling__top_k": top_k,
-        "draft_sampling__temperature": draft_temperature,
-    }
+    sampling = options.sampling_keys(temperature, top_p, top_k, draft_temperature)
     models = {"target": target, "draft": draft, "prompts": prompts}
     wanted = options.build(
         VerifyConfig, config, overrides, self_test=self_test, **models, **sampling

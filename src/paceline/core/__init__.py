@@ -1,13 +1,11 @@
-"""The mathematics, on PyTorch tensors alone: no models, no files, no compiler.
+"""Sampling, verification, losses and statistics on tensors: no models, files or compiled code.
 
-`backend` offers a few operations to faster code that registers itself from above.
-
-- `sampling`: logits to probabilities, the one place where that happens; drawing from them
-- `divergences`, `reduction`, `fused`: losses per token; the one mean; head and loss in chunks
-- `rule`, `rules`, `cascade_rules`: how a drafted token is kept, and the distribution that this makes
-- `block`: requests to draw and to judge, and their PyTorch form
-- `drafted`, `verification`: accept, recover, bonus, over a batch of blocks
-- `stats`, `speed`, `bootstrap`, `goodness`: counts and rates; what speed they promise; intervals;
-  the test that a text follows a distribution
-- `lists`: plain numbers out of tensors
+- `sampling`, `backend`: logits to probabilities to tokens; optional faster implementations
+- `divergences`, `tvd_plus_plus`, `rule_losses`: losses per token
+- `reduction`, `fused`: mean over tokens or sequences; LM head and loss in chunks
+- `rule_base`, `rules`, `cascade_rules`: acceptance rules and the distributions that they induce
+- `block`, `drafted`, `verification`: draft and verify a batch of blocks
+- `stats`, `speed`: counts and rates; predicted speedup
+- `bootstrap`, `goodness_of_fit`: confidence intervals; test of sampled tokens
+- `lists`, `vocabulary_subset`: tensors as lists; logits over part of the vocabulary
 """

@@ -1,7 +1,7 @@
-"""Faster forms of a few operations, registered from above; core itself computes all in PyTorch.
+"""Interface for faster implementations of core operations; PyTorch is the default.
 
-A backend is offered an operation and takes it by returning its result, or leaves it by returning
-None. It may round differently from PyTorch in the last bits, and must be the same mathematics.
+Each operation returns its result, or None to leave the work to PyTorch. Results may differ from
+PyTorch's in the last bits only.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """Takes nothing."""
+    """The default backend: leaves every operation to PyTorch."""
 
     def softmax(self, logits: Tensor, temperature: float) -> Tensor | None:
-        """Probabilities at a temperature above 0, float32. [..., V] -> [..., V]."""
+        """Softmax at a temperature above 0, float32. [..., V] -> [..., V]."""
         return None
 
     def keep_top_p(self, probs: Tensor, top_p: float) -> Tensor | None:
-        """The nucleus of each row, renormalised; `probs` may be overwritten. [..., V] -> [..., V]."""
+        """Top-p filtering, renormalised; may overwrite `probs`. [..., V] -> [..., V]."""
         return None
 
     def likeliest(self, logits: Tensor) -> Tensor | None:
-        """The first of the largest logits. [..., V] -> [...]."""
+        """Index of the first maximum. [..., V] -> [...]."""
         return None
 
     def sample(self, probs_BV: Tensor, uniforms_B: Tensor) -> Tensor | None:
-        """One token a row by inverse CDF. -> [B]."""
+        """One token per row by inverse CDF. -> [B]."""
         return None
 
     def verify(
@@ -55,18 +55,18 @@ class _Registered:
 
 
 def register(backend: Backend) -> None:
-    """Offer this backend every operation from now on, in place of the one before."""
+    """Use this backend instead of the current one."""
     _Registered.backend = backend
 
 
 def registered() -> Backend:
-    """The backend that is asked."""
+    """The current backend."""
     return _Registered.backend
 
 
 @contextlib.contextmanager
 def using(backend: Backend) -> Generator[None]:
-    """Another backend meanwhile: `Backend()` leaves everything to PyTorch."""
+    """Use this backend within a `with` block; `Backend()` selects PyTorch."""
     before = registered()
     register(backend)
     try:

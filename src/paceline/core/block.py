@@ -1,9 +1,9 @@
-"""A block as values: a request to draw tokens, a request to judge drafted ones, and their PyTorch form.
+"""Draft and verify a block: requests, and their PyTorch implementation.
 
-Requests hold lists, as decoders keep texts. `draw_ahead` and `judge_block` work on tensors alone and
-never force a host sync, so that a CUDA graph can hold either.
+Requests hold lists of tokens. `draw_ahead` and `judge_block` work on tensors only and never force a
+host sync, so that CUDA graphs can capture them.
 
-Shape suffixes: B batch, N new tokens, G drawn ones, H judged positions (G + 1), V vocabulary.
+Shape suffixes: B batch, N new tokens, G drawn ones, H verified positions (G + 1), V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ if TYPE_CHECKING:
 
     from paceline.core.rule_base import Rule
 
-
 _LOSSLESS = Lossless()
 
 
 class DrawPlan(NamedTuple):
-    """What to draw for every row, and which distributions to return with it.
+    """What to draw for every row, and which distributions to return.
 
     Attributes:
-        num_tokens: Tokens to draw (G), each read before the next one is drawn.
-        sampling: How the model's distributions are shaped.
-        after_last: Also read the last token, for the distribution after it.
-        raw: Also return untempered distributions, where they differ.
+        num_tokens: Tokens to draw, G; each is processed before the next one is drawn.
+        sampling: Sampling parameters of the model.
+        after_last: Also process the last token and return the distribution after it.
+        raw: Also return untempered distributions if they differ.
     """
 
     num_tokens: int
@@ -56,13 +55,13 @@ class DrawPlan(NamedTuple):
 
 
 class DrawRequest(NamedTuple):
-    """Read tokens that a session has not read, then draw more.
+    """Process unread tokens, then draw more.
 
     Attributes:
-        unread: The same number for every row, at least one.
+        unread: Tokens not yet processed, the same number for every row, at least one.
         plan: What to draw.
-        uniforms: Numbers in [0, 1) to draw with, G a row; None takes the likeliest tokens.
-        seen_BV: Tokens that a repetition penalty falls on, the unread ones included.
+        uniforms: Numbers in [0, 1), G per row; None: draw the most likely tokens.
+        seen_BV: Tokens under the repetition penalty, including the unread ones.
     """
 
     unread: Sequence[Sequence[int]]
@@ -72,36 +71,33 @@ class DrawRequest(NamedTuple):
 
     @property
     def only_temperature(self) -> bool:
-        """Nothing but a temperature shapes the distributions."""
+        """True if only a temperature changes the logits."""
         return self.seen_BV is None and (self.uniforms is None or _is_plain(self.plan.sampling))
 
 
 class UniformRows(NamedTuple):
-    """Numbers in [0, 1): one for each drafted token, and one a row for the token that follows."""
+    """Numbers in [0, 1): one per drafted token, and one per row for the token after the block."""
 
     accept: Sequence[Sequence[float]]
     next: Sequence[float]
 
     def tensors(self) -> Uniforms:
-        """float64."""
-        return Uniforms(
-            torch.tensor(self.accept, dtype=torch.float64),
-            torch.tensor(self.next, dtype=torch.float64),
-        )
+        """As float64 tensors."""
+        return Uniforms(*(torch.tensor(numbers, dtype=torch.float64) for numbers in self))
 
 
 class JudgeRequest(NamedTuple):
-    """Read each row's newest token and its drafted ones, then decide which of these stay.
+    """Process each row's newest token and its drafted tokens, then verify the drafted ones.
 
     Attributes:
-        newest: The token of each row that no pass has read yet.
-        drafted: Tokens [B, G] and, with `uniforms`, what they were drawn from.
-        num_drafted: How many of the G each row drafted.
-        rule: Decides what stays.
-        sampling: How the model's distributions are shaped.
-        uniforms: Numbers to draw with; None compares with the likeliest tokens, which is what an
-            exact rule does at temperature 0, so that the rule is not asked.
-        seen_BV: Tokens that a repetition penalty falls on, the newest ones included.
+        newest: Each row's last token, not yet processed.
+        drafted: Tokens [B, G] and, with `uniforms`, the distributions they were drawn from.
+        num_drafted: Number of drafted tokens per row, at most G.
+        rule: Acceptance rule.
+        sampling: Sampling parameters of the target.
+        uniforms: Random numbers; None: accept while drafted tokens are the target's most likely
+            ones. An exact rule does the same at temperature 0, so `rule` is not used.
+        seen_BV: Tokens under the repetition penalty, including the newest ones.
     """
 
     newest: Sequence[int]
@@ -114,24 +110,24 @@ class JudgeRequest(NamedTuple):
 
     @property
     def asked_rule(self) -> Rule:
-        """The rule that decides: a lossless one where the likeliest tokens are compared."""
+        """The rule in effect: `Lossless` for greedy verification."""
         return _LOSSLESS if self.uniforms is None else self.rule
 
     @property
     def only_temperature(self) -> bool:
-        """Nothing but a temperature shapes the distributions."""
+        """True if only a temperature changes the logits."""
         return self.seen_BV is None and (self.uniforms is None or _is_plain(self.sampling))
 
 
 class Judgement(NamedTuple):
-    """Per row: drafted tokens kept, and the token that follows them."""
+    """Per row: number of accepted tokens, and the token that follows them."""
 
     num_accepted: list[int]
     next_tokens: list[int]
 
 
 def _is_plain(sampling: SamplingParams) -> bool:
-    """At temperature 0, nothing else changes the likeliest token."""
+    """True if no filter is active; at temperature 0 filters keep the most likely token."""
     return sampling.greedy or sampling.only_temperature
 
 
@@ -142,16 +138,13 @@ def draw_ahead(
     uniforms_BG: Tensor | None,
     seen_BV: Tensor | None = None,
 ) -> Drafted:
-    """Draw tokens, each but the last read before the next.
-
-    `read` gives the logits after the last of the tokens [B, N] that it reads, [B, V].
-    """
+    """Draw tokens one by one; `read` maps tokens [B, N] to the logits after the last, [B, V]."""
     count, sampling = plan.num_tokens, plan.sampling
     seen_BV = None if seen_BV is None else seen_BV.clone()
     drawn = [unread_BN[:, :0]]
     probs: list[Tensor] = []
     raws: list[Tensor] = []
-    for place in range(plan.num_passes):
+    for index in range(plan.num_passes):
         logits_BV = read(unread_BN)
         if seen_BV is not None:
             seen_BV = seen_BV.to(logits_BV.device)
@@ -160,12 +153,12 @@ def draw_ahead(
             probs.append(to_probs(logits_BV, sampling))
         if plan.raw and not sampling.untempered:
             raws.append(to_probs(logits_BV, UNTEMPERED))
-        if place == count:
+        if index == count:
             break
         if uniforms_BG is None:
             newest_B = likeliest(logits_BV)
         else:
-            newest_B = sample(probs[-1], uniforms_BG[:, place])
+            newest_B = sample(probs[-1], uniforms_BG[:, index])
         unread_BN = newest_B[:, None]
         if seen_BV is not None:
             seen_BV.scatter_(1, unread_BN, value=True)
@@ -186,7 +179,7 @@ def judge_block(
     uniforms: Uniforms | None,
     seen_BV: Tensor | None = None,
 ) -> Verdict:
-    """Which drafted tokens stay, given the target's logits; arguments as in `JudgeRequest`."""
+    """Verify drafted tokens against the target's logits; arguments as in `JudgeRequest`."""
     device = logits_BHV.device
     drafted, num_drafted_B = drafted.to(device), num_drafted_B.to(device)
     if seen_BV is not None:

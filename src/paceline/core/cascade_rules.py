@@ -1,15 +1,12 @@
-"""Speculative cascades: where to keep to the draft, and where to defer to the target.
+"""Speculative cascades: rules that follow the draft or defer to the target, per position or token.
 
-Each states its aim pi(q, p), keeps a drafted token with min(1, pi/q), recovers from
-norm((pi - q)_+), and takes the bonus from pi behind the last drafted token. A binary rule decides for
-the whole position (pi is q or p), a token-specific one for each token.
+Each rule states a distribution pi(q, p). It accepts a drafted token with probability min(1, pi/q),
+recovers from norm((pi - q)_+) and draws the bonus token from pi. A binary rule chooses pi = q or
+pi = p per position; a token-specific rule moves the draft's mass on deferred tokens to p. That
+sharpens the distribution: pi differs from p even if q = p, and rejections may grow with alpha.
 
-A token-specific rule sharpens: what it gives up goes where p has its mass, so even equal models are
-not left alone, and its rejections need not fall as alpha grows.
-
-Confidences (largest probability, entropy) are those of the models themselves: of the untempered
-distributions `*_raw`, whatever temperature the tokens are drawn at. At temperature 0 nothing else
-is possible, where p and q are one-hot.
+Confidences (largest probability, entropy) use the untempered distributions `*_raw`: at temperature
+0, p and q are one-hot.
 
 Paper: Narasimhan et al. 2024, table 1, equations 2, 5, 10, 11, 13 to 15, algorithms 4 to 6.
 """
@@ -17,7 +14,7 @@ Paper: Narasimhan et al. 2024, table 1, equations 2, 5, 10, 11, 13 to 15, algori
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -39,21 +36,21 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Cascade(Rule):
-    """A rule that states pi; subclasses say which tokens of the draft's are not good enough."""
+    """Base class of cascades; subclasses define where the draft defers to the target."""
 
     needs_draft_at_bonus = True
     uses_confidence = True
 
     @abstractmethod
     def defers(self, at: Position) -> Tensor:
-        """Is the target asked? Bool, [..., 1] for the whole position or [..., V] for each token."""
+        """Where to defer to the target: bool, [..., 1] per position or [..., V] per token."""
 
     def aim(self, at: Position) -> Tensor:
         deferred = self.defers(at)
         if deferred.shape[-1] == 1:
             return torch.where(deferred, at.target, at.draft)
-        given_up = torch.where(deferred, at.draft, 0)
-        return at.draft - given_up + at.target * given_up.sum(-1, keepdim=True)
+        deferred_mass = torch.where(deferred, at.draft, 0)
+        return at.draft - deferred_mass + at.target * deferred_mass.sum(-1, keepdim=True)
 
     def accept(self, at: Position) -> Tensor:
         return capped_ratio(self.aim(at), at.draft)
@@ -64,14 +61,19 @@ class Cascade(Rule):
 
 
 class BinaryCascade(Cascade):
-    """Follows q or p, the whole position: pi = (1 - delta) q + delta p."""
+    """Follows q or p at each position: pi = (1 - delta) q + delta p, delta in {0, 1}."""
+
+
+def _native_form(self: Any) -> NativeForm:
+    """For rules whose native kind is their tag in upper case."""
+    return NativeForm(self.rule.upper(), self.alpha)
 
 
 @dataclass(frozen=True, config=STRICT)
 class BiLDRule(BinaryCascade):
     """Defers where D(q, p) > threshold, D = -sum_v q(v) log p(v) in nats.
 
-    A greedy q is one-hot, so that D is -log p(argmax q) then. p is untempered.
+    p is untempered. At temperature 0 q is one-hot, so D = -log p(argmax q).
     Paper: Narasimhan et al. 2024, sections 5 and E.1, after Kim et al. 2023.
     """
 
@@ -88,143 +90,125 @@ class BiLDRule(BinaryCascade):
 
 @dataclass(frozen=True, config=STRICT)
 class Chow(BinaryCascade):
-    """Defers where the draft is unsure: max q < 1 - alpha. Equation 2."""
+    """Defers where the draft is uncertain: max q < 1 - alpha. Equation 2."""
 
     alpha: Share
     rule: Literal["chow"] = "chow"
     capturable = True
+    native_form = _native_form
 
     def defers(self, at: Position) -> Tensor:
         return _peak(at.draft_raw) < 1 - self.alpha
 
-    def native_form(self) -> NativeForm:
-        return NativeForm("CHOW", self.alpha)
-
 
 @dataclass(frozen=True, config=STRICT)
 class ChowLog(BinaryCascade):
-    """Defers where the draft is unsure: entropy(q) > alpha, in nats."""
+    """Defers where the draft is uncertain: entropy(q) > alpha, in nats."""
 
     alpha: Finite
     rule: Literal["chow_log"] = "chow_log"
     capturable = True
+    native_form = _native_form
 
     def defers(self, at: Position) -> Tensor:
         return _entropy(at.draft_raw) > self.alpha
 
-    def native_form(self) -> NativeForm:
-        return NativeForm("CHOW_LOG", self.alpha)
-
 
 @dataclass(frozen=True, config=STRICT)
 class Diff(BinaryCascade):
-    """Defers where the target is surer by more than alpha: max q < max p - alpha. Equation 5."""
+    """Defers where the target is more confident by alpha: max q < max p - alpha. Equation 5."""
 
     alpha: Finite
     rule: Literal["diff"] = "diff"
     capturable = True
+    native_form = _native_form
 
     def defers(self, at: Position) -> Tensor:
         return _peak(at.draft_raw) < _peak(at.target_raw) - self.alpha
 
-    def native_form(self) -> NativeForm:
-        return NativeForm("DIFF", self.alpha)
-
 
 @dataclass(frozen=True, config=STRICT)
 class DiffLog(BinaryCascade):
-    """Defers where the target is surer by more than alpha: -H(q) < -H(p) - alpha, in nats."""
+    """Defers where the target is more confident by alpha: -H(q) < -H(p) - alpha, in nats."""
 
     alpha: Finite
     rule: Literal["diff_log"] = "diff_log"
     capturable = True
+    native_form = _native_form
 
     def defers(self, at: Position) -> Tensor:
         return -_entropy(at.draft_raw) < -_entropy(at.target_raw) - self.alpha
 
-    def native_form(self) -> NativeForm:
-        return NativeForm("DIFF_LOG", self.alpha)
-
 
 @dataclass(frozen=True, config=STRICT)
 class Opt(BinaryCascade):
-    """`Diff`, with alpha weighed by what a deferral costs: max q < max p - alpha TVD(p, q).
+    """`Diff` with alpha weighted by the cost of deferral: max q < max p - alpha TVD(p, q).
 
-    TVD is that of the distributions tokens are drawn from; at temperature 0 it is 0 or 1, and the
-    rule makes the same texts as `Diff` (lemma 8). Equation 10, the plug-in of the optimal rule.
+    Equation 10, the plug-in estimate of the optimal rule. TVD is of the tempered distributions; at
+    temperature 0 it is 0 or 1, and the rule generates the same texts as `Diff` (lemma 8).
     """
 
     alpha: Finite
     rule: Literal["opt"] = "opt"
     capturable = True
+    native_form = _native_form
 
     def defers(self, at: Position) -> Tensor:
         margin = self.alpha * total_variation(at.target, at.draft)[..., None]
         return _peak(at.draft_raw) < _peak(at.target_raw) - margin
 
-    def native_form(self) -> NativeForm:
-        return NativeForm("OPT", self.alpha)
-
 
 @dataclass(frozen=True, config=STRICT)
 class OptLog(BinaryCascade):
-    """`DiffLog`, with alpha weighed by what a deferral costs: -H(q) < -H(p) - alpha TVD(p, q)."""
+    """`DiffLog` with alpha weighted by the cost of deferral: -H(q) < -H(p) - alpha TVD(p, q)."""
 
     alpha: Finite
     rule: Literal["opt_log"] = "opt_log"
     capturable = True
+    native_form = _native_form
 
     def defers(self, at: Position) -> Tensor:
         margin = self.alpha * total_variation(at.target, at.draft)[..., None]
         return -_entropy(at.draft_raw) < -_entropy(at.target_raw) - margin
 
-    def native_form(self) -> NativeForm:
-        return NativeForm("OPT_LOG", self.alpha)
-
 
 @dataclass(frozen=True, config=STRICT)
 class TokenV1(Cascade):
-    """Gives up token v of the draft's where q(v) < max p - alpha. Equations 11 and 13."""
+    """Defers token v where q(v) < max p - alpha. Equations 11 and 13."""
 
     alpha: Finite
     rule: Literal["token_v1"] = "token_v1"
     capturable = True
+    native_form = _native_form
 
     def defers(self, at: Position) -> Tensor:
         return at.draft_raw < _peak(at.target_raw) - self.alpha
 
-    def native_form(self) -> NativeForm:
-        return NativeForm("TOKEN_V1", self.alpha)
-
 
 @dataclass(frozen=True, config=STRICT)
 class TokenV2(Cascade):
-    """Gives up token v of the draft's where p(v) < max p - alpha. Equations 11 and 14."""
+    """Defers token v where p(v) < max p - alpha. Equations 11 and 14."""
 
     alpha: Finite
     rule: Literal["token_v2"] = "token_v2"
     capturable = True
+    native_form = _native_form
 
     def defers(self, at: Position) -> Tensor:
         return at.target_raw < _peak(at.target_raw) - self.alpha
 
-    def native_form(self) -> NativeForm:
-        return NativeForm("TOKEN_V2", self.alpha)
-
 
 @dataclass(frozen=True, config=STRICT)
 class TokenV3(Cascade):
-    """Gives up token v of the draft's where p(v) < (1 - alpha) max p. Equations 11 and 15."""
+    """Defers token v where p(v) < (1 - alpha) max p. Equations 11 and 15."""
 
     alpha: Share
     rule: Literal["token_v3"] = "token_v3"
     capturable = True
+    native_form = _native_form
 
     def defers(self, at: Position) -> Tensor:
         return at.target_raw < (1 - self.alpha) * _peak(at.target_raw)
-
-    def native_form(self) -> NativeForm:
-        return NativeForm("TOKEN_V3", self.alpha)
 
 
 def _peak(probs: Tensor) -> Tensor:

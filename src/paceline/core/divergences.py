@@ -1,7 +1,7 @@
-"""Divergences between target and draft, one value a token, in nats (TVD: in [0, 1]).
+"""Divergences between target and draft, one value per token, in nats (TVD: in [0, 1]).
 
-All take log-probabilities [..., V], target first, and return [...]. A KL is a KL: 0 on itself.
-p = target, q = draft. Reduction is elsewhere (`reduction`), by design.
+All take log-probabilities [..., V], target (p) first, then draft (q), and return [...].
+`reduction` computes the mean.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def jsd(target_log_probs: Tensor, draft_log_probs: Tensor, beta: float = 0.5) ->
     """beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q.
 
     Raises:
-        ValueError: beta outside (0, 1), where this would be another function.
+        ValueError: beta is not in (0, 1).
     Paper: Zhou et al. 2023, section 4 and appendix A (JSD[beta]).
     """
     check_beta(beta)
-    # A token that neither can draw leaves the mixture: logaddexp's slope at (-inf, -inf) is NaN.
+    # Exclude tokens of probability 0 in both: the gradient of logaddexp at (-inf, -inf) is NaN.
     possible = (target_log_probs > -torch.inf) | (draft_log_probs > -torch.inf)
     mixture = torch.logaddexp(
         torch.where(possible, target_log_probs, 0.0) + math.log(beta),
@@ -46,7 +46,7 @@ def jsd(target_log_probs: Tensor, draft_log_probs: Tensor, beta: float = 0.5) ->
 
 
 def check_beta(beta: float) -> None:
-    """Refuse the ends, naming the right choice."""
+    """Raise ValueError unless 0 < beta < 1."""
     if not 0 < beta < 1:
         raise ValueError(f"jsd beta must be in (0, 1), got {beta}; use forward_kl or reverse_kl")
 
@@ -56,7 +56,7 @@ def tvd(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
 
     Paper: Zhou et al. 2023, section 4 (TVD); 1 - TVD is the acceptance rate, their Eq. 1.
     """
-    # abs has the subgradient sign(0) = 0, so a draft equal to its target gets no push.
+    # abs has gradient 0 at 0, so a draft equal to its target does not move.
     return total_variation(target_log_probs.exp(), draft_log_probs.exp())
 
 
@@ -66,9 +66,9 @@ def total_variation(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 def negative_log_acceptance(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """-log sum_v min(p, q): TVD's aim with a gradient that does not vanish at low overlap.
+    """-log sum_v min(p, q): as TVD, with a gradient that does not vanish at low overlap.
 
-    Computed in log space, so an overlap of e^-200 is still a number with a slope.
+    Computed in log space: an overlap of e^-200 still has a finite value and gradient.
     """
     # Where p <= q the minimum does not depend on q: no gradient at ties, as in `tvd`.
     smaller = torch.where(
@@ -78,7 +78,7 @@ def negative_log_acceptance(target_log_probs: Tensor, draft_log_probs: Tensor) -
 
 
 def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
-    """KL(a || b), with 0 log 0 = 0 where a has no mass (in value and in gradient)."""
+    """KL(a || b), with 0 log 0 = 0 (in value and gradient) where a has no mass."""
     has_mass = log_a.exp() > 0
     difference = torch.where(has_mass, log_a, 0.0) - torch.where(has_mass, log_b, 0.0)
     return (log_a.exp() * difference).sum(-1)

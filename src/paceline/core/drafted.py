@@ -1,4 +1,4 @@
-"""A drafted block as tensors: what was drafted, the numbers that decide, and the verdict.
+"""Tensors of a drafted block: drafted tokens, random numbers and the verdict.
 
 Shape suffixes: B batch, G gamma, P positions of the draft (G, or one more), V vocabulary.
 """
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Drafted(NamedTuple):
-    """Drafted tokens, and what they were drawn from.
+    """Drafted tokens and their distributions.
 
     Attributes:
         tokens_BG: The tokens.
-        probs_BPV: Their distributions; None where only the likeliest tokens counted. P is G, or
-            G + 1 where the distribution after the last token was asked for.
-        raw_BPV: Untempered distributions, where asked for and not the same; else None.
+        probs_BPV: The distributions they were drawn from; None after greedy drafting. P is G, or
+            G + 1 with the distribution after the last token.
+        raw_BPV: Untempered distributions; None if not requested or equal to `probs_BPV`.
     """
 
     tokens_BG: Tensor
@@ -27,7 +27,7 @@ class Drafted(NamedTuple):
     raw_BPV: Tensor | None = None
 
     def to(self, device: torch.device) -> Drafted:
-        """The same on this device."""
+        """Move to a device."""
         tokens_BG, *rest = self
         return Drafted(
             tokens_BG.to(device), *(None if part is None else part.to(device) for part in rest)
@@ -35,18 +35,18 @@ class Drafted(NamedTuple):
 
 
 class Uniforms(NamedTuple):
-    """Numbers in [0, 1): one for each drafted token [B, G], and one for the token that follows [B]."""
+    """Numbers in [0, 1): one per drafted token, and one per row for the token after the block."""
 
     accept_BG: Tensor
     next_B: Tensor
 
     def to(self, device: torch.device) -> Uniforms:
-        """The same on this device."""
+        """Move to a device."""
         return Uniforms(self.accept_BG.to(device), self.next_B.to(device))
 
 
 class Verdict(NamedTuple):
-    """Per row: drafted tokens kept, the token that follows them, and whether it is a bonus."""
+    """Per row: number of accepted tokens, the token after them, and whether it is a bonus token."""
 
     num_accepted_B: Tensor
     next_tokens_B: Tensor

@@ -1,8 +1,7 @@
-"""Head and loss in chunks of tokens: [tokens, vocabulary] of a whole batch never exists.
+"""Compute LM head and loss in chunks of tokens, without the logits of the whole batch in memory.
 
-The gradient with respect to the hidden states (and the head, if it is trained) is computed in the
-forward pass, chunk by chunk, so a chunk's logits are dropped before the next chunk's are made.
-Equal to the plain loss up to the order of float32 sums.
+The forward pass also computes the gradients of the hidden states and of a trained head, chunk by
+chunk, and frees each chunk's logits. Equal to the plain loss up to the order of float32 sums.
 """
 
 # N tokens, C tokens of a chunk, D hidden width, V vocabulary
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Head(NamedTuple):
-    """The output projection: weight [V, D], bias [V] or None."""
+    """The LM head: weight [V, D], bias [V] or None."""
 
     weight_VD: Tensor
     bias_V: Tensor | None = None
 
     def rows(self, tokens_S: Tensor, offsets_S: Tensor | None = None) -> Head:
-        """The head of these tokens alone, their logits raised by the offsets."""
+        """The head restricted to these tokens; the offsets are added to its bias."""
         bias_S = None if self.bias_V is None else self.bias_V[tokens_S]
         if offsets_S is not None:
             offsets_S = offsets_S.to(self.weight_VD)
@@ -35,14 +34,13 @@ class Head(NamedTuple):
         return Head(self.weight_VD[tokens_S], bias_S)
 
     def logits(self, hidden_ND: Tensor, vocab_size: int | None = None) -> Tensor:
-        """The first `vocab_size` entries, as precise as the weight. [N, D] -> [N, V]."""
-        width = self.weight_VD.shape[0] if vocab_size is None else vocab_size
-        bias = None if self.bias_V is None else self.bias_V[:width]
-        weight = self.weight_VD[:width]
+        """The first `vocab_size` logits, in the weight's dtype. [N, D] -> [N, V]."""
+        bias = None if self.bias_V is None else self.bias_V[:vocab_size]
+        weight = self.weight_VD[:vocab_size]
         return F.linear(hidden_ND.to(weight.dtype), weight, bias)
 
     def part(self, tokens: slice, dtype: torch.dtype) -> Head:
-        """The head of these tokens alone, in this precision."""
+        """The head restricted to a slice of tokens, cast to this dtype."""
         bias = None if self.bias_V is None else self.bias_V[tokens].to(dtype)
         return Head(self.weight_VD[tokens].to(dtype), bias)
 
@@ -51,19 +49,19 @@ class Head(NamedTuple):
         return self.logits(hidden_ND, vocab_size).float().log_softmax(-1)
 
 
-_PART = 2048  # tokens of the head that are cast, and whose slopes are made, at a time
+_PART = 2048  # rows of the head that are cast at a time
 
 
 class Needs(NamedTuple):
-    """Which gradients are wanted."""
+    """Which gradients to compute."""
 
     hidden: bool
     weight: bool
     bias: bool
 
 
-class Slopes(NamedTuple):
-    """A loss, and how it rises with the hidden states, the head's weight and its bias."""
+class Gradients(NamedTuple):
+    """A loss with its gradients."""
 
     loss: Tensor
     hidden_ND: Tensor | None
@@ -80,16 +78,16 @@ def chunked_loss(
     chunk_size: int = 256,
     vocab_size: int | None = None,
 ) -> Tensor:
-    """Sum over tokens of weight times loss, a scalar whose gradient is already known.
+    """Weighted sum of token losses, a scalar; the forward pass computes the gradients, too.
 
-    `loss_of_chunk(draft_log_probs_CV, rows)` gives the loss [C] of the tokens `rows` (a slice of
-    the N tokens); what it needs of the target it computes for these rows alone.
+    `loss_of_chunk(draft_log_probs_CV, rows)` returns the losses [C] of the tokens in the slice
+    `rows`; it computes the target's side for these tokens only.
 
     Shapes: hidden [N, D], weights [N] -> scalar.
     Cost: one pass over the head per chunk forward and one backward; memory [chunk_size, V].
     """
 
-    def slopes(hidden_ND: Tensor, head: Head, needs: Needs) -> Slopes:
+    def compute(hidden_ND: Tensor, head: Head, needs: Needs) -> Gradients:
         weight = head.weight_VD.requires_grad_(needs.weight)
         bias = None if head.bias_V is None else head.bias_V.requires_grad_(needs.bias)
         grad_ND = torch.zeros_like(hidden_ND) if needs.hidden else None
@@ -100,14 +98,13 @@ def chunked_loss(
                 log_probs = Head(weight, bias).log_probs(hidden, vocab_size)
                 loss = (loss_of_chunk(log_probs, rows) * weights_N[rows]).sum()
                 if loss.requires_grad:
-                    # weight.grad and bias.grad add up over the chunks.
-                    torch.autograd.backward(loss)
+                    torch.autograd.backward(loss)  # accumulates weight.grad and bias.grad
                 if grad_ND is not None and hidden.grad is not None:
                     grad_ND[rows] = hidden.grad
                 total += loss.detach()
-        return Slopes(total, grad_ND, weight.grad, None if bias is None else bias.grad)
+        return Gradients(total, grad_ND, weight.grad, None if bias is None else bias.grad)
 
-    return _ChunkedLoss.apply(hidden_ND, *head, slopes)  # pyright: ignore
+    return _ChunkedLoss.apply(hidden_ND, *head, compute)  # pyright: ignore
 
 
 def chunked_loss_of_logits(
@@ -119,48 +116,48 @@ def chunked_loss_of_logits(
     chunk_size: int = 256,
     vocab_size: int | None = None,
 ) -> Tensor:
-    """The same for losses that know their own slopes, without autograd.
+    """`chunked_loss` for losses that compute their own gradients, without autograd.
 
-    `slopes_of_chunk(draft_logits_CV, rows)` gives the loss [C] of the tokens `rows` and leaves in the
-    place of the logits what their losses times their weights rise by. Under autocast logits and
-    slopes are of its type.
+    `slopes_of_chunk(draft_logits_CV, rows)` returns the losses [C] of the tokens in `rows` and
+    overwrites the logits with the gradients of the weighted losses. Under autocast, logits and
+    gradients have its dtype.
     """
 
-    def slopes(hidden_ND: Tensor, head: Head, needs: Needs) -> Slopes:
+    def compute(hidden_ND: Tensor, head: Head, needs: Needs) -> Gradients:
         kind = hidden_ND.device.type
-        exact = head.weight_VD.dtype
+        dtype = head.weight_VD.dtype
         if torch.is_autocast_enabled(kind):
-            exact = torch.get_autocast_dtype(kind)
-        whole_VD = torch.zeros_like(head.weight_VD) if needs.weight else None
-        whole_V = torch.zeros_like(head.bias_V) if needs.bias and head.bias_V is not None else None
+            dtype = torch.get_autocast_dtype(kind)
+        grad_VD = torch.zeros_like(head.weight_VD) if needs.weight else None
+        grad_V = torch.zeros_like(head.bias_V) if needs.bias and head.bias_V is not None else None
         grad_ND = torch.zeros_like(hidden_ND, dtype=torch.float32) if needs.hidden else None
         total = hidden_ND.new_zeros((), dtype=torch.float32)
         width = len(head.weight_VD[:vocab_size])
         with torch.autocast(kind, enabled=False):
-            # one room for all chunks: made and given back each time, it leaves holes in the heap
-            room_CV = hidden_ND.new_empty(min(chunk_size, len(hidden_ND)), width, dtype=exact)
+            # One buffer for all chunks: allocating one per chunk fragments the heap.
+            buffer_CV = hidden_ND.new_empty(min(chunk_size, len(hidden_ND)), width, dtype=dtype)
             for rows in chunks(len(hidden_ND), chunk_size):
-                hidden_CD = hidden_ND[rows].to(exact)
-                logits_CV = room_CV[: len(hidden_CD)]
+                hidden_CD = hidden_ND[rows].to(dtype)
+                logits_CV = buffer_CV[: len(hidden_CD)]
                 for part in chunks(width, _PART):
-                    logits_CV[:, part] = head.part(part, exact).logits(hidden_CD)
+                    logits_CV[:, part] = head.part(part, dtype).logits(hidden_CD)
                 total += (slopes_of_chunk(logits_CV, rows) * weights_N[rows]).sum()
                 for part in chunks(width, _PART):
-                    slopes_CP = logits_CV[:, part]
+                    grad_CP = logits_CV[:, part]
                     if grad_ND is not None:
-                        grad_ND[rows] += slopes_CP @ head.weight_VD[part].to(exact)
-                    if whole_VD is not None:
-                        whole_VD[part] += slopes_CP.T @ hidden_CD
-                if whole_V is not None:
-                    whole_V[:width] += logits_CV.sum(0, dtype=torch.float32)
+                        grad_ND[rows] += grad_CP @ head.weight_VD[part].to(dtype)
+                    if grad_VD is not None:
+                        grad_VD[part] += grad_CP.T @ hidden_CD
+                if grad_V is not None:
+                    grad_V[:width] += logits_CV.sum(0, dtype=torch.float32)
         grad_ND = None if grad_ND is None else grad_ND.to(hidden_ND.dtype)
-        return Slopes(total, grad_ND, whole_VD, whole_V)
+        return Gradients(total, grad_ND, grad_VD, grad_V)
 
-    return _ChunkedLoss.apply(hidden_ND, *head, slopes)  # pyright: ignore
+    return _ChunkedLoss.apply(hidden_ND, *head, compute)  # pyright: ignore
 
 
 def chunks(count: int, size: int) -> list[slice]:
-    """Consecutive slices of `size`, the last one perhaps shorter."""
+    """Consecutive slices of `size` entries; the last one may be shorter."""
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
@@ -171,17 +168,17 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
-        slopes: Callable[[Tensor, Head, Needs], Slopes],
+        compute: Callable[[Tensor, Head, Needs], Gradients],
     ) -> Tensor:
         head = Head(weight_VD.detach(), None if bias_V is None else bias_V.detach())
-        found = slopes(hidden_ND.detach(), head, Needs(*ctx.needs_input_grad[:3]))
-        ctx.slopes = found[1:]  # not saved as others are: they can be handed on without a copy
+        found = compute(hidden_ND.detach(), head, Needs(*ctx.needs_input_grad[:3]))
+        ctx.gradients = found[1:]  # not save_for_backward: backward may return them without a copy
         return found.loss
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         scale = grad_outputs[0]
-        slopes, ctx.slopes = ctx.slopes, None
-        if scale.device.type == "cpu" and scale == 1:  # there asking costs nothing
-            return (*slopes, None)
-        return (*(None if slope is None else slope * scale for slope in slopes), None)
+        gradients, ctx.gradients = ctx.gradients, None
+        if scale.device.type == "cpu" and scale == 1:  # on the CPU this forces no sync
+            return (*gradients, None)
+        return (*(None if gradient is None else gradient * scale for gradient in gradients), None)

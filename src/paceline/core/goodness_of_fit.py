@@ -1,10 +1,9 @@
-"""Does a sampled text follow a stated distribution? A G-test over all its contexts at once.
+"""G-test that sampled tokens follow a stated distribution, pooled over all contexts.
 
-In each context the tokens are put in order of q/p, from what the draft proposes too often to what
-it proposes too seldom, and pooled into cells of equal target mass, a token on a border falling to
-either side in proportion. If the text follows the target p, every cell is equally likely in every
-context; where the draft's q shows through, the first cells fill. No cell has a small expectation,
-however rare its tokens.
+In each context, tokens are sorted by q/p, most over-proposed by the draft first, and pooled into
+cells of equal target mass; tokens on a cell border are split at random in proportion. If the text
+follows the target p, all cells are equally likely; if it follows the draft q, the first cells are
+over-represented. Rare tokens do not cause cells with small expected counts.
 """
 
 # T positions, V vocabulary, K cells
@@ -19,11 +18,10 @@ from paceline.errors import UsageError
 def equal_mass_cells(
     p_TV: Tensor, q_TV: Tensor, tokens_T: Tensor, num_cells: int, *, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The cell of each token, and whether the target gives it any chance. -> [T], bool [T].
+    """Cells of the tokens, and whether p gives them a positive probability. -> [T], bool [T].
 
-    The tokens of a context stand in order of q/p, largest first, and each holds a stretch of [0, 1]
-    as long as p(v); a token falls on a uniform point of its own stretch, so under p the point is
-    uniform on [0, 1], whatever p and q are.
+    Sorted tokens partition [0, 1] into intervals of length p(v); `rng` draws a point in each
+    token's interval. Under p the points are uniform on [0, 1].
     """
     p_TV, q_TV = p_TV.double().cpu(), q_TV.double().cpu()
     order_TV = q_TV / p_TV.clamp(min=1e-300)
@@ -40,10 +38,10 @@ def equal_mass_cells(
 
 
 def g_test(counts_K: Tensor) -> tuple[float, float]:
-    """G = 2 sum O ln(O/E) against equal cells, and its p-value from chi-square, K - 1 degrees.
+    """G = 2 sum O ln(O/E) against equal cells, and its chi-square p-value, K - 1 degrees.
 
     Raises:
-        UsageError: fewer than 5 expected a cell, too few for the chi-square approximation.
+        UsageError: fewer than 5 expected per cell, too few for the chi-square approximation.
     """
     total, num_cells = int(counts_K.sum()), len(counts_K)
     expected = total / num_cells

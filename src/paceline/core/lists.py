@@ -1,7 +1,4 @@
-"""From tensors to plain Python numbers.
-
-For the bookkeeping of a few rows a list is far quicker than a chain of tensor operations.
-"""
+"""Convert tensors to lists, which are faster than tensor operations for a few rows."""
 
 from typing import Any
 
@@ -9,5 +6,5 @@ from torch import Tensor
 
 
 def as_list(values: Tensor) -> list[Any]:
-    """Plain numbers, nested as the tensor is."""
+    """Nested lists of plain numbers."""
     return values.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -1,7 +1,7 @@
-"""The only mean over losses: by sequence (the paper's) or by token.
+"""Mean of token losses, by sequence or by token.
 
-Both take the count to divide by from outside when an optimiser step is made of several batches or
-processes, since the mean of means is another number.
+An optimiser step over several batches or processes passes the total count, because a mean of
+batch means differs from the mean of the step.
 """
 
 # B batch, T tokens
@@ -16,17 +16,17 @@ Mean = Literal["sequence", "token"]
 
 
 def count_units(mask_BT: Tensor, mean: Mean) -> Tensor:
-    """How many tokens, or sequences with at least one token, the mask keeps. -> scalar."""
+    """Number of unmasked tokens, or of sequences with at least one. -> scalar."""
     if mean == "token":
         return mask_BT.sum()
     return mask_BT.any(-1).sum()
 
 
 def token_weights(mask_BT: Tensor, *, mean: Mean, total: Tensor | float | None = None) -> Tensor:
-    """What each token's loss is multiplied with, so that a plain sum is the mean. -> [B, T].
+    """Weights of the token losses, so that the weighted sum is the mean. -> [B, T].
 
     mean="sequence": mean over each sequence's tokens, then over sequences; "token": over all
-    tokens. `total` is `count_units` of the whole optimiser step; None: of this batch alone.
+    tokens. `total` is `count_units` of the whole optimiser step; None: of this batch only.
 
     Raises:
         ValueError: every position is masked.
@@ -45,9 +45,6 @@ def token_weights(mask_BT: Tensor, *, mean: Mean, total: Tensor | float | None =
 def reduce_loss(
     loss_BT: Tensor, mask_BT: Tensor, *, mean: Mean, total: Tensor | float | None = None
 ) -> Tensor:
-    """Mean of the kept losses, a scalar in the unit of `loss_BT`.
-
-    Masked values never count, not even where they are infinite or NaN.
-    """
+    """Mean of the unmasked losses, a scalar; masked values may be infinite or NaN."""
     weights = token_weights(mask_BT, mean=mean, total=total)
     return (torch.where(mask_BT.bool(), loss_BT, 0.0) * weights).sum()

@@ -1,8 +1,7 @@
-"""What a draft loses under the rule that it will be served with.
+"""Losses of a draft under the acceptance rule used for decoding.
 
-Plain alignment makes the draft agree with p wherever they differ. A rule that keeps to the draft at
-some places asks for agreement at the others alone, a lenient one for less of it; these losses count
-what the rule itself rejects. Decisions to defer are not differentiated, only what follows from them.
+They penalise what the rule rejects, so positions where the rule follows the draft do not count.
+Gradients flow through acceptance probabilities, not through decisions to defer.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ if TYPE_CHECKING:
 
 RuleLoss = Literal["rejection", "negative_log_acceptance", "forward_kl"]
 
-_SMALLEST = 1e-37  # a number still, whose logarithm is
-_LEAST = 1e-15  # of a draft's probability: a ratio's slope is its square, and must stay a number
+_SMALLEST = 1e-37  # has a finite logarithm in float32
+_LEAST = 1e-15  # smallest draft probability: the gradient of a ratio divides by its square
 
 
 def rule_loss(
     rule: Rule, target_log_probs: Tensor, draft_log_probs: Tensor, kind: RuleLoss
 ) -> Tensor:
-    """One value a token, [..., V] log-probabilities -> [...]; both models untempered.
+    """Loss per token, [..., V] untempered log-probabilities -> [...].
 
-    rejection: 1 - sum_v q(v) a(v), in [0, 1]; under `Lossless` this is TVD.
+    rejection: 1 - sum_v q(v) a(v), in [0, 1]; for `Lossless` this is TVD.
     negative_log_acceptance: -log sum_v q(v) a(v).
-    forward_kl: KL(pi || q), pi as it is now; for rules that state pi.
+    forward_kl: KL(pi || q) with pi held constant; for rules that state pi.
     """
     target_probs = target_log_probs.exp()
     draft_probs = draft_log_probs.exp()
@@ -41,7 +40,7 @@ def rule_loss(
     at = Position(
         target_probs,
         draft_probs.clamp(min=_LEAST),
-        # what a threshold is compared with must not become infinite by what was added
+        # The draft's clamp gives it mass on all tokens, where BiLD would take the log of p = 0.
         target_raw=target_probs.clamp(min=_SMALLEST),
         draft_raw=draft_probs,
     )

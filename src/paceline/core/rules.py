@@ -1,7 +1,4 @@
-"""The rules, and those that stay near p: lossless, lenient, lossy. Cascades are in cascade_rules.py.
-
-Choices are frozen and tagged by `rule`.
-"""
+"""Rules that stay close to p (lossless, lenient, lossy), and the union of all rules, by `rule`."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from paceline.core.rule_base import (
 )
 from paceline.extensions import variants
 
-# Newton's steps; each leaves a piece of the sum behind, and real distributions take about ten.
+# Newton steps, at most one per piece of the sum; real distributions need about ten.
 _MOST_PIECES = 200
 
 
@@ -98,9 +95,9 @@ class Lenient(Rule):
 class Lossy(Rule):
     """Accept min(1, p/((1 - alpha) q)), recover from norm((p/beta - q)_+), beta >= 1 - alpha.
 
-    beta = 1 is `Lenient("linear", 1 - alpha)`. The paper's stated aim,
-    max{min{q, p/(1 - alpha)}, p/beta}, sums to 1 for one beta at each position: "tuned" finds it,
-    and then that is `pi`; any other beta states none.
+    beta = 1 equals `Lenient("linear", 1 - alpha)`. The paper's stated distribution
+    max{min{q, p/(1 - alpha)}, p/beta} sums to 1 for one beta per position: beta="tuned" solves for
+    it, and `pi` is that distribution. For other values of beta `pi` is None.
     Paper: Narasimhan et al. 2024, sections 2 and E.6. Differs: beta is solved for, not searched
     for on a grid.
     """
@@ -119,8 +116,8 @@ class Lossy(Rule):
         return self.beta != "tuned"
 
     @model_validator(mode="after")
-    def _beta_recovers_no_more_than_was_rejected(self) -> Lossy:
-        # 1 - 0.7 is a little above 0.3 in binary; who writes 0.3 means it.
+    def _check_beta(self) -> Lossy:
+        # Tolerance: 1 - 0.7 exceeds 0.3 by a rounding error.
         if self.beta != "tuned" and self.beta < (1 - self.alpha) * (1 - 1e-9):
             raise ValueError(f"lossy beta must be at least 1 - alpha = {1 - self.alpha:g}")
         return self
@@ -149,10 +146,10 @@ class Lossy(Rule):
 
 
 def tuned_inverse_beta(target_probs: Tensor, draft_probs: Tensor, alpha: float) -> Tensor:
-    """1/beta that solves sum (p/beta - q)_+ = sum (q - p/(1 - alpha))_+: recovered is what is rejected.
+    """1/beta that solves sum (p/beta - q)_+ = sum (q - p/(1 - alpha))_+: recovered mass = rejected.
 
-    Newton's method: the left side is convex and piecewise linear in 1/beta, so from above, which is
-    beta = 1, it goes down from one piece to the next and ends in the root's own piece, exactly.
+    Newton's method from beta = 1. The left side is convex and piecewise linear in 1/beta, so the
+    iteration descends from piece to piece and ends at the exact root.
 
     Shapes: [..., V] probabilities -> [..., 1] in [0, 1], float64.
     Paper: Narasimhan et al. 2024, section E.6.
@@ -172,21 +169,9 @@ def tuned_inverse_beta(target_probs: Tensor, draft_probs: Tensor, alpha: float) 
     return inverse
 
 
-AnyRule: TypeAlias = (
-    Lossless
-    | Lenient
-    | Lossy
-    | BiLDRule
-    | Chow
-    | ChowLog
-    | Diff
-    | DiffLog
-    | Opt
-    | OptLog
-    | TokenV1
-    | TokenV2
-    | TokenV3
-)
+_CloseToTarget: TypeAlias = Lossless | Lenient | Lossy
+_BinaryCascade: TypeAlias = BiLDRule | Chow | ChowLog | Diff | DiffLog | Opt | OptLog
+AnyRule: TypeAlias = _CloseToTarget | _BinaryCascade | TokenV1 | TokenV2 | TokenV3
 
 if TYPE_CHECKING:
     RuleChoice: TypeAlias = Rule

@@ -1,8 +1,7 @@
-"""From acceptance and cost to speed: what speculation promises, and when it loses.
+"""Predict block efficiency and speedup from acceptance and cost.
 
-gamma: tokens drafted a block; c: seconds of a draft pass / seconds of a target pass. The papers take
-a target pass over gamma + 1 tokens for as long as one over a single token; where that does not hold,
-`block_cost_ratio` is the first divided by the second.
+gamma: drafted tokens per block. c: seconds per draft pass / seconds per target pass.
+block_cost_ratio: seconds of a target pass over gamma + 1 tokens / over one; 1 in the papers.
 """
 
 # B texts, T positions
@@ -33,21 +32,21 @@ def block_efficiency_from_text(
 ) -> float:
     """tau from products of per-position acceptance along target-sampled text.
 
-    Expected tokens / expected blocks of an engine that writes these texts; `tokens_and_blocks` has
-    the formulas. Unlike the i.i.d. estimate, tau accounts for easy and hard stretches that cluster
-    and for the last block of a text, which the budget or the end of text makes shorter.
+    Expected tokens / expected blocks when an engine generates these texts; see `tokens_and_blocks`.
+    Unlike the i.i.d. estimate, it accounts for clusters of easy and hard positions, and for shorter
+    blocks at the end of a text.
 
     Args:
         acceptance_BT: beta = sum_v min(p, q), [B, T].
         survival_BT: min(1, q(y)/p(y)) of the text's token y, [B, T].
-        mask_BT: 1 where there is text, [B, T]. T counts the positions where blocks draft: without
-            a text's first token under a rule that leaves that to the prompt's pass.
-        gamma: Tokens that a block drafts at most.
-        budget: Positions that a text may have, one number or one per text [B]. A text that fills
-            its budget was cut there; a shorter one ended with an end-of-text token. None: T.
+        mask_BT: 1 for text, [B, T]. T counts drafted positions: it excludes a first token that the
+            prefill generates.
+        gamma: Maximum number of drafted tokens per block.
+        budget: Maximum positions per text, a number or [B]; None: T. A text that fills its budget
+            was truncated; a shorter one ended with an end-of-text token.
 
     Raises:
-        ValueError: the mask holds no text.
+        ValueError: the mask contains no text.
     Paper: ours. Differs: Zhou et al. 2023 use the i.i.d. estimate.
     """
     tokens_B, blocks_B = tokens_and_blocks(
@@ -64,24 +63,20 @@ def tokens_and_blocks(
     *,
     budget: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Expected tokens and blocks of each text, whose ratio of sums is `block_efficiency_from_text`.
+    """Expected tokens and blocks of each text; the ratio of sums is `block_efficiency_from_text`.
 
-    Over y ~ p, a token at a drafted position was an accepted draft with its survival, independently
-    of the others given the text. So the text alone gives P(a block starts at t); blocks are the sum
-    of that. A block emits its accepted tokens and one more, but nothing behind an accepted
+    Given a text y ~ p, the token at a drafted position was an accepted draft token with probability
+    survival, independently of the others. This gives P(a block starts at t); the sum over t is the
+    number of blocks. A block emits its accepted tokens and one more, but none after an accepted
     end-of-text token:
 
-        tokens = blocks + sum_t P(token t is judged) beta_t - P(the end of text is an accepted draft)
+        tokens = blocks + sum_t P(t is verified) beta_t - P(the end of text is an accepted draft)
 
-    A block drafts at most one token less than the budget has left, so that the last token of a text
-    that was cut is never judged. An end of text is: an engine does not know where it will fall.
-    With survival in the place of beta, tokens would be the text's length; E[survival] = beta, and
-    beta varies less.
+    A block drafts fewer tokens than the budget has left, so the last token of a truncated text is
+    never verified; an end-of-text token can be. With survival instead of beta, tokens would be the
+    text's length: E[survival] = beta, and beta has less variance.
 
-    Shapes: [B, T] -> [B] each, float64; 0 for a text without positions.
-
-    Raises:
-        ValueError: the mask holds no text.
+    Shapes and errors: as in `block_efficiency_from_text` -> [B] each, float64; 0 for empty texts.
     """
     mask_BT, budget_B = _text(mask_BT, budget)
     survival_BT = survival_BT.cpu().double() * mask_BT
@@ -103,49 +98,43 @@ def accepted_by_position(
     budget: int | Tensor | None = None,
     starts_before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Expected blocks of each text that keep the first, second, ... drafted token, and all its blocks.
+    """Per text: expected blocks that accept the 1st, 2nd, ... drafted token, and expected blocks.
 
-    Their ratio, in sums over texts, is vLLM's acceptance rate per position:
+    The ratio of sums over texts is vLLM's acceptance rate per position. The number of blocks for
+    the i-th token is
 
         sum_t P(a block starts at t) survival_t ... survival_{t+i-1} beta_{t+i}
 
-    over the t whose i-th token is drafted. Their sum over positions is the expected number of
-    accepted tokens.
+    over the t with an i-th drafted token. The sum over i is the expected number of accepted tokens.
 
-    `starts_before`: only blocks that start before this position count, one number per text [B]: for
-    engines that draft behind a text's end, or do not count a last block without a draft. None: all.
+    `starts_before`: count only blocks that start before this position, [B], for engines that draft
+    beyond a text's end or do not count a last block without drafted tokens. None: all.
 
-    Shapes and the other arguments: as in `block_efficiency_from_text` -> [B, gamma] and [B], float64.
-
-    Raises:
-        ValueError: the mask holds no text.
+    Shapes and errors: as in `block_efficiency_from_text` -> [B, gamma] and [B], float64.
     Paper: ours.
     """
     _check(gamma)
     mask_BT, budget_B = _text(mask_BT, budget)
-    places_T = torch.arange(mask_BT.shape[1])
+    positions_T = torch.arange(mask_BT.shape[1])
     survival_BT = survival_BT.cpu().double() * mask_BT
-    beta_BT = acceptance_BT.cpu().double() * mask_BT * (places_T < budget_B[:, None] - 1)
+    beta_BT = acceptance_BT.cpu().double() * mask_BT * (positions_T < budget_B[:, None] - 1)
     reached_BT = _block_starts(survival_BT, gamma) * mask_BT
     if starts_before is not None:
-        reached_BT = reached_BT * (places_T < starts_before[:, None])
+        reached_BT = reached_BT * (positions_T < starts_before[:, None])
     blocks_B = reached_BT.sum(-1)
-    kept: list[Tensor] = []
+    accepted: list[Tensor] = []
     for _ in range(gamma):
-        kept.append((reached_BT * beta_BT).sum(-1))
+        accepted.append((reached_BT * beta_BT).sum(-1))
         reached_BT = torch.nn.functional.pad((reached_BT * survival_BT)[:, :-1], (1, 0))
-    return torch.stack(kept, -1), blocks_B
+    return torch.stack(accepted, -1), blocks_B
 
 
 def judged_places(
     survival_BT: Tensor, mask_BT: Tensor, gamma: int, *, budget: int | Tensor | None = None
 ) -> Tensor:
-    """`examined_places` of texts that have ends: 0 beyond them, and where the budget ends.
+    """`examined_places` for texts with ends: 0 beyond the text and at the end of the budget.
 
-    Shapes: as in `block_efficiency_from_text` -> [B, T], float64.
-
-    Raises:
-        ValueError: the mask holds no text.
+    Shapes and errors: as in `block_efficiency_from_text` -> [B, T], float64.
     Paper: ours.
     """
     mask_BT, budget_B = _text(mask_BT, budget)
@@ -154,7 +143,7 @@ def judged_places(
 
 
 def _text(mask_BT: Tensor, budget: int | Tensor | None) -> tuple[Tensor, Tensor]:
-    """Where there is text, and each text's budget, [B]."""
+    """The mask as bool, and each text's budget, [B]; both on the CPU."""
     mask_BT = mask_BT.bool().cpu()
     if not mask_BT.any():
         raise ValueError("no text has a token where a block could draft; give longer texts")
@@ -163,16 +152,16 @@ def _text(mask_BT: Tensor, budget: int | Tensor | None) -> tuple[Tensor, Tensor]
 
 
 def _block_starts(survival_BT: Tensor, gamma: int) -> Tensor:
-    """P(a block starts at t | the text), the first one at 0. [B, T] -> [B, T].
+    """P(a block starts at t | the text); the first block starts at 0. [B, T] -> [B, T].
 
-    Given the text, each drafted token was accepted with its survival, on its own; a rejected
-    position ends the block with the recovered token, a whole block with the bonus token. The budget
-    changes nothing here: a block that it shortens ends with the text.
+    Given the text, each drafted token was accepted with probability survival, independently. A
+    rejection ends the block with the recovered token, a full block with the bonus token. The budget
+    does not matter: a block that it shortens ends with the text.
     """
     batch, length = survival_BT.shape
     starts = torch.zeros(batch, length + gamma + 1, dtype=torch.float64)
     starts[:, 0] = 1
-    # Beyond the end nothing survives; those columns are cut off again.
+    # Nothing survives in the padding, which is removed at the end.
     survival = torch.nn.functional.pad(survival_BT.double(), (0, gamma))
     for start in range(length):
         kept = starts[:, start, None] * survival[:, start : start + gamma].cumprod(-1)
@@ -185,39 +174,36 @@ def _block_starts(survival_BT: Tensor, gamma: int) -> Tensor:
 def drafted_per_block(
     survival_BT: Tensor, mask_BT: Tensor, gamma: int, *, budget: int | Tensor | None = None
 ) -> float:
-    """Mean number of tokens that a block drafts: gamma, or what the budget has left less one.
+    """Mean number of drafted tokens per block: gamma, or less where the budget ends.
 
-    Shapes and `budget`: as in `block_efficiency_from_text`.
-
-    Raises:
-        ValueError: the mask holds no text.
+    Shapes and errors: as in `block_efficiency_from_text`.
     Paper: ours.
     """
     _check(gamma)
     mask_BT, budget_B = _text(mask_BT, budget)
     starts_BT = _block_starts(survival_BT.cpu() * mask_BT, gamma) * mask_BT
-    room_BT = budget_B[:, None] - torch.arange(mask_BT.shape[1]) - 1
-    return float((starts_BT * room_BT.clamp(max=gamma)).sum() / starts_BT.sum())
+    left_BT = budget_B[:, None] - torch.arange(mask_BT.shape[1]) - 1
+    return float((starts_BT * left_BT.clamp(max=gamma)).sum() / starts_BT.sum())
 
 
 def examined_places(survival_BT: Tensor, gamma: int) -> Tensor:
-    """P(the token drafted at t is judged | the text), the first block starting at 0.
+    """P(the token drafted at t is verified | the text); the first block starts at 0.
 
-    A token is judged where a block starts, and behind every token of the block that stayed. Rates of
-    what blocks do are means over these places, not over all.
+    A drafted token is verified if all drafted tokens before it in its block were accepted.
+    Acceptance rates of blocks are means weighted by these probabilities.
 
-    Shapes: survival [B, T], 0 beyond a text's end -> [B, T]. `judged_places` knows of budgets.
-    Paper: ours. Differs: a mean over the text counts places that no block drafts at.
+    Shapes: survival [B, T], 0 beyond a text's end -> [B, T]. Budgets: see `judged_places`.
+    Paper: ours. Differs: a mean over the text counts positions where no block drafts.
     """
     _check(gamma)
     length = survival_BT.shape[1]
     starts = _block_starts(survival_BT, gamma)
     examined = torch.zeros_like(starts)
-    stayed = torch.ones_like(starts)
+    survived = torch.ones_like(starts)
     for offset in range(min(gamma, length)):
-        places = slice(0, length - offset)
-        examined[:, offset:] += starts[:, places] * stayed[:, places]
-        stayed[:, places] *= survival_BT[:, offset:].double()
+        first = slice(0, length - offset)
+        examined[:, offset:] += starts[:, first] * survived[:, first]
+        survived[:, first] *= survival_BT[:, offset:].double()
     return examined
 
 
@@ -242,9 +228,9 @@ def mbsu(block_efficiency: float, gamma: int, parameter_ratio: float) -> float:
 
 
 def break_even_acceptance(gamma: int, cost_ratio: float, block_cost_ratio: float = 1.0) -> float:
-    """The acceptance at which speculation gains nothing: iid tau = c gamma + block_cost_ratio.
+    """The acceptance where the predicted speedup is 1: i.i.d. tau = c gamma + block_cost_ratio.
 
-    Returns: a number in [0, 1], or inf where no acceptance suffices.
+    Returns: a number in [0, 1], or inf if no acceptance is sufficient.
     """
     _check(gamma, cost_ratio=cost_ratio)
     cost = cost_ratio * gamma + block_cost_ratio
@@ -263,10 +249,7 @@ def break_even_acceptance(gamma: int, cost_ratio: float, block_cost_ratio: float
 
 
 def best_gamma(acceptance: float, cost_ratio: float, max_gamma: int = 16) -> int:
-    """The gamma of the largest predicted speed-up; 0 where plain decoding is best.
-
-    The smaller one of equals, since a shorter block wastes less when the estimate is off.
-    """
+    """The gamma with the largest predicted speedup, the smallest of ties; 0: do not draft."""
     _check(max_gamma, acceptance=acceptance, cost_ratio=cost_ratio)
 
     def speedup(gamma: int) -> float:

@@ -1,16 +1,14 @@
-"""TVD++: the slope of TVD as a policy gradient, its rewards normalised.
+"""TVD++: the policy gradient of TVD with normalised rewards.
 
-Lemma 1: grad TVD = E_{v~q}[-r(v) grad log q(v)], r(v) = 1{p(v) > q(v)}. TVD++ puts the advantage
-a(v) = (r(v) - mu) / sigma in the place of r(v). Over which tokens the mean is taken, and with it mu
-and sigma, makes three estimators:
+Lemma 1: grad TVD = E_{v~q}[-r(v) grad log q(v)], r(v) = 1{p(v) > q(v)}. TVD++ replaces r(v) with
+the advantage a(v) = (r(v) - mu) / sigma. Three estimators differ in the tokens of the means:
 
-  exact    v ~ q, every token weighed by q(v). sum_v grad q(v) = 0, so mu drops out: TVD / sigma.
-  sampled  tokens drawn from q, as Eq. 1 is printed. Right on average up to sigma, and noisier.
-  uniform  every token of the vocabulary alike, as "the entire vocabulary" below Eq. 1 reads: another
-           loss. Its slope at the logit of v is q(v) mean(a) - a(v) / V: where p > q it lifts all tokens
-           alike, however likely.
+  exact    all tokens, weighted by q(v). sum_v grad q(v) = 0, so mu cancels: TVD / sigma.
+  sampled  tokens drawn from q, as in Eq. 1. Unbiased up to sigma, with more variance.
+  uniform  all tokens, equally weighted ("the entire vocabulary", below Eq. 1): a different loss,
+           with gradient q(v) mean(a) - a(v) / V at logit v. It raises tokens with p > q equally.
 
-Eq. 1 as printed ascends; the sign here is Lemma 1's. The moments are those of all positions given.
+Eq. 1 as printed is ascent; the sign here is Lemma 1's. Moments are over all given positions.
 
 Paper: Goel et al. 2024, section 2.3, lemma 1, equation 1.
 """
@@ -29,7 +27,7 @@ Estimator = Literal["exact", "sampled", "uniform"]
 
 
 class RewardMoments(NamedTuple):
-    """Sum and weight of rewards that are 0 or 1; those of two parts of a batch add up."""
+    """Sum and weight of 0/1 rewards; both add over parts of a batch."""
 
     total: Tensor
     weight: Tensor
@@ -38,7 +36,7 @@ class RewardMoments(NamedTuple):
         return RewardMoments(self.total + other.total, self.weight + other.weight)
 
     def advantages(self, rewards: Tensor) -> Tensor:
-        """(r - mu) / sigma; 0 where all rewards are the same, which tells nothing."""
+        """(r - mu) / sigma; 0 if all rewards are equal."""
         mean = self.total / self.weight
         deviation = (mean * (1 - mean)).clamp(min=0).sqrt()
         return torch.where(deviation > 0, (rewards - mean) / deviation, 0.0)
@@ -50,7 +48,7 @@ def reward_moments(
     estimator: Estimator,
     drawn_CK: Tensor | None = None,
 ) -> RewardMoments:
-    """Of these positions. [C, V] log-probabilities; `drawn_CK`: tokens drawn from q, for `sampled`."""
+    """Moments of the rewards. [C, V] log-probabilities; `drawn_CK`: tokens of q, for `sampled`."""
     rewards = _rewards(target_log_probs, draft_log_probs)
     match estimator:
         case "exact":
@@ -71,7 +69,7 @@ def tvd_plus_plus(
     moments: RewardMoments,
     drawn_CK: Tensor | None = None,
 ) -> Tensor:
-    """TVD by its value, an estimate of TVD++ by its slope. [C, V] log-probabilities -> [C]."""
+    """TVD in value; its gradient is an estimate of TVD++'s. [C, V] log-probabilities -> [C]."""
     with torch.no_grad():
         value = tvd(target_log_probs, draft_log_probs)
         rewards = _rewards(target_log_probs, draft_log_probs)
@@ -91,5 +89,5 @@ def tvd_plus_plus(
 
 
 def _rewards(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """1 where the target likes a token better than the draft does, else 0."""
+    """1 where p > q, else 0."""
     return (target_log_probs > draft_log_probs).to(draft_log_probs)

@@ -1,4 +1,4 @@
-"""Logits over a subset of the vocabulary, as logits over all of it.
+"""Convert logits between a subset of the vocabulary and the whole vocabulary.
 
 Shape suffixes: K tokens of the subset, V vocabulary.
 """
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 def spread(logits: Tensor, tokens_K: Tensor, vocab_size: int) -> Tensor:
-    """Logits over the subset as logits over all tokens; the others get -inf. [..., K] -> [..., V]."""
+    """Logits of the subset as logits of all tokens, -inf elsewhere. [..., K] -> [..., V]."""
     whole = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
     return whole.index_copy_(-1, tokens_K, logits)
 
 
 def limited(logits: Tensor, tokens_K: Tensor) -> Tensor:
-    """Logits over all tokens with -inf outside of the subset, [..., V]."""
+    """Logits of all tokens, set to -inf outside of the subset, [..., V]."""
     return spread(logits[..., tokens_K], tokens_K, logits.shape[-1])

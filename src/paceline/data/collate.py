@@ -1,7 +1,7 @@
-"""Rows of tokens to tensors: the one place where labels are shifted and masks are made.
+"""Collates rows of tokens into padded tensors, shifts the labels and builds the masks.
 
-Masks go by position, never by token: where padding and end of text are the same token (SmolLM2), a
-mask by token would silence the label that teaches a draft to stop.
+Masks depend on position, never on token ids. Some models (SmolLM2) use one token for padding and
+end of text; masking by id would drop the label that teaches the draft to stop.
 """
 
 # B batch, T positions
@@ -16,15 +16,14 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PADDING = 0  # any token does: padding stands on the right, where no real position can see it
+_PADDING = 0  # any id works: padding is on the right, where causal attention never sees it
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A text to train on; tokens before `trained_from` are context and carry no loss.
+    """A training text; tokens before `trained_from` are context and carry no loss.
 
-    `target_hidden_TD` are the target's hidden states before each trained token, where they are known
-    already because the target wrote the text.
+    `target_hidden_TD`: cached target hidden states that predict each trained token, if available.
     """
 
     tokens: Sequence[int]
@@ -32,21 +31,18 @@ class Row:
     target_hidden_TD: Tensor | None = None
 
     def __post_init__(self) -> None:
-        # The first token has nothing before it that could predict it.
         assert 1 <= self.trained_from < len(self.tokens), "a row needs context and a trained token"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """What models read and what they should have said.
-
-    Position t of a row reads tokens[t] and predicts labels[t], the token after it.
+    """Model inputs and labels; the prediction at position t is for labels[t], the next token.
 
     Attributes:
-        tokens_BT: Padded on the right.
-        attention_BT: 1 = token, 0 = padding; None where no row is padded.
+        tokens_BT: Input ids, padded on the right.
+        attention_BT: 1 = token, 0 = padding; None if no row is padded.
         labels_BT: The next token at each position.
-        mask_BT: 1 = the label at this position is trained.
+        mask_BT: 1 = the label at this position carries loss.
     """
 
     tokens_BT: Tensor
@@ -56,19 +52,15 @@ class TokenBatch:
 
     def to(self, device: torch.device) -> TokenBatch:
         attention = None if self.attention_BT is None else self.attention_BT.to(device)
-        return TokenBatch(
-            self.tokens_BT.to(device),
-            attention,
-            self.labels_BT.to(device),
-            self.mask_BT.to(device),
-        )
+        labels, mask = self.labels_BT.to(device), self.mask_BT.to(device)
+        return TokenBatch(self.tokens_BT.to(device), attention, labels, mask)
 
 
 def collate(rows: Sequence[Row]) -> TokenBatch:
     """Pad rows on the right and shift their labels.
 
-    Tokens a b c d with c the first trained one become (a b c), labels (b c d), mask (0 1 1): the
-    last token is read by nobody, so it is a label only.
+    Tokens a b c d, with c the first trained token, become inputs (a b c), labels (b c d) and mask
+    (0 1 1). The last token is only a label.
     """
     width = max(len(row.tokens) for row in rows) - 1
     tokens_BT = torch.full((len(rows), width), _PADDING, dtype=torch.int64)

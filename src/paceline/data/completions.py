@@ -1,9 +1,9 @@
-"""Completions sampled from a model, for training text and held-out text.
+"""Samples completions from a model for training and held-out text.
 
-Not the decoder that users time: no stopping reasons, no streaming, no counts.
+Unlike the decoders in `paceline.decode`, it returns no stop reasons and no statistics.
 """
 
-# B rows still being written, N new tokens, V vocabulary
+# B unfinished rows, N new tokens, V vocabulary
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -39,10 +39,10 @@ def sample_completions(
     eos_token_ids: Collection[int] | None = None,
     progress: Progress = silent,
 ) -> list[list[int]]:
-    """Continue every prompt by at most N tokens; a token that ends the text is kept as the last.
+    """Sample up to N new tokens for each prompt; the completion includes the end-of-text token.
 
-    Row b draws with its own uniforms and no others, so its text does not depend on the rows beside
-    it. Rows that end leave the batch.
+    Row b uses only row b of the uniforms, so its text does not depend on the rest of the batch.
+    Finished rows are removed from the batch.
 
     Shapes: uniforms [B, N] in [0, 1) -> B lists of 1 to N tokens.
     """
@@ -56,12 +56,12 @@ def sample_completions(
         seen_BV = seen_tokens(prompts, logits_BV.shape[-1]).to(logits_BV.device)
         logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
     tokens = as_list(sample(to_probs(logits_BV, sampling), uniforms_BN[:, 0]))
-    writing = list(range(len(prompts)))
+    unfinished = list(range(len(prompts)))
     num_new = uniforms_BN.shape[1]
     for position in range(1, num_new + 1):
-        for row, token in zip(writing, tokens, strict=True):
+        for row, token in zip(unfinished, tokens, strict=True):
             completions[row].append(token)
-        progress("writing text", position, num_new)
+        progress("generating text", position, num_new)
         kept = [index for index, token in enumerate(tokens) if token not in ends]
         if position == num_new or not kept:
             break
@@ -69,9 +69,9 @@ def sample_completions(
             seen_BV.scatter_(1, torch.tensor(tokens, device=seen_BV.device)[:, None], value=True)
         if len(kept) < len(tokens):
             session.keep_rows(kept)
-            writing, tokens = ([some[index] for index in kept] for some in (writing, tokens))
+            unfinished, tokens = ([x[index] for index in kept] for x in (unfinished, tokens))
             seen_BV = None if seen_BV is None else seen_BV[torch.tensor(kept)]
-        uniforms = as_list(uniforms_BN[writing, position, None])
+        uniforms = as_list(uniforms_BN[unfinished, position, None])
         newest = [[token] for token in tokens]
         drawn = draw(session, DrawRequest(newest, DrawPlan(1, sampling), uniforms, seen_BV))
         tokens = as_list(drawn.tokens_BG[:, 0])

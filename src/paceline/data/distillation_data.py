@@ -1,4 +1,4 @@
-"""Distillation data from a configuration to a run directory; stopped at any moment, it goes on."""
+"""Generates distillation data into a run directory; interrupted runs can be resumed."""
 
 from __future__ import annotations
 
@@ -25,37 +25,31 @@ if TYPE_CHECKING:
     from paceline.data.requests import GenerateDataConfig, Shard
     from paceline.progress import Progress
 
-# How the work is dealt out says nothing of what comes out.
-_MAY_CHANGE = {"output", "workers", "engine"}
+_MAY_CHANGE = {"output", "workers", "engine"}  # settings that do not affect the records
 
 
 def generate_data(
     config: GenerateDataConfig, *, resume: bool = False, progress: Progress = silent
 ) -> Path:
-    """Let the target answer every request; the records end up as Parquet files in `output/data`.
+    """Generate the target's answers to all requests as Parquet files in `output/data`.
 
-    A file is written whole or not at all, from its own requests alone: what a killed run leaves is a
-    part of what an undisturbed one makes, and resuming makes the rest.
-
-    Args:
-        config: What to do.
-        resume: Go on with the run in `config.output` if there is one.
-        progress: Called as files come in.
+    Files are written atomically and independently of each other, so a run continued with `resume`
+    produces the same records as an uninterrupted one. `progress` is called after each file.
 
     Returns:
-        The run directory: `data/` holds the records, `result.json` counts them.
+        The run directory: records in `data/`, their counts in `result.json`.
 
     Raises:
-        UsageError: a model, a prompt or a setting cannot be used.
-        GenerationError: workers died again and again; what was written stays.
-        StorageError: something could not be written; what was written stays.
+        UsageError: a model, a prompt or a setting is invalid.
+        GenerationError: workers died repeatedly; completed files are kept.
+        StorageError: a file could not be written; completed files are kept.
     """
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
     shards = plan_shards(config, load_tokenizer(config.target))
     digest = _digest(config, shards)
-    inputs = {"plan": digest}  # what it hangs on: prompts and models
-    begun = bool(store.written())  # one that has written nothing has not begun
+    inputs = {"plan": digest}
+    begun = bool(store.written())
     run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE, inputs=inputs)
     with run.alone():
         _generate(config, run, store, shards, digest, progress)
@@ -76,29 +70,27 @@ def _generate(
         return
     if foreign := store.foreign():
         raise ConfigError(
-            f"output {run.path} holds records of another version of Paceline, such as {foreign[0]}; "
-            "choose another output"
+            f"output {run.path} holds records of another version of Paceline, such as "
+            f"{foreign[0]}; choose another output"
         )
     run.write_manifest(config, plan=digest)
     total = sum(len(shard.requests) for shard in shards)
     done = total - sum(len(shard.requests) for shard in missing)
-    if not done:  # nothing of an earlier start is left
+    if not done:
         run.metrics.unlink(missing_ok=True)
     began = time.monotonic() - _elapsed_s(run)
     progress("generating", done, total)
     for shard in _write(config, missing, store):
         num_tokens = sum(len(answer.completion_tokens) for answer in store.read([shard.name]))
-        elapsed_s = round(time.monotonic() - began, 3)
-        append_jsonl(
-            run.metrics, {"file": shard.name, "num_tokens": num_tokens, "elapsed_s": elapsed_s}
-        )
+        row = {"file": shard.name, "num_tokens": num_tokens}
+        append_jsonl(run.metrics, {**row, "elapsed_s": round(time.monotonic() - began, 3)})
         done += len(shard.requests)
         progress("generating", done, total)
     run.write_result(_result(run, store, shards))
 
 
 def _elapsed_s(run: RunDirectory) -> float:
-    """Seconds of writing so far, over all starts; those after a start's last whole file are lost."""
+    """Generation time so far, resumed runs included, up to the last completed file."""
     rows = read_jsonl(run.metrics)
     return rows[-1]["elapsed_s"] if rows else 0.0
 
@@ -117,16 +109,13 @@ def _write(
             work(shard)
             yield shard
     else:
-        name = attrgetter("name")
-        done = in_processes(
-            work, shards, workers=config.workers, name=name, failure=GenerationError
-        )
-        for shard, _ in done:
-            yield shard
+        name, failure = attrgetter("name"), GenerationError
+        done = in_processes(work, shards, workers=config.workers, name=name, failure=failure)
+        yield from (shard for shard, _ in done)
 
 
 def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:
-    """Of everything that the records hang on beside the configuration: prompts, and the models' files."""
+    """Hash of what determines the records besides the configuration: requests and model files."""
     digest = hashlib.sha256()
     for path in (config.target, config.draft):
         digest.update((fingerprint(path) if path else "").encode())
@@ -137,7 +126,6 @@ def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:
 
 
 def _result(run: RunDirectory, store: ShardStore, shards: Sequence[Shard]) -> dict[str, Any]:
-    """Counts over all files, and the speed over all starts."""
     stop_reasons: Counter[str] = Counter()
     temperatures: Counter[str] = Counter()
     num_tokens = 0

@@ -1,4 +1,4 @@
-"""Training texts cut to size: what a model may be given, and what of it carries loss."""
+"""Builds training examples from records: truncation, packing and the first token with loss."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A training text, or a prompt alone.
+    """A training text, or a prompt without a completion.
 
     Attributes:
         tokens: Prompt and completion.
-        prompt_length: Leading tokens that a model is given when it writes the rest itself.
-        trained_from: First token that carries loss when the text is used as it is; None for a
-            prompt that has no completion.
+        prompt_length: Number of leading tokens used as the prompt for on-policy generation.
+        trained_from: Index of the first token with loss when the text is used unchanged; None if
+            there is no completion.
+        where: Source location, for error messages.
     """
 
     tokens: Sequence[int]
@@ -40,7 +41,7 @@ class Example:
 
 
 class Lengths(NamedTuple):
-    """Limits on the two parts of a text, in tokens."""
+    """Maximum lengths of prompt and completion, in tokens."""
 
     prompt: int
     completion: int
@@ -55,16 +56,14 @@ def build_examples(
     train_document_prompts: bool = True,
     pack_documents: bool = False,
 ) -> list[Example]:
-    """Tokenise records and fit them to the limits.
+    """Tokenise records and truncate them to the limits.
 
-    A prompt that is too long loses its beginning (with a warning), a completion its end. A document
-    is cut into consecutive pieces of both limits together: a model that writes is given the first
-    `lengths.prompt` tokens of a piece, while a piece used as it is trains every token that has one
-    before it (or the rest only, with `train_document_prompts` off). Texts that fit end with the
-    end-of-text token, as a label.
-
-    `pack_documents` joins all documents before they are cut, so that the pieces are full and no time
-    goes into padding; a piece may then begin in one and end in another.
+    Prompts are truncated on the left (with a warning), completions on the right. Documents are
+    split into consecutive chunks of `lengths.prompt + lengths.completion` tokens. The first
+    `lengths.prompt` tokens of a chunk are its prompt for on-policy generation; if the chunk is used
+    unchanged, all but the first carry loss unless `train_document_prompts` is False. Documents and
+    untruncated completions end with the end-of-text token. `pack_documents` concatenates the
+    documents before splitting them, which avoids padding; a chunk may then span two documents.
     """
     examples: list[Example] = []
     num_cut = num_prompts = 0
@@ -72,7 +71,7 @@ def build_examples(
     for record in records:
         prompt, completion = encode(record, tokenizer)
         if record.kind == "document":
-            text = _ended(prompt, eos_token_id)
+            text = append_eos(prompt, eos_token_id)
             if pack_documents:
                 packed += text
             else:
@@ -83,7 +82,7 @@ def build_examples(
         prompt = prompt[-lengths.prompt :]
         tokens, trained_from = prompt, None
         if completion is not None:
-            whole = completion if record.open_ended else _ended(completion, eos_token_id)
+            whole = completion if record.open_ended else append_eos(completion, eos_token_id)
             tokens = prompt + whole[: lengths.completion]
             trained_from = len(prompt)
         examples.append(Example(array("i", tokens), len(prompt), trained_from, record.where))
@@ -91,12 +90,14 @@ def build_examples(
     warn_of_cut_prompts(num_cut, num_prompts, lengths.prompt)
     if not examples:
         raise PromptError(
-            f"no document from {records[0].where} on has two tokens to learn from; give longer text"
+            f"no document from {records[0].where} on has the two tokens that training needs; "
+            "use longer documents"
         )
     return examples
 
 
-def _ended(tokens: list[int], eos_token_id: int | None) -> list[int]:
+def append_eos(tokens: list[int], eos_token_id: int | None) -> list[int]:
+    """Append the end-of-text token unless it is already the last token."""
     if eos_token_id is None or tokens[-1:] == [eos_token_id]:
         return tokens
     return [*tokens, eos_token_id]
@@ -106,7 +107,7 @@ def _cut(tokens: list[int], lengths: Lengths, where: str, *, whole: bool) -> Ite
     size = lengths.prompt + lengths.completion
     cuts = [*range(0, len(tokens), size), len(tokens)]
     if len(tokens) % size == 1 and len(cuts) > 2 and size > 2:
-        cuts[-2] -= 1  # nothing is learnt of a token that has none before it
+        cuts[-2] -= 1  # a chunk of one token has no label, so move a token into it
     for start, end in pairwise(cuts):
         piece = tokens[start:end]
         if len(piece) < 2:

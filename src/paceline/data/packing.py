@@ -1,7 +1,7 @@
-"""Documents end to end, cut into rows of one length: no padding, and nothing lost or said twice.
+"""Packs documents end to end into rows of equal length, without padding or lost tokens.
 
-Read a block of documents at a time, so that a corpus may be larger than memory. What a row does not
-take, the next one begins with, over the end of the corpus too.
+Reads one block of documents at a time, so a corpus can be larger than memory. Leftover tokens go
+into the next row, also at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.data.collate import Row
+from paceline.data.examples import append_eos
 from paceline.data.prompts import stream_records
 from paceline.data.sources import Shard, TextBatch
 from paceline.data.tokens import encode
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 
     from paceline.data.prompts import CorpusConfig, Record
 
-_BLOCK = 4096  # documents that are shuffled among each other
+_BLOCK = 4096  # documents per shuffling block
 
 
 class _Mark(NamedTuple):
-    """The beginning of a block: how many rows came before it, and the tokens that wait for more."""
+    """State at the start of a block: number of rows before it, and the leftover tokens."""
 
     num_rows: int
     epoch: int
@@ -40,17 +41,13 @@ class _Mark(NamedTuple):
 
 
 class PackedText:
-    """Rows of documents, each document ended by the end-of-text token; a source of training text.
+    """Source of rows of packed documents, each document followed by the end-of-text token.
 
-    Documents are shuffled within blocks, anew every epoch. Where each block begins is kept in `marks`,
-    so that a run that is resumed reads a block again and not all of them; without it, or if it is
-    lost, the rows are the same.
-
-    Attributes:
-        num_drawn: Rows handed out so far, over all processes. Setting it moves the stream.
+    Documents are shuffled within blocks, anew every epoch. The file `marks` records the start of
+    each block, so that a resumed run skips earlier blocks; the rows do not depend on it.
 
     Raises:
-        PromptError: there is no text.
+        PromptError: the corpus is missing or empty.
     """
 
     def __init__(
@@ -76,28 +73,26 @@ class PackedText:
         self.marks = marks
         self.block_size = block_size
         self.num_drawn = 0
-        next(stream_records(corpus))  # if there is none, better now than at the first step
+        next(stream_records(corpus))  # raises here rather than at the first step
         self._known = [_Mark(0, 0, 0, [])]
         self._rows: Iterator[list[int]] = iter(())
-        self._next = -1  # the row that `_rows` gives next
+        self._next = -1  # index of the next row of `_rows`
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """This process's share of the next rows."""
         if self._next != self.num_drawn:
             self._rows = self._rows_from(self.num_drawn)
-        some = list(itertools.islice(self._rows, self.batch_size))
+        rows = list(itertools.islice(self._rows, self.batch_size))
         self.num_drawn += self.batch_size
         self._next = self.num_drawn
-        mine = some[self.shard.rank :: self.shard.world_size]
+        mine = rows[self.shard.rank :: self.shard.world_size]
         return TextBatch([Row(tokens, 1) for tokens in mine], "fixed")
 
     def _rows_from(self, first: int) -> Iterator[list[int]]:
-        """Every row from that one on, without end."""
         if self.marks is not None and len(self._known) == 1:
             self._known += [_Mark(**row) for row in read_jsonl(self.marks)]
-        start = max((mark for mark in self._known if mark.num_rows <= first), key=_place)
-        rows = self._pack(start)
-        return itertools.islice(rows, first - start.num_rows, None)
+        start = max((mark for mark in self._known if mark.num_rows <= first), key=_position)
+        return itertools.islice(self._pack(start), first - start.num_rows, None)
 
     def _pack(self, start: _Mark) -> Iterator[list[int]]:
         num_rows, waiting = start.num_rows, list(start.waiting)
@@ -125,16 +120,14 @@ class PackedText:
     def _tokens(self, record: Record) -> list[int]:
         tokens, completion = encode(record, self.tokenizer)
         text = tokens + (completion or [])
-        if self.eos_token_id is None or text[-1] == self.eos_token_id or record.open_ended:
-            return text
-        return [*text, self.eos_token_id]
+        return text if record.open_ended else append_eos(text, self.eos_token_id)
 
     def _remember(self, mark: _Mark) -> None:
-        if _place(mark) > _place(self._known[-1]):
+        if _position(mark) > _position(self._known[-1]):
             self._known.append(mark)
             if self.marks is not None and self.shard.rank == 0:
                 append_jsonl(self.marks, mark._asdict())
 
 
-def _place(mark: _Mark) -> tuple[int, int]:
+def _position(mark: _Mark) -> tuple[int, int]:
     return mark.epoch, mark.block

@@ -1,8 +1,6 @@
-"""Text that comes from outside: prompts, prompt-completion pairs, documents and chats.
+"""Reads prompts, prompt-completion pairs, documents and chats from files and hub data sets.
 
-Reads `.txt` (a text a line), `.jsonl`, `.parquet`, a directory of data files or a data set of the hub, and says
-which line is wrong. What becomes of a text in training is decided in `sources`; how it becomes
-tokens, in `tokens`.
+Sources: `.txt` (one text per line), `.jsonl`, `.parquet`, a directory of these, or a hub data set.
 """
 
 from __future__ import annotations
@@ -26,20 +24,20 @@ if TYPE_CHECKING:
 Text = str | list[int]
 Message = dict[str, str]
 
-_CUT_OFF = frozenset({"length", "context"})  # as generate-data says it
+_TRUNCATED = frozenset({"length", "context"})  # stop reasons written by generate-data
 _WANTED = "wanted one of prompt, text, messages, tokens"
 
 
 class CorpusConfig(StrictModel):
-    """Where text is; a plain string stands for `path` alone.
+    """Location of a corpus; a plain string sets `path` only.
 
     Attributes:
-        path: A `.txt`, `.jsonl` or `.parquet` file, a directory of data files, or a hub name such as `gsm8k`.
-        split: Of a data set; a file has none.
-        subset: Of a data set, such as `main` of `gsm8k`.
-        prompt_field: Column of the prompt where it is not called so; `a.b` for a nested one.
-        completion_field: Column of the completion, the same way.
-        limit: Read only the first so many texts.
+        path: A `.txt`, `.jsonl` or `.parquet` file, a directory of such files, or a hub data set.
+        split: Split of a data set; ignored for `.txt` and `.jsonl` files.
+        subset: Subset of a data set, such as `main` of `gsm8k`.
+        prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
+        completion_field: Column with the completion; used only together with `prompt_field`.
+        limit: Read only the first N texts.
     """
 
     path: str = Field(min_length=1)
@@ -57,19 +55,20 @@ class CorpusConfig(StrictModel):
     @model_validator(mode="after")
     def _completion_needs_prompt(self) -> CorpusConfig:
         if self.completion_field is not None and self.prompt_field is None:
-            raise ValueError("completion_field needs prompt_field beside it")
+            raise ValueError("completion_field needs prompt_field; set both")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One text as it was found; `where` is what an error message calls it.
+    """One text of a corpus.
 
-    A document has `text`, a prompt has `text` and perhaps `completion`, a chat has `messages`.
+    A document has `text`, a prompt has `text` and optionally `completion`, a chat has `messages`.
 
     Attributes:
-        id: As its own row says; None: it says none.
-        open_ended: Nothing belongs after it: it was cut off, or its tokens are given with their end.
+        where: File and line, or data set and row, for error messages.
+        id: The row's own id, if it has one.
+        open_ended: Append no end-of-text token: the text is truncated or already has one.
     """
 
     where: str
@@ -82,7 +81,7 @@ class Record:
 
     @property
     def content(self) -> str:
-        """The text alone, the same for duplicates."""
+        """The text without location and id; equal for duplicates."""
         return json.dumps([self.text, self.completion, self.messages])
 
 
@@ -90,24 +89,24 @@ def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
     """Read every text of a corpus.
 
     Raises:
-        PromptError: nothing there, nothing in it, or a malformed line (which is named).
+        PromptError: the corpus is missing, empty or has a malformed line (the message names it).
     """
     return list(_records(corpus, streaming=False))
 
 
 def stream_records(corpus: CorpusConfig | str | Path) -> Iterator[Record]:
-    """Every text of a corpus, one at a time: of a data set too large for memory, say.
+    """Read a corpus one text at a time, for data sets that do not fit into memory.
 
-    A data set's split is then a name, without a slice.
+    The split of a data set must be a plain name, without a slice.
 
     Raises:
-        PromptError: as `read_records`, as far as it is read.
+        PromptError: as `read_records`, once the faulty line is reached.
     """
     return _records(corpus, streaming=True)
 
 
 def corpus_fingerprint(corpus: CorpusConfig) -> str:
-    """Tells local text from other text that was at the same place; empty where none can be read."""
+    """Hash of the local files of a corpus; empty if there are none or they cannot be read."""
     path = Path(corpus.path)
     try:
         files = [path] if path.is_file() else _data_files(path)
@@ -121,26 +120,23 @@ def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[
     path = Path(corpus.path)
     match path.suffix.lower():
         case ".txt":
-            found = _read_text(path)
+            found = _read_documents(path)
         case ".jsonl":
             found = (_record(row, where, corpus) for row, where in _read_json_lines(path))
-        case _ if _kinds(path) == {".txt"}:
-            found = itertools.chain.from_iterable(map(_read_text, _data_files(path)))
+        case _ if _file_suffixes(path) == {".txt"}:
+            found = itertools.chain.from_iterable(map(_read_documents, _data_files(path)))
         case _:
-            found = (
-                _record(row, where, corpus)
-                for row, where in _read_dataset(corpus, streaming=streaming)
-            )
+            rows = _read_dataset(corpus, streaming=streaming)
+            found = (_record(row, where, corpus) for row, where in rows)
     empty = True
     for record in itertools.islice(found, corpus.limit):
         empty = False
         yield record
     if empty:
-        raise PromptError(f"{corpus.path} holds no text; it needs at least one line of it")
+        raise PromptError(f"{corpus.path} holds no text; add at least one text")
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines that are not blank, each with its name."""
     if not path.exists():
         raise PromptError(f"no file at {path}; check the path")
     try:
@@ -148,7 +144,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
             for number, raw in enumerate(stream, start=1):
                 where = f"{path} line {number}"
                 try:
-                    # A byte order mark can only stand at the very beginning.
+                    # Only the first line can have a byte order mark.
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                 except UnicodeDecodeError:
                     raise PromptError(f"{where} is not UTF-8; convert the file to UTF-8") from None
@@ -158,7 +154,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
         raise PromptError(f"cannot read {path}: {error.strerror}; name a text file") from None
 
 
-def _read_text(path: Path) -> Iterator[Record]:
+def _read_documents(path: Path) -> Iterator[Record]:
     for line, where in _read_lines(path):
         yield Record(where, "document", text=line)
 
@@ -168,18 +164,15 @@ def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
         try:
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError):
-            raise PromptError(
-                f"{where} is not JSON: {_shorten(line)}; write an object a line"
-            ) from None
+            reason = f"{where} is not JSON: {_shorten(line)}"
+            raise PromptError(f"{reason}; write one JSON object per line") from None
         if not isinstance(row, dict):
-            raise PromptError(
-                f"{where} is not a JSON object: {_shorten(line)}; {_WANTED} as its key"
-            )
+            raise PromptError(f"{where} is not a JSON object: {_shorten(line)}; {_WANTED} as a key")
         yield row, where
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """In order, without what is hidden."""
+    """Data files below a folder, sorted, without hidden ones."""
     return sorted(
         path
         for path in folder.rglob("*")
@@ -189,35 +182,26 @@ def _data_files(folder: Path) -> list[Path]:
     )
 
 
-def _kinds(folder: Path) -> set[str]:
-    """Which kinds of data files a directory holds.
-
-    Raises:
-        PromptError: several, of which the datasets library would read one and say nothing.
-    """
-    kinds = {path.suffix.lower() for path in _data_files(folder)}
-    if len(kinds) > 1:
+def _file_suffixes(folder: Path) -> set[str]:
+    suffixes = {path.suffix.lower() for path in _data_files(folder)}
+    if len(suffixes) > 1:  # the datasets library would silently read files of one kind only
         raise PromptError(
-            f"{folder} holds files of several kinds, {', '.join(sorted(kinds))}; give each kind a "
-            "directory of its own"
+            f"{folder} holds files of several kinds, {', '.join(sorted(suffixes))}; give each kind "
+            "its own directory"
         )
-    return kinds
+    return suffixes
 
 
 def _read_dataset(
     corpus: CorpusConfig, *, streaming: bool
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """A directory of data files or a data set of the hub, through the datasets library."""
     path = Path(corpus.path)
     parquet = path.suffix.lower() == ".parquet"
     if path.is_file() and not parquet:
-        raise PromptError(
-            f"cannot read {path}: unknown kind of file; wanted .txt, .jsonl or .parquet"
-        )
+        raise PromptError(f"{path} is an unknown kind of file; wanted .txt, .jsonl or .parquet")
     if not path.exists() and (path.is_absolute() or corpus.path.startswith((".", "~"))):
-        raise PromptError(f"nothing at {path}; check the path")
-    # Slow to import, and most runs read a plain file.
-    import datasets
+        raise PromptError(f"no file or directory at {path}; check the path")
+    import datasets  # slow to import, and not needed for .txt and .jsonl files
 
     reading: dict[str, Any] = {"path": corpus.path, "name": corpus.subset}
     if parquet:
@@ -231,9 +215,9 @@ def _read_dataset(
             assert isinstance(row, dict)
             yield row, f"{corpus.path} row {number}"
     except PacelineError:
-        raise  # of whoever reads on: what is yielded is theirs
+        raise  # raised by the consumer of this generator
     except Exception as error:
-        # The library raises a dozen kinds of error, by version, for one missing or damaged data set.
+        # The exception types for a missing or damaged data set depend on the library's version.
         reason = _shorten(" ".join(str(error).split()), 160)
         raise PromptError(
             f"cannot load {corpus.path} (subset {corpus.subset}, split {corpus.split}) as a file, "
@@ -244,16 +228,16 @@ def _read_dataset(
 def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     record = _content(row, where, corpus)
     name, stop_reason = row.get("id"), row.get("stop_reason")
-    to_the_token = stop_reason is not None and isinstance(record.completion, list)
+    exact_tokens = stop_reason is not None and isinstance(record.completion, list)
     return dataclasses.replace(
         record,
         id=str(name) if isinstance(name, str | int) else None,
-        open_ended=to_the_token or stop_reason in _CUT_OFF,
+        open_ended=exact_tokens or stop_reason in _TRUNCATED,
     )
 
 
 def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
-    """Make sense of one object, by the columns that were named or by its keys."""
+    """Parse one row by the configured columns or, without these, by its keys."""
     if corpus.prompt_field is not None:
         completion = None
         if corpus.completion_field is not None:
@@ -264,26 +248,20 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
         case {"messages": messages}:
             return Record(where, "chat", messages=_messages(messages, where))
         case {"prompt_tokens": [*prompt], "completion_tokens": [*completion]}:
-            # as `generate-data` leaves them: to the token, whatever the texts would become
-            return Record(
-                where,
-                "prompt",
-                text=_text(prompt, "prompt_tokens", where),
-                completion=_text(completion, "completion_tokens", where),
-            )
+            # Written by `generate-data`; tokenising the texts again could give other tokens.
+            prompt = _text(prompt, "prompt_tokens", where)
+            return Record(where, "prompt", prompt, _text(completion, "completion_tokens", where))
         case {"prompt": prompt}:
-            completion = row.get("completion")
+            prompt, completion = _text(prompt, "prompt", where), row.get("completion")
             if completion is not None:
                 completion = _text(completion, "completion", where)
-            return Record(
-                where, "prompt", text=_text(prompt, "prompt", where), completion=completion
-            )
+            return Record(where, "prompt", prompt, completion)
         case {"text": text}:
             return Record(where, "document", text=_text(text, "text", where))
         case {"tokens": tokens} if not isinstance(tokens, str):
             return Record(where, "document", text=_text(tokens, "tokens", where))
     keys = ", ".join(map(str, row)) or "none"
-    raise PromptError(f"{where} has the keys {keys}; {_WANTED}, or name the column by prompt_field")
+    raise PromptError(f"{where} has the keys {keys}; {_WANTED}, or name the column in prompt_field")
 
 
 def _column(row: Mapping[str, Any], dotted: str, where: str) -> Any:
@@ -297,19 +275,18 @@ def _column(row: Mapping[str, Any], dotted: str, where: str) -> Any:
 
 
 def _text(value: Any, name: str, where: str) -> Text:
-    """A string, or a list of token numbers, that is not empty."""
+    """Check that a value is a non-empty string or list of token ids."""
+    is_tokens = isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    if (isinstance(value, str) and not value.strip()) or (is_tokens and not value):
+        raise PromptError(f"{where} has an empty {name}; fill it or leave the line out")
     if isinstance(value, str):
-        if not value.strip():
-            raise PromptError(f"{where} has an empty {name}; fill it or leave the line out")
         if any("\ud800" <= character <= "\udfff" for character in value):
             raise PromptError(f"{where} has half of a UTF-16 pair in its {name}; repair the text")
         return value
-    if isinstance(value, list) and all(type(token) is int and token >= 0 for token in value):
-        if not value:
-            raise PromptError(f"{where} has an empty {name}; fill it or leave the line out")
+    if is_tokens:
         return value
     kind = type(value).__name__
-    raise PromptError(f"{where} has a {kind} as {name}; wanted a string or a list of token numbers")
+    raise PromptError(f"{where} has a {kind} as {name}; wanted a string or a list of token ids")
 
 
 def _messages(value: Any, where: str) -> tuple[Message, ...]:
@@ -323,9 +300,7 @@ def _messages(value: Any, where: str) -> tuple[Message, ...]:
             f"{where} has the message {_shorten(str(message))}; wanted role and content as strings"
         )
     if len(value) == 1 and value[0]["role"] == "assistant":
-        raise PromptError(
-            f"{where} has nothing but an answer; wanted a message to answer before it"
-        )
+        raise PromptError(f"{where} has nothing but an answer; add the message that it answers")
     return tuple(value)
 
 

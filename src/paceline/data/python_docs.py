@@ -1,7 +1,7 @@
-"""Python's own documentation as a corpus: the language reference's topics and all docstrings.
+"""Builds a corpus from Python's documentation: help topics and standard-library docstrings.
 
-It is on every machine that runs Paceline, so the demo and the benchmarks need no download. Documents
-are split once, by a hash of their text: one that is held out is never trained on, on any machine.
+Every Python installation has it, so the demo and the benchmarks need no download. A hash of the
+text decides whether a document is held out, so the split is the same on all machines.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ if TYPE_CHECKING:
 
 _SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 _SHORTEST_DOCUMENT = 40
-# Long enough for a prompt of 32 tokens that is a part of the document, not all of it.
-_SHORTEST_PROMPT = 300
-# About 100 tokens, so that a beginning is one row of training, not several.
-_BEGINNING = 400
+_SHORTEST_PROMPT = 300  # characters, so that a document is longer than a prompt of 32 tokens
+_BEGINNING = 400  # characters, about 100 tokens: one training row
 _HELD_OUT_SHARE = 0.08
-_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # cannot be written to a file
+_SURROGATES = re.compile("[\ud800-\udfff]")  # cannot be encoded as UTF-8
 
 
 class PythonDocs(NamedTuple):
-    """Files of one document a line, `{"text": ...}`.
+    """Files with one document per line, `{"text": ...}`.
 
-    `prompts` is the held-out ones of some length, `beginnings` how training ones of that length
-    begin: what a target is to continue in training should look like what it will be given later.
+    `prompts` has the longer held-out documents, `beginnings` the first characters of the longer
+    training documents, as prompts for on-policy training.
     """
 
     train: Path
@@ -48,12 +46,10 @@ class PythonDocs(NamedTuple):
 
 
 def write_python_docs(folder: Path) -> PythonDocs:
-    """Write the files into `folder`, each whole or not at all."""
+    """Write the files into `folder`, each atomically."""
     files = PythonDocs(*(folder / f"{name}.jsonl" for name in PythonDocs._fields))
-    train: list[str] = []
-    held_out: list[str] = []
-    for document in python_documents():
-        (held_out if is_held_out(document) else train).append(document)
+    train = [document for document in python_documents() if not is_held_out(document)]
+    held_out = [document for document in python_documents() if is_held_out(document)]
     prompts = [document for document in held_out if len(document) >= _SHORTEST_PROMPT]
     beginnings = [text[:_BEGINNING] for text in train if len(text) >= _SHORTEST_PROMPT]
     for path, documents in zip(files, (train, held_out, prompts, beginnings), strict=True):
@@ -62,21 +58,19 @@ def write_python_docs(folder: Path) -> PythonDocs:
 
 
 def write_package_docs(path: Path, packages: Iterable[str]) -> None:
-    """Python's training documents, and the docstrings of installed packages: more text of that kind.
-
-    What Python holds out is held out here, too.
+    """Write Python's training documents and packages' docstrings, without held-out ones.
 
     Raises:
         UsageError: a package is not installed.
     """
-    places = [place for name in packages for place in package_places(name)]
+    paths = [path for name in packages for path in package_places(name)]
     texts = [*python_documents()]
-    texts += _long_enough(text for place in places for text in read_docstrings(place))
+    texts += _long_enough(text for path in paths for text in read_docstrings(path))
     write_texts(path, (text for text in dict.fromkeys(texts) if not is_held_out(text)))
 
 
 def package_places(name: str) -> list[Path]:
-    """The folders of an installed package, or the file of a module.
+    """Folders of an installed package, or the file of a module.
 
     Raises:
         UsageError: the package is not installed.
@@ -85,10 +79,10 @@ def package_places(name: str) -> list[Path]:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         spec = None
-    places = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin])]
-    found = [Path(str(place)) for place in places if place and Path(str(place)).exists()]
+    paths = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin])]
+    found = [Path(str(path)) for path in paths if path and Path(str(path)).exists()]
     if not found:
-        raise UsageError(f"no package {name} is installed; name one that can be imported")
+        raise UsageError(f"package {name} is not installed; install it or leave it out")
     return found
 
 
@@ -99,13 +93,13 @@ def _document(text: str) -> dict[str, Any]:
 def write_texts(
     path: Path, texts: Iterable[str], row: Callable[[str], dict[str, Any]] = _document
 ) -> None:
-    """A row a line, in the order of the texts' hashes: neighbours in the library are none here."""
+    """Write one row per text, ordered by hash, so that related texts are not adjacent."""
     rows = (row(text) for text in sorted(texts, key=_digest))
     atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def python_documents() -> tuple[str, ...]:
-    """Every topic and docstring of some length, once each; read once per process."""
+    """All distinct topics and docstrings above a minimum length; cached per process."""
     return _documents(standard_library())
 
 
@@ -122,32 +116,32 @@ def _long_enough(texts: Iterable[str]) -> Iterator[str]:
 
 
 def standard_library() -> Path:
-    """Where Python keeps its own modules."""
+    """Folder of Python's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def read_docstrings(root: Path) -> Iterator[str]:
-    """The docstrings of a module's file or of all files below a folder, tests left out.
+    """Yield the docstrings of a file, or of all files below a folder except tests.
 
-    Cost: seconds for the standard library, all of which is parsed.
+    Cost: parses every file; seconds for the standard library.
     """
     for _, _, tree in parsed_files(root):
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
-                if text and not _HALF_A_CHARACTER.search(text):
+                if text and not _SURROGATES.search(text):
                     yield text
 
 
 def parsed_files(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
-    """A file or all files below a folder with source and syntax tree, tests and broken ones left out."""
+    """Yield path, source and syntax tree of a file or folder, without tests and invalid files."""
     for path in [root] if root.is_file() else sorted(root.rglob("*.py")):
         if _SKIPPED.intersection(path.relative_to(root).parts):
             continue
         try:
             source = path.read_text(encoding="utf-8")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # old code has escapes that Python now warns of
+                warnings.simplefilter("ignore")  # about invalid escape sequences
                 tree = ast.parse(source)
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
@@ -159,5 +153,5 @@ def _digest(document: str) -> str:
 
 
 def is_held_out(document: str) -> bool:
-    """Whether a document, without white space around it, is kept out of all training."""
+    """True if a document, stripped of surrounding white space, is excluded from training."""
     return int(_digest(document)[:8], 16) / 2**32 < _HELD_OUT_SHARE

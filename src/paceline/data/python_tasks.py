@@ -1,7 +1,7 @@
-"""Prompts unlike documentation, on every machine: questions about Python, and its own source code.
+"""Builds out-of-domain prompts: questions about Python, and functions of its standard library.
 
-A draft that was trained on documentation is measured on these, too: it may lose there what it wins
-at home. What a question asks about is held out, and no source code is trained on at all.
+They show whether a draft aligned on Python's documentation gets worse on other text. The documented
+objects in the questions are held out, and no source code is used for training.
 """
 
 from __future__ import annotations
@@ -10,19 +10,13 @@ import ast
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.data.python_docs import (
-    is_held_out,
-    parsed_files,
-    standard_library,
-    write_texts,
-)
+from paceline.data.python_docs import is_held_out, parsed_files, standard_library, write_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Long enough for a prompt of 32 tokens that is a part of the function, not all of it.
-_SHORTEST_FUNCTION = 300
+_SHORTEST_FUNCTION = 300  # characters, so that a function is longer than a prompt of 32 tokens
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -34,7 +28,7 @@ class PythonTasks(NamedTuple):
 
 
 def write_python_tasks(folder: Path) -> PythonTasks:
-    """Write the files into `folder`, each whole or not at all."""
+    """Write the files into `folder`, each atomically."""
     files = PythonTasks(*(folder / f"{name}.jsonl" for name in PythonTasks._fields))
     names: list[str] = []
     code: list[str] = []
@@ -54,9 +48,9 @@ def _question(name: str) -> dict[str, Any]:
 
 
 def _names(module: str, tree: ast.Module) -> Iterator[str]:
-    """What a module offers, as far as its documentation is held out."""
+    """Public names of a module whose docstrings are held out."""
     for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, (ast.ClassDef, *_FUNCTIONS)):
             text = ast.get_docstring(node)
             public = "._" not in f".{module}.{node.name}"
             if public and text and is_held_out(text.strip()):
@@ -64,8 +58,8 @@ def _names(module: str, tree: ast.Module) -> Iterator[str]:
 
 
 def _functions(source: str, tree: ast.Module) -> Iterator[str]:
-    """Functions of some length that are held out; without documentation, which may be trained on."""
-    lines = source.split("\n")  # a form feed ends a line for splitlines, and none for Python
+    """Held-out functions without docstrings, which may be training text."""
+    lines = source.split("\n")  # splitlines would also split at form feeds, unlike Python
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS) and ast.get_docstring(node) is None:
             text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])).strip()

@@ -1,4 +1,4 @@
-"""The same on a Ray cluster: every machine sees the models and the run directory by the same names."""
+"""Generates distillation data on a Ray cluster whose machines share one file system."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ if TYPE_CHECKING:
 def write_with_ray(
     config: GenerateDataConfig, shards: Sequence[Shard], directory: Path
 ) -> Iterator[Shard]:
-    """Write the files with `config.workers` actors of Ray Data, yielding each that is there.
+    """Write the files with `config.workers` Ray Data actors; yields each completed shard.
 
     Raises:
         UsageError: Ray is not installed.
-        GenerationError: actors died over one file again and again, or Ray cannot go on.
-        PacelineError: what a worker says is wrong.
+        GenerationError: actors died repeatedly on one file, or Ray failed.
+        PacelineError: an error of a worker.
     """
     try:
         import ray
         from ray.exceptions import RayError
     except ImportError:
-        raise UsageError(
-            "engine ray needs Ray: pip install -e '.[ray]', or use engine processes"
-        ) from None
+        message = "engine ray needs Ray: pip install -e '.[ray]', or use engine processes"
+        raise UsageError(message) from None
     by_name = {shard.name: shard for shard in shards}
     items = [{"shard": pickle.dumps(shard)} for shard in shards]
     rows = ray.data.from_items(items, override_num_blocks=len(items))
     written = rows.map(
-        _Writer,  # pyright: ignore[reportArgumentType] (a class is called once an actor)
+        _Writer,  # pyright: ignore[reportArgumentType] (constructed once per actor)
         fn_constructor_args=(config, directory.resolve()),
         compute=ray.data.ActorPoolStrategy(size=config.workers),
         max_task_retries=MOST_DEATHS - 1,
@@ -50,13 +49,12 @@ def write_with_ray(
             yield by_name[row["name"]]
     except RayError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise GenerationError(
-            f"Ray could not go on: {reason}; what was written stays: resume"
-        ) from None
+        message = f"Ray failed: {reason}; completed files are kept, resume the run"
+        raise GenerationError(message) from None
 
 
 class _Writer:
-    """An actor. What it finds wrong it says in its row, for Ray wraps errors."""
+    """An actor; it returns errors in its row, because Ray wraps raised exceptions."""
 
     def __init__(self, config: GenerateDataConfig, directory: Path) -> None:
         self._write = ShardWriter(config, directory)
@@ -66,6 +64,6 @@ class _Writer:
         error = b""
         try:
             self._write(shard)
-        except PacelineError as wrong:
-            error = pickle.dumps(wrong)
+        except PacelineError as failure:
+            error = pickle.dumps(failure)
         return {"name": shard.name, "error": error}

@@ -1,4 +1,4 @@
-"""Models that answer the requests of a file, one after another, a batch at a time."""
+"""Generates the answers to the requests of a file in batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Answerer:
-    """The target, and perhaps a draft, loaded once."""
+    """Answers requests with the target and an optional draft."""
 
     def __init__(self, config: GenerateDataConfig) -> None:
         self.config = config
@@ -34,20 +34,20 @@ class Answerer:
         self.draft = None if config.draft is None else self._load(config.draft, self.target.dtype)
         self.tokenizer = tokenizer_of(self.target, config.target)
         wanted = config.max_prompt_tokens + config.max_new_tokens
-        room = self._decoder(1.0).room([0])  # of the draft's context, too, and of a block
+        room = self._decoder(1.0).room([0])  # includes the draft's context and one block
         if room is not None and wanted > room + 1:
             raise ContextLengthError(
-                f"max_prompt_tokens + max_new_tokens is {wanted}, but these models hold texts of "
+                f"max_prompt_tokens + max_new_tokens is {wanted}, but these models support only "
                 f"{room + 1}; lower one of the two"
             )
         self.dtype = str(self.target.dtype).removeprefix("torch.")
-        rounded_as_asked = self.target.device.type == "cpu" and self.dtype == "bfloat16"
-        self.activations = config.activations if rounded_as_asked else self.dtype
+        configurable = self.target.device.type == "cpu" and self.dtype == "bfloat16"
+        self.activations = config.activations if configurable else self.dtype
         self.target_fingerprint = fingerprint(config.target)
         self.draft_fingerprint = "" if config.draft is None else fingerprint(config.draft)
 
     def answer(self, shard: Shard) -> list[Answer]:
-        """A record for each request, in order."""
+        """One record per request, in order."""
         requests = shard.requests
         decoder = self._decoder(requests[0].temperature)
         generations = decoder.generate(
@@ -73,8 +73,7 @@ class Answerer:
 
     def _record(self, request: Request, generation: Generation) -> Answer:
         config = self.config
-        ended = generation.stop_reason == "eos"
-        text = generation.tokens[:-1] if ended else generation.tokens
+        text = generation.tokens[:-1] if generation.stop_reason == "eos" else generation.tokens
         return Answer(
             id=request.id,
             prompt=self._text(request.tokens),
@@ -107,7 +106,7 @@ class Answerer:
 
 
 class ShardWriter:
-    """Answers the requests of a file and writes it; the models are loaded at the first one, where it is."""
+    """Answers the requests of a shard and writes its file; loads the models on the first call."""
 
     def __init__(self, config: GenerateDataConfig, directory: Path) -> None:
         self._config = config

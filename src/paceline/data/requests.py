@@ -1,10 +1,10 @@
-"""What a target is asked when it writes distillation data: each prompt, at several temperatures.
+"""Plans the requests for distillation data: each prompt at several temperatures.
 
-A request's answer hangs on the request alone, seed included, so that data can be made in any order, by
-any number of workers, stopped and gone on with.
+An answer depends only on its request, seed included, and on the models. Requests can therefore be
+answered in any order and by any number of workers, and a run can be resumed.
 
-Paper: Goel et al. 2024, section 2.2: seed instructions answered at temperatures {0, 0.3, 0.7, 1} and
-top-p 0.95, under various system prompts.
+Paper: Goel et al. 2024, section 2.2: seed instructions answered at temperatures {0, 0.3, 0.7, 1}
+and top-p 0.95, under various system prompts.
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class GenerateDataConfig(StrictModel):
-    """One run of `generate-data`.
+    """Configuration of `generate-data`.
 
     Attributes:
         target: Hub id, directory or GGUF file of the model that answers.
-        draft: Of a draft to speculate with: the same distribution, another speed. None: none.
-        num_speculative_tokens: Of a block, with a draft.
-        output: The run directory; `output/data` holds Parquet files.
-        prompts: Seed prompts, chats, or documents of which the first tokens are the prompt.
-        format: `chat` puts prompts into the tokenizer's chat template as a user's message; `plain`
-            gives them as they are. Chats are chats either way.
-        system_prompts: In chats that have none, in turn with every round of temperatures; empty: none.
-        num_per_prompt: Answers to each prompt, at the temperatures in turn.
-        temperatures: Taken in turn, beginning one further for each prompt.
-        top_p: Nucleus of the answers.
-        top_k: The same by count; 0: all.
-        max_prompt_tokens: Longer prompts lose their beginning; a document's first so many are its prompt.
-        max_new_tokens: Longest answer.
-        batch_size: Texts that are written at a time.
-        activations: `bfloat16` is faster where the processor multiplies it, and rounds.
-        shard_size: Records of a file: written whole, and so what a killed run loses at most.
-        workers: Processes of this machine, or actors of the cluster.
-        engine: `processes` of this machine, or `ray` on as many machines as its cluster has.
-        dtype: Of the models.
+        draft: Draft model for speculative decoding; null: decode with the target alone.
+        num_speculative_tokens: Drafted tokens per block; used only with a draft.
+        output: Run directory; the records are Parquet files in `output/data`.
+        prompts: Corpus of prompts, chats or documents.
+        format: `chat` wraps a text in the tokenizer's chat template as a user message; `plain` uses
+            it unchanged. Records with messages always use the chat template.
+        system_prompts: System prompts for chats that have none, used in turn; each is used for one
+            pass through `temperatures`.
+        num_per_prompt: Answers per prompt, each at the next temperature.
+        temperatures: Sampling temperatures, used in turn; each prompt starts at the next one.
+        top_p: Nucleus sampling: keep the smallest set of tokens with this probability.
+        top_k: Sample only from the K most likely tokens; 0: all.
+        max_prompt_tokens: Maximum prompt length; prompts keep their last tokens, plain documents
+            their first.
+        max_new_tokens: Maximum number of tokens per answer.
+        batch_size: Answers generated per batch.
+        activations: Precision of activations on a CPU; `bfloat16` is faster, but less exact.
+        shard_size: Records per file; a killed worker loses at most one file.
+        workers: Number of processes, or of Ray actors.
+        engine: `processes` on this machine, or `ray` on a Ray cluster.
+        dtype: Data type of the models' weights.
     """
 
     target: str = Field(min_length=1)
@@ -86,14 +88,14 @@ class GenerateDataConfig(StrictModel):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """One answer that is wanted.
+    """One answer to generate.
 
     Attributes:
-        id: Of the prompt, and which answer to it.
-        source: Where the prompt stands.
-        tokens: What the target reads.
-        seed: Of the answer.
-        cut: Has the prompt lost something for its length?
+        id: `PROMPT/N` for answer N to a prompt.
+        source: Location of the prompt in its corpus.
+        tokens: The target's input tokens.
+        seed: Random seed of this answer.
+        cut: True if the prompt was truncated.
     """
 
     id: str
@@ -106,92 +108,86 @@ class Request:
 
 
 class Shard(NamedTuple):
-    """The requests of one file, all of one temperature."""
+    """The requests of one file, all at the same temperature."""
 
     name: str
     requests: tuple[Request, ...]
 
 
 def plan_shards(config: GenerateDataConfig, tokenizer: PreTrainedTokenizerBase) -> list[Shard]:
-    """Every file of the run and what is in it; the same for the same configuration and prompts.
+    """Distribute the run's requests over files; deterministic for a configuration and its prompts.
 
     Raises:
-        PromptError: no prompts, a malformed one, two with one id, or no chat template.
+        PromptError: no prompts, a malformed one, a duplicate id, or no chat template.
     """
     requests = plan_requests(config, read_records(config.prompts), tokenizer)
     parts: list[tuple[Request, ...]] = []
     for temperature in sorted(set(config.temperatures)):
-        some = [request for request in requests if request.temperature == temperature]
+        chosen = [request for request in requests if request.temperature == temperature]
         size = config.shard_size
-        parts += [tuple(some[start : start + size]) for start in range(0, len(some), size)]
-    return [
-        Shard(f"{index:05d}-of-{len(parts):05d}.parquet", part) for index, part in enumerate(parts)
-    ]
+        parts += [tuple(chosen[start : start + size]) for start in range(0, len(chosen), size)]
+    total = len(parts)
+    return [Shard(f"{i:05d}-of-{total:05d}.parquet", part) for i, part in enumerate(parts)]
 
 
 def plan_requests(
     config: GenerateDataConfig, records: Sequence[Record], tokenizer: PreTrainedTokenizerBase
 ) -> list[Request]:
-    """Prompt by prompt. A greedy answer that would only be repeated is left out."""
+    """The requests in the order of the prompts, without duplicates of greedy answers."""
     requests: list[Request] = []
-    num_cut, most = 0, config.max_prompt_tokens
+    num_cut, limit = 0, config.max_prompt_tokens
     num_temperatures = len(config.temperatures)
+    systems = config.system_prompts or ("",)
     for index, (name, record) in enumerate(_named(records)):
-        systems = config.system_prompts or ("",)
-        known: dict[str, list[int]] = {}
-        asked: set[tuple[float, str]] = set()
-        # a document is meant to be longer: the target writes what comes then
-        begins = record.kind == "document" and config.format == "plain"
+        encoded: dict[str, list[int]] = {}
+        greedy: set[str] = set()  # system prompts of the greedy answers
+        # The target continues a document, so its first tokens are the prompt.
+        continues = record.kind == "document" and config.format == "plain"
         for answer in range(config.num_per_prompt):
-            turn = index + answer
-            temperature = config.temperatures[turn % num_temperatures]
-            # one further with every round of temperatures, so that each meets each
-            system, posed = _posed(
-                record, systems[turn // num_temperatures % len(systems)], config.format
-            )
-            if temperature == 0 and (temperature, system) in asked:
+            round_, position = divmod(index + answer, num_temperatures)
+            temperature = config.temperatures[position]
+            # One system prompt per pass through the temperatures gives all combinations.
+            system, prompt = _as_prompt(record, systems[round_ % len(systems)], config.format)
+            if temperature == 0 and system in greedy:
                 continue
-            asked.add((temperature, system))
-            if system not in known:
-                known[system] = encode(posed, tokenizer)[0]
-            tokens = known[system]
-            cut = len(tokens) > most and not begins
+            if temperature == 0:
+                greedy.add(system)
+            if system not in encoded:
+                encoded[system] = encode(prompt, tokenizer)[0]
+            tokens = encoded[system]
+            cut = len(tokens) > limit and not continues
             num_cut += cut and answer == 0
             requests.append(
                 Request(
                     id=f"{name}/{answer}",
                     source=record.where,
                     system_prompt=system,
-                    tokens=tuple(tokens[:most] if begins else tokens[-most:]),
+                    tokens=tuple(tokens[:limit] if continues else tokens[-limit:]),
                     temperature=temperature,
                     seed=_seed(config.seed, f"{name}/{answer}"),
                     cut=cut,
                 )
             )
-    warn_of_cut_prompts(num_cut, len(records), most)
+    warn_of_cut_prompts(num_cut, len(records), limit)
     return requests
 
 
 def _named(records: Iterable[Record]) -> Iterable[tuple[str, Record]]:
-    """Each with its own id, or its number."""
+    """Records with their ids; a record without one gets its index."""
     seen: dict[str, str] = {}
     for index, record in enumerate(records):
         name = str(index) if record.id is None else record.id
         if name in seen:
             raise PromptError(
-                f"{record.where} has the id {name}, as {seen[name]} has; make ids unique, or leave "
-                "them out"
+                f"{record.where} has the id {name}, as {seen[name]} has; make ids unique, or omit "
+                "them"
             )
         seen[name] = record.where
         yield name, record
 
 
-def _posed(record: Record, system: str, form: str) -> tuple[str, Record]:
-    """As it is put to the target, and the system prompt that is there: without a known completion.
-
-    Raises:
-        PromptError: tokens, which no chat template can be put around.
-    """
+def _as_prompt(record: Record, system: str, form: str) -> tuple[str, Record]:
+    """System prompt in use, and the record in the requested format without its completion."""
     messages = record.messages
     if record.kind == "chat":
         if messages[-1]["role"] == "assistant":
@@ -202,8 +198,8 @@ def _posed(record: Record, system: str, form: str) -> tuple[str, Record]:
         messages = ({"role": "user", "content": record.text},)
     else:
         raise PromptError(
-            f"{record.where} has tokens, and format chat puts a template around text; give text, or "
-            "set format to plain"
+            f"{record.where} has tokens, and format chat needs text; give text, or set format to "
+            "plain"
         )
     if messages[0]["role"] == "system":
         system = messages[0]["content"]

@@ -1,4 +1,4 @@
-"""Distillation data on disk: Parquet files that are there whole or not at all."""
+"""Stores distillation data as Parquet files, written atomically."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 
 
 class Answer(BaseModel):
-    """One record: a prompt, what the target wrote, and everything that it hung on.
+    """One record: a prompt, the target's completion and the settings that produced it.
 
     Attributes:
-        id: Of the prompt, and which answer to it.
-        prompt: As text, with whatever the chat template put around it.
-        completion: As text.
-        prompt_tokens: What the target read, to the token.
-        completion_tokens: What it wrote; its end-of-text token is the last, if it came to that.
-        stop_reason: `eos`: it ended; `length`, `context`: it was cut off.
-        target_fingerprint: Of its files.
-        draft, draft_fingerprint: Empty where there was none.
-        dtype, activations: In which the target computed.
+        id: `PROMPT/N` for answer N to a prompt.
+        prompt: The prompt as text, chat template included.
+        completion: The completion as text, without the end-of-text token.
+        prompt_tokens: The target's exact input tokens.
+        completion_tokens: The generated tokens, including any end-of-text token.
+        stop_reason: `eos`, or `length` or `context` if the text was truncated.
+        source: Location of the prompt in its corpus.
+        target_fingerprint: Hash of the target's files.
+        draft, draft_fingerprint: Empty without a draft.
+        dtype, activations: Precision of the target's weights and activations.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -69,31 +70,31 @@ class ShardStore:
         self.directory = directory
 
     def written(self) -> set[str]:
-        """Names of the files that are there, whole."""
+        """Names of all completed files."""
         return {path.name for path in self.directory.glob("*.parquet")}
 
     def holds(self, name: str, num_records: int) -> bool:
-        """Is this file there, with so many records? One that is damaged is not."""
+        """True if the file exists, is readable and has this number of records."""
         try:
             return parquet.read_metadata(self.directory / name).num_rows == num_records
         except (OSError, pyarrow.ArrowException):
             return False
 
     def foreign(self) -> list[str]:
-        """Files of records that another version of Paceline wrote, by their columns."""
+        """Files whose columns are those of another version of Paceline."""
         return [name for name in sorted(self.written()) if self._columns(name) != _COLUMNS]
 
     def _columns(self, name: str) -> list[str]:
         try:
             return parquet.read_schema(self.directory / name).names
         except (OSError, pyarrow.ArrowException):
-            return _COLUMNS  # damaged, and written again
+            return _COLUMNS  # a damaged file is not foreign; it is written again
 
     def write(self, name: str, answers: Sequence[Answer]) -> None:
-        """Put a file in its place.
+        """Write a file atomically.
 
         Raises:
-            StorageError: it could not be written; nothing of it is there.
+            StorageError: the file could not be written.
         """
         table = pyarrow.Table.from_pylist([answer.model_dump() for answer in answers])
         with storage_errors(self.directory):
@@ -107,12 +108,12 @@ class ShardStore:
                 path.replace(self.directory / name)
 
     def read(self, names: Iterable[str] | None = None) -> list[Answer]:
-        """The records of some files, or of all, in order."""
+        """Records of the given files (None: all), ordered by file name."""
         chosen = sorted(self.written() if names is None else names)
         tables = (parquet.read_table(self.directory / name) for name in chosen)
         return [Answer(**row) for table in tables for row in table.to_pylist()]
 
     def sweep(self) -> None:
-        """Remove what killed workers left half-written."""
+        """Remove incomplete files of workers that were killed."""
         for scratch in self.directory.glob(".writing.*"):
             shutil.rmtree(scratch, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Where training text comes from (Alg. A.2): a fixed corpus, the draft, the target, or a mix.
+"""Sources of training text (Alg. A.2): corpus text, text from the draft or the target, or a mix.
 
-Everything random here is drawn from generators named after the number of examples drawn so far, so
-that one integer is the whole state of a source: restore it, and the same batches follow.
+The random generators are keyed by the number of examples drawn so far. This integer is the whole
+state of a source: restoring it reproduces the remaining batches.
 """
 
 from __future__ import annotations
@@ -30,43 +30,39 @@ Origin = Literal["fixed", "draft", "target"]
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """The rows of one optimiser step that fall to this process, and who wrote them."""
+    """This process's rows of one optimizer step, and which model or corpus they come from."""
 
     rows: list[Row]
     origin: Origin
 
 
 class BatchSource(Protocol):
-    """The seam between training and where its text comes from."""
+    """Interface between the training loop and its source of text."""
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """The next step's text; `seconds_left` is what is left of the budget."""
+        """The next step's text; `seconds_left` is the remaining time budget."""
         ...
 
 
 class TextStream(Protocol):
-    """What a source draws from: one integer is all of its state.
+    """A stream of rows whose only state is one integer.
 
     Attributes:
-        num_drawn: Rows handed out so far, over all processes. Setting it moves the stream.
+        num_drawn: Rows drawn so far, over all processes; assign it to seek.
     """
 
     num_drawn: int
 
 
 class Shard(NamedTuple):
-    """Which process this is, of how many; rows of a step are dealt out in turn."""
+    """Rank of this process; rows of a step are distributed round-robin over processes."""
 
     rank: int = 0
     world_size: int = 1
 
 
 class ExampleStream:
-    """Examples in a fresh random order every epoch, a step's batch at a time.
-
-    Attributes:
-        num_drawn: Examples handed out so far, over all processes. Setting it moves the stream.
-    """
+    """Batches of examples, reshuffled every epoch; a `TextStream`."""
 
     def __init__(
         self, examples: Sequence[Example], batch_size: int, *, seed: int, shard: Shard | None = None
@@ -81,19 +77,18 @@ class ExampleStream:
         self._order: list[int] = []
 
     def take_indices(self) -> list[int]:
-        """This process's share of the next batch, over the end of an epoch if need be."""
+        """Indices of this process's examples in the next batch, which may span two epochs."""
         first = self.num_drawn
         self.num_drawn += self.batch_size
         return [self._at(position) for position in range(first, self.num_drawn)[self.mine]]
 
     def take_batch(self) -> list[Example]:
-        """The examples of `take_indices`."""
         return [self.examples[index] for index in self.take_indices()]
 
     def my_uniforms(self, num_rows: int, num_tokens: int, rng: torch.Generator) -> Tensor:
-        """This process's share of [rows, tokens] float64 uniforms.
+        """This process's rows of [rows, tokens] float64 uniforms.
 
-        Drawn for all processes, so that a row's text is the same on one as on many.
+        Every process draws all rows, so a row's text does not depend on the number of processes.
         """
         return torch.rand(num_rows, num_tokens, generator=rng, dtype=torch.float64)[self.mine]
 
@@ -107,7 +102,7 @@ class ExampleStream:
 
 
 class FixedText:
-    """Texts of the corpus as they are."""
+    """Training text taken unchanged from the corpus."""
 
     def __init__(self, stream: ExampleStream) -> None:
         self.stream = stream
@@ -117,11 +112,7 @@ class FixedText:
         return TextBatch([self.row(index) for index in self.stream.take_indices()], "fixed")
 
     def check(self) -> None:
-        """Can every example be used as it is?
-
-        Raises:
-            PromptError: one has no completion.
-        """
+        """Raise PromptError if an example has no completion."""
         for index in range(len(self.stream.examples)):
             self.row(index)
 
@@ -129,7 +120,7 @@ class FixedText:
         """The row of one example.
 
         Raises:
-            PromptError: it has no completion.
+            PromptError: the example has no completion.
         """
         example = self.stream.examples[index]
         if example.trained_from is None:
@@ -141,10 +132,7 @@ class FixedText:
 
 
 class SampledText:
-    """Prompts of the corpus, continued by a model as it is at this moment.
-
-    Whatever a completion in the corpus says is not used.
-    """
+    """Corpus prompts with completions sampled from a model; the corpus's completions are unused."""
 
     def __init__(
         self,
@@ -164,7 +152,7 @@ class SampledText:
         self.eos_token_ids = eos_token_ids
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """Rows of the next prompts with fresh completions; the prompt carries no loss."""
+        """Rows of the next prompts with sampled completions; the prompt carries no loss."""
         rng = named_generator(self.stream.seed, f"{self.origin} text", self.stream.num_drawn)
         uniforms_BN = self.stream.my_uniforms(self.stream.batch_size, self.max_new_tokens, rng)
         prompts = [example.prompt for example in self.stream.take_batch()]
@@ -176,15 +164,15 @@ class SampledText:
             eos_token_ids=self.eos_token_ids,
         )
         pairs = zip(prompts, completions, strict=True)
-        rows = [Row([*prompt, *written], len(prompt)) for prompt, written in pairs]
+        rows = [Row([*prompt, *completion], len(prompt)) for prompt, completion in pairs]
         return TextBatch(rows, self.origin)
 
 
 class MixedText:
-    """A biased coin a batch: fixed with probability lambda1, else draft with lambda2, else target.
+    """Samples each batch's source: fixed (probability lambda1), else draft (lambda2), else target.
 
     Paper: Zhou et al. 2023, Alg. A.2. Differs: the uniforms lie in [0, 1) and are compared with <,
-    so that a fraction of 0 is never and of 1 is always.
+    so that a fraction of 0 means never and a fraction of 1 means always.
     """
 
     def __init__(
@@ -203,43 +191,38 @@ class MixedText:
         self.draft_fraction = draft_fraction
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """A batch of whichever source the coins choose; all draw from one stream of examples."""
+        """The next batch of a randomly chosen source; all sources share one stream of examples."""
         rng = named_generator(self.stream.seed, "batch origin", self.stream.num_drawn)
         first, second = torch.rand(2, generator=rng, dtype=torch.float64).tolist()
-        origin: Origin
+        origin: Origin = "draft" if second < self.draft_fraction else "target"
         if first < self.fixed_fraction:
             origin = "fixed"
-        elif second < self.draft_fraction:
-            origin = "draft"
-        else:
-            origin = "target"
         return self.sources[origin].next_batch(seconds_left)
 
 
 class MovableText(BatchSource, TextStream, Protocol):
-    """A source that can be moved to any batch of its own.
+    """A source that can seek to any batch.
 
     Attributes:
-        batch_size: Rows of a step, over all processes.
+        batch_size: Rows per step, over all processes.
     """
 
     batch_size: int
 
 
 class BlendedText:
-    """Some rows of every batch from a second corpus: the pretraining text, say.
+    """Adds rows of a second corpus, such as pretraining text, to every batch.
 
     Paper: Goel et al. 2024, section 3: distillation and pretraining text 9:1 in each batch.
     """
 
     def __init__(self, main: BatchSource, stream: ExampleStream, other: MovableText) -> None:
-        """`stream` is what `main` draws from: its count says which batch it is for both."""
+        """`stream` is the stream of `main`; its position sets the batch of `other` too."""
         self.main = main
         self.stream = stream
         self.other = other
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """Rows of the main source, then those of the second corpus."""
         number = self.stream.num_drawn // self.stream.batch_size
         batch = self.main.next_batch(seconds_left)
         self.other.num_drawn = number * self.other.batch_size

@@ -1,4 +1,4 @@
-"""From records to tokens: prompts for decoding and measuring, pairs for training."""
+"""Tokenises records: prompts for decoding and measuring, prompt-completion pairs for training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-_MAX_CHARACTERS = 10_000_000  # fast tokenizers take some 150 bytes for each
+_MAX_CHARACTERS = 10_000_000  # fast tokenizers need about 150 bytes per character
 
 
 def read_prompts(
@@ -23,13 +23,13 @@ def read_prompts(
     *,
     max_tokens: int | None = None,
 ) -> list[list[int]]:
-    """The prompts of a corpus as tokens.
+    """Read the prompts of a corpus as tokens, without completions.
 
-    A document is cut to its first `max_tokens` tokens; a prompt or chat that is longer loses its
-    beginning, with a warning, since what is asked stands at its end. Completions are left out.
+    Documents longer than `max_tokens` keep their first tokens. Prompts and chats keep their last
+    tokens, where the question usually is, and a warning counts those that were truncated.
 
     Raises:
-        PromptError: as `read_records`.
+        PromptError: as `read_records`, or a record cannot be tokenised.
     """
     return encode_prompts(read_records(corpus), tokenizer, max_tokens=max_tokens)
 
@@ -37,7 +37,7 @@ def read_prompts(
 def encode_prompts(
     records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int | None = None
 ) -> list[list[int]]:
-    """The same, of records that were read."""
+    """Tokenise the prompts of records; see `read_prompts`."""
     prompts: list[list[int]] = []
     num_cut = 0
     for record in records:
@@ -56,10 +56,10 @@ def encode_prompts(
 def read_texts(
     corpus: CorpusConfig | str | Path, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[list[int]]:
-    """All tokens of each record, prompt and completion together.
+    """Yield all tokens of each record, prompt and completion concatenated.
 
     Raises:
-        PromptError: as `read_records`.
+        PromptError: as `read_prompts`.
     """
     for record in read_records(corpus):
         tokens, completion = encode(record, tokenizer)
@@ -67,11 +67,11 @@ def read_texts(
 
 
 def warn_of_cut_prompts(num_cut: int, num_prompts: int, max_tokens: int | None) -> None:
-    """Say once how many prompts lost their beginning."""
+    """Warn once if prompts were truncated on the left."""
     if num_cut:
         warnings.warn(
-            f"{num_cut} of {num_prompts} prompts are longer than {max_tokens} tokens and lose "
-            "their beginning; raise the limit to keep them whole",
+            f"{num_cut} of {num_prompts} prompts are longer than {max_tokens} tokens and are "
+            "truncated on the left; raise the limit to keep them whole",
             stacklevel=3,
         )
 
@@ -79,25 +79,25 @@ def warn_of_cut_prompts(num_cut: int, num_prompts: int, max_tokens: int | None) 
 def encode(
     record: Record, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[int], list[int] | None]:
-    """Tokens of the prompt (or document) and of the completion, if there is one.
+    """Tokenise the prompt (or document) and the completion, if there is one.
 
-    Prompt and completion are tokenised apart, so the border is where a decoder would start.
+    They are tokenised separately, so that the prompt's tokens are the ones a decoder would get.
     """
     if record.kind == "chat":
         prompt_text, completion_text = _render_chat(record, tokenizer)
-        # The template wrote the special tokens itself.
+        # The template includes the special tokens.
         prompt = _encode_text(prompt_text, record, tokenizer, special=False)
     else:
         prompt_text, completion_text = record.text, record.completion
         prompt = _encode_text(prompt_text, record, tokenizer, special=True)
     if not prompt:
-        raise PromptError(f"{record.where} has no token in it; a prompt needs at least one")
+        raise PromptError(f"{record.where} has no tokens; a prompt needs at least one")
     if completion_text is None:
         return prompt, None
     completion = _encode_text(completion_text, record, tokenizer, special=False)
     eos = tokenizer.eos_token_id
     if eos in completion:
-        # A chat template writes a line break after the token that ends the answer.
+        # Chat templates add a line break after the end-of-text token.
         completion = completion[: completion.index(eos) + 1]
     return prompt, completion
 
@@ -108,48 +108,46 @@ def _encode_text(
     if isinstance(text, str):
         if len(text) > _MAX_CHARACTERS:
             raise PromptError(
-                f"{record.where} has a text of {len(text):,} characters, and one of more than "
-                f"{_MAX_CHARACTERS:,} takes gigabytes to tokenise; split it into documents"
+                f"{record.where} has a text of {len(text):,} characters, more than the limit of "
+                f"{_MAX_CHARACTERS:,}; split it into several documents"
             )
-        # verbose=False: a document may well be longer than the context, it is cut later.
+        # verbose=False: no warning for documents longer than the context; they are split later.
         tokens = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
         return cast("list[int]", tokens)
-    size = len(tokenizer)
-    if max(text) >= size:
+    if max(text) >= len(tokenizer):
         raise PromptError(
-            f"{record.where} has the token {max(text)}, but the tokenizer has {size}; "
-            "tokenise the text with the target's tokenizer"
+            f"{record.where} has the token {max(text)}, but the tokenizer has {len(tokenizer)} "
+            "tokens; tokenise the text with the target's tokenizer"
         )
     return text
 
 
 def _render_chat(record: Record, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str | None]:
-    """A closing answer is the completion; everything before it is the prompt."""
+    """Prompt and completion of a chat; a final assistant message is the completion."""
     if not tokenizer.chat_template:
         raise PromptError(
-            f"{record.where} has messages, but the tokenizer has no chat template; give the text as it "
-            "is, or use a model with a chat template"
+            f"{record.where} has messages, but the tokenizer has no chat template; use plain "
+            "prompts or a model with a chat template"
         )
     messages = list(record.messages)
     answered = messages[-1]["role"] == "assistant"
     try:
-        prompt = _apply_template(tokenizer, messages[:-1] if answered else messages, asks=True)
-        whole = _apply_template(tokenizer, messages, asks=False) if answered else ""
-    except Exception as error:
-        # Templates are programs and raise what they like.
+        prompt = _apply_template(tokenizer, messages[:-1] if answered else messages, open_turn=True)
+        whole = _apply_template(tokenizer, messages, open_turn=False) if answered else ""
+    except Exception as error:  # a template is a program and can raise anything
         reason = " ".join(str(error).split())
         raise PromptError(f"{record.where} does not fit the chat template: {reason}") from None
     if not answered:
         return prompt, None
     if whole.startswith(prompt) and len(whole) > len(prompt):
         return prompt, whole[len(prompt) :]
-    # Some templates rewrite earlier turns once an answer follows.
+    # Some templates render earlier turns differently once an answer follows.
     return prompt, messages[-1]["content"]
 
 
 def _apply_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], *, asks: bool
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], *, open_turn: bool
 ) -> str:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn)
     assert isinstance(text, str)
     return text

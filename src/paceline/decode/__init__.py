@@ -1,12 +1,13 @@
-"""Decoding: a target alone, or a target with a draft.
+"""Decoding: the target alone, or the target with a draft.
 
-- `autoregressive`: one target pass a token, the baseline of every comparison
-- `speculative`: the draft proposes, the target judges a block in one pass
-- `block`: draw and judge with a session: the whole request if it takes that, else token by token
-- `drafting`, `policies`: drafting while the draft is sure; how many tokens a block gets
-- `cascade`, `sequence_cascade`: the draft writes, the target is asked where it must be
-- `text`: one text under construction: its budget, its random streams, its counts
-- `result`: what a caller gets: `Generation`, and `Block` events while it runs
+- `autoregressive`: one target pass per token, the baseline of every comparison
+- `speculative`: the draft proposes a block, the target verifies it in one pass
+- `block`: draws or verifies the tokens of a block with a session
+- `drafting`, `draft_policies`: how many tokens a block drafts
+- `cascade`, `sequence_cascade`: the draft generates, and defers to the target when not confident
+- `text`: the state of one text: token budget, random streams, blocks
+- `result`: `Generation` and `Block`, which the caller receives
+- `strategies`: configuration of all strategies
 """
 
 from paceline.decode.autoregressive import AutoregressiveDecoder

@@ -1,4 +1,4 @@
-"""The baseline: one target pass a token."""
+"""Autoregressive decoding, the baseline: one target pass per token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.core.block import DrawPlan, DrawRequest
 from paceline.core.lists import as_list
 from paceline.core.sampling import SamplingParams
 from paceline.decode.block import draw
-from paceline.decode.decoder import Decoder, Seats
+from paceline.decode.decoder import BatchSlots, Decoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AutoregressiveDecoder(Decoder):
-    """Sample each token from the target's own distribution."""
+    """Samples each token from the target."""
 
     def __init__(self, target: Model, sampling: SamplingParams | None = None) -> None:
         super().__init__(target, sampling or SamplingParams())
@@ -31,11 +31,11 @@ class AutoregressiveDecoder(Decoder):
         self, texts: Sequence[Text], batch_size: int | None = None
     ) -> Iterator[tuple[Text, Block]]:
         session = self._start_session(self.target)
-        seats = Seats(texts, batch_size)
-        yield from self._begin(seats, session)
+        slots = BatchSlots(texts, batch_size)
+        yield from self._begin(slots, session)
         while True:
-            yield from self._reseat(seats, session)
-            if not (live := seats.texts):
+            yield from self._refill(slots, session)
+            if not (live := slots.texts):
                 return
             newest = [text.newest(1) for text in live]
             uniforms = None

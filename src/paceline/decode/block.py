@@ -1,8 +1,8 @@
-"""The two halves of a block: a draft's session draws ahead, the target's judges what was drawn.
+"""The two halves of a block: the draft's session draws tokens, the target's session verifies them.
 
-A session that has a faster way takes the whole request; else the session only reads, and core does
-the rest. Where a token is accepted: `judge` here, then `core.verification.verify`, which offers the
-block to the C library (native/verification.c) and otherwise asks the rule itself.
+A session with a faster implementation serves the whole request (`take_draw`, `take_judge`).
+Otherwise the session only computes logits, and the functions of `core.block` do the rest:
+`core.verification.verify` uses native/verification.c where possible, else the rule's own methods.
 """
 
 from __future__ import annotations
@@ -21,14 +21,10 @@ if TYPE_CHECKING:
 
 
 def draw(session: ModelSession, request: DrawRequest) -> Drafted:
-    """Read what is unread, then draw tokens, each but the last read before the next.
-
-    Raises:
-        ContextLengthError: As `ModelSession.extend`.
-    """
-    taken = session.take_draw(request)
-    if taken is not None:
-        return taken
+    """Process the request's tokens, then draw new ones; raises as `ModelSession.extend`."""
+    drafted = session.take_draw(request)
+    if drafted is not None:
+        return drafted
     uniforms_BG = None
     if request.uniforms is not None:
         uniforms_BG = torch.tensor(request.uniforms, dtype=torch.float64)
@@ -42,14 +38,10 @@ def draw(session: ModelSession, request: DrawRequest) -> Drafted:
 
 
 def judge(session: ModelSession, request: JudgeRequest) -> Judgement:
-    """Read the newest token and the drafted ones of each row; how many stay, and what follows.
-
-    Raises:
-        ContextLengthError: As `ModelSession.extend`.
-    """
-    taken = session.take_judge(request)
-    if taken is not None:
-        return taken
+    """Process newest and drafted tokens in one pass and verify; raises as `ModelSession.extend`."""
+    judgement = session.take_judge(request)
+    if judgement is not None:
+        return judgement
     tokens_BG = request.drafted.tokens_BG
     newest_B1 = torch.tensor(request.newest, device=tokens_BG.device)[:, None]
     verdict = judge_block(

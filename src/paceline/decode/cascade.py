@@ -1,8 +1,8 @@
-"""Cascades that do not speculate: the draft writes, and the target is asked where it must be.
+"""Token-level cascades: the draft generates, and defers to the target when it is not confident.
 
-TokenCascade       the draft goes on while it is sure; else the target reads what came and adds a token
-OracleCascade      both read every token, so that a rule may look at both: the head-room of a rule
-BigLittleDecoder   as TokenCascade, and the target takes back from the first token it disagrees with
+TokenCascade       the draft generates while confident, then the target generates one token
+OracleCascade      both models process every token, so the rule sees both distributions
+BigLittleDecoder   as TokenCascade, and the target rolls back from the first token it disagrees with
 """
 
 # B batch, V vocabulary
@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.core.cascade_rules import BiLDRule, BinaryCascade
 from paceline.core.lists import as_list
 from paceline.core.rule_base import STRICT, Position, Rule
-from paceline.core.sampling import UNTEMPERED, apply_repetition_penalty, sample, to_probs
+from paceline.core.sampling import UNTEMPERED, sample, to_probs
 from paceline.decode.draft_policies import Confident
 from paceline.decode.speculative import SpeculativeDecoder
 from paceline.errors import UsageError
@@ -31,27 +31,28 @@ if TYPE_CHECKING:
     from paceline.models.contract import Model, ModelSession
 
 MOST_DRAFTED = 10
-"""Draft tokens before the target is asked, in the papers: later it would read a long text at once."""
+"""Maximum number of tokens drafted between two target passes, as in the papers."""
 
 
-class _Unjudged(Rule):
-    """Rules of cascades: a drafted token stays or goes whatever its own probability."""
+class _CascadeRule(Rule):
+    """Rules that do not depend on the probability of the drafted token itself."""
 
     def recover(self, at: Position) -> Tensor:
         return at.target
 
 
 @dataclass(frozen=True, config=STRICT)
-class _KeepAll(_Unjudged):
+class _KeepAll(_CascadeRule):
     def accept(self, at: Position) -> Tensor:
         return torch.ones_like(at.target)
 
 
 @dataclass(frozen=True, config=STRICT)
-class BiLDRollback(_Unjudged):
-    """Keeps every token where D(q, p) <= threshold and none where not; replaced by the target's own.
+class BiLDRollback(_CascadeRule):
+    """Accepts every token where D(q, p) <= threshold; elsewhere samples from the target.
 
-    It induces what `BiLDRule` states, with more rejections: that one keeps min(p, q) even then.
+    It induces the same distribution as `BiLDRule`, but rejects more tokens: where D exceeds the
+    threshold, `BiLDRule` still accepts min(p, q).
     Paper: Kim et al. 2023, the rollback policy of BiLD, as in Narasimhan et al. 2024, section E.5.
     """
 
@@ -63,8 +64,8 @@ class BiLDRollback(_Unjudged):
         return (~rolled_back).float().expand_as(at.target)
 
 
-class _SureDraft(SpeculativeDecoder):
-    """The draft writes while it is sure; a text that it ends itself ends there, unread by the target."""
+class _ConfidentDraft(SpeculativeDecoder):
+    """The draft generates while confident; a text that the draft ends needs no target pass."""
 
     def _most_drafted(self, text: Text) -> int:
         return min(self.gamma, text.remaining)
@@ -75,30 +76,30 @@ class _SureDraft(SpeculativeDecoder):
         seen_BV = self._seen(texts)
         drafted, num_drafted = self._propose(draft, texts, seen_BV)
         rows = zip(as_list(drafted.tokens_BG), num_drafted, strict=True)
-        written = [tokens[:count] for tokens, count in rows]
-        ended = [text.ends_within(new) for text, new in zip(texts, written, strict=True)]
+        generated = [tokens[:count] for tokens, count in rows]
+        ended = [text.ends_within(new) for text, new in zip(texts, generated, strict=True)]
         if all(ended):
-            for text, new in zip(texts, written, strict=True):
-                yield text, text.add_unjudged(new, None)
+            for text, new in zip(texts, generated, strict=True):
+                yield text, text.add_unverified(new, None)
             return
         num_kept, next_tokens = self._judge(target, texts, drafted, num_drafted, seen_BV)
         self._roll_back(target, draft, texts, num_kept)
-        rows = zip(texts, written, ended, num_kept, next_tokens, strict=True)
+        rows = zip(texts, generated, ended, num_kept, next_tokens, strict=True)
         for text, new, has_ended, count, last in rows:
-            yield (
-                text,
-                text.add_unjudged(new, None) if has_ended else self._add(text, new, count, last),
-            )
+            if has_ended:
+                yield text, text.add_unverified(new, None)
+            else:
+                yield text, self._add(text, new, count, last)
 
     def _add(self, text: Text, drafted: Sequence[int], num_kept: int, last: int) -> Block:
-        return text.add_unjudged(drafted[:num_kept], last)
+        return text.add_unverified(drafted[:num_kept], last)
 
 
-class TokenCascade(_SureDraft):
-    """The draft writes while max q >= 1 - alpha; else the target gives one token.
+class TokenCascade(_ConfidentDraft):
+    """The draft generates while max q >= 1 - alpha; else the target generates one token.
 
-    The target is asked after ten tokens at the latest. Its pass over them only brings it up to date:
-    nothing is judged.
+    The target also generates a token after `most_drafted` draft tokens. It processes the draft's
+    tokens but does not verify them.
 
     Paper: Narasimhan et al. 2024, algorithm 2 with equation 2, section E.1.
     """
@@ -117,10 +118,10 @@ class TokenCascade(_SureDraft):
         )
 
 
-class BigLittleDecoder(_SureDraft):
-    """BiLD: draft while max q >= fallback, then the target takes back from the first D > rollback.
+class BigLittleDecoder(_ConfidentDraft):
+    """BiLD: draft while max q >= fallback, then roll back from the first token with D > rollback.
 
-    Its own token replaces the first one taken back, or follows the last where all stay.
+    A token of the target replaces the first token rolled back, or follows the last if all are kept.
     D = -log p(argmax q) when greedy, else -sum_v q(v) log p(v), p untempered.
 
     Paper: Kim et al. 2023, algorithm 1, as in Narasimhan et al. 2024, section E.5 (fallback is
@@ -147,10 +148,10 @@ class BigLittleDecoder(_SureDraft):
 
 
 class OracleCascade(SpeculativeDecoder):
-    """Each token from q or from p, as a binary rule decides with both before it.
+    """Samples each token from q or from p, as a binary rule decides given both.
 
-    Both models read every token, so this is slower than the target alone: it tells what a rule is
-    worth. Only tokens that came from the target count as target calls.
+    Both models process every token, so this is slower than the target alone; it shows the quality
+    that a rule can reach. Only tokens sampled from the target count as target calls.
 
     Paper: Narasimhan et al. 2024, algorithm 3.
     """
@@ -165,7 +166,7 @@ class OracleCascade(SpeculativeDecoder):
         if not isinstance(rule, BinaryCascade):
             raise UsageError(
                 f"an oracle cascade takes a whole token from one model, so its rule must be chow, "
-                f"diff, opt, one of their logs or bild; got {rule}"
+                f"diff, opt, one of their log variants or bild; got {rule}"
             )
         super().__init__(target, draft, rule, 1, sampling)
         self.rule: BinaryCascade = rule
@@ -183,12 +184,10 @@ class OracleCascade(SpeculativeDecoder):
         tokens_B = sample(torch.where(defers_B1, p_BV, q_BV), uniforms_B.to(p_BV.device))
         rows = zip(texts, as_list(tokens_B), as_list(defers_B1[:, 0]), strict=True)
         for text, token, deferred in rows:
-            yield text, text.add_unjudged(*([], token) if deferred else ([token], None))
+            yield text, text.add_unverified(*([], token) if deferred else ([token], None))
 
     def _distributions(self, logits_BV: Tensor, seen_BV: Tensor | None) -> tuple[Tensor, Tensor]:
-        if seen_BV is not None:
-            penalty = self.sampling.repetition_penalty
-            logits_BV = apply_repetition_penalty(logits_BV, seen_BV.to(logits_BV.device), penalty)
+        logits_BV = self._penalized(logits_BV, seen_BV)
         return to_probs(logits_BV, self.sampling), to_probs(logits_BV, UNTEMPERED)
 
 

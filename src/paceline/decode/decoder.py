@@ -1,4 +1,4 @@
-"""What every way of decoding has in common: requests in, blocks and generations out."""
+"""Base class of all decoders, and the slots of a batch."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class Decoder(ABC):
-    """A target and a way to shape its distributions; subclasses say how blocks are made.
+    """A target with sampling parameters; subclasses implement `blocks`.
 
     Attributes:
-        judges_first: Whether the first block makes a text's first token. If not, the first token is
-            the target's own, from its pass over the prompt.
+        judges_first: True if a text's first token comes from its first block. If False, the first
+            token is sampled from the target's pass over the prompt.
     """
 
     judges_first = False
@@ -51,12 +51,16 @@ class Decoder(ABC):
         eos_token_ids: Sequence[int] | None = None,
         batch_size: int | None = None,
     ) -> list[Generation]:
-        """Continue each prompt; one generation a prompt, in order.
+        """Continue each prompt; returns one generation per prompt, in order.
 
-        A row's text depends on its own prompt and seed alone (in float32). Row i of an integer
-        seed s has the seed s + i; a list gives each row its own. `eos_token_ids` None: the
-        target's; an empty list: never stop early. `batch_size`: texts that are written at a time,
-        a waiting one taking the place of each that ends; None: all of them.
+        A text depends only on its own prompt and seed (in float32), not on the batch.
+
+        Args:
+            prompts: Token ids.
+            max_new_tokens: Maximum number of new tokens per text.
+            seed: One seed per prompt; an integer s gives prompt i the seed s + i.
+            eos_token_ids: Stop tokens; None uses the target's, an empty list disables them.
+            batch_size: Texts generated at a time (continuous batching); None for all of them.
 
         Raises:
             UsageError: an empty prompt, a budget below 1, a prompt longer than the context.
@@ -75,28 +79,27 @@ class Decoder(ABC):
         seed: int = 0,
         eos_token_ids: Sequence[int] | None = None,
     ) -> Iterator[Block]:
-        """Continue one prompt, yielding each block as it is made: the tokens of `generate`.
+        """Continue one prompt and yield each block; the tokens are those of `generate`.
 
         Raises:
-            UsageError: as `generate`, here and not at the first block.
+            UsageError: as `generate`, on the call itself, not at the first block.
         """
         texts = self._start([prompt], max_new_tokens, seed, eos_token_ids)
         return (block for _, block in self.blocks(texts))
 
     def room(self, prompt: Sequence[int]) -> int | None:
-        """New tokens that fit behind this prompt; None where the model sets no limit."""
+        """New tokens that fit after this prompt; None if the model sets no limit."""
         limit = self._usable_length()
         return None if limit is None else limit - len(prompt)
 
     def context_in_words(self) -> str:
-        """How long texts may get, for messages."""
+        """The maximum text length as a phrase for messages."""
         limit = self._usable_length()
         if limit is None:
             return "the context has no limit"
-        free = "".join(
-            f", without the {n} that a block keeps free" for n in [self._kept_free()] if n
-        )
-        return f"the context holds {limit} tokens{free}"
+        reserved = self._num_reserved()
+        suffix = f", not counting {reserved} that are reserved for drafting" if reserved else ""
+        return f"the context holds {limit} tokens{suffix}"
 
     def _start(
         self,
@@ -117,43 +120,38 @@ class Decoder(ABC):
         )
 
     def _usable_length(self) -> int | None:
-        """Longest text, prompt included, that this way of decoding can reach."""
+        """Maximum length of a text, prompt included."""
         return self.target.max_length
 
-    def _kept_free(self) -> int:
-        """Tokens of the context that no text can use."""
+    def _num_reserved(self) -> int:
+        """Context tokens that texts cannot use."""
         return 0
 
     @abstractmethod
     def blocks(
         self, texts: Sequence[Text], batch_size: int | None = None
     ) -> Iterator[tuple[Text, Block]]:
-        """Work on the texts until all have ended, yielding each block with its text.
-
-        `batch_size`: how many at a time, see `generate`.
-        """
+        """Generate until all texts have ended; yields each block with its text."""
 
     def _begin(
-        self, seats: Seats, target: ModelSession, *others: ModelSession
+        self, slots: BatchSlots, target: ModelSession, *others: ModelSession
     ) -> Iterator[tuple[Text, Block]]:
-        """Read the first prompts; see `judges_first` for what the target's pass gives."""
-        prompts = [text.context for text in seats.texts]
+        """Prefill the first batch of prompts."""
+        prompts = [text.context for text in slots.texts]
         logits_BV = target.prefill(prompts)
         for session in others:
             session.prefill(prompts)
-        if self.judges_first:
-            _give_back_one(range(len(prompts)), target, *others)
-        else:
-            yield from self._first_tokens(logits_BV, seats.texts)
+        rows = range(len(prompts))
+        yield from self._first_tokens(logits_BV, rows, slots.texts, target, *others)
 
-    def _reseat(
-        self, seats: Seats, target: ModelSession, *others: ModelSession
+    def _refill(
+        self, slots: BatchSlots, target: ModelSession, *others: ModelSession
     ) -> Iterator[tuple[Text, Block]]:
-        """Give the places of texts that have ended to waiting ones, and take away what is left over."""
-        while ended := seats.ended():
-            rows, texts = seats.admit(ended)
+        """Prefill waiting texts in the slots of finished ones; remove slots that stay empty."""
+        while finished := slots.finished():
+            rows, texts = slots.fill(finished)
             if not texts:
-                if live := seats.leave():
+                if live := slots.drop_finished():
                     for session in (target, *others):
                         session.keep_rows(live)
                 return
@@ -161,73 +159,75 @@ class Decoder(ABC):
             logits_RV = target.refill(rows, prompts)
             for session in others:
                 session.refill(rows, prompts)
-            if self.judges_first:
-                _give_back_one(rows, target, *others)
-            else:
-                yield from self._first_tokens(logits_RV, texts)
+            yield from self._first_tokens(logits_RV, rows, texts, target, *others)
 
     def _first_tokens(
-        self, logits_BV: Tensor, texts: Sequence[Text]
+        self,
+        logits_RV: Tensor,
+        rows: Sequence[int],
+        texts: Sequence[Text],
+        *sessions: ModelSession,
     ) -> Iterator[tuple[Text, Block]]:
-        tokens = as_list(self._next_tokens(logits_BV, texts))
+        if self.judges_first:
+            for session in sessions:  # a block processes the last token of the prompt itself
+                session.rollback([int(row in rows) for row in range(len(session.lengths))])
+            return
+        tokens = as_list(self._next_tokens(logits_RV, texts))
         for text, token in zip(texts, tokens, strict=True):
             yield text, text.add_first(token)
 
     def _start_session(self, model: Model) -> ModelSession:
-        """A session that knows the tokens which all models here share."""
         session = model.start_session()
-        # one of the models may give logits for padding that the other does not have
-        session.vocab_size = self.vocab_size
+        session.vocab_size = self.vocab_size  # the models may be padded to different widths
         return session
 
     def _next_tokens(self, logits_BV: Tensor, texts: Sequence[Text]) -> Tensor:
-        """One token of the target's own a text, [B]."""
-        seen_BV = self._seen(texts)
-        if seen_BV is not None:
-            penalty = self.sampling.repetition_penalty
-            logits_BV = apply_repetition_penalty(logits_BV, seen_BV.to(logits_BV.device), penalty)
+        """Sample one token per text from the target's logits, [B]."""
+        logits_BV = self._penalized(logits_BV, self._seen(texts))
         if self.sampling.greedy:
             return likeliest(logits_BV)
         uniforms_B = torch.tensor([text.draw_choice() for text in texts], dtype=torch.float64)
         return sample(to_probs(logits_BV, self.sampling), uniforms_B)
 
     def _seen(self, texts: Sequence[Text]) -> Tensor | None:
-        """Which tokens each text holds, [B, V]; None where no penalty asks."""
+        """Mask of the tokens that occur in each text, [B, V]; None without a repetition penalty."""
         if self.sampling.repetition_penalty == 1:
             return None
         return seen_tokens([text.context + text.tokens for text in texts], self.vocab_size)
 
+    def _penalized(self, logits_BV: Tensor, seen_BV: Tensor | None) -> Tensor:
+        if seen_BV is None:
+            return logits_BV
+        penalty = self.sampling.repetition_penalty
+        return apply_repetition_penalty(logits_BV, seen_BV.to(logits_BV.device), penalty)
 
-def _give_back_one(rows: Sequence[int], *sessions: ModelSession) -> None:
-    """Forget the last token of these rows' prompts: a block begins by reading a text's newest token."""
-    for session in sessions:
-        session.rollback([int(row in rows) for row in range(len(session.lengths))])
+
+def shared_context(*models: Model) -> int | None:
+    """The shortest context of these models; None if none has a limit."""
+    limits = [model.max_length for model in models]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
-class Seats:
-    """The rows of a batch: texts that are being written, and others that wait for a place.
-
-    Attributes:
-        texts: Who sits where; nobody when all have ended.
-    """
+class BatchSlots:
+    """The rows of a batch (`texts`, empty once all have ended), and the texts that wait."""
 
     def __init__(self, texts: Sequence[Text], count: int | None) -> None:
         self._waiting = list(texts)[::-1]
         self.texts = self._next(len(texts) if count is None else count)
 
-    def ended(self) -> list[int]:
-        """Places of texts that have ended."""
+    def finished(self) -> list[int]:
+        """Rows whose text has ended."""
         return [row for row, text in enumerate(self.texts) if text.stop_reason is not None]
 
-    def admit(self, rows: Sequence[int]) -> tuple[list[int], list[Text]]:
-        """Seat waiting texts in these places: which were taken, and by whom."""
+    def fill(self, rows: Sequence[int]) -> tuple[list[int], list[Text]]:
+        """Put waiting texts into these rows; returns the rows filled and their new texts."""
         texts = self._next(len(rows))
         for row, text in zip(rows, texts, strict=False):
             self.texts[row] = text
         return list(rows[: len(texts)]), texts
 
-    def leave(self) -> list[int]:
-        """Let those go who have ended; the places of the others."""
+    def drop_finished(self) -> list[int]:
+        """Remove rows whose text has ended; returns the indices of the others."""
         live = [row for row, text in enumerate(self.texts) if text.stop_reason is None]
         self.texts = [self.texts[row] for row in live]
         return live

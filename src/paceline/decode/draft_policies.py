@@ -1,7 +1,7 @@
-"""How many tokens a block drafts, at most gamma.
+"""Draft policies: how many tokens a block drafts, at most gamma.
 
-Whatever a policy looks at is known before the token in question is drawn, so a lossless rule stays
-lossless under each. A policy of your own derives from `DraftPolicy`: see docs/guides/add_a_policy.md.
+A policy depends only on values known before the token is drawn, so lossless rules stay lossless.
+Custom policies derive from `DraftPolicy`: see docs/guides/add_a_policy.md.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from paceline.extensions import variants
 
 
 class DraftPolicy:
-    """Always gamma tokens; derived classes say otherwise.
+    """Base class: always drafts gamma tokens.
 
     Attributes:
-        stops_early: Ask `goes_on` before each drafted token, which then takes a pass of its own.
+        stops_early: Call `goes_on` before each token; each token then takes a separate draft call.
     """
 
     stops_early: bool = False
 
     @property
     def name(self) -> str:
-        """Its tag in configurations, or its class."""
+        """The policy's tag in configurations, or its class name."""
         return getattr(self, "policy", type(self).__name__)
 
     def length(self, num_accepted: int, num_examined: int, most: int) -> int:
-        """Tokens to draft, 1 to `most`, after so many accepted of so many examined in this text."""
+        """Tokens to draft, 1 to `most`, given the counts of this text so far."""
         return most
 
     def goes_on(self, confidence: float) -> bool:
-        """Whether to draft the next token, given max q before it, untempered."""
+        """True to draft the next token, given the untempered max q at its position."""
         return True
 
 
 @dataclass(frozen=True, config=STRICT)
 class FixedLength(DraftPolicy):
-    """Always gamma."""
+    """Always drafts gamma tokens."""
 
     policy: Literal["fixed"] = "fixed"
 
 
 @dataclass(frozen=True, config=STRICT)
 class Confident(DraftPolicy):
-    """Stop before a position where the draft is unsure: max q < threshold, q untempered.
+    """Stops at the first position where max q < threshold, q untempered.
 
     Paper: Kim et al. 2023, the fallback policy of BiLD, as in Narasimhan et al. 2024, section E.5,
-    where it is 1 - alpha_f.
+    where the threshold is 1 - alpha_f.
     """
 
     threshold: Annotated[float, Field(ge=0, le=1)]
@@ -64,11 +64,11 @@ class Confident(DraftPolicy):
 
 @dataclass(frozen=True, config=STRICT)
 class Adaptive(DraftPolicy):
-    """As many as pay best at the acceptance that this text has had so far.
+    """Drafts the number of tokens that is fastest at this text's acceptance rate so far.
 
-    Acceptance is estimated as (prior_tokens x prior + accepted) / (prior_tokens + examined), and the
-    block length is that of the largest tau / (c gamma + 1), c the cost ratio; at least one token, or
-    nothing more would be learnt. Paper: ours.
+    Estimates acceptance as (prior_tokens x prior + accepted) / (prior_tokens + examined), and
+    maximizes tau / (c gamma + 1), where c is the cost ratio. Drafts at least one token, so that the
+    estimate keeps being updated. Paper: ours.
     """
 
     cost_ratio: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -88,4 +88,4 @@ if TYPE_CHECKING:
     PolicyChoice: TypeAlias = DraftPolicy
 else:
     PolicyChoice = variants(AnyPolicy, "policy", DraftPolicy)
-    """A field of a configuration: a built-in policy, or `{import: package.module:Name, ...}`."""
+    """Configuration field: a built-in policy, or `{import: package.module:Name, ...}`."""

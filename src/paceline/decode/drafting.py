@@ -1,4 +1,4 @@
-"""A block drafted one pass at a time, for as long as the draft is sure.
+"""Drafts a block one token at a time, as long as the draft is confident.
 
 Shape suffixes: B batch, G drafted, P positions, V vocabulary.
 """
@@ -20,55 +20,49 @@ if TYPE_CHECKING:
     from paceline.models.contract import ModelSession
 
 
-def draft_while_sure(
+def draft_while_confident(
     session: ModelSession,
     request: DrawRequest,
-    wanted: Sequence[int],
+    max_lengths: Sequence[int],
     goes_on: Callable[[float], bool],
 ) -> tuple[Drafted, list[int]]:
-    """Draft until each row has what it wanted, or is not sure enough of the token to be drawn next.
+    """Draft each row up to its maximum length, or until `goes_on` rejects the next token.
 
-    Args:
-        session: The draft's.
-        request: For the longest row; served one token at a time.
-        wanted: Tokens for each row, at most.
-        goes_on: Whether a row drafts on at this max q, untempered.
-
-    Returns: tokens of the longest draft, and how many of them each row means.
+    `request` is for the longest row and is served one token at a time. `goes_on` gets the
+    untempered max q at a position. Returns drafted tokens, and how many are valid in each row.
     """
     unread, plan, uniforms, seen_BV = request
     one_token = DrawPlan(1, plan.sampling, raw=True)
-    ends = list(wanted)
+    lengths = list(max_lengths)
     seen_BV = None if seen_BV is None else seen_BV.clone()
     passes: list[Drafted] = []
-    while len(passes) < max(ends):
-        place = len(passes)
-        column = None if uniforms is None else [[numbers[place]] for numbers in uniforms]
+    while len(passes) < max(lengths):
+        position = len(passes)
+        column = None if uniforms is None else [[numbers[position]] for numbers in uniforms]
         one = draw(session, DrawRequest(unread, one_token, column, seen_BV))
         passes.append(one)
         for row, confidence in enumerate(_confidence(one)):
-            if place < ends[row] and not goes_on(confidence):
-                ends[row] = place
+            if position < lengths[row] and not goes_on(confidence):
+                lengths[row] = position
         if seen_BV is not None:
             seen_BV.scatter_(1, one.tokens_BG.to(seen_BV.device), value=True)
         unread = as_list(one.tokens_BG)
-    length = max(ends)
+    length = max(lengths)
     if plan.after_last and len(passes) == length:
-        # no row stopped here: the pass that would tell how sure the draft is has not been made
+        # no row stopped early, so the distribution after the last token needs another pass
         nothing: list[list[float]] | None = None if uniforms is None else [[] for _ in uniforms]
         last = DrawPlan(0, plan.sampling, after_last=True, raw=True)
         passes.append(draw(session, DrawRequest(unread, last, nothing, seen_BV)))
-    return _joined(passes, length, length + plan.after_last), ends
+    return _concatenated(passes, length, length + plan.after_last), lengths
 
 
 def _confidence(drawn: Drafted) -> list[float]:
     probs_B1V = drawn.probs_BPV if drawn.raw_BPV is None else drawn.raw_BPV
-    assert probs_B1V is not None, "only greedy drafts come without distributions, and those are raw"
+    assert probs_B1V is not None, "a draft without probs_BPV has raw_BPV"
     return as_list(probs_B1V[:, 0].amax(-1))
 
 
-def _joined(passes: Sequence[Drafted], num_tokens: int, num_positions: int) -> Drafted:
-    """The passes as one draft of so many tokens, with so many positions' distributions."""
+def _concatenated(passes: Sequence[Drafted], num_tokens: int, num_positions: int) -> Drafted:
     tokens_BG = torch.cat([one.tokens_BG for one in passes], 1)[:, :num_tokens]
     probs = [one.probs_BPV for one in passes if one.probs_BPV is not None]
     raws = [one.raw_BPV for one in passes if one.raw_BPV is not None]

@@ -1,4 +1,4 @@
-"""What decoding hands back: finished generations, and blocks as they are made."""
+"""Results of decoding: finished generations, and the blocks they consist of."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 StopReason = Literal["eos", "length", "context"]
-"""A stop token; `max_new_tokens`; the end of the model's context."""
+"""A stop token, `max_new_tokens`, or the model's context length."""
 
 Source = Literal["prefill", "accepted", "recovered", "bonus", "kept", "deferred"]
-"""Where a token came from. `prefill`: the target's pass over the prompt, the text's first token where
-the rule is lossless or there is no draft. In cascades that do not judge, `kept`: the draft's own token; `deferred`: the target's."""
+"""Where a token came from. `prefill` is the target's pass over the prompt, which gives the first
+token if the rule is lossless or there is no draft. In cascades, which do not verify tokens, `kept`
+is a token of the draft and `deferred` one of the target."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One finished text: the new tokens (a stop token included), why it ended, what it took."""
+    """A finished text: its new tokens (including a stop token), stop reason and counts."""
 
     tokens: list[int]
     stop_reason: StopReason
@@ -29,11 +30,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Block:
-    """The tokens that one target pass, or the draft alone, gave to one text, each with its source.
+    """The tokens that one draft-verify round adds to a text, with their sources.
 
     Attributes:
-        num_drafted: All drafted tokens of the block, also those behind a stop token.
-        num_accepted_behind_stop: How many of those the rule accepted.
+        num_drafted: Drafted tokens of the block, including those after a stop token.
+        num_accepted_behind_stop: Accepted tokens after a stop token; they are not part of the text.
     """
 
     tokens: tuple[int, ...]
@@ -43,12 +44,12 @@ class Block:
 
 
 def count_blocks(blocks: Sequence[Block]) -> DecodeStats:
-    """What happened in the blocks of one text, or of many."""
-    judged = [block for block in blocks if block.sources[-1] not in ("prefill", "kept")]
-    accepted = [block.sources.count("accepted") for block in judged]
+    """Count tokens by source, and blocks by number of accepted tokens."""
+    target_blocks = [block for block in blocks if block.sources[-1] not in ("prefill", "kept")]
+    accepted = [block.sources.count("accepted") for block in target_blocks]
     sources = [source for block in blocks for source in block.sources]
     return DecodeStats(
-        num_blocks=len(judged),
+        num_blocks=len(target_blocks),
         num_drafted=sum(block.num_drafted for block in blocks),
         num_accepted=sum(accepted),
         num_recovered=sources.count("recovered"),

@@ -1,4 +1,4 @@
-"""The oldest cascade: the draft answers, and if its answer is improbable the target answers anew."""
+"""Sequence-level cascade: the target answers again if the draft's response is improbable."""
 
 # B batch, V vocabulary
 from __future__ import annotations
@@ -7,19 +7,11 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from paceline.core.lists import as_list
-from paceline.core.sampling import (
-    UNTEMPERED,
-    SamplingParams,
-    apply_repetition_penalty,
-    sample,
-    seen_tokens,
-    to_probs,
-)
+from paceline.core.sampling import UNTEMPERED, SamplingParams, sample, seen_tokens, to_probs
 from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.decode.decoder import Decoder
+from paceline.decode.decoder import Decoder, shared_context
 from paceline.errors import UsageError
 from paceline.models.compatibility import check_same_vocabulary
 
@@ -32,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class SequenceCascade(Decoder):
-    """Keep the draft's whole response where q(response) >= 1 - alpha.
+    """Keeps the draft's response if q(response) >= 1 - alpha; else the target generates its own.
 
     q(response) is the product of the untempered probabilities of its tokens, or with `normalise`
-    their geometric mean, which does not fall with the length.
+    their geometric mean, which does not depend on the length.
 
     Paper: Narasimhan et al. 2024, equation 1 (SeqCascade [Chow]); the mean after Gupta et al. 2024.
     """
@@ -61,8 +53,7 @@ class SequenceCascade(Decoder):
         self._rewriter.vocab_size = shared_vocab_size
 
     def _usable_length(self) -> int | None:
-        limits = [model.max_length for model in (self.target, self.draft)]
-        return min((limit for limit in limits if limit is not None), default=None)
+        return shared_context(self.target, self.draft)
 
     @torch.inference_mode()
     def blocks(
@@ -75,7 +66,7 @@ class SequenceCascade(Decoder):
             responses = self._draft_responses(responding)
             for text, response in zip(responding, responses, strict=True):
                 if response.is_kept(self.alpha, normalise=self.normalise):
-                    yield text, text.add_unjudged(response.tokens, None)
+                    yield text, text.add_unverified(response.tokens, None)
                 else:
                     deferred.append(text)
         if deferred:
@@ -87,44 +78,34 @@ class SequenceCascade(Decoder):
         rows = list(range(len(texts)))
         logits_BV = session.prefill([text.context for text in texts])
         while True:
-            writing = [(texts[row], responses[row]) for row in rows]
-            logits_BV = self._penalised(logits_BV, writing)
-            numbers = [text.draw_draft(1)[0] for text, _ in writing]
+            live = [(texts[row], responses[row]) for row in rows]
+            if self.sampling.repetition_penalty != 1:
+                tokens = [text.context + response.tokens for text, response in live]
+                logits_BV = self._penalized(logits_BV, seen_tokens(tokens, logits_BV.shape[-1]))
+            numbers = [text.draw_draft(1)[0] for text, _ in live]
             uniforms_B = torch.tensor(numbers, dtype=torch.float64)
             tokens_B = sample(to_probs(logits_BV, self.sampling), uniforms_B.to(logits_BV.device))
             probs_BV = to_probs(logits_BV, UNTEMPERED)
             logs = as_list(probs_BV.gather(-1, tokens_B[:, None])[:, 0].log())
-            for (_, response), token, log in zip(writing, as_list(tokens_B), logs, strict=True):
+            for (_, response), token, log in zip(live, as_list(tokens_B), logs, strict=True):
                 response.tokens.append(token)
                 response.log_prob += log
-            going = [
-                at for at, (text, one) in enumerate(writing) if not text.ends_within(one.tokens)
-            ]
-            if not going:
+            kept = [at for at, (text, one) in enumerate(live) if not text.ends_within(one.tokens)]
+            if not kept:
                 return responses
-            if len(going) < len(rows):
-                session.keep_rows(going)
-                rows = [rows[at] for at in going]
+            if len(kept) < len(rows):
+                session.keep_rows(kept)
+                rows = [rows[at] for at in kept]
             newest_B1 = torch.tensor([[responses[row].tokens[-1]] for row in rows])
             logits_BV = session.extend(newest_B1)[:, -1]
 
-    def _penalised(self, logits_BV: Tensor, writing: Sequence[tuple[Text, _Response]]) -> Tensor:
-        penalty = self.sampling.repetition_penalty
-        if penalty == 1:
-            return logits_BV
-        texts = [text.context + response.tokens for text, response in writing]
-        seen_BV = seen_tokens(texts, logits_BV.shape[-1]).to(logits_BV.device)
-        return apply_repetition_penalty(logits_BV, seen_BV, penalty)
-
 
 class _Response:
-    """What the draft answered, and how probable it found that."""
-
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.log_prob = 0.0
 
     def is_kept(self, alpha: float, *, normalise: bool) -> bool:
         score = self.log_prob / len(self.tokens) if normalise else self.log_prob
-        # as logarithms: the probability of a long text underflows
+        # compare logarithms, because the probability of a long text underflows
         return score >= (math.log1p(-alpha) if alpha < 1 else -math.inf)

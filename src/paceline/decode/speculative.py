@@ -1,15 +1,15 @@
 """Speculative decoding: propose, extend, verify, roll back.
 
-Between blocks, of a text of L tokens the target's session holds L - 1: all but the newest. So does
-the draft's, or one fewer where the block before was accepted whole, since the draft never read its own
-last token then. A text begins so, too: with a lossless rule behind the first token, which is the
-target's own, with any other rule behind the prompt, so that the first block drafts the first token.
+Before each block, for a text of L tokens, the target's session holds L - 1: all but the newest.
+The draft's session holds the same, or one fewer if the previous block was fully accepted, because
+the draft has not processed its own last token. With a lossless rule, the first token comes from
+the target's pass over the prompt; with any other rule, it is the first token of the first block.
 
-    text        a b c d | e            L = 5: both hold a b c d
-    propose     draft reads e, then x, then y           drafted x y z (gamma 3), draft holds a..e x y
-    extend      target reads e x y z                    4 distributions
-    verify      x stays, y is rejected, y' replaces it  accepted 1
-    roll back   target forgets y z, draft forgets y     text a b c d e x | y'
+    text        a b c d | e              L = 5: both sessions hold a b c d
+    propose     draft processes e, x, y  drafted x y z (gamma 3), draft holds a..e x y
+    extend      target processes e x y z 4 distributions
+    verify      x accepted, y rejected   accepted 1, recovered y'
+    roll back   target: y z, draft: y    text a b c d e x | y'
 """
 
 # B batch, G gamma, V vocabulary
@@ -26,9 +26,9 @@ from paceline.core.lists import as_list
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.block import draw, judge
-from paceline.decode.decoder import Decoder, Seats
+from paceline.decode.decoder import BatchSlots, Decoder, shared_context
 from paceline.decode.draft_policies import FixedLength
-from paceline.decode.drafting import draft_while_sure
+from paceline.decode.drafting import draft_while_confident
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models.compatibility import check_same_vocabulary
 
@@ -42,20 +42,19 @@ if TYPE_CHECKING:
     from paceline.decode.text import Text
     from paceline.models.contract import Model, ModelSession
 
-_SHORTEST = 2  # a prompt of one token, and one behind it
+_SHORTEST = 2  # one prompt token and one new token
 
 
 class SpeculativeDecoder(Decoder):
-    """The draft proposes up to gamma tokens; the target judges them in one pass, by the rule.
+    """The draft proposes up to gamma tokens; the target verifies them in one pass with the rule.
 
-    The policy may end a block's draft earlier. A block needs room for gamma tokens that may be
-    forgotten again, so a text ends that much before the context does. A lossless rule takes a text's
-    first token from the target's pass over the prompt; under any other rule the first token opens the
-    first block, drafted and judged as the others are.
+    The policy may draft fewer tokens. The last gamma tokens of the context are reserved for drafts
+    that may be rejected. With a lossless rule, the first token is sampled from the target's pass
+    over the prompt; with any other rule, it is drafted and verified like the others.
 
-    `draft_sampling` says how the draft draws; None: as `sampling` says. q is what the draft proposes
-    at these settings, one-hot at temperature 0, and a lossless rule stays lossless at any. The
-    repetition penalty is that of `sampling` for both models.
+    `draft_sampling` sets how the draft samples; None uses `sampling`. q is the draft's distribution
+    with these settings, one-hot at temperature 0; lossless rules stay lossless for any setting.
+    The repetition penalty of `sampling` applies to both models.
 
     Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4.
     """
@@ -82,23 +81,23 @@ class SpeculativeDecoder(Decoder):
         self.gamma = gamma
         self.policy = policy or FixedLength()
         self.draft_sampling = proposal_params(self.sampling, draft_sampling)
-        # A lossless rule at temperature 0 keeps the target's likeliest tokens, whatever q is.
-        self._judges_best = self.sampling.greedy and self.rule.exact
+        # At temperature 0 a lossless rule accepts only the target's argmax, whatever q is.
+        self._verifies_argmax = self.sampling.greedy and self.rule.exact
         self.judges_first = not self.rule.exact
-        self._drafts_best = self._judges_best and self.draft_sampling.greedy
+        self._drafts_argmax = self._verifies_argmax and self.draft_sampling.greedy
 
     def _usable_length(self) -> int | None:
-        # A block may read gamma tokens that are then forgotten: they need room.
-        limits = [model.max_length for model in (self.target, self.draft)]
-        known = [limit for limit in limits if limit is not None]
-        if known and min(known) - self.gamma < _SHORTEST:
+        limit = shared_context(self.target, self.draft)
+        if limit is None:
+            return None
+        if limit - self.gamma < _SHORTEST:
             raise ContextLengthError(
-                f"a block of gamma {self.gamma} does not fit the models' context of {min(known)} tokens; "
-                f"choose a gamma of at most {min(known) - _SHORTEST}"
+                f"a block of gamma {self.gamma} does not fit the models' context of {limit} tokens;"
+                f" choose a gamma of at most {limit - _SHORTEST}"
             )
-        return min(known) - self.gamma if known else None
+        return limit - self.gamma
 
-    def _kept_free(self) -> int:
+    def _num_reserved(self) -> int:
         return self.gamma
 
     @torch.inference_mode()
@@ -106,13 +105,13 @@ class SpeculativeDecoder(Decoder):
         self, texts: Sequence[Text], batch_size: int | None = None
     ) -> Iterator[tuple[Text, Block]]:
         target, draft = self._start_session(self.target), self._start_session(self.draft)
-        seats = Seats(texts, batch_size)
-        yield from self._begin(seats, target, draft)
+        slots = BatchSlots(texts, batch_size)
+        yield from self._begin(slots, target, draft)
         while True:
-            yield from self._reseat(seats, target, draft)
-            if not seats.texts:
+            yield from self._refill(slots, target, draft)
+            if not slots.texts:
                 return
-            yield from self._block(target, draft, seats.texts)
+            yield from self._block(target, draft, slots.texts)
 
     def _block(
         self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]
@@ -133,24 +132,24 @@ class SpeculativeDecoder(Decoder):
         texts: Sequence[Text],
         num_kept: Sequence[int],
     ) -> None:
-        """Forget what does not stay; a draft may not have read its last token."""
-        stay = [text.decoded + count for text, count in zip(texts, num_kept, strict=True)]
+        """Roll back rejected tokens; the draft's session may be one token short already."""
+        kept = [text.decoded + count for text, count in zip(texts, num_kept, strict=True)]
         for session in (target, draft):
-            pairs = zip(session.lengths, stay, strict=True)
+            pairs = zip(session.lengths, kept, strict=True)
             session.rollback([max(length - count, 0) for length, count in pairs])
 
     def _propose(
         self, draft: ModelSession, texts: Sequence[Text], seen_BV: Tensor | None
     ) -> tuple[Drafted, list[int]]:
-        """Draft for every row, one pass a token; how many of the tokens each row means."""
-        wanted = [self._most_drafted(text) for text in texts]
-        gamma = max(wanted)
+        """Draft every row; also returns how many of the drafted tokens are valid in each row."""
+        lengths = [self._most_drafted(text) for text in texts]
+        gamma = max(lengths)
         if gamma == 0 and not self.rule.needs_draft_at_bonus:
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
-            return Drafted(empty, torch.zeros(len(texts), 0, self.vocab_size)), wanted
+            return Drafted(empty, torch.zeros(len(texts), 0, self.vocab_size)), lengths
         uniforms = None
-        if not self._drafts_best:
-            # Every text draws self.gamma numbers a block, or its stream would depend on the batch.
+        if not self._drafts_argmax:
+            # Always self.gamma numbers per block: a text's stream must not depend on the batch.
             uniforms = [text.draw_draft(self.gamma)[:gamma] for text in texts]
         plan = DrawPlan(
             gamma,
@@ -160,14 +159,12 @@ class SpeculativeDecoder(Decoder):
         )
         request = DrawRequest(unread_tokens(draft, texts), plan, uniforms, seen_BV)
         if self.policy.stops_early:
-            return draft_while_sure(draft, request, wanted, self.policy.goes_on)
-        return draw(draft, request), wanted
+            return draft_while_confident(draft, request, lengths, self.policy.goes_on)
+        return draw(draft, request), lengths
 
     def _most_drafted(self, text: Text) -> int:
-        """A block gives at most one token more than it drafted: no text drafts past its budget.
-
-        But a first token that the rule judges is drafted even if it is the only one.
-        """
+        # A block emits at most one token more than it drafts, so it drafts at most remaining - 1.
+        # A first token that the rule verifies is always drafted.
         least = int(self.judges_first and not text.tokens)
         most = min(self.gamma, max(text.remaining - 1, least))
         if most == 0:
@@ -182,9 +179,8 @@ class SpeculativeDecoder(Decoder):
         num_drafted: Sequence[int],
         seen_BV: Tensor | None,
     ) -> Judgement:
-        """One target pass over the newest token and the drafted ones, then the rule."""
         uniforms = None
-        if not self._judges_best:
+        if not self._verifies_argmax:
             gamma = drafted.tokens_BG.shape[1]
             accept = [text.draw_accept(self.gamma)[:gamma] for text in texts]
             uniforms = UniformRows(accept, [text.draw_choice() for text in texts])
@@ -196,17 +192,17 @@ class SpeculativeDecoder(Decoder):
 
 
 def unread_tokens(draft: ModelSession, texts: Sequence[Text]) -> list[list[int]]:
-    """The tokens that the draft has yet to read, the same number for all rows: one or two.
+    """The tokens that the draft's session still has to process: one or two, the same for all rows.
 
-    Where some row's block was accepted whole, the others forget one token and read it again. A row
-    whose text is one token has none to forget: then the draft reads on where it lacks two.
+    If some rows lack two tokens, the other rows roll back one and process it again. If a row holds
+    no token to roll back, the rows that lack two process one of them here instead.
     """
-    behind = [text.decoded - length for text, length in zip(texts, draft.lengths, strict=True)]
-    count = max(behind)
-    again = [count - number for number in behind]
+    lacking = [text.decoded - length for text, length in zip(texts, draft.lengths, strict=True)]
+    count = max(lacking)
+    again = [count - number for number in lacking]
     if any(more > length for more, length in zip(again, draft.lengths, strict=True)):
-        # all rows read as many tokens; what the others read here they forget again
-        unread = [text.newest(number)[:1] for text, number in zip(texts, behind, strict=True)]
+        # every row has to process one token; the rows that lack only one roll it back afterwards
+        unread = [text.newest(number)[:1] for text, number in zip(texts, lacking, strict=True)]
         draft.extend(torch.tensor(unread))
         count = 1
     draft.rollback(again)

@@ -1,4 +1,4 @@
-"""Every way of decoding as a choice that a file can hold, and the decoder that it stands for."""
+"""Configuration of decoding strategies, and the decoder for each."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Autoregressive(StrictModel):
-    """The target alone."""
+    """The target generates alone."""
 
     strategy: Literal["autoregressive"] = "autoregressive"
 
 
 class Speculative(StrictModel):
-    """The draft proposes, the target judges by the rule.
+    """The draft proposes tokens, the target verifies them with the rule.
 
     Attributes:
-        draft_sampling: How the draft draws: `{temperature: 0}` is greedy drafting, which most engines
-            do. What is left out is that of a `SamplingParams`, not the target's. None: as the target.
+        draft_sampling: Sampling of the draft; None uses the target's. `{temperature: 0}` is greedy
+            drafting, as in most engines. Omitted keys have their defaults, not the target's values.
     """
 
     strategy: Literal["speculative"] = "speculative"
@@ -82,14 +82,14 @@ AnyStrategy: TypeAlias = (
 
 
 class DecodingConfig(StrictModel):
-    """How a target and its draft are to be decoded with."""
+    """Decoding strategy and sampling parameters."""
 
     strategy: Annotated[AnyStrategy, Field(discriminator="strategy")] = Speculative()
     sampling: SamplingParams = SamplingParams()
 
     @field_validator("strategy", mode="before")
     @classmethod
-    def _speculative_unless_said(cls, value: Any) -> Any:
+    def _default_to_speculative(cls, value: Any) -> Any:
         if isinstance(value, dict) and "strategy" not in value:
             return {"strategy": "speculative", **cast("dict[str, Any]", value)}
         return cast("Any", value)
@@ -102,10 +102,10 @@ class DecodingConfig(StrictModel):
 
 
 def build_decoder(config: DecodingConfig, target: Model, draft: Model) -> Decoder:
-    """The decoder that the configuration stands for.
+    """Build the decoder of a configuration.
 
     Raises:
-        UsageError: models that do not fit each other, or a rule that the strategy cannot use.
+        UsageError: the models are not compatible, or the strategy cannot use the rule.
     """
     sampling = config.sampling
     match config.strategy:

@@ -1,4 +1,4 @@
-"""transformers' assisted generation, in this process."""
+"""Assisted generation of transformers, in this process."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.models import CausalModel
 
-_PAD = 0  # of rows that there are none of; without it transformers warns
+_PAD = 0  # unused with one text; transformers warns without it
 
 
 class Transformers(Engine):
-    """`generate` of a target, with a draft as its assistant or alone.
+    """Runs `generate` of a target, with a draft as the assistant model or without one.
 
-    The settings of both models' generation_config are left out: requests say all.
+    Ignores both models' generation_config: each request sets every sampling parameter.
     """
 
     name = "transformers"
@@ -58,27 +58,26 @@ class Transformers(Engine):
             self._without_defaults(),
             _counting() as matches,
         ):
-            written = self._target.generate(
+            output = self._target.generate(
                 tokens,
                 attention_mask=torch.ones_like(tokens),
                 assistant_model=self._draft,
                 generation_config=settings,
             )
         seconds = time.perf_counter() - start
-        answer = checked_tokens(written[0, tokens.shape[1] :].tolist(), request, self)
+        answer = checked_tokens(output[0, tokens.shape[1] :].tolist(), request, self)
         return Served(answer, seconds, None if self._draft is None else _counts(matches))
 
     def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
-        """One after the other: assisted generation takes one text at a time."""
-        assert batch_size == 1, "a configuration asks for nothing else"
+        assert batch_size == 1, "assisted generation supports batch size 1 only"
         return together([self.serve(request) for request in requests])
 
     @contextmanager
     def _without_defaults(self) -> Iterator[None]:
-        """Neither model has settings of its own meanwhile, but for how many tokens are drafted.
+        """Replace both models' generation_config while the context is open.
 
-        transformers reads that from the assistant's settings, and fills what a request leaves out from
-        those of either model, an end-of-text token among it.
+        transformers fills unset request settings, such as eos_token_id, from either model's config
+        and reads the number of drafted tokens from the assistant's.
         """
         drafting = GenerationConfig(
             num_assistant_tokens=self._gamma,
@@ -118,7 +117,7 @@ def _settings(sampling: SamplingParams, max_new_tokens: int) -> GenerationConfig
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """transformers draws from the global streams alone; they are as before afterwards."""
+    """Seed the global generators, the only ones that transformers uses; restore them at exit."""
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(seed)
         torch.cuda.manual_seed_all(seed)
@@ -127,7 +126,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _counting() -> Iterator[list[tuple[int, int]]]:
-    """Drafted and accepted tokens of each block, gathered while the context is open."""
+    """Collect (drafted, accepted) token counts of each block while the context is open."""
     found: list[tuple[int, int]] = []
     original = AssistedCandidateGenerator.update_candidate_strategy
 
@@ -148,7 +147,5 @@ def _counts(matches: list[tuple[int, int]]) -> BlockCounts:
         num_blocks=len(matches),
         num_drafted=sum(drafted for drafted, _ in matches),
         num_accepted=sum(kept for _, kept in matches),
-        accepted_by_position=tuple(
-            sum(kept > place for _, kept in matches) for place in range(longest)
-        ),
+        accepted_by_position=tuple(sum(kept > i for _, kept in matches) for i in range(longest)),
     )

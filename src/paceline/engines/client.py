@@ -1,4 +1,4 @@
-"""Talking to a server over HTTP; whatever goes wrong is one line."""
+"""HTTP client for engine servers, with one-line errors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     Shape = TypeVar("Shape", bound=BaseModel)
 
 SECONDS = 600.0
-"""The longest that an answer may take."""
-_SHOWN = 160  # characters of a server's own words in an error
+"""Timeout of a request in seconds."""
+_SHOWN = 160  # characters of a server's answer in an error message
 _ADVICE = {
-    401: "the API key is wrong or missing; --set engine.api_key_env=NAME names its environment variable",
-    403: "the API key does not allow this",
-    404: "the server has no such page or model; check the engine and the model's name",
+    401: "the API key is wrong or missing; name its variable with --set engine.api_key_env=NAME",
+    403: "the API key does not permit this request",
+    404: "the server has no such endpoint or model; check the engine and the model name",
     429: "the server refuses more requests for now; try again later",
 }
 
 
 class StatusError(EngineError):
-    """The server refused; `status` is its HTTP status."""
+    """The server answered with an HTTP status other than 200, given by `status`."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -37,10 +37,10 @@ class StatusError(EngineError):
 
 
 class Client:
-    """A server at a URL. A request is sent once: one that is sent again would be counted twice.
+    """HTTP client for one server. It never retries: the server would count the request twice.
 
     Attributes:
-        url: Its root, without /v1.
+        url: Root of the server, without /v1.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -53,36 +53,24 @@ class Client:
             base_url=self.url,
             headers=headers,
             timeout=SECONDS,
-            limits=httpx2.Limits(max_connections=None),  # as many as requests at a time
-            trust_env=not _is_loopback(self.url),  # a proxy does not reach this machine
+            limits=httpx2.Limits(max_connections=None),  # one per concurrent request
+            trust_env=not _is_loopback(self.url),  # a proxy cannot reach this machine
         )
 
     def close(self) -> None:
-        """Give its connections back."""
+        """Close the connections."""
         self._http.close()
 
     def get_text(self, path: str) -> str:
-        """A page, as it is.
-
-        Raises:
-            EngineError: The server did not give it.
-        """
+        """Return the body of a GET request, or raise EngineError."""
         return self._ask("GET", path)
 
     def get(self, path: str, shape: type[Shape]) -> Shape:
-        """A page of JSON.
-
-        Raises:
-            EngineError: The server did not give it, or it is something else.
-        """
+        """Return the JSON of a GET request, validated as `shape`, or raise EngineError."""
         return _parsed(self._ask("GET", path), shape, f"{self.url}{path}")
 
     def post(self, path: str, body: dict[str, Any], shape: type[Shape]) -> Shape:
-        """The answer to a request.
-
-        Raises:
-            EngineError: There is none, or it is something else.
-        """
+        """Return the JSON of a POST request, validated as `shape`, or raise EngineError."""
         return _parsed(self._ask("POST", path, body), shape, f"{self.url}{path}")
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
@@ -96,8 +84,8 @@ class Client:
             ) from error
         except httpx2.HTTPError as error:
             raise EngineError(
-                f"{self.url}{path} cannot be reached or closed the connection ({_words(str(error))}); "
-                "check that the server runs and that this is its URL"
+                f"{self.url}{path} cannot be reached or closed the connection "
+                f"({_shorten(str(error))}); check that the server runs and that this is its URL"
             ) from error
         if answer.status_code != 200:
             raise _refusal(f"{self.url}{path}", answer)
@@ -105,25 +93,17 @@ class Client:
 
 
 def check_packages() -> None:
-    """Are the packages installed that talking to a server needs?
-
-    Raises:
-        UsageError: They are not.
-    """
+    """Raise UsageError if a package of the HTTP client is missing."""
     missing = [n for n in ("httpx2", "prometheus_client") if importlib.util.find_spec(n) is None]
     if missing:
         raise UsageError(
-            f"measuring in an engine needs {' and '.join(missing)}: pip install 'paceline[engines]'"
+            f"engine servers need {' and '.join(missing)}: pip install 'paceline[engines]'"
         )
 
 
 def root_of(url: str) -> str:
-    """`http://host:port`, without /v1.
-
-    Raises:
-        UsageError: This is not a URL of a server, or it holds a password.
-    """
-    wanted = f"{url!r} is not the URL of a server; wanted one such as http://127.0.0.1:8000"
+    """Return `http://host:port`, without /v1; raises UsageError if invalid or with a password."""
+    wanted = f"{url!r} is not the URL of a server; give a URL such as http://127.0.0.1:8000"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -133,8 +113,8 @@ def root_of(url: str) -> str:
         raise UsageError(wanted)
     if parts.username is not None:
         raise UsageError(
-            "the URL holds a user name or a password, which results would record; put the API key into "
-            "an environment variable and name it by --set engine.api_key_env=NAME"
+            "the URL holds a user name or a password, which results would record; put the API key "
+            "into an environment variable and name it with --set engine.api_key_env=NAME"
         )
     path = parts.path.partition("/v1")[0].rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"
@@ -151,7 +131,7 @@ def _is_loopback(url: str) -> bool:
 def _refusal(where: str, answer: httpx2.Response) -> StatusError:
     status = answer.status_code
     advice = _ADVICE.get(status, "check the server log" if status >= 500 else "")
-    message = f"{where} answered {status} ({_words(answer.text)})"
+    message = f"{where} answered {status} ({_shorten(answer.text)})"
     return StatusError(f"{message}; {advice}" if advice else message, status)
 
 
@@ -160,17 +140,17 @@ def _parsed(text: str, shape: type[Shape], where: str) -> Shape:
         return shape.model_validate(json.loads(text))
     except ValidationError as error:
         fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"])) or "the answer"
+        field = ".".join(map(str, fault["loc"])) or "JSON"
         raise EngineError(
-            f"{where} answered without a usable {place} ({fault['msg']}); this engine or version is not "
-            "supported"
+            f"{where} answered with invalid {field} ({fault['msg']}); this engine or version is "
+            "not supported"
         ) from error
     except ValueError as error:
         raise EngineError(
-            f"{where} answered something that is not JSON ({_words(text)[:60]!r}); part of the answer may "
-            "be lost, or another server is at this URL"
+            f"{where} answered with text that is not JSON ({_shorten(text)[:60]!r}); the answer "
+            "may be truncated, or another server runs at this URL"
         ) from error
 
 
-def _words(text: str) -> str:
+def _shorten(text: str) -> str:
     return " ".join(text.split())[:_SHOWN]

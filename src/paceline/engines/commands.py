@@ -1,4 +1,4 @@
-"""The arguments that servers take: which target, which draft, how many tokens per block."""
+"""Command-line arguments of the engines' servers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PROGRAMS: dict[Server, tuple[str, ...]] = {
     "sglang": ("python", "-m", "sglang.launch_server"),
     "llamacpp": ("llama-server",),
 }
-"""How each is started."""
+"""Command that starts each server."""
 
 
 class Drafting(NamedTuple):
-    """How an engine drafts.
+    """Drafting configuration of a server.
 
     Attributes:
-        draft: What the engine is given as draft.
+        draft: Path or hub name of the draft.
         gamma: Tokens drafted per block.
-        sampling: How vLLM draws them; the others draft greedily.
+        sampling: How vLLM samples drafts; the other servers draft greedily.
     """
 
     draft: str
@@ -36,11 +36,11 @@ class Drafting(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a server makes room for.
+    """Capacity of a server.
 
     Attributes:
-        length: Tokens of the longest request.
-        batch_size: Requests at a time.
+        length: Context length in tokens.
+        batch_size: Concurrent requests.
     """
 
     length: int
@@ -48,7 +48,7 @@ class Room(NamedTuple):
 
 
 def target_arguments(engine: Server, target: str) -> list[str]:
-    """What it serves."""
+    """Arguments for the model to serve."""
     return {
         "vllm": [target],
         "sglang": ["--model-path", target],
@@ -57,7 +57,7 @@ def target_arguments(engine: Server, target: str) -> list[str]:
 
 
 def draft_arguments(engine: Server, drafting: Drafting) -> list[str]:
-    """What it drafts with."""
+    """Arguments for speculative decoding."""
     draft, gamma = drafting.draft, drafting.gamma
     if engine == "vllm":
         settings = {
@@ -68,7 +68,7 @@ def draft_arguments(engine: Server, drafting: Drafting) -> list[str]:
         }
         return ["--speculative-config", json.dumps(settings)]
     if engine == "sglang":
-        # The root of a block counts as a drafted token there.
+        # SGLang counts the root of a block as a drafted token.
         return [
             *("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", draft),
             *("--speculative-num-steps", str(gamma), "--speculative-eagle-topk", "1"),
@@ -82,19 +82,19 @@ def draft_arguments(engine: Server, drafting: Drafting) -> list[str]:
 
 
 def room_arguments(engine: Server, room: Room) -> list[str]:
-    """Room for so many requests at a time, and counters to read."""
+    """Arguments for context length and concurrency; for llama.cpp also for /metrics."""
     length, size = room
-    if engine == "llamacpp":  # its tokens are of all requests together
+    if engine == "llamacpp":  # -c is the total over all requests
         return ["-c", str(length * size), "-np", str(size), "--metrics"]
     flags = {"vllm": ("--max-model-len", "--max-num-seqs")}
     flags |= {"sglang": ("--context-length", "--max-running-requests")}
     length_flag, size_flag = flags[engine]
-    # alone, the server's own limit is as good; SGLang's is 48 where it drafts
+    # Every server's default admits one request; SGLang's limit is 48 when it drafts.
     return [length_flag, str(length), *([size_flag, str(size)] if size > 1 else [])]
 
 
 def dtype_arguments(engine: Server, dtype: str) -> list[str]:
-    """What it computes in; auto: its own choice. llama.cpp's weights are as their file has them."""
+    """Arguments for the compute dtype; auto: none. For llama.cpp, the dtype of the KV cache."""
     if dtype == "auto":
         return []
     if engine == "llamacpp":
@@ -104,14 +104,10 @@ def dtype_arguments(engine: Server, dtype: str) -> list[str]:
 
 
 def check_draft_path(engine: EngineName, draft: str) -> None:
-    """Will the engine take the draft for what it is?
-
-    Raises:
-        UsageError: vLLM tells some methods by a draft's path, whatever method is asked for.
-    """
+    """Raise UsageError if vLLM would infer another drafting method from the draft's path."""
     for name in _OTHER_METHODS:
         if engine == "vllm" and name in draft.lower():
             raise UsageError(
-                f"vLLM takes a draft whose path contains {name!r} for a draft of that method, and {draft} "
-                "does; choose another path"
+                f"vLLM infers another drafting method from {name!r} in the path {draft}; choose "
+                "another path"
             )

@@ -1,4 +1,4 @@
-"""What every engine is asked, and what it answers: text, seconds, and how its blocks went."""
+"""Interface of the engines: requests, timed answers and block counts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class BlockCounts(StrictModel):
-    """Counts of an engine's blocks; a later reading minus an earlier one is what happened between.
+    """Block counts of an engine. Subtract two readings for the counts between them.
 
     Attributes:
-        num_blocks: Target passes that checked a draft.
-        num_drafted: Tokens drafted.
-        num_accepted: Drafted tokens that the target kept.
-        accepted_by_position: Blocks whose first, second, ... drafted token was kept; None: the engine
-            does not say.
+        num_blocks: Target passes that verified a draft.
+        num_drafted: Drafted tokens.
+        num_accepted: Accepted drafted tokens.
+        accepted_by_position: Blocks whose first, second, ... drafted token was accepted; None if
+            the engine does not report it.
     """
 
     num_blocks: int = 0
@@ -44,7 +44,7 @@ class BlockCounts(StrictModel):
 
 
 class Request(NamedTuple):
-    """One text to write."""
+    """One generation request."""
 
     prompt: Sequence[int]
     max_new_tokens: int
@@ -53,12 +53,12 @@ class Request(NamedTuple):
 
 
 class Served(NamedTuple):
-    """An answer.
+    """Answer to one request.
 
     Attributes:
-        tokens: What was written.
-        seconds: From sending the request to having the answer.
-        blocks: How its blocks went; None: the engine does not draft.
+        tokens: Generated tokens.
+        seconds: From sending the request to receiving the answer.
+        blocks: Block counts; None if the engine does not draft.
     """
 
     tokens: list[int]
@@ -70,9 +70,9 @@ class Together(NamedTuple):
     """Answers to several requests.
 
     Attributes:
-        tokens: What was written for each.
-        seconds: From sending each to having its answer.
-        blocks: Of all of them; None: the engine does not draft.
+        tokens: Generated tokens of each request.
+        seconds: From sending each request to receiving its answer.
+        blocks: Block counts of all requests together; None if the engine does not draft.
     """
 
     tokens: list[list[int]]
@@ -81,14 +81,13 @@ class Together(NamedTuple):
 
 
 class Conventions(NamedTuple):
-    """What an engine drafts and counts, and where that differs from a textbook's block.
+    """What an engine drafts and counts, where engines differ.
 
     Attributes:
-        ignores_end: Requests ask to go on behind an end-of-text token, so each text has its full
-            length.
-        drafts_first_token: Its first block starts before the target has read the prompt.
-        counts_behind_end: Its last blocks draft beyond the end of the text, and their tokens count.
-        counts_empty_blocks: A last block that has no room for a draft counts as a block.
+        ignores_end: Generation continues after an end-of-text token, up to the full length.
+        drafts_first_token: The first block starts before the target has processed the prompt.
+        counts_behind_end: The last blocks draft beyond the end of the text, and count those tokens.
+        counts_empty_blocks: A last block with no space left for a draft counts as a block.
     """
 
     ignores_end: bool = True
@@ -98,12 +97,12 @@ class Conventions(NamedTuple):
 
 
 class Engine(ABC):
-    """What answers requests.
+    """An engine that answers requests.
 
     Attributes:
         name: As in `measure --engine`.
-        version: As it reports; empty if it does not.
-        conventions: How it counts.
+        version: As reported by the engine; empty if it does not report one.
+        conventions: What it drafts and counts.
     """
 
     name: str
@@ -112,23 +111,15 @@ class Engine(ABC):
 
     @abstractmethod
     def serve(self, request: Request) -> Served:
-        """Answer a request.
-
-        Raises:
-            EngineError: It did not; the message says what came instead.
-        """
+        """Answer a request, or raise EngineError."""
 
     @abstractmethod
     def serve_together(self, requests: Sequence[Request], batch_size: int) -> Together:
-        """Answer requests, at most `batch_size` at a time; the next is sent when one is answered.
-
-        Raises:
-            EngineError: It did not answer one of them.
-        """
+        """Answer requests, at most `batch_size` concurrently, or raise EngineError."""
 
 
 def together(served: Sequence[Served]) -> Together:
-    """Answers that each have their own counts, as one."""
+    """Combine answers that each have their own block counts."""
     counted = [one.blocks for one in served if one.blocks is not None]
     total = BlockCounts(
         num_blocks=sum(blocks.num_blocks for blocks in counted),
@@ -143,27 +134,21 @@ def together(served: Sequence[Served]) -> Together:
 
 
 def checked_tokens(tokens: Sequence[int], request: Request, engine: Engine) -> list[int]:
-    """The answer's tokens, if they are as many as they can be.
-
-    Raises:
-        EngineError: They are not.
-    """
+    """Return the tokens; raises EngineError if their number is not the requested one."""
     wanted = request.max_new_tokens
     if len(tokens) == wanted or (0 < len(tokens) < wanted and not engine.conventions.ignores_end):
         return list(tokens)
     raise EngineError(
-        f"{engine.name} wrote {len(tokens)} tokens where {wanted} were requested; its context may be "
-        "too short, or part of the answer was lost"
+        f"{engine.name} generated {len(tokens)} tokens where {wanted} were requested; its context "
+        "may be too short, or part of the answer was lost"
     )
 
 
 def check_counts(served: Served, gamma: int, conventions: Conventions) -> None:
-    """Do the counts belong to this text alone?
+    """Raise EngineError if the block counts do not match this text.
 
-    A block gives its accepted tokens and one more, so blocks and accepted tokens together make the text.
-
-    Raises:
-        EngineError: They do not.
+    A block yields its accepted tokens and one more, so blocks + accepted tokens is the length of
+    the text, up to the engine's conventions.
     """
     blocks = served.blocks
     if blocks is None:
@@ -175,8 +160,8 @@ def check_counts(served: Served, gamma: int, conventions: Conventions) -> None:
     more = positions is not None and any(positions[gamma:])
     if blocks.num_blocks < 0 or not least <= made <= most or more:
         raise EngineError(
-            f"the engine counted {blocks.num_blocks} blocks with {blocks.num_accepted} accepted tokens "
-            f"while it wrote {count} tokens with {gamma} drafted per block; it served other requests at "
-            "the same time, was restarted, or drafts another number of tokens "
+            f"the engine counted {blocks.num_blocks} blocks with {blocks.num_accepted} accepted "
+            f"tokens for a text of {count} tokens with {gamma} drafted per block; it served other "
+            "requests at the same time, was restarted, or drafts another number of tokens "
             "(num_speculative_tokens)"
         )

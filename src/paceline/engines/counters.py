@@ -1,4 +1,4 @@
-"""Counters that servers publish at /metrics, in the Prometheus text format."""
+"""Parser for the counters that servers publish at /metrics in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -12,15 +12,9 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-_TOTAL = "_total"
-
 
 def read_counters(text: str, prefix: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Samples by name without prefix and `_total`: labels and value of each.
-
-    Raises:
-        EngineError: This is no such text.
-    """
+    """Return labels and value of each sample, by name without `prefix` and `_total`."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -31,19 +25,13 @@ def read_counters(text: str, prefix: str) -> dict[str, list[tuple[dict[str, str]
     for family in families:
         for sample in family.samples:
             if sample.name.startswith(prefix):
-                name = sample.name.removeprefix(prefix).removesuffix(_TOTAL)
+                name = sample.name.removeprefix(prefix).removesuffix("_total")
                 found.setdefault(name, []).append((sample.labels, sample.value))
     return found
 
 
 def block_counts(text: str, prefix: str) -> BlockCounts | None:
-    """The counters of speculative decoding of vLLM and llama-server, which share their names.
-
-    None: the server has none, so it does not draft.
-
-    Raises:
-        EngineError: This is no text of counters.
-    """
+    """Return the speculative-decoding counters of vLLM or llama-server; None if it has none."""
     found = read_counters(text, prefix)
     if "spec_decode_num_drafts" not in found:
         return None
@@ -53,12 +41,11 @@ def block_counts(text: str, prefix: str) -> BlockCounts | None:
 
     by_position: dict[int, float] = {}
     for labels, value in found.get("spec_decode_num_accepted_tokens_per_pos", ()):
-        place = int(labels.get("position", -1))
-        by_position[place] = by_position.get(place, 0) + value
+        position = int(labels.get("position", -1))
+        by_position[position] = by_position.get(position, 0) + value
     return BlockCounts(
         num_blocks=total("drafts"),
         num_drafted=total("draft_tokens"),
         num_accepted=total("accepted_tokens"),
-        accepted_by_position=tuple(round(by_position[place]) for place in sorted(by_position))
-        or None,
+        accepted_by_position=tuple(round(by_position[i]) for i in sorted(by_position)) or None,
     )

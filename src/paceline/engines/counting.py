@@ -1,4 +1,4 @@
-"""Servers whose counters are of all requests since they started: what a request added is a difference."""
+"""Servers with cumulative counters: block counts are the difference of two readings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CountingServer(Engine):
-    """A server that nobody else may use while it is measured."""
+    """A server with cumulative counters; no other client may use it during a measurement."""
 
     def serve(self, request: Request) -> Served:
         found = self.serve_together([request], 1)
@@ -39,8 +39,8 @@ class CountingServer(Engine):
 
     @abstractmethod
     def counts(self) -> BlockCounts | None:
-        """All blocks since the server started; None: it has no such counters."""
+        """Block counts since the server started; None if it has no such counters."""
 
     def settled(self, before: BlockCounts) -> BlockCounts:
-        """The counters once they include all answers."""
+        """Return the counters once they include all answers."""
         return self.counts() or before

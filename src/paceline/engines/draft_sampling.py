@@ -1,4 +1,4 @@
-"""How each engine draws the drafts of a request."""
+"""Draft distribution of each engine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _GREEDY = SamplingParams(temperature=0.0)
 def proposals_of(
     engine: EngineName, drafting: DraftSampling, sampling: SamplingParams
 ) -> SamplingParams:
-    """The distribution that drafts come from.
+    """Sampling parameters that the engine applies to the draft.
 
-    transformers hands the target's processors to the draft, whose own generate adds them again, so the
-    temperature divides its logits twice. vLLM's probabilistic drafts know the temperature alone.
+    transformers passes the target's logits processors to the draft, whose own `generate` adds them
+    again: logits are divided by the temperature twice. vLLM's probabilistic drafting applies the
+    temperature, but neither top-k nor top-p.
 
     Args:
-        engine: What drafts.
-        drafting: How it was told to; of meaning for vLLM only.
-        sampling: Of the request.
+        engine: The engine that drafts.
+        drafting: Its draft sampling; used for vLLM only.
+        sampling: Sampling parameters of the request.
     """
     if engine == "transformers":
         return sampling.model_copy(update={"temperature": sampling.temperature**2})

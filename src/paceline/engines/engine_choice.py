@@ -1,4 +1,4 @@
-"""Which engine, where it is, and how it is started."""
+"""Configuration of an engine, and the command that starts its server."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ if TYPE_CHECKING:
 
 
 class EngineChoice(StrictModel):
-    """An engine that runs, or that is to be started.
+    """An engine: the URL of a running server, or how to start one.
 
     Attributes:
-        engine: Which one.
-        url: Of a server that runs; None: it is started here.
-        model: The model's name there, if it serves several.
-        api_key_env: The environment variable that holds the server's key.
-        program: The program that starts it (vllm, llama-server, or the python that has SGLang); None:
-            the one on the PATH.
+        engine: The engine.
+        url: URL of a running server; None: start one.
+        model: Name of the model, if the server serves several.
+        api_key_env: Environment variable that holds the server's API key.
+        program: Program to start: vllm, llama-server, or the python of SGLang; None: from the PATH.
         options: More arguments of the server.
-        target: What the engine is given as target: directory or GGUF file. None: the target itself.
-        draft: The same of the draft.
-        start_seconds: The longest that starting may take.
+        target: Directory or GGUF file that the engine loads as target; None: the target itself.
+        draft: Directory or GGUF file that the engine loads as draft; None: the draft itself.
+        start_seconds: Timeout for starting the server.
     """
 
     engine: EngineName
@@ -60,18 +59,14 @@ class EngineChoice(StrictModel):
     @model_validator(mode="after")
     def _one_way(self) -> EngineChoice:
         if self.url is not None and (self.program or self.options):
-            raise ValueError("url names a server that runs, so program and options start nothing")
+            raise ValueError("url names a running server; leave program and options out")
         if self.engine == "transformers" and self.url is not None:
             raise ValueError("transformers runs in this process and has no url")
         return self
 
 
 def connect(choice: EngineChoice, client: Client) -> Engine:
-    """The engine behind a server.
-
-    Raises:
-        EngineError: The server does not answer as this engine does.
-    """
+    """Connect to a running server; raises EngineError if it does not answer like this engine."""
     match choice.engine:
         case "vllm":
             return VllmServer(client, choice.model)
@@ -84,37 +79,29 @@ def connect(choice: EngineChoice, client: Client) -> Engine:
 
 
 def client_of(choice: EngineChoice) -> Client:
-    """Of the server at the choice's URL.
-
-    Raises:
-        UsageError: The key's variable is not set.
-    """
-    assert choice.url is not None, "asked only where a server runs"
+    """Return a client for `choice.url`; raises UsageError if the API key's variable is not set."""
+    assert choice.url is not None, "only for running servers"
     key = None
     if choice.api_key_env is not None:
         key = os.environ.get(choice.api_key_env)
         if not key:
             raise UsageError(
-                f"the environment variable {choice.api_key_env} is not set; set it to the API key of "
-                f"{choice.url}"
+                f"the environment variable {choice.api_key_env} is not set; set it to the API key "
+                f"of {choice.url}"
             )
     return Client(choice.url, key)
 
 
 def check_choice(choice: EngineChoice) -> None:
-    """Can this engine be reached or started, as far as that can be told at once?
-
-    Raises:
-        UsageError: It cannot.
-    """
+    """Raise UsageError for an invalid URL or option, or a missing package or program."""
     if choice.engine == "transformers":
         return
     if choice.url is not None:
         root_of(choice.url)
     if any(option.startswith("--api-key") for option in choice.options):
         raise UsageError(
-            "engine.options is recorded with the result, so it may not hold an API key; a server that is "
-            "started here needs none"
+            "engine.options is recorded with the result, so it may not hold an API key; a server "
+            "that Paceline starts needs none"
         )
     check_packages()
     if choice.url is None:
@@ -122,13 +109,13 @@ def check_choice(choice: EngineChoice) -> None:
 
 
 class Setup(NamedTuple):
-    """What a server is started with.
+    """Launch configuration of a server.
 
     Attributes:
-        target: What it is given as target.
-        drafting: How it drafts; None: it decodes alone.
-        room: For which requests.
-        dtype: What it computes in; auto: its own choice.
+        target: Path or hub name of the target.
+        drafting: Speculative decoding; None: off.
+        room: Capacity.
+        dtype: Compute dtype; auto: the server's default.
     """
 
     target: str
@@ -138,9 +125,9 @@ class Setup(NamedTuple):
 
 
 def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
-    """How a server is started, on a port of this machine."""
+    """Return the command that starts the server on 127.0.0.1."""
     engine = choice.engine
-    assert engine != "transformers", "it is not a server"
+    assert engine != "transformers", "not a server"
     program, *first = PROGRAMS[engine]
     command = [choice.program or program, *first, *target_arguments(engine, setup.target)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -152,6 +139,6 @@ def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
 
 
 def server_environment(choice: EngineChoice) -> Mapping[str, str]:
-    """What its server is to find in its environment."""
+    """Return the environment variables to set for the server."""
     offline = {"HF_HUB_OFFLINE": "1"} if os.environ.get("HF_HUB_OFFLINE") else {}
     return {**offline, "VLLM_NO_USAGE_STATS": "1"} if choice.engine == "vllm" else offline

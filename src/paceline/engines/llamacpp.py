@@ -1,4 +1,4 @@
-"""llama-server of llama.cpp, counted by its own /metrics."""
+"""llama.cpp's llama-server, with block counts from /metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.engines.client import Client
 
 PREFIX = "llamacpp:"
-_ROUNDED = 1_000_000  # larger counters are printed with six digits
+_ROUNDED = 1_000_000  # /metrics rounds counters from here on to six digits
 
 
 class _Properties(BaseModel):
@@ -29,10 +29,10 @@ class _Completion(BaseModel):
 
 
 class LlamaServer(CountingServer):
-    """A llama-server with --metrics; while it is measured, nobody else may use it.
+    """A llama-server with --metrics; no other client may use it during a measurement.
 
-    Its `ignore_eos` forbids end-of-text tokens to the target and not to the draft, which changes what
-    is accepted, so texts end where they end.
+    Texts stop at end-of-text tokens: `ignore_eos` would forbid these tokens to the target but not
+    to the draft, which changes acceptance.
     """
 
     name = "llamacpp"
@@ -49,32 +49,32 @@ class LlamaServer(CountingServer):
             "n_predict": request.max_new_tokens,
             "seed": request.seed,
             "return_tokens": True,
-            "cache_prompt": False,  # with and without the draft, the whole prompt is read
+            "cache_prompt": False,  # time the whole prompt, with and without the draft
             **sampling_keys(request.sampling),
         }
         answer = self._client.post("/completion", body, _Completion)
         return checked_tokens(answer.tokens, request, self)
 
     def counts(self) -> BlockCounts:
-        """All blocks since the server started; 0 where it does not draft."""
+        """Block counts since the server started; 0 if it does not draft."""
         try:
             counts = block_counts(self._client.get_text("/metrics"), PREFIX) or BlockCounts()
         except StatusError as error:
             if error.status not in (404, 501):
                 raise
             raise EngineError(
-                f"{self._client.url} does not publish its counters; start llama-server with --metrics"
+                f"{self._client.url} does not publish counters; start llama-server with --metrics"
             ) from error
         if counts.num_drafted >= _ROUNDED:
             raise EngineError(
-                f"{self._client.url} has drafted {counts.num_drafted:,} tokens, and publishes counters of "
-                "that size rounded to six digits; restart it"
+                f"{self._client.url} has drafted {counts.num_drafted:,} tokens, and its /metrics "
+                "rounds counters of this size to six digits; restart the server"
             )
         return counts
 
 
 def sampling_keys(sampling: SamplingParams) -> dict[str, Any]:
-    """Temperature, then top-k, then top-p, as Paceline applies them; the server's own order differs."""
+    """Sampling settings of a request, in Paceline's order: temperature, top-k, top-p."""
     return {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,

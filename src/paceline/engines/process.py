@@ -1,4 +1,4 @@
-"""Starting an engine's server, waiting until it answers, and stopping it."""
+"""Server processes: start one, wait until it is ready, stop it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
     from paceline.progress import Progress
 
-_LAST_LINES = 3  # of a log, in an error
-_LOG_END = 20_000  # bytes of a log that are searched for its errors
+_LAST_LINES = 3  # of a log, in an error message
+_LOG_TAIL = 20_000  # bytes at the end of a log that are searched for errors
 _FAULT = re.compile(r"error|abort|exception|refused", re.IGNORECASE)
-# A server of ours would ask for a key that we do not know.
+# Not passed on, because the server would require an API key.
 _KEYS = ("LLAMA_API_KEY", "VLLM_API_KEY")
 _POLL_S = 0.5
 _STOP_S = 30.0
-_DIES_S = 2.0
+_EXIT_S = 2.0
 
 
 class ServerProcess:
-    """A server of ours, on a port of this machine; a context that stops it.
+    """A server process on 127.0.0.1; as a context manager it stops the process at exit.
 
     Attributes:
-        url: Where it answers.
+        url: URL of the server.
     """
 
     def __init__(
@@ -47,11 +47,7 @@ class ServerProcess:
         log: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it.
-
-        Raises:
-            UsageError: There is no such program.
-        """
+        """Start the process, with its output in `log`; raises UsageError if it is not installed."""
         program = find_program(command[0])
         check_packages()
         self.url = f"http://127.0.0.1:{port}"
@@ -69,7 +65,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=inherited | dict(environment or {}),
-                start_new_session=True,  # its workers are stopped with it, and not by Ctrl-C
+                start_new_session=True,  # stop() ends its workers too; Ctrl-C does not reach them
             )
 
     def __enter__(self) -> ServerProcess:
@@ -81,11 +77,7 @@ class ServerProcess:
         self._stack.close()
 
     def wait_until_ready(self, seconds: float, progress: Progress) -> Client:
-        """Wait for its /health.
-
-        Raises:
-            EngineError: It ended, or took longer; the message has the last lines of its log.
-        """
+        """Wait until /health answers; raises EngineError with the end of the log if it does not."""
         client = Client(self.url)
         self._stack.callback(client.close)
         start = time.monotonic()
@@ -94,18 +86,18 @@ class ServerProcess:
             if self._process.poll() is not None:
                 raise EngineError(
                     f"{self._name} ended while it was starting{self._signal_name()}; "
-                    f"{self._last_words()}"
+                    f"{self._log_excerpt()}"
                 )
             if _listens(self.url):
                 with suppress(EngineError):
                     client.get_text("/health")
                     return client
             time.sleep(_POLL_S)
-        raise EngineError(f"{self._name} did not answer in {seconds:.0f} s; {self._last_words()}")
+        raise EngineError(f"{self._name} did not answer in {seconds:.0f} s; {self._log_excerpt()}")
 
     @property
     def crashed(self) -> bool:
-        """Whether it was ended by a segmentation fault."""
+        """True if the process ended with a segmentation fault."""
         return self._process.poll() == -signal.SIGSEGV
 
     def _signal_name(self) -> str:
@@ -113,13 +105,13 @@ class ServerProcess:
         return f" (killed by {signal.Signals(-code).name})" if code < 0 else ""
 
     def last_words(self) -> str:
-        """The end of its log, if it has ended by itself; else nothing."""
+        """Return an excerpt of the log if the process has ended, else an empty string."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_DIES_S)  # a closed connection is seen before the end of the process
-        return "" if self._process.poll() is None else f"; it ended: {self._last_words()}"
+            self._process.wait(_EXIT_S)  # its connections close before the process ends
+        return "" if self._process.poll() is None else f"; it ended: {self._log_excerpt()}"
 
     def stop(self) -> None:
-        """End it and all that it started."""
+        """Stop the process and its children."""
         try:
             if self._process.poll() is None:
                 self._signal(signal.SIGTERM)
@@ -133,10 +125,10 @@ class ServerProcess:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def _last_words(self) -> str:
-        """Where its log is, with the last lines that speak of a fault, else the last lines."""
+    def _log_excerpt(self) -> str:
+        """The path of the log and its last lines, preferably those that report an error."""
         with self._log.open("rb") as stream:
-            stream.seek(max(0, self._log.stat().st_size - _LOG_END))
+            stream.seek(max(0, self._log.stat().st_size - _LOG_TAIL))
             text = stream.read().decode("utf-8", errors="replace")
         lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
         faults = [line for line in lines if _FAULT.search(line)] or lines
@@ -145,7 +137,7 @@ class ServerProcess:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """A signal that ends this process is an exception meanwhile, so that the server is stopped, too."""
+    """Turn SIGTERM and SIGHUP into SystemExit, so that this process stops the server as well."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -163,22 +155,18 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def find_program(name: str) -> str:
-    """The path of an engine's program.
-
-    Raises:
-        UsageError: There is no such program.
-    """
+    """Return the path of an engine's program; raises UsageError if it is not installed."""
     program = shutil.which(name)
     if program is None:
         raise UsageError(
-            f"{name} is not installed here, or not on the PATH; install the engine, name its program "
-            "with --set engine.program=/path/to/it, or give --url"
+            f"{name} is not installed here, or not on the PATH; install the engine, give its "
+            "program with --set engine.program=/path/to/it, or give --url"
         )
     return program
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

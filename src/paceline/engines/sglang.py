@@ -1,4 +1,4 @@
-"""SGLang behind its own server, whose /generate answers with counts of each request."""
+"""SGLang's server, with block counts from each answer of /generate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Info(BaseModel):
 
 
 class _Meta(BaseModel):
-    """Counts under the names of newer versions, then of older ones."""
+    """Block counts; `spec_accept_token_num` and `spec_draft_token_num` are of older versions."""
 
     spec_verify_ct: int = 0
     spec_num_correct_drafts: int | None = None
@@ -46,7 +46,7 @@ class _Generated(BaseModel):
 
 
 class SglangServer(Engine):
-    """An `sglang.launch_server`, drafting by STANDALONE."""
+    """An `sglang.launch_server` with a STANDALONE draft."""
 
     name = "sglang"
     conventions = Conventions(counts_behind_end=True)
@@ -82,21 +82,19 @@ class SglangServer(Engine):
 
 
 def _blocks(meta: _Meta) -> BlockCounts | None:
-    """None where the server does not draft, or does not report it."""
+    """Block counts of an answer; None if the server does not draft or report them."""
     accepted, drafted = meta.spec_num_correct_drafts, meta.spec_num_proposed_drafts
     if accepted is None or drafted is None:
         accepted, drafted = meta.spec_accept_token_num, meta.spec_draft_token_num
     if not meta.spec_verify_ct or accepted is None or drafted is None:
         return None
-    histogram = meta.spec_correct_drafts_histogram
+    by_position = None
+    if (histogram := meta.spec_correct_drafts_histogram) is not None:
+        # blocks with 0, 1, 2, ... accepted -> blocks that accepted the first, second, ... token
+        by_position = tuple(sum(histogram[i:]) for i in range(1, len(histogram)))
     return BlockCounts(
         num_blocks=meta.spec_verify_ct,
         num_drafted=drafted,
         num_accepted=accepted,
-        accepted_by_position=None if histogram is None else _at_least(histogram),
+        accepted_by_position=by_position,
     )
-
-
-def _at_least(histogram: list[int]) -> tuple[int, ...]:
-    """Blocks with 0, 1, 2, ... accepted tokens -> blocks that accepted the first, second, ... token."""
-    return tuple(sum(histogram[place:]) for place in range(1, len(histogram)))

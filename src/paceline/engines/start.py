@@ -1,4 +1,4 @@
-"""An engine that is started here, for as long as it is needed."""
+"""Start an engine's server for the duration of a context."""
 
 from __future__ import annotations
 
@@ -25,20 +25,13 @@ _AMX_ADVICE = (
 )
 
 
-def _repacks_wrongly(choice: EngineChoice) -> bool:
-    return choice.engine == "llamacpp" and level() == "amx" and "--no-repack" not in choice.options
-
-
 @contextmanager
 def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Engine]:
-    """A server of this engine; it is stopped when the context ends.
-
-    `progress` is called while it starts.
+    """Start a server and connect to it; stop it when the context ends.
 
     Raises:
-        UsageError: Its program is not installed.
-        EngineError: It does not start, or something in the context fails; with the end of its log if it
-            died.
+        UsageError: The program is not installed.
+        EngineError: The server does not start, or a request fails; with the log if it has ended.
     """
     port = free_port()
     command = server_command(choice, setup, port)
@@ -48,7 +41,8 @@ def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
         try:
             client = server.wait_until_ready(choice.start_seconds, progress)
         except EngineError as error:
-            advice = _AMX_ADVICE if _repacks_wrongly(choice) and server.crashed else ""
+            repacks = choice.engine == "llamacpp" and "--no-repack" not in choice.options
+            advice = _AMX_ADVICE if repacks and level() == "amx" and server.crashed else ""
             raise EngineError(f"{error}{advice}") from error
         try:
             yield connect(choice, client)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 _TESTED = {
     "vllm": ("0.32",),
     "transformers": ("5.23",),
-    # a build from the sources of llama-cpp-python 0.3.36 knows no number
+    # reported by a build from the sources of llama-cpp-python 0.3.36
     "llamacpp": ("b0-unknown",),
     "sglang": (),
 }
@@ -22,12 +22,12 @@ _WORDS = {
 
 
 def untested(engine: Engine) -> str | None:
-    """A note on a version that Paceline was not tested with; None: it was."""
+    """Return a note if Paceline was not tested with the engine's version, else None."""
     version = engine.version or "of an unknown version"
     if engine.version.startswith(_TESTED[engine.name]):
         return None
-    tested = _WORDS.get(engine.name, "the format of its answers only")
+    tested = _WORDS.get(engine.name, "its response format only")
     return (
-        f"{engine.name} {version} was not tested with Paceline (tested: {tested}); if the figures differ, its "
-        "counters may mean something else"
+        f"{engine.name} {version} was not tested with Paceline (tested: {tested}); if the results "
+        "differ, its counters may have another meaning"
     )

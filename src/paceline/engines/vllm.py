@@ -1,4 +1,4 @@
-"""vLLM behind its OpenAI-compatible server."""
+"""vLLM's OpenAI-compatible server, with block counts from /metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.engines.client import Client
 
 PREFIX = "vllm:"
-_READINGS = 50  # of counters, until two agree
+_READINGS = 50  # of the counters, at most, until two agree
 _WAIT_S = 0.02
 
 
@@ -42,7 +42,7 @@ class _Completion(BaseModel):
 
 
 class VllmServer(CountingServer):
-    """A `vllm serve`; while it is measured, nobody else may use it."""
+    """A `vllm serve`; no other client may use it during a measurement."""
 
     name = "vllm"
     conventions = Conventions(counts_behind_end=True)
@@ -64,14 +64,14 @@ class VllmServer(CountingServer):
         }
         answer = self._client.post("/v1/completions", body, _Completion)
         if not answer.choices:
-            raise EngineError("vllm answered without a choice; part of the answer may be lost")
+            raise EngineError("vllm answered without a choice; the answer may be truncated")
         return checked_tokens(answer.choices[0].token_ids, request, self)
 
     def counts(self) -> BlockCounts | None:
         return block_counts(self._client.get_text("/metrics"), PREFIX)
 
     def settled(self, before: BlockCounts) -> BlockCounts:
-        """The counters once they stand still: they are published after the answer is sent."""
+        """Wait until the counters stop changing: vLLM updates them after it has answered."""
         last = before
         for _ in range(_READINGS):
             now = self.counts() or before
@@ -83,7 +83,7 @@ class VllmServer(CountingServer):
 
 
 def sampling_keys(sampling: SamplingParams) -> dict[str, Any]:
-    """All settings, since a server's own defaults come from the model's generation_config.json."""
+    """Every sampling setting: the server's defaults come from generation_config.json."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -1,11 +1,11 @@
-"""Drafts as engines load them: vLLM, SGLang, llama.cpp and transformers.
+"""Export drafts for vLLM, SGLang, llama.cpp and transformers.
 
-- `export`: the one call: fit, write, read back, describe
-- `sources`: the model, its target, its run, its measurement, and whether they belong together
-- `rows`: as many rows in embedding and head as the target has
-- `directory`, `gguf_file`, `gguf_vocabulary`: the two forms
-- `launch`: the command that serves it, and how the engine drafts then
-- `checks`: what was written gives what was exported
+- `export`: adapt the model, write it, read it back, describe it
+- `export_inputs`: read the model, target, run and measurement, and check that they match
+- `rows`: resize embedding and head to the target's number of rows
+- `directory`, `gguf_file`, `gguf_vocabulary`: the two output formats
+- `launch`: the command that serves the export, and how the engine drafts
+- `checks`, `engine_check`: compare the export with the model; load it in the engine
 - `card`: the model card
 """
 

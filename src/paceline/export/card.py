@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, how it came to be, what it gave, how to serve it."""
+"""Model card of an export: origin, training, measurements and launch command."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def model_card(sources: Sources, launch: Launch | None, checks: Checks, notes: list[str]) -> str:
-    """Markdown with the hub's YAML header."""
+    """Return the card as Markdown with the hub's YAML header."""
     target = sources.target
     kind = "Target model" if target is None else "Draft model for speculative decoding"
     parts = [
         _header(sources),
         f"# {kind}: {sources.config.out.name}",
-        _what(sources),
+        _model(sources),
         _training(sources.run),
         _measured(sources.measurement),
         _serving(sources, launch),
@@ -45,13 +45,13 @@ def _header(sources: Sources) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
 
 
-def _what(sources: Sources) -> str:
+def _model(sources: Sources) -> str:
     model, target = sources.model, sources.target
     config = model.hf.config.get_text_config(decoder=True)
     lines = [
-        f"- architecture: {model.hf.config.model_type}, {config.num_hidden_layers} layers, hidden size "
-        f"{config.hidden_size}, {model.num_parameters:,} parameters",
-        f"- made from: {sources.config.model}",
+        f"- architecture: {model.hf.config.model_type}, {config.num_hidden_layers} layers, "
+        f"hidden size {config.hidden_size}, {model.num_parameters:,} parameters",
+        f"- exported from: {sources.config.model}",
     ]
     if target is not None:
         share = f" ({model.num_parameters / target.facts.num_parameters:.1%} of its parameters)"
@@ -59,8 +59,7 @@ def _what(sources: Sources) -> str:
         lines.append("- tokenizer: the target's, its files copied unchanged")
     if model.draft_vocabulary is not None:
         lines.append(
-            f"- draft vocabulary: aligned to propose {len(model.draft_vocabulary):,} of "
-            f"{model.vocab_size:,} tokens"
+            f"- draft vocabulary: {len(model.draft_vocabulary):,} of {model.vocab_size:,} tokens"
         )
     licence = sources.licence or "not stated by the target; look it up before you publish this"
     return "\n".join([*lines, f"- licence: {licence}"])
@@ -76,10 +75,11 @@ def _training(run: dict[str, Any] | None) -> str:
         objective += f", then {last} from {config['finish']['begin']:.0%} of the run on"
     lines = [
         f"- objective: {objective}",
-        f"- data: {config['data']['train']['path']} (fingerprint {inputs.get('data.train', 'unknown')}); "
-        f"fixed {config['fixed_fraction']:g}, draft-made {config['draft_fraction']:g}, the rest written "
-        "by the target",
-        f"- optimizer: {config['optimizer']['kind']}, learning rate {config['optimizer']['learning_rate']:g}, "
+        f"- data: {config['data']['train']['path']} "
+        f"(fingerprint {inputs.get('data.train', 'unknown')}); fixed {config['fixed_fraction']:g}, "
+        f"draft-generated {config['draft_fraction']:g}, the rest target-generated",
+        f"- optimizer: {config['optimizer']['kind']}, "
+        f"learning rate {config['optimizer']['learning_rate']:g}, "
         f"batch size {config['batch_size']}",
         f"- config hash: {run.get('config_hash', 'unknown')}, seed {config['seed']}",
     ]
@@ -88,7 +88,7 @@ def _training(run: dict[str, Any] | None) -> str:
 
 def _measured(measurement: Measurement | None) -> str:
     if measurement is None:
-        return "## Measured\n\nNothing was measured with this export."
+        return "## Measured\n\nNo measurement was given for this export."
     config, acceptance = measurement.config, measurement.acceptance
     rows = [
         ("expected acceptance", str(acceptance.expected_acceptance)),
@@ -105,15 +105,15 @@ def _measured(measurement: Measurement | None) -> str:
     processor = measurement.environment.get("processor", "an unknown processor")
     return (
         f"## Measured\n\n{acceptance.num_prompts} prompts of {config.prompts.path}, temperature "
-        f"{config.sampling.temperature:g}, on {processor}. 95% intervals over prompts in brackets.\n\n"
-        f"| figure | value |\n|---|---|\n{table}\n\n{measurement.verdict}"
+        f"{config.sampling.temperature:g}, on {processor}. Brackets: 95% intervals.\n\n"
+        f"| metric | value |\n|---|---|\n{table}\n\n{measurement.verdict}"
     )
 
 
 def _serving(sources: Sources, launch: Launch | None) -> str:
     if launch is None:
         return ""
-    how = "measured as the best" if launch.measured else "not measured"
+    how = "the best in the measurement" if launch.measured else "not measured"
     return (
         f"## Serve it with {sources.config.to}\n\n```\n{launch.command}\n```\n\n"
         f"{launch.gamma} tokens per block ({how}); the engine drafts {launch.drafting}."
@@ -122,8 +122,8 @@ def _serving(sources: Sources, launch: Launch | None) -> str:
 
 def _checked(checks: Checks) -> str:
     return (
-        "## Checked\n\nThe export was read back: over "
-        f"{checks.num_positions} positions the largest difference of logits is "
-        f"{checks.largest_difference:.1e} of the largest logit, the likeliest token is the same in "
-        f"{checks.agreement:.1%}, and {checks.num_texts} texts are tokenized identically."
+        "## Checked\n\nThe export was read back and compared with the original model: over "
+        f"{checks.num_positions} positions, logits differ by at most "
+        f"{checks.largest_difference:.1e} of the largest logit, the most likely token is the same "
+        f"in {checks.agreement:.1%}, and {checks.num_texts} texts are tokenized identically."
     )

@@ -1,4 +1,4 @@
-"""Does the export give what was exported? It is read back and compared before it is kept."""
+"""Read an export back and compare it with the original model."""
 
 # B texts, T positions, V vocabulary
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from paceline.models import CausalModel
 
 TOLERANCE = 1e-5
-"""Of logits in float32, relative to the largest one."""
+"""Largest allowed difference of float32 logits, relative to the largest logit."""
 LEAST_AGREEMENT = 0.99
-"""Fraction of positions where a GGUF file of 8 bits has to find the same token likeliest."""
+"""Fraction of positions where an 8-bit GGUF file must have the same most likely token."""
 
-_LENGTH = 96  # tokens of a text that are read
-_NUM_RANDOM = 4  # more texts, of tokens drawn at random
+_LENGTH = 96  # tokens per text, at most
+_NUM_RANDOM = 4  # texts of random tokens
 
 
 class Checks(StrictModel):
-    """What reading the export back showed.
+    """Comparison of the export with the original model.
 
     Attributes:
-        num_positions: Positions that both models read.
-        largest_difference: Between two logits, relative to the largest logit; only of tokens that the
-            export may propose.
-        agreement: Fraction of positions where both find the same token likeliest.
+        num_positions: Compared positions.
+        largest_difference: Largest difference of two logits / the largest logit; with a baked draft
+            vocabulary, over its tokens only.
+        agreement: Fraction of positions with the same most likely token.
         num_texts: Texts that both tokenizers tokenize identically.
     """
 
@@ -48,11 +48,11 @@ class Checks(StrictModel):
 
 
 class Reference:
-    """What the model says of a few texts, before it is changed and written.
+    """Logits of the original model on a few texts.
 
     Attributes:
-        texts: Tokens [1, T] each.
-        logits: Of each text, [T, V], V tokens that the tokenizer names.
+        texts: Token ids, [1, T] each.
+        logits: Logits of each text, [T, V] for the V tokens of the tokenizer.
     """
 
     def __init__(self, model: CausalModel) -> None:
@@ -63,11 +63,7 @@ class Reference:
 
 
 def check_directory(folder: Path, reference: Reference, *, baked: bool) -> Checks:
-    """Read a directory back in float32 and compare it.
-
-    Raises:
-        ExportError: Logits differ by more than `TOLERANCE`, or the tokenizers tokenize a text differently.
-    """
+    """Read a model directory back in float32; raises ExportError if logits or tokens differ."""
     found = load_model(folder, dtype="float32", device="cpu")
     checks = _compare(reference, found.hf, load_tokenizer(folder), baked=baked)
     _check_difference(checks)
@@ -77,17 +73,14 @@ def check_directory(folder: Path, reference: Reference, *, baked: bool) -> Check
 def check_gguf(
     file: Path, reference: Reference, rope: dict[str, Any], *, exact: bool, baked: bool
 ) -> Checks:
-    """Read a GGUF file back by transformers and compare it.
+    """Read a GGUF file back with transformers; raises ExportError if logits or tokens differ.
 
     Args:
-        file: It.
-        reference: Of the model, its weights rounded as the file stores them where it is `exact`.
-        rope: The model's rotary settings; transformers does not read a file's factors of angles.
-        exact: Its type holds those weights without loss.
-        baked: A draft vocabulary is baked into its head.
-
-    Raises:
-        ExportError: Logits differ, too few positions agree, or the tokenizers tokenize a text differently.
+        file: The GGUF file.
+        reference: Logits of the original model; if `exact`, of its weights in the stored dtype.
+        rope: Rotary settings of the model; transformers ignores the rope factors in the file.
+        exact: The file stores the weights without loss.
+        baked: A draft vocabulary is baked into the head.
     """
     with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
         convert_gguf(file, Path(scratch), torch.float32)
@@ -100,9 +93,9 @@ def check_gguf(
         _check_difference(checks)
     elif checks.agreement < LEAST_AGREEMENT:
         raise ExportError(
-            f"the file finds the same token likeliest in {checks.agreement:.1%} of {checks.num_positions} "
-            f"positions, fewer than {LEAST_AGREEMENT:.0%}; nothing was kept. Its 8 bits per weight are too "
-            "few for this model: choose bfloat16 or float16"
+            f"the file has the same most likely token in {checks.agreement:.1%} of "
+            f"{checks.num_positions} positions, fewer than {LEAST_AGREEMENT:.0%}; nothing was "
+            "kept. 8 bits per weight are too few for this model: choose bfloat16 or float16"
         )
     return checks
 
@@ -110,9 +103,9 @@ def check_gguf(
 def _check_difference(checks: Checks) -> None:
     if checks.largest_difference > TOLERANCE:
         raise ExportError(
-            f"the exported model's logits differ by {checks.largest_difference:.1e} of the largest, more "
-            f"than {TOLERANCE:.0e}; nothing was kept. This architecture is not written as it is computed: "
-            "report it, with the model's config.json"
+            f"logits of the exported model differ by {checks.largest_difference:.1e} of the "
+            f"largest, more than {TOLERANCE:.0e}; nothing was kept. The export does not support "
+            "this architecture correctly: report it, with the model's config.json"
         )
 
 
@@ -125,11 +118,11 @@ def _compare(reference: Reference, found: Any, tokenizer: Any, *, baked: bool) -
         theirs_TV = all_TV[:, : ours_TV.shape[-1]]
         if baked:
             listed = reference.listed
-            assert listed is not None, "only a list can be baked in"
+            assert listed is not None, "baking needs a draft vocabulary"
             if not torch.isin(all_TV.argmax(-1), listed).all():
                 raise ExportError(
-                    "the exported head finds a token likeliest that the draft may not propose; nothing "
-                    "was kept. Leave draft_vocabulary=bake out, and report it"
+                    "a token outside the draft vocabulary is most likely in the exported head; "
+                    "nothing was kept. Leave draft_vocabulary=bake out, and report it"
                 )
             ours_TV, theirs_TV = ours_TV[:, listed], theirs_TV[:, listed]
         difference = max(difference, float((ours_TV - theirs_TV).abs().max()))
@@ -148,25 +141,23 @@ def _check_tokenizer(ours: Any, theirs: Any) -> int:
     if ours is None:
         return 0
     for text in SAMPLES:
-        wanted, found = (
-            reader(text, add_special_tokens=False)["input_ids"] for reader in (ours, theirs)
-        )
-        if wanted != found:
+        ids = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, theirs)]
+        if ids[0] != ids[1]:
             raise ExportError(
-                f"the exported tokenizer tokenizes {text[:30]!r} differently; nothing was kept. Report it, "
-                "with the tokenizer.json"
+                f"the exported tokenizer tokenizes {text[:30]!r} differently; nothing was kept. "
+                "Report it, with the tokenizer.json"
             )
     return len(SAMPLES)
 
 
 def _texts(model: CausalModel) -> list[Tensor]:
-    """Tokens of a few texts, and random ones, [1, T] each."""
+    """Token ids of `SAMPLES` and of random texts, [1, T] each."""
     longest = min(_LENGTH, model.max_length or _LENGTH)
     rng = torch.Generator().manual_seed(0)
     random = torch.randint(model.vocab_size, (_NUM_RANDOM, 1, longest), generator=rng)
     tokenizer = model.tokenizer
-    read = [] if tokenizer is None else [tokenizer(text)["input_ids"] for text in SAMPLES]
-    return [*(torch.tensor([text[:longest]]) for text in read), *random]
+    samples = [] if tokenizer is None else [tokenizer(text)["input_ids"] for text in SAMPLES]
+    return [*(torch.tensor([ids[:longest]]) for ids in samples), *random]
 
 
 @torch.inference_mode()

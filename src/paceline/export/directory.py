@@ -1,4 +1,4 @@
-"""An ordinary model directory that engines load: whole vocabulary, the target's tokenizer and limits."""
+"""Model directory for engines, with the target's vocabulary, tokenizer and context length."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
 def fit(sources: Sources) -> None:
-    """Bring the model into the shape that the engine asks for, in place.
-
-    A draft gets as many rows as its target has, and as many positions where they are rotary.
-    """
+    """Give a draft its target's number of embedding rows and context length, in place."""
     model, target = sources.model, sources.target
     if target is None:
         return
@@ -36,13 +33,13 @@ def fit(sources: Sources) -> None:
 
 
 def write_directory(sources: Sources, launch: Launch | None, folder: Path) -> None:
-    """Write the model, its tokenizer and its licence into an empty folder."""
+    """Write the model, its tokenizer and its generation config into an empty folder."""
     hf: Any = sources.model.hf
     hf.to(sources.stored)
     with quiet():
         hf.save_pretrained(folder)
     for weights in folder.glob("*.safetensors"):
-        # safetensors keeps them from everyone else, who may have to serve them
+        # safetensors makes them private, but another user may serve them
         weights.chmod((folder / "config.json").stat().st_mode)
     copy_tokenizer(sources.tokenizer_source, folder)
     if sources.model.draft_vocabulary is not None:
@@ -51,7 +48,7 @@ def write_directory(sources: Sources, launch: Launch | None, folder: Path) -> No
 
 
 def copy_licence(sources: Sources, folder: Path) -> None:
-    """The licence files beside the target's weights, if there are any."""
+    """Copy the licence files of the target, or of the model if it is exported alone."""
     source = model_directory(sources.tokenizer_source)
     for pattern in _LICENCES:
         for path in sorted(source.glob(pattern)):
@@ -60,9 +57,9 @@ def copy_licence(sources: Sources, folder: Path) -> None:
 
 
 def _extend_positions(config: Any, wanted: int | None) -> None:
-    """Engines end a text, or draft nonsense, at the draft's last position: give it the target's.
+    """Raise the draft's context length to the target's, for rotary positions without scaling.
 
-    Only where positions are angles without a scale that depends on how many there are.
+    At the draft's limit, engines would stop or draft nonsense.
     """
     have = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -72,7 +69,7 @@ def _extend_positions(config: Any, wanted: int | None) -> None:
 
 
 def _write_generation_config(sources: Sources, launch: Launch | None, folder: Path) -> None:
-    """The target's own; for transformers also how to draft, which it reads from the draft's."""
+    """Copy the target's; transformers reads the number of drafted tokens from it."""
     path = folder / _GENERATION
     if sources.target is not None:
         theirs = sources.target.directory / _GENERATION

@@ -1,4 +1,4 @@
-"""Does the engine itself load an export, and draft with it?"""
+"""Check that the engine loads an export and drafts with it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,12 @@ _TEXT = "The arithmetic mean of a list of numbers is"
 
 
 def check_in_engine(sources: Sources, path: Path, gamma: int, progress: Progress) -> str:
-    """Load the export in its engine and serve one greedy request. -> one line of what it drafted.
+    """Load the export in its engine, serve one greedy request and return a one-line summary.
 
-    Raises:
-        UsageError: The engine is not installed.
-        EngineError: It does not start, or does not answer.
-        ExportError: It drafts nothing.
+    Raises ExportError if the engine does not draft, EngineError if it does not start or answer.
     """
     config = sources.config
-    assert sources.target is not None, "asked only of drafts"
+    assert sources.target is not None, "only for drafts"
     choice = config.engine or EngineChoice(engine=config.to)
     check_choice(choice)
     target = config.served_target or sources.target.path
@@ -42,21 +39,21 @@ def check_in_engine(sources: Sources, path: Path, gamma: int, progress: Progress
         from paceline.engines.assisted import Transformers
 
         pair = load_model(target), load_model(path)
-        return _told(engine := Transformers(*pair, gamma), engine.serve(request))
+        return _summary(engine := Transformers(*pair, gamma), engine.serve(request))
     room = Room(len(prompt) + _NUM_TOKENS + gamma + 1)
     setup = Setup(target, Drafting(str(path), gamma), room)
     with started(choice, setup, progress) as engine:
-        return _told(engine, engine.serve(request))
+        return _summary(engine, engine.serve(request))
 
 
-def _told(engine: Engine, answer: Served) -> str:
+def _summary(engine: Engine, answer: Served) -> str:
     blocks = answer.blocks
     if blocks is None or not blocks.num_drafted:
         raise ExportError(
-            f"{engine.name} {engine.version} loaded the export and drafted nothing with it; its log says "
-            "why it serves without the draft"
+            f"{engine.name} {engine.version} loaded the export but drafted nothing with it; see "
+            "the engine's log for the reason"
         )
     return (
-        f"{engine.name} {engine.version} loads it: {blocks.num_accepted} of {blocks.num_drafted} drafted "
-        f"tokens accepted in {len(answer.tokens)} tokens of greedy text"
+        f"{engine.name} {engine.version} loads it: {blocks.num_accepted} of {blocks.num_drafted} "
+        f"drafted tokens accepted in {len(answer.tokens)} tokens of greedy text"
     )

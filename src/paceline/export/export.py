@@ -1,4 +1,4 @@
-"""From a draft to what an engine loads: fit, write, read back, describe."""
+"""Export a model for an engine: adapt, write, read back, describe."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8
 
 
 class Exported(StrictModel):
-    """An export that was kept.
+    """Result of an export.
 
     Attributes:
-        path: What the engine is given: a directory, or a GGUF file.
-        command: How to serve it; None for a target exported alone.
+        path: Directory or GGUF file that the engine loads.
+        command: Command that serves it; None for a target exported alone.
         num_speculative_tokens: Tokens drafted per block in that command.
-        checks: What reading it back showed.
-        served: What the engine did with it; None: it was not asked.
-        notes: What to know before serving it.
+        checks: Comparison with the original model.
+        served: Summary of the check in the engine; None without `check_engine`.
+        notes: Warnings for the user.
     """
 
     path: Path
@@ -47,15 +47,15 @@ class Exported(StrictModel):
 
 
 def export(config: ExportConfig, progress: Progress = silent) -> Exported:
-    """Export a draft, or a target, and check that it gives what was exported.
+    """Export a draft or a target, and compare the export with the original model.
 
-    With `check_engine` the export is kept also where the engine does not load it.
+    The check in the engine runs last: the export is kept if only that check fails.
 
     Raises:
-        UsageError: Something cannot be read, does not belong together, or `out` exists.
-        ExportError: The export gives something else; nothing is kept. Or the engine drafts nothing with it.
-        EngineError: The engine does not load it.
-        StorageError: It cannot be written; what was at `out` is still there.
+        UsageError: An input cannot be read, the inputs do not match, or `out` exists.
+        ExportError: The export differs from the model (not kept), or the engine drafts nothing.
+        EngineError: The engine does not load the export.
+        StorageError: The export cannot be written; `out` is unchanged.
     """
     check_place(config)
     sources = read_sources(config)
@@ -85,11 +85,7 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
 
 
 def check_place(config: ExportConfig) -> None:
-    """May the export be written at `out`? Only an older export is ever replaced.
-
-    Raises:
-        UsageError: Something else is there, or an export that is not to be replaced.
-    """
+    """Raise UsageError unless `out` is free or an older export that may be replaced."""
     out = config.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -111,10 +107,10 @@ def _gguf_type(sources: Sources) -> str:
 
 
 def _write(sources: Sources, launch: Launch | None, folder: Path, name: str) -> Checks:
-    """Write the model into the folder, or as a GGUF file of this name, and read it back."""
+    """Write the model directory, or a GGUF file with this name, and read it back."""
     config, hf = sources.config, cast("Any", sources.model.hf)
     lossless = config.to != "llamacpp" or config.dtype != "q8_0"
-    if lossless:  # what is compared are weights as they are stored
+    if lossless:  # compare with the weights as stored
         for weight in hf.parameters():
             weight.data = weight.data.to(sources.stored).float()
     reference = Reference(sources.model)
@@ -134,22 +130,22 @@ def _write(sources: Sources, launch: Launch | None, folder: Path, name: str) -> 
 
 
 def notes_of(sources: Sources, launch: Launch | None) -> list[str]:
-    """What a user should know before serving this."""
+    """Return the notes for the user."""
     config, target = sources.config, sources.target
     notes: list[str] = []
     if target is None:
-        notes.append("no target is named: the model is exported alone, to be served or as a target")
+        notes.append("no target is given: the model is exported alone, for serving or as a target")
     if launch is not None:
         notes += _launch_notes(sources, launch)
     limit = sources.model.draft_vocabulary
     if limit is not None and config.draft_vocabulary == "keep":
         notes.append(
-            f"the draft was made to propose {len(limit):,} of {sources.model.vocab_size:,} tokens, and "
-            f"{config.to} drafts from all of them, also those that it was never taught; --set "
-            "draft_vocabulary=bake keeps greedy drafts within the list"
+            f"the draft vocabulary has {len(limit):,} of {sources.model.vocab_size:,} tokens, but "
+            f"{config.to} drafts from all of them, including tokens that the draft was not trained "
+            "on; --set draft_vocabulary=bake keeps greedy drafts within the draft vocabulary"
         )
     if sources.licence is None:
-        notes.append("the licence is not stated beside the weights; look it up before you publish")
+        notes.append("the model states no licence; look it up before you publish the export")
     return notes
 
 
@@ -158,8 +154,8 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
     notes: list[str] = []
     if not launch.measured:
         notes.append(
-            f"{launch.gamma} tokens per block was not measured; give the JSON of paceline measure as "
-            "--measurement"
+            f"{launch.gamma} tokens per block was not measured; give the JSON of paceline measure "
+            "as --measurement"
         )
     if measurement is not None and not measurement.verdict.go:
         notes.append(f"the measurement says {measurement.verdict}")
@@ -169,7 +165,7 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
     wanted = "a GGUF file" if config.to == "llamacpp" else "a directory"
     made = "FILE.gguf" if config.to == "llamacpp" else "TARGET"
     notes.append(
-        f"{config.to} needs the target as {wanted}: paceline export {served} --to {config.to} --out TARGET, "
-        f"then add --set served_target={made} here"
+        f"{config.to} needs the target as {wanted}: run paceline export {served} --to {config.to} "
+        f"--out TARGET, then add --set served_target={made} here"
     )
     return notes

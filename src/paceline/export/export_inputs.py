@@ -1,4 +1,4 @@
-"""What is exported: the model, its target, the run that trained it and what was measured."""
+"""Inputs of an export: the model, its target, its training run and its measurement."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ SAMPLES = (
     "The quick brown fox didn't jump over 13 lazy dogs; it's 2026, and they've 1,234.5 reasons.",
     "  Whitespace\n\n\tand\r\nlines,   naïve café, Größe, нещо, 東京 🚀 … “quotes” -- ----\n",
 )
-"""Texts that tokenizers and models are compared on."""
+"""Texts for comparing tokenizers and models."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What an export needs of a target, whose weights are not loaded.
+    """A target, without its weights.
 
     Attributes:
-        path: As the user named it.
-        directory: Its files; of a GGUF file those of its conversion.
-        facts: Of its files.
-        num_rows: Rows of its embedding, as its config says.
+        path: Path or hub name as given by the user.
+        directory: Its files; for a GGUF file, those of its conversion.
+        facts: Facts about the model, from its files.
+        num_rows: Rows of its embedding, from its config.
     """
 
     path: str
@@ -55,16 +55,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Sources:
-    """Everything that goes into an export.
+    """Inputs of an export.
 
     Attributes:
-        config: What is wanted.
+        config: Configuration of the export.
         model: The model, float32 on the CPU.
-        stored: The dtype that the export stores.
-        target: Of a draft; None: the model is exported alone.
-        run: The manifest of the run that trained the draft; None: there is none beside it.
-        measurement: Of this draft with this target.
-        licence: What the target, or the model alone, states; None: nothing.
+        stored: The dtype of the exported weights.
+        target: The draft's target; None: the model is exported alone.
+        run: Manifest of the run that trained the draft; None if there is none.
+        measurement: Measurement of this draft with this target; None if not given.
+        licence: Licence stated by the target, or by a model exported alone; None if not stated.
     """
 
     config: ExportConfig
@@ -77,21 +77,17 @@ class Sources:
 
     @property
     def tokenizer_source(self) -> str:
-        """Where the tokenizer's files are taken from: the target, else the model itself."""
+        """Path of the model whose tokenizer is exported: the target, else the model itself."""
         return self.config.model if self.target is None else self.target.path
 
     @property
     def tokenizer(self) -> Any:
-        """The one of these files."""
+        """The exported tokenizer."""
         return self.model.tokenizer if self.target is None else self.target.facts.tokenizer
 
 
 def read_sources(config: ExportConfig) -> Sources:
-    """Load the model and read what belongs to it.
-
-    Raises:
-        UsageError: Something cannot be read, or does not belong together.
-    """
+    """Load the inputs; raises UsageError if one cannot be read or they do not match."""
     run = _run_of(config.model)
     named = config.target or (run["config"].get("target") if run else None)
     target = None if named is None else read_target(named)
@@ -101,15 +97,15 @@ def read_sources(config: ExportConfig) -> Sources:
     model = load_model(config.model, dtype="float32", device="cpu")
     if config.draft_vocabulary == "bake" and model.draft_vocabulary is None:
         raise UsageError(
-            f"draft_vocabulary=bake: {config.model} proposes all tokens, so there is nothing to bake; "
-            "leave it out"
+            f"draft_vocabulary=bake: {config.model} has no draft vocabulary, so there is nothing "
+            "to bake; leave it out"
         )
     licence = licence_of(config.model if target is None else target.path)
     return Sources(config, model, _stored(config, model), target, run, measurement, licence)
 
 
 def licence_of(path: str) -> str | None:
-    """What a model states as its licence, in its card's header or its GGUF file; None: nothing."""
+    """Return the licence in a model card's header or a GGUF file; None if not stated."""
     file = Path(path).expanduser()
     if file.suffix == ".gguf":
         import gguf
@@ -124,11 +120,7 @@ def licence_of(path: str) -> str | None:
 
 
 def read_target(path: str) -> Target:
-    """What is known of a target without its weights.
-
-    Raises:
-        UsageError: It cannot be read.
-    """
+    """Read a target without its weights, or raise UsageError."""
     directory = model_directory(path)
     settings = json.loads((directory / "config.json").read_text("utf-8"))
     text = settings.get("text_config") or settings
@@ -136,13 +128,10 @@ def read_target(path: str) -> Target:
 
 
 def check_same_reading(target: Target, draft: ModelFacts) -> None:
-    """Do both tokenizers read every text alike? The export carries the target's.
+    """Raise VocabularyMismatchError if the tokenizers differ: the export has the target's.
 
-    Names and merges are compared one by one, the rest by what it does to texts: the same splitting can
-    be written down in two ways.
-
-    Raises:
-        VocabularyMismatchError: They do not.
+    Compares vocabularies and merges, and the tokens of sample texts: two tokenizer files may
+    describe the same pre-tokenization differently.
     """
     check_same_vocabulary(*cast("Any", (target.facts, draft)))
     ours, theirs = target.facts.tokenizer, draft.tokenizer
@@ -151,64 +140,59 @@ def check_same_reading(target: Target, draft: ModelFacts) -> None:
         raise VocabularyMismatchError(
             f"{missing} has no tokenizer files, so its tokenizer cannot be compared; add them"
         )
-    what = _other_merge(_merges(ours), _merges(theirs)) or _other_tokens(ours, theirs)
-    if what is not None:
+    where = _differing_merge(_merges(ours), _merges(theirs)) or _differing_text(ours, theirs)
+    if where is not None:
         raise VocabularyMismatchError(
-            f"the tokenizers of {target.path} and {draft.path} name the same tokens but differ {what}, so "
-            "they tokenize texts differently; make the draft with the target's tokenizer"
+            f"the tokenizers of {target.path} and {draft.path} have the same tokens but differ "
+            f"{where}; build the draft with the target's tokenizer"
         )
 
 
 def _merges(tokenizer: Any) -> list[str]:
-    """Of a BPE tokenizer, in order; empty for others."""
+    """Merges of a BPE tokenizer, in order; empty for other tokenizers."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     found = [] if backend is None else json.loads(backend.to_str())["model"].get("merges") or []
     return [merge if isinstance(merge, str) else " ".join(merge) for merge in found]
 
 
-def _other_merge(ours: list[str], theirs: list[str]) -> str | None:
-    for place, both in enumerate(itertools.zip_longest(ours, theirs, fillvalue="none")):
-        if both[0] != both[1]:
-            return f"in merge {place} ({both[0]!r} and {both[1]!r})"
+def _differing_merge(ours: list[str], theirs: list[str]) -> str | None:
+    for index, (one, other) in enumerate(itertools.zip_longest(ours, theirs, fillvalue="none")):
+        if one != other:
+            return f"in merge {index} ({one!r} and {other!r})"
     return None
 
 
-def _other_tokens(ours: Any, theirs: Any) -> str | None:
-    """A text that both tokenize differently: samples, and strings of random tokens."""
+def _differing_text(ours: Any, theirs: Any) -> str | None:
     draws = random.Random(0)
     numbers = range(len(ours))
     strings = [ours.decode(draws.choices(numbers, k=12)) for _ in range(_NUM_STRINGS)]
     for text in (*SAMPLES, *strings):
-        found = [reader(text, add_special_tokens=False)["input_ids"] for reader in (ours, theirs)]
-        if found[0] != found[1]:
+        ids = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, theirs)]
+        if ids[0] != ids[1]:
             return f"on {text[:30]!r}"
     return None
 
 
 def _run_of(model: str) -> dict[str, Any] | None:
-    """The manifest of the run whose `draft` directory this is."""
+    """Manifest of the training run whose `draft` directory this is, if any."""
     folder = Path(model).expanduser()
     manifest = RunDirectory(folder.parent).read_manifest() if folder.is_dir() else None
     return manifest if manifest and manifest.get("kind") == "Align" else None
 
 
 def read_measurement(config: ExportConfig, target: str | None) -> Measurement:
-    """A measurement of this draft with this target.
-
-    Raises:
-        ConfigError: It cannot be read, or is of another pair.
-    """
+    """Read the measurement; raises ConfigError if it cannot be read or belongs to another pair."""
     path = cast("Path", config.measurement)
     found = read_result(Measurement, path, "paceline measure --json")
     pairs = (
         ("draft", found.config.draft, found.draft_fingerprint, config.model),
         ("target", found.config.target, found.target_fingerprint, target),
     )
-    for role, measured, known, place in pairs:
-        if place is None or known != fingerprint(place):
+    for role, measured, known, wanted in pairs:
+        if wanted is None or known != fingerprint(wanted):
             raise ConfigError(
-                f"{path} was measured with the {role} {measured} as it was then, not with {place} as it "
-                "is now; measure again"
+                f"{path} was measured with the {role} {measured}, which is not {wanted} or has "
+                "changed since; measure again"
             )
     return found
 

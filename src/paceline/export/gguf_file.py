@@ -1,6 +1,6 @@
-"""A model as one GGUF file, for llama.cpp."""
+"""Write a model as a GGUF file for llama.cpp."""
 
-# V vocabulary, D hidden width, H heads, W width of a head
+# W width of a head
 from __future__ import annotations
 
 import errno
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from paceline.models import CausalModel
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""model_type to llama.cpp's architecture."""
+"""model_type -> llama.cpp's architecture."""
 
-_BLOCK = 32  # q8_0 rounds so many neighbours together
+_BLOCK = 32  # weights per q8_0 block
 
 
 def write_gguf(
@@ -41,14 +41,14 @@ def write_gguf(
 
     Args:
         model: In float32.
-        path: The file to make.
-        stored: float32, float16, bfloat16 or q8_0, of the matrices; vectors are float32.
-        tokenizer: Its tokenizer, or its target's.
-        facts: Values of `general.` keys; None: not known.
+        path: The file to create.
+        stored: Type of the matrices: float32, float16, bfloat16 or q8_0; vectors are float32.
+        tokenizer: The model's or its target's tokenizer.
+        facts: Values of `general.` keys; None: unknown.
 
     Raises:
         UsageError: The gguf package is missing.
-        UnsupportedModelError: llama.cpp, or this writer, does not know such a model.
+        UnsupportedModelError: llama.cpp or this writer does not support the model.
     """
     if importlib.util.find_spec("gguf") is None:
         raise UsageError(
@@ -61,11 +61,12 @@ def write_gguf(
     _refuse_unknown(config)
     family = FAMILIES[config.model_type]
     writer = gguf.GGUFWriter(path, family)
-    kind = gguf.GGMLQuantizationType[_KINDS[stored]]
+    kind = gguf.GGMLQuantizationType[_TYPES[stored]]
     for key, value in facts.items():
         if value is not None:
             writer.add_string(f"general.{key}", value)
-    writer.add_file_type(_file_type(stored))
+    file_type = f"{'ALL' if stored == 'float32' else 'MOSTLY'}_{_TYPES[stored]}"
+    writer.add_file_type(gguf.LlamaFileType[file_type])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_sizes(writer, config)
     add_tokenizer(writer, tokenizer, config.vocab_size)
@@ -81,44 +82,33 @@ def _write_out(writer: GGUFWriter, path: Path) -> None:
         writer.write_tensors_to_file()
         writer.close()
     except OSError as error:
-        with suppress(OSError):  # what is still to be flushed has no room either
+        with suppress(OSError):  # flushing the rest fails as well
             writer.close()
         if error.errno is not None:
             raise
-        # numpy gives no number where a disk took less than it was given
+        # numpy sets no errno after a short write
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
 
 
-_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
-
-
-def _file_type(stored: str) -> int:
-    from gguf import LlamaFileType
-
-    return {
-        "float32": LlamaFileType.ALL_F32,
-        "float16": LlamaFileType.MOSTLY_F16,
-        "bfloat16": LlamaFileType.MOSTLY_BF16,
-        "q8_0": LlamaFileType.MOSTLY_Q8_0,
-    }[stored]
+_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 
 
 def _refuse_unknown(config: Any) -> None:
-    """Would llama.cpp compute what transformers does?"""
+    """Raise if llama.cpp would compute something else than transformers."""
     rope = getattr(config, "rope_parameters", None) or {}
     window = getattr(config, "sliding_window", None)
     windowed = window is not None and getattr(config, "use_sliding_window", True)
     if config.model_type not in FAMILIES:
-        fault = f"{config.model_type} is none of the families that are written as GGUF here"
+        fault = f"{config.model_type} is none of the families supported as GGUF"
         fault += f" ({', '.join(FAMILIES)})"
     elif rope.get("rope_type", "default") not in ("default", "llama3"):
-        fault = f"rotary positions of the kind {rope['rope_type']} are not written as GGUF here"
+        fault = f"rotary positions of type {rope['rope_type']} are not supported as GGUF"
     elif windowed and window < config.max_position_embeddings:
         fault = f"llama.cpp ignores the sliding window of {window} tokens in a {config.model_type}"
     else:
         return
     raise UnsupportedModelError(
-        f"{fault}; export the directory (--to transformers) and convert it by llama.cpp's "
+        f"{fault}; export a directory (--to transformers) and convert it with llama.cpp's "
         "convert_hf_to_gguf.py"
     )
 
@@ -140,12 +130,12 @@ def _add_sizes(writer: GGUFWriter, config: Any) -> None:
 
 
 def head_width(config: Any) -> int:
-    """Numbers in a head's query."""
+    """Width of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
-    """llama.cpp's name of each weight, with the weight as it stores it."""
+    """Weights in llama.cpp's layout, with llama.cpp's names."""
     import gguf
 
     config = hf.config
@@ -159,8 +149,8 @@ def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
         label = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if label is None:
             raise UnsupportedModelError(
-                f"{name} of this {config.model_type} has no name in a GGUF file; export the directory "
-                "(--to transformers) and serve it by another engine"
+                f"{name} of this {config.model_type} has no name in a GGUF file; export a "
+                "directory (--to transformers) and serve it with another engine"
             )
         if family == "llama" and ".self_attn." in name:
             weight = _interleaved(name, weight, config)
@@ -171,7 +161,7 @@ def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
 
 
 def _interleaved(name: str, weight: Tensor, config: Any) -> Tensor:
-    """Rows of q and k: llama.cpp turns neighbours of a head, transformers its two halves."""
+    """Reorder the rows of q and k: llama.cpp rotates neighbours, transformers the two halves."""
     part = name.split(".")[-2]
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part)
     if heads is None:
@@ -181,7 +171,7 @@ def _interleaved(name: str, weight: Tensor, config: Any) -> Tensor:
 
 
 def _rope_factors(hf: Any) -> Tensor | None:
-    """What llama.cpp divides the angles by, [W / 2]; None: nothing."""
+    """Divisors of the rotary angles for llama.cpp, [W / 2]; None without scaling."""
     config = hf.config
     if config.rope_parameters.get("rope_type", "default") == "default":
         return None

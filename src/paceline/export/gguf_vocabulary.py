@@ -1,4 +1,4 @@
-"""A tokenizer as the keys of a GGUF file."""
+"""Write a tokenizer into a GGUF file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 _PREFIX = "tokenizer."
-# llama.cpp's converter takes such for control tokens; DeepSeek's have wide bars.
+# Control tokens for llama.cpp's converter, too; DeepSeek uses wide bars.
 _LOOKS_SPECIAL = re.compile("<[|\uff5c].*[|\uff5c]>")
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
@@ -23,23 +23,17 @@ _LLAMA3, _QWEN2 = _WORDS % "{1,3}", _WORDS % ""
 
 
 class Tokenizer(NamedTuple):
-    """A tokenizer and where its files are from: both the target's, whose roles of tokens decide."""
+    """A tokenizer and the path or hub name of its model: the target, if there is one."""
 
     source: str
     loaded: Any
 
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int) -> None:
-    """Write the keys of a tokenizer; of a GGUF source those of that file, as they are.
-
-    Args:
-        writer: Of the file.
-        tokenizer: It.
-        num_rows: Rows of the embedding: as many tokens are written.
+    """Write the keys of a tokenizer with `num_rows` tokens; for a GGUF source, copy its keys.
 
     Raises:
-        UnsupportedModelError: llama.cpp would tokenize texts otherwise than this tokenizer, or it cannot
-            be told.
+        UnsupportedModelError: llama.cpp has no equivalent of this tokenizer, as far as known here.
     """
     source = tokenizer.source
     path = Path(source).expanduser()
@@ -49,7 +43,7 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int) -> No
     backend = getattr(tokenizer.loaded, "backend_tokenizer", None)
     if backend is None:
         raise UnsupportedModelError(
-            f"{source} has no tokenizer.json, from which a GGUF file's tokenizer is written; {_ELSE}"
+            f"{source} has no tokenizer.json, which the GGUF export needs; {_ALTERNATIVE}"
         )
     settings = json.loads(backend.to_str())
     kind = (settings.get("normalizer") or {}).get("type", "NFC")
@@ -59,8 +53,8 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int) -> No
         or kind != "NFC"
     ):
         raise UnsupportedModelError(
-            f"the tokenizer of {source} is not a plain byte-level BPE, and only such are written here; "
-            f"{_ELSE}"
+            f"the tokenizer of {source} is not a plain byte-level BPE, which the GGUF export "
+            f"needs; {_ALTERNATIVE}"
         )
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_pre_tokenizer(settings, source))
@@ -72,7 +66,9 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int) -> No
     _add_roles(writer, tokenizer.loaded)
 
 
-_ELSE = "convert the exported directory by llama.cpp's convert_hf_to_gguf.py, or give a GGUF target"
+_ALTERNATIVE = (
+    "convert the exported directory with llama.cpp's convert_hf_to_gguf.py, or give a GGUF target"
+)
 
 
 def _copy_keys(writer: GGUFWriter, path: Path) -> None:
@@ -86,26 +82,24 @@ def _copy_keys(writer: GGUFWriter, path: Path) -> None:
 
 
 def _pre_tokenizer(settings: dict[str, Any], source: str) -> str:
-    """llama.cpp's name for how this tokenizer splits text before merging.
+    """llama.cpp's name of the pre-tokenizer, derived from the settings of the tokenizer.
 
-    Read from the tokenizer's own description, so that a new vocabulary over a known way of splitting
-    is written right.
+    So a new vocabulary with a known pre-tokenizer is supported.
     """
     splits = settings.get("pre_tokenizer") or {}
     parts = splits.get("pretokenizers", [splits])
-    known = [_known_part(part) for part in parts]
     names = {
         ("words",): "gpt-2",
         ("digits", "words"): "smollm",
         ("llama3", "bytes"): "llama-bpe",
         ("qwen2", "bytes"): "qwen2",
     }
-    name = names.get(tuple(known))
-    # llama.cpp takes a word that is one token whole where Llama 3 does, and nowhere else.
+    name = names.get(tuple(map(_known_part, parts)))
+    # llama.cpp applies ignore_merges for Llama 3 only.
     if name is None or bool(settings["model"].get("ignore_merges")) != (name == "llama-bpe"):
         raise UnsupportedModelError(
-            f"the tokenizer of {source} splits text by {[part.get('type') for part in parts]}, which is "
-            f"none of the ways that are written here ({', '.join(names.values())}); {_ELSE}"
+            f"the tokenizer of {source} has pre-tokenizers {[part.get('type') for part in parts]}, "
+            f"which is none of the supported ones ({', '.join(names.values())}); {_ALTERNATIVE}"
         )
     return name
 
@@ -123,7 +117,7 @@ def _known_part(part: dict[str, Any]) -> str:
 
 
 def _tokens(tokenizer: Any, settings: dict[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
-    """Text and kind of each token; rows without a token are written as unused."""
+    """Text and type of each token; rows without a token are unused."""
     from gguf import TokenType
 
     by_id = {number: token for token, number in tokenizer.get_vocab().items()}
@@ -155,8 +149,8 @@ def _add_roles(writer: GGUFWriter, tokenizer: Any) -> None:
         number = getattr(tokenizer, f"{role}_token_id")
         if number is not None:
             add(number)
-    read = tokenizer("a")["input_ids"]
-    writer.add_add_bos_token(bool(read) and read[0] == tokenizer.bos_token_id)
-    writer.add_add_eos_token(bool(read) and read[-1] == tokenizer.eos_token_id)
+    ids = tokenizer("a")["input_ids"]
+    writer.add_add_bos_token(bool(ids) and ids[0] == tokenizer.bos_token_id)
+    writer.add_add_eos_token(bool(ids) and ids[-1] == tokenizer.eos_token_id)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)

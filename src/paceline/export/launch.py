@@ -1,4 +1,4 @@
-"""How an engine is started with an exported draft, and how it will then draft."""
+"""Launch command of an engine with an exported draft."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DEFAULT_GAMMA = 3
 
 
 class Launch(NamedTuple):
-    """How to serve.
+    """How to serve an export.
 
     Attributes:
-        command: To paste: a shell command, or Python for transformers.
+        command: Shell command, or Python code for transformers.
         gamma: Tokens drafted per block.
-        drafting: How the engine drafts, in words.
-        measured: Whether gamma was measured under that way of drafting.
+        drafting: How the engine samples drafts, in words.
+        measured: True if gamma comes from a measurement with this draft sampling.
     """
 
     command: str
@@ -45,10 +45,9 @@ class Launch(NamedTuple):
 
 
 def plan_launch(sources: Sources, draft: Path) -> Launch | None:
-    """The launch of a draft at this place; None where no target is known.
+    """Return the launch of the draft at path `draft`; None without a target.
 
-    Raises:
-        UsageError: The measurement is of another way of drafting, or the engine cannot take the path.
+    Raises UsageError if the measurement is for another draft sampling or engine.
     """
     config, target = sources.config, sources.target
     if target is None:
@@ -58,13 +57,13 @@ def plan_launch(sources: Sources, draft: Path) -> Launch | None:
     gamma, measured = _gamma(config, sources.measurement)
     served = config.served_target or target.path
     if not loads(config.to, served):
-        served = "TARGET"  # a note says what makes it
+        served = "TARGET"  # a note says how to create it
     command = _command(config.to, served, str(draft), gamma, drafting)
     return Launch(command, gamma, _WORDS[drafting], measured)
 
 
 def loads(engine: EngineName, model: str) -> bool:
-    """Can the engine load this: llama.cpp GGUF files, the others directories and hub names?"""
+    """True if the engine can load the model: a GGUF file for llama.cpp, else no GGUF file."""
     return model.endswith(".gguf") == (engine == "llamacpp")
 
 
@@ -77,11 +76,7 @@ def _command(engine: EngineName, target: str, draft: str, gamma: int, drafting: 
 
 
 def drafting_of(config: ExportConfig, measurement: Measurement | None) -> str:
-    """`greedy`, `probabilistic` (drawn at the request's temperature alone) or `as_requested`.
-
-    Raises:
-        UsageError: The measurement drafted otherwise than the engine will.
-    """
+    """Return `greedy`, `probabilistic` (temperature only, no top-k or top-p) or `as_requested`."""
     if config.to == "transformers":
         wanted = "as_requested"
     elif config.to == "vllm" and config.draft_sample_method != "auto":
@@ -91,19 +86,14 @@ def drafting_of(config: ExportConfig, measurement: Measurement | None) -> str:
     else:
         wanted = "greedy"
     if measurement is not None:
-        _check_costs(config, measurement)
+        engine = measurement.cost.engine
+        if engine and not engine.startswith(config.to):
+            raise UsageError(
+                f"{config.measurement} used the costs of {engine}; measure again with the costs of "
+                f"{config.to}, or without --costs"
+            )
         _check_drafting(config, measurement, wanted)
     return wanted
-
-
-def _check_costs(config: ExportConfig, measurement: Measurement) -> None:
-    """Another engine's costs say nothing of the best gamma in this one."""
-    engine = measurement.cost.engine
-    if engine and not engine.startswith(config.to):
-        raise UsageError(
-            f"{config.measurement} used the costs of {engine}; measure again with the costs of {config.to}, or "
-            "without --costs"
-        )
 
 
 def _proposals(measurement: Measurement) -> SamplingParams:
@@ -111,7 +101,7 @@ def _proposals(measurement: Measurement) -> SamplingParams:
 
 
 def _check_drafting(config: ExportConfig, measurement: Measurement, wanted: str) -> None:
-    """Was it measured as the engine will draft? A best gamma of another way of drafting misleads."""
+    """Raise if the draft sampling differs from the engine's; the best gamma depends on it."""
     sampling, proposals = measurement.config.sampling, _proposals(measurement)
     drawn: DraftSampling = "greedy" if wanted == "greedy" else "probabilistic"
     served = proposals_of(config.to, drawn, sampling)
@@ -125,8 +115,8 @@ def _check_drafting(config: ExportConfig, measurement: Measurement, wanted: str)
             "as_requested": f"add --draft-temperature {served.temperature:g}",
         }[wanted]
         raise UsageError(
-            f"{config.measurement} was measured with other drafts than {config.to} will make "
-            f"({_WORDS[wanted]}); measure again and {advice}"
+            f"{config.measurement} was measured with another draft sampling; {config.to} drafts "
+            f"{_WORDS[wanted]}: measure again and {advice}"
         )
 
 
@@ -137,7 +127,7 @@ def _gamma(config: ExportConfig, measurement: Measurement | None) -> tuple[int, 
         return DEFAULT_GAMMA, False
     if measurement.best_gamma:
         return measurement.best_gamma, True
-    # NO-GO: the card says so, and the command shows what was measured
+    # NO-GO, as the card says; the command still has the measured gamma
     best = max(measurement.gammas, key=lambda row: row.expected_speedup)
     return (measurement.speed.gamma if measurement.speed else best.gamma), True
 
@@ -147,7 +137,8 @@ def _transformers(target: str, draft: str, gamma: int) -> str:
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
         f"tokenizer = AutoTokenizer.from_pretrained({target!r})\n"
         f"target = AutoModelForCausalLM.from_pretrained({target!r})\n"
-        f"draft = AutoModelForCausalLM.from_pretrained({draft!r})  # drafts {gamma} tokens per block\n"
+        f"draft = AutoModelForCausalLM.from_pretrained({draft!r})"
+        f"  # drafts {gamma} tokens per block\n"
         'inputs = tokenizer("A prompt", return_tensors="pt")\n'
         "texts = target.generate(**inputs, assistant_model=draft, max_new_tokens=128)"
     )

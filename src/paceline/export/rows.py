@@ -1,4 +1,4 @@
-"""A model whose embedding and head have as many rows as its target's: engines compare the two numbers."""
+"""Resize embedding and head to the target's number of rows, which engines require."""
 
 # V rows, D hidden width, K tokens of the draft vocabulary
 from __future__ import annotations
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 def set_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) -> None:
     """Give embedding and head `num_rows` rows.
 
-    New rows of the head are the mean of the others, so a new token's logit is the mean of the other
-    logits and never the largest.
+    New rows of the head are the mean of the others, so the logit of a new token is the mean of the
+    other logits and never the largest.
 
     Args:
-        model: Changed in place: there may be no room for two.
-        num_rows: At least the number of tokens that the tokenizer names.
-        only: Tokens [K] that the model may find likeliest. The head's rows of all others become the
-            mean of these tokens' rows, so greedy drafting never proposes another token. The head is
-            then no longer tied to the embedding.
+        model: Changed in place, as memory may not suffice for a copy.
+        num_rows: At least the number of tokens in the tokenizer.
+        only: Draft vocabulary, [K]. The head's rows of all other tokens become the mean of these
+            rows, so greedy drafting never proposes them. The head is then no longer tied to the
+            embedding.
 
     Raises:
-        UsageError: the tokenizer names more tokens than `num_rows`, or the head has a bias.
+        UsageError: The tokenizer has more than `num_rows` tokens, or the head has a bias.
     """
     if num_rows < model.vocab_size:
         raise UsageError(
-            f"the target's config has vocab_size {num_rows}, but the tokenizer names "
-            f"{model.vocab_size} tokens; the two files do not belong together"
+            f"the target's config has vocab_size {num_rows}, but the tokenizer has "
+            f"{model.vocab_size} tokens; use the files of one model"
         )
     hf: Any = model.hf
     head = hf.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         raise UsageError(
-            f"the output projection of {hf.config.model_type} has a bias, which the export does not "
-            "resize; choose a draft without one"
+            f"the output projection of {hf.config.model_type} has a bias, which the export does "
+            "not support; choose a draft without one"
         )
     tied = head.weight is hf.get_input_embeddings().weight
     known = min(num_rows, head.weight.shape[0], model.vocab_size)
     head_VD = _resized(head.weight, num_rows, known)
     if only is not None:
-        head_VD = _never_best_but(head_VD, only)
+        head_VD = _limited_to(head_VD, only)
     embedding = hf.get_input_embeddings()
     embedding.weight = nn.Parameter(_resized(embedding.weight, num_rows, known))
     embedding.num_embeddings = num_rows
@@ -62,13 +62,13 @@ def set_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) -
 
 
 def _resized(weight_VD: Tensor, num_rows: int, known: int) -> Tensor:
-    """The first `known` rows, then their mean."""
+    """The first `known` rows, followed by copies of their mean."""
     kept_KD = weight_VD.detach()[:known]
     mean_1D = kept_KD.float().mean(0, keepdim=True).to(weight_VD.dtype)
     return torch.cat([kept_KD, mean_1D.expand(num_rows - known, -1)])
 
 
-def _never_best_but(head_VD: Tensor, tokens_K: Tensor) -> Tensor:
+def _limited_to(head_VD: Tensor, tokens_K: Tensor) -> Tensor:
     mean_D = head_VD[tokens_K].float().mean(0).to(head_VD.dtype)
     limited_VD = mean_D.expand_as(head_VD).clone()
     limited_VD[tokens_K] = head_VD[tokens_K]

@@ -1,20 +1,15 @@
-"""Is this draft worth serving, and is the output still the target's?
+"""Measures whether a draft is worth serving, and tests that the output is lossless.
 
-- `config`: everything that `measure` can be told
-- `measurement`: the one command: texts, acceptance, cost, prediction, paired timing, verdict
-- `acceptance`: both models over target-sampled text, teacher-forced
-- `latency`, `timing`: seconds of a pass; paired timing of whole requests, and the fastest gamma
-- `served`, `served_figures`: an engine's own counters beside the prediction
-- `served_costs`, `engine_costs`: timing an engine's steps; the file of their costs
-- `verdict`: GO or NO-GO, with the reason in a sentence
-- `losslessness`: the proof that speculation leaves the target's text alone
+- `measurement`, `measure_config`: the `measure` command and its configuration
+- `acceptance`, `analysis`: teacher-forced scoring of text by both models; effect of each rule
+- `latency`, `timing`: timing of forward passes; paired timing of requests, choice of gamma
+- `served`, `served_figures`: counters of a serving engine, compared with the prediction
+- `served_costs`, `engine_costs`: timing of an engine's steps; the file with their costs
+- `verdict`: GO or NO-GO, with the reason
+- `losslessness`: tests of greedy and sampled speculative text against the target
 """
 
-from paceline.measure.losslessness import (
-    LosslessnessReport,
-    VerifyConfig,
-    verify_losslessness,
-)
+from paceline.measure.losslessness import LosslessnessReport, VerifyConfig, verify_losslessness
 from paceline.measure.measure_config import MeasureConfig
 from paceline.measure.measurement import Measurement, measure
 

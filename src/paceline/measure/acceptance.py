@@ -1,7 +1,7 @@
-"""Both models over the same text: per position, would the draft's proposal have been accepted?
+"""Scores text with both models: the acceptance probability of a draft token at each position.
 
-Teacher-forced: one pass of each model over text that the target sampled. Nothing is decoded, so
-the figures hold for any gamma.
+Scoring is teacher-forced: one pass of each model over given text, usually sampled from the target.
+Nothing is decoded, so the scores apply to any gamma.
 """
 
 # B batch, T positions, V vocabulary
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.rules import Lossless
@@ -32,16 +33,18 @@ if TYPE_CHECKING:
     from paceline.progress import Progress
 
 _UNDRAFTED = Lossless().num_undrafted
-# Rows scored together: [rows, 64 tokens, 50k vocabulary] of two models is about 200 MB at 8.
-_ROWS = 4
+_BATCH_SIZE = 4  # 4 rows of 64 tokens at a vocabulary of 50k take about 100 MB for both models
 
 
 class TextScores(NamedTuple):
-    """What each position of each text says about the draft, [B, T]; 0 beyond a text's end.
+    """Scores at each position of each text, [B, T]; 0 after the end of a text.
 
-    q is what the draft proposes. `acceptance`: sum_v min(p, q). `survival`: min(1, q(y)/p(y)) of the text's own token y.
-    `greedy_draft`: p(argmax q), what an engine that drafts greedily gets. `agreement`: argmax q is
-    argmax p, of the untempered distributions.
+    Attributes:
+        acceptance_BT: sum_v min(p, q), p target, q draft.
+        survival_BT: min(1, q(y)/p(y)) of the text's token y.
+        greedy_draft_BT: p(argmax q), the acceptance with greedy drafting.
+        agreement_BT: 1 if both models have the same argmax before temperature and penalties.
+        mask_BT: True where there is text.
     """
 
     acceptance_BT: Tensor
@@ -52,34 +55,26 @@ class TextScores(NamedTuple):
 
     @property
     def drafted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Acceptance, survival and mask where blocks of a lossless engine draft."""
+        """Acceptance, survival and mask at the positions that a lossless engine drafts."""
         scores = self.acceptance_BT, self.survival_BT, self.mask_BT
         acceptance_BT, survival_BT, mask_BT = (score[:, _UNDRAFTED:] for score in scores)
         return acceptance_BT, survival_BT, mask_BT
 
     def tokens_and_blocks(self, gamma: int, budget_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Expected tokens and blocks of each text in a lossless engine, [B] each.
-
-        `budget_B`: the tokens that each text might have, as `budgets_of` gives them.
-        """
+        """Expected tokens and blocks of each text, [B] each; `budget_B` from `budgets_of`."""
         return tokens_and_blocks(*self.drafted, gamma, budget=budget_B - _UNDRAFTED)
 
     def drafted_per_block(self, gamma: int, budget_B: Tensor) -> float:
-        """Mean number of tokens that a block drafts; less than gamma where the budget ends."""
+        """Mean number of drafted tokens per block; below gamma if budgets end within blocks."""
         _, survival_BT, mask_BT = self.drafted
         return drafted_per_block(survival_BT, mask_BT, gamma, budget=budget_B - _UNDRAFTED)
 
 
 def budgets_of(writer: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
-    """The tokens that each text might have: what was asked for, or what the context has room for.
-
-    A text that is shorter ended with an end-of-text token. -> [B].
-    """
-    room = [
-        max_new_tokens if writer.max_length is None else writer.max_length - len(prompt)
-        for prompt in prompts
-    ]
-    return torch.tensor(room).clamp(max=max_new_tokens)
+    """Maximum number of new tokens of each text within the generating model's context. -> [B]."""
+    longest = writer.max_length
+    free = [max_new_tokens if longest is None else longest - len(prompt) for prompt in prompts]
+    return torch.tensor(free).clamp(max=max_new_tokens)
 
 
 @torch.inference_mode()
@@ -92,8 +87,9 @@ def score_texts(
     progress: Progress,
     draft_sampling: SamplingParams | None = None,
 ) -> TextScores:
-    """Score every completion after its prompt; `draft_sampling`: how the draft draws, None: as the target.
+    """Score each completion after its prompt.
 
+    `draft_sampling`: sampling parameters of the draft; None: those of the target.
     Shapes: B prompts, B completions of at least one token -> [B, T], T the longest completion.
     Paper: Zhou et al. 2023, section 3 (acceptance, on text of the target).
     """
@@ -105,17 +101,17 @@ def score_texts(
     limit = min((m.max_length for m in (target, draft) if m.max_length is not None), default=None)
     lengths = [list(map(len, texts)) for texts in (prompts, completions)]
     progress("scoring", 0, len(prompts))
-    for rows in batches_of_like_length(lengths[0], _ROWS, lengths[1], limit):
-        asked, written = ([part[row] for row in rows] for part in (prompts, completions))
-        scores = _score_rows(target, draft, asked, written, samplings, vocab_size)
-        parts.append([_widen(score, width) for score in scores])
+    for rows in batches_of_like_length(lengths[0], _BATCH_SIZE, lengths[1], limit):
+        some_prompts, texts = ([part[row] for row in rows] for part in (prompts, completions))
+        scores = _score_batch(target, draft, some_prompts, texts, samplings, vocab_size)
+        parts.append([F.pad(score_BT, (0, width - score_BT.shape[1])) for score_BT in scores])
         done += rows
         progress("scoring", len(done), len(prompts))
-    as_given = torch.tensor(done).argsort()
-    return TextScores(*(torch.cat(columns)[as_given] for columns in zip(*parts, strict=True)))
+    order = torch.tensor(done).argsort()
+    return TextScores(*(torch.cat(columns)[order] for columns in zip(*parts, strict=True)))
 
 
-def _score_rows(
+def _score_batch(
     target: Model,
     draft: Model,
     prompts: Sequence[Sequence[int]],
@@ -136,8 +132,7 @@ def _score_rows(
     seen_BTV = _seen(prompts, tokens_BT, vocab_size, sampling)
     p_BTV = to_probs(_penalised(target_logits_BTV, seen_BTV, sampling), sampling)
     q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), draft_sampling)
-    # 1 - TVD, not the sum of minima: exactly 1 when both are equal, however the sum rounds. Where
-    # they have nothing in common, rounding must not make it negative.
+    # 1 - TVD instead of the sum of minima: exactly 1 if p = q. Rounding must not make it negative.
     acceptance_BT = (1 - 0.5 * (p_BTV - q_BTV).abs().sum(-1)).clamp(min=0)
     index_BT1 = tokens_BT[..., None].to(p_BTV.device)
     p_BT, q_BT = p_BTV.gather(-1, index_BT1), q_BTV.gather(-1, index_BT1)
@@ -158,7 +153,7 @@ def forced_probs(
     vocab_size: int,
     draft_sampling: SamplingParams | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Both models' exact distributions before each token of one text, [T, V] each."""
+    """Distributions of both models before each token of one text, [T, V] each."""
     proposed = proposal_params(sampling, draft_sampling)
     p_TV, q_TV = (
         to_probs(forced_logits(model, prompt, tokens, sampling, vocab_size), shaping)
@@ -175,7 +170,7 @@ def forced_logits(
     sampling: SamplingParams,
     vocab_size: int,
 ) -> Tensor:
-    """A model's logits before each token of one text, penalised as the sampler does, [T, V]."""
+    """Logits of a model before each token of one text, repetition penalty applied, [T, V]."""
     tokens_1T = torch.tensor([list(tokens)])
     logits_1TV = _forced_logits(model, [prompt], tokens_1T)[..., :vocab_size]
     seen_1TV = _seen([prompt], tokens_1T, vocab_size, sampling)
@@ -194,7 +189,7 @@ def _forced_logits(model: Model, prompts: Sequence[Sequence[int]], tokens_BT: Te
 def _seen(
     prompts: Sequence[Sequence[int]], tokens_BT: Tensor, vocab_size: int, sampling: SamplingParams
 ) -> Tensor | None:
-    """What stands before each position, [B, T, V]; None where no penalty asks."""
+    """Tokens that occur before each position, [B, T, V]; None without a repetition penalty."""
     if sampling.repetition_penalty == 1:
         return None
     return mark_seen(tokens_BT[:, :-1], seen_tokens(prompts, vocab_size))
@@ -205,7 +200,3 @@ def _penalised(logits_BTV: Tensor, seen_BTV: Tensor | None, sampling: SamplingPa
         return logits_BTV
     seen_BTV = seen_BTV.to(logits_BTV.device)
     return apply_repetition_penalty(logits_BTV, seen_BTV, sampling.repetition_penalty)
-
-
-def _widen(score_BT: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(score_BT, (0, width - score_BT.shape[1]))

@@ -1,8 +1,9 @@
-"""Every rule at every threshold from one teacher-forced pass of both models: nothing is decoded.
+"""Computes the effect of acceptance rules from one teacher-forced pass of both models.
 
-What a rule does at a position follows from p and q there: how often it rejects, what it induces, how
-far that is from p. The positions are those of a given text; text that a rule makes itself visits other
-ones, the more so the further the rule is from whoever wrote this text.
+At each position, p and q determine the rejection rate of a rule, its induced distribution, and the
+distance of that distribution to p. Nothing is decoded: the positions are those of a given text.
+Text generated with a rule has other contexts, so the figures are approximate for rules that are not
+lossless.
 """
 
 # T positions, V vocabulary
@@ -34,12 +35,15 @@ if TYPE_CHECKING:
 
 
 class RuleEffect(NamedTuple):
-    """What a rule does at each position, [T].
+    """Effect of a rule at each position, [T].
 
-    `rejection`: 1 - sum q a. `survival`: chance that the text's token was drafted and kept, given that
-    it came. `tvd`, `kl`: TVD and KL(p || induced), in nats, of what the rule induces to the target's.
-    `surprisal`: mean -log p of what the rule induces, untempered p, in nats: how unlikely the target
-    finds the rule's tokens. A rule that sharpens is far from p in TVD and yet surprises it little.
+    Attributes:
+        rejection_T: 1 - sum_v q a, a the acceptance probability.
+        survival_T: Probability that the text's token was an accepted draft token, given the token.
+        tvd_T: Total variation distance of the induced distribution to p.
+        kl_T: KL(p || induced), nats.
+        surprisal_T: Mean of -log p over the induced distribution, untempered p, nats. A rule that
+            sharpens p has a high TVD but a low surprisal.
     """
 
     rejection_T: Tensor
@@ -50,10 +54,9 @@ class RuleEffect(NamedTuple):
 
 
 def rule_effect(rule: Rule, at: Position, tokens_T: Tensor) -> RuleEffect:
-    """Exact at each position, [T, V], of a text whose tokens these are.
+    """Exact effect of a rule at each position of a text. Shapes: `at` [T, V], tokens [T].
 
-    Cost: a few passes over [T, V]; a binary rule needs one, since it induces p or q.
-    Paper: Narasimhan et al. 2024, lemma 3 (a rule with an aim rejects with TVD(pi, q)).
+    Paper: Narasimhan et al. 2024, lemma 3 (a rule with target pi rejects with TVD(pi, q)).
     """
     if isinstance(rule, BinaryCascade):
         return _binary_effect(rule, at, tokens_T)
@@ -84,13 +87,13 @@ def _binary_effect(rule: BinaryCascade, at: Position, tokens_T: Tensor) -> RuleE
 
 
 class RuleRow(NamedTuple):
-    """One rule over all texts.
+    """Effect of one rule over all texts.
 
-    `rejection_rate`, by gamma, with its interval over texts: at the places where blocks draft. These
-    leave out the first token of a text under an exact rule (`Rule.num_undrafted`), and a token that
-    spends the budget; NaN where no place is left. `block_efficiency` and `drafted_per_block`, the
-    mean length of a block's draft, by gamma: of the same blocks; 1 and 0 where there is none. `tvd`,
-    `kl` and `surprisal` are of the whole text: the same positions for every rule.
+    `rejection_rate`, `block_efficiency` and `drafted_per_block` are by gamma, over the positions
+    that blocks draft: without the first token of a text under an exact rule (`Rule.num_undrafted`),
+    and without the last token of the budget. Without such positions they are NaN, 1 and 0. The
+    interval of `rejection_rate` is over texts. `tvd`, `kl` and `surprisal` are means over all
+    positions.
     """
 
     rule: Rule
@@ -116,11 +119,10 @@ def analyze_rules(
     budget: int | None = None,
     draft_sampling: SamplingParams | None = None,
 ) -> list[RuleRow]:
-    """One row a rule, in order.
+    """Analyze all rules on the same texts; one row per rule, in order.
 
-    `budget`: the tokens that a text might have at most; shorter ones, unless the context was full,
-    ended with an end-of-text token. None: the longest text was cut.
-    `draft_sampling`: how the draft draws; None: as the target.
+    `budget`: maximum number of tokens of a text; None: the length of the longest text.
+    `draft_sampling`: sampling parameters of the draft; None: those of the target.
 
     Raises:
         UsageError: no text or no rule.
@@ -141,15 +143,15 @@ def analyze_rules(
             effect = rule_effect(rule, at, tokens_T)
             for total, part_T in zip(totals, effect, strict=True):
                 total[number, row, : len(completion)] = part_T.cpu()
-        progress("analysing", row + 1, len(lengths))
+        progress("analyzing rules", row + 1, len(lengths))
     lengths_B = torch.tensor(lengths)
     mask_BT = torch.arange(max(lengths)) < lengths_B[:, None]
     budget_B = budgets_of(target, prompts, max(lengths) if budget is None else budget)
-    budget_B = budget_B.clamp(min=lengths_B)  # the writer's context may be longer than the target's
+    budget_B = budget_B.clamp(min=lengths_B)  # a draft with a longer context may write longer texts
     rows: list[RuleRow] = []
     for number, rule in enumerate(rules):
         rejection_BT, survival_BT, *means_BT = (total[number] for total in totals)
-        drafted = _Drafted(rule, rejection_BT, survival_BT, mask_BT, budget_B)
+        drafted = _DraftedPositions(rule, rejection_BT, survival_BT, mask_BT, budget_B)
         tvd, kl, surprisal = (float(part_BT.sum() / mask_BT.sum()) for part_BT in means_BT)
         rows.append(
             RuleRow(
@@ -165,8 +167,8 @@ def analyze_rules(
     return rows
 
 
-class _Drafted:
-    """The positions of the texts where blocks draft under a rule."""
+class _DraftedPositions:
+    """Positions of the texts that blocks draft under a rule."""
 
     def __init__(
         self,
@@ -179,32 +181,32 @@ class _Drafted:
         first = rule.num_undrafted
         self._rejection_BT, self._survival_BT = rejection_BT[:, first:], survival_BT[:, first:]
         self._mask_BT, self._budget_B = mask_BT[:, first:], budget_B - first
-        self._any = bool(self._mask_BT.any())
+        self._is_empty = not self._mask_BT.any()
 
     def block_efficiency(self, gamma: int) -> float:
-        if not self._any:
+        if self._is_empty:
             return 1.0
         return block_efficiency_from_text(
             1 - self._rejection_BT, self._survival_BT, self._mask_BT, gamma, budget=self._budget_B
         )
 
     def per_block(self, gamma: int) -> float:
-        if not self._any:
+        if self._is_empty:
             return 0.0
         return drafted_per_block(self._survival_BT, self._mask_BT, gamma, budget=self._budget_B)
 
     def rejection_rate(self, gamma: int, seed: int) -> Interval:
-        """Rejected / judged drafted tokens."""
-        nothing = Interval(float("nan"), float("nan"), float("nan"))
-        if not self._any:
-            return nothing
-        judged_BT = judged_places(self._survival_BT, self._mask_BT, gamma, budget=self._budget_B)
-        judged_B = judged_BT.sum(-1)
-        if not judged_B.any():
-            return nothing
-        rejected_B = (judged_BT * self._rejection_BT.double()).sum(-1)
+        """Rejected / examined drafted tokens."""
+        undefined = Interval(float("nan"), float("nan"), float("nan"))
+        if self._is_empty:
+            return undefined
+        examined_BT = judged_places(self._survival_BT, self._mask_BT, gamma, budget=self._budget_B)
+        examined_B = examined_BT.sum(-1)
+        if not examined_B.any():
+            return undefined
+        rejected_B = (examined_BT * self._rejection_BT.double()).sum(-1)
         rng = named_generator(seed, "bootstrap")
-        return ratio_interval(rejected_B, judged_B, rng=rng, most=1.0)
+        return ratio_interval(rejected_B, examined_B, rng=rng, most=1.0)
 
 
 def _positions(
@@ -229,17 +231,16 @@ def _at(probs_TV: Tensor, tokens_T: Tensor) -> Tensor:
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole; 0 for a token that cannot come."""
+    """part / whole; 0 where whole is 0."""
     return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0).clamp(max=1)
 
 
 def _kl(target_probs: Tensor, other: Tensor) -> Tensor:
-    """KL(p || other), of probabilities."""
     logs = torch.xlogy(target_probs, target_probs) - torch.xlogy(target_probs, other)
     return logs.sum(-1).clamp(min=0)
 
 
 def _surprisal(probs: Tensor, at: Position) -> Tensor:
-    # what underflowed to 0 in the softmax is as unlikely as float32 can say, not impossible
+    # probabilities that underflowed to 0 must not give infinity
     target_raw = at.target_raw.clamp(min=torch.finfo(torch.float32).tiny)
     return -(probs * target_raw.log()).sum(-1)

@@ -1,4 +1,4 @@
-"""What a draft costs before anybody knows how well it agrees: its passes, and what they ask for."""
+"""Times a draft's forward passes and derives the acceptance that the draft needs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 
 _GAMMAS = (1, 2, 3, 4, 5)
 _REPEATS = 20
-_CONTEXT = 32  # tokens before the passes that are timed
+_CONTEXT = 32  # tokens before the timed passes
 
 
 class DraftCost(NamedTuple):
-    """Of one draft beside its target, on this machine.
+    """Cost of a draft relative to its target, on this machine.
 
     Attributes:
-        parameter_ratio: Draft parameters / target parameters, tied ones once.
-        cost_ratio: Draft pass / target pass, one token each.
-        break_even: By gamma, the acceptance from which a block gains; inf: none suffices.
+        parameter_ratio: Draft parameters / target parameters; tied ones are counted once.
+        cost_ratio: Seconds of a draft pass / a target pass, one token each.
+        break_even: Acceptance above which a block is faster than plain decoding, by gamma; inf if
+            there is none.
     """
 
     parameter_ratio: float
@@ -36,30 +37,27 @@ class DraftCost(NamedTuple):
 
     @property
     def easiest(self) -> tuple[int, float]:
-        """The gamma that pays first, and from which acceptance on."""
+        """The gamma with the lowest break-even acceptance, and that acceptance."""
         return min(self.break_even.items(), key=lambda item: item[1])
 
     def __str__(self) -> str:
         gamma, acceptance = self.easiest
         cost = f"in Paceline's decoder a pass costs {self.cost_ratio:.2f} of the target's"
         if math.isinf(acceptance):
-            return f"{cost}; it never pays"
-        return f"{cost}; it pays from an acceptance of {acceptance:.2f} (gamma {gamma})"
+            return f"{cost}; it never breaks even"
+        return f"{cost}; it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
 
 
 @torch.inference_mode()
 def time_draft(target: CausalModel, draft: CausalModel, *, seed: int = 0) -> DraftCost:
-    """Time both as they are decoded with, behind a context of arbitrary tokens."""
+    """Time both models, prepared for decoding, after a context of random tokens."""
     share = draft.num_parameters / target.num_parameters
     served, ready = prepare_for_decoding(target), prepare_for_decoding(draft)
     rng = torch.Generator().manual_seed(seed)
     halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
     drawn = torch.randint(target.vocab_size, (max(1, min([_CONTEXT, *halves])),), generator=rng)
     context = as_list(drawn)
-    timer = PassTimer(served, ready, context, _GAMMAS, SamplingParams())
-    for _ in range(_REPEATS):
-        timer.time_once()
-    costs = timer.costs()
+    costs = PassTimer(served, ready, context, _GAMMAS, SamplingParams()).run(_REPEATS)
     break_even = {
         gamma: break_even_acceptance(
             gamma, costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)

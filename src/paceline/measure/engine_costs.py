@@ -1,4 +1,4 @@
-"""What an engine's steps cost: a file that `measure --engine` writes and `measure --costs` reads."""
+"""Costs of an engine's steps, in a file that `measure --engine` writes and `--costs` reads."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _WRITER = "paceline measure --engine NAME --write-costs FILE"
 
 
 class WithCosts(StrictModel):
-    """Settings of commands that take an engine's costs in place of timing Paceline's decoder.
+    """Settings of commands that use the costs of an engine instead of timing Paceline's decoder.
 
     Attributes:
-        costs: A file that `measure --engine --write-costs` wrote. Drafts are then drawn as that engine
-            draws them, from all tokens unless the engine knows the draft's list. None: time our decoder.
-        concurrency: Requests that the engine serves at the same time.
+        costs: File from `measure --engine --write-costs`; drafts are sampled as in that engine.
+            None: time Paceline's decoder.
+        concurrency: Number of requests that the engine serves concurrently.
     """
 
     costs: Path | None = None
@@ -38,7 +38,8 @@ class WithCosts(StrictModel):
     def _concurrency_of_an_engine(self) -> WithCosts:
         if self.costs is None and self.concurrency != 1:
             raise ValueError(
-                "concurrency is of an engine whose costs are given; Paceline times one request at a time"
+                "concurrency needs the costs of an engine; Paceline's decoder is timed with one "
+                "request at a time; set costs, or leave concurrency at 1"
             )
         return self
 
@@ -47,10 +48,10 @@ class StepCost(StrictModel):
     """Seconds of one step.
 
     Attributes:
-        gamma: Tokens drafted per block; 0: the target alone, whose step gives one token.
-        batch_size: Requests served at the same time.
-        seconds: Of a step, all of its requests included: the median of rounds, and its interval.
-        num_steps: How many were timed, each request's counted apart.
+        gamma: Drafted tokens per block; 0: no draft, one token per step.
+        batch_size: Number of concurrent requests.
+        seconds: Of one step for the whole batch: median over rounds, with its interval.
+        num_steps: Number of timed steps, summed over requests.
     """
 
     gamma: int = Field(ge=0)
@@ -63,11 +64,11 @@ class EngineCosts(StrictModel):
     """Seconds of an engine's steps with one pair of models.
 
     Attributes:
-        drafting: How the engine drew its drafts.
-        drafts_in_full: Its last block drafts as many tokens as the others, beyond the end of the text.
-        full_vocabulary: It drafted from all tokens, whatever list the draft has.
+        drafting: How the engine samples draft tokens.
+        drafts_in_full: The last block of a text drafts gamma tokens, too, beyond its end.
+        full_vocabulary: The draft proposes from the full vocabulary.
         mean_context: Mean number of tokens before a step.
-        steps: By gamma and batch size.
+        steps: One entry per gamma and batch size.
         served: The configuration of the measurement.
     """
 
@@ -89,26 +90,26 @@ class EngineCosts(StrictModel):
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Those that were timed, ascending."""
+        """The timed batch sizes, ascending."""
         return sorted({step.batch_size for step in self.steps})
 
     @property
     def gammas(self) -> list[int]:
-        """Those that were timed, ascending."""
+        """The timed gammas, ascending."""
         return sorted({step.gamma for step in self.steps} - {0})
 
     def proposals(self, sampling: SamplingParams) -> SamplingParams:
-        """How the engine draws the drafts of a request."""
+        """The sampling parameters with which the engine drafts for a request."""
         return proposals_of(self.engine, self.drafting, sampling)
 
     def block_s(self, gamma: int, batch_size: int, drafted: float | None = None) -> float:
-        """Seconds of a block, 0: of a step without a draft; interpolated between measured gammas.
+        """Seconds of a block, interpolated between timed gammas.
 
         Args:
-            gamma: Of those that `usable` leaves, or 0.
-            batch_size: One of those that were timed.
-            drafted: Mean tokens that blocks drafted; None: gamma. A block is taken to be linear in
-                that, for engines that shorten the last block of a text.
+            gamma: One of `usable`; 0: a step without a draft.
+            batch_size: A timed batch size.
+            drafted: Mean number of drafted tokens per block; None: gamma. The cost is linear in
+                it if the engine shortens the last block of a text.
         """
         whole = self._block_s(gamma, batch_size)
         if drafted is None or self.drafts_in_full or not gamma:
@@ -117,15 +118,11 @@ class EngineCosts(StrictModel):
         return plain + (whole - plain) * drafted / gamma
 
     def pass_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
-        """As the formulas for speed take them.
+        """The costs as inputs of the speedup formulas, for `usable` gammas and a timed batch size.
 
-        An engine tells the seconds of a block, not which of them are the draft's. So a block is a
-        target pass of one token and the rest is the draft's: the c for which tau / (c gamma + 1) is the
-        engine's own speedup. Between two measured gammas a block's seconds are interpolated.
-
-        Args:
-            gammas: Of those that `usable` leaves.
-            batch_size: One of those that were timed.
+        Engines report the time of a block, but not the draft's part of it. So a block counts as one
+        target pass over one token, and the rest as drafting: the c for which tau / (c gamma + 1) is
+        the engine's speedup.
         """
         plain_s = self._seconds(0, batch_size)
         block_s = {gamma: self._block_s(gamma, batch_size) for gamma in gammas}
@@ -139,7 +136,7 @@ class EngineCosts(StrictModel):
         )
 
     def error_of_block(self, gamma: int, batch_size: int) -> tuple[float, float]:
-        """How far off block / plain step may be, as factors: 0.95 and 1.06, say."""
+        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06."""
         near = min(self.gammas, key=lambda one: abs(one - gamma))
         block, plain = (self._step(one, batch_size).seconds for one in (near, 0))
         low = block.low / block.value * plain.value / plain.high
@@ -147,22 +144,22 @@ class EngineCosts(StrictModel):
         return low, high
 
     def usable(self, gammas: Sequence[int], batch_size: int) -> tuple[int, ...]:
-        """Those of the gammas that were measured, or lie between two that were.
+        """The gammas within the range of the timed ones.
 
         Raises:
-            UsageError: There is none, or the batch size was not measured.
+            UsageError: No gamma is in the range, or the batch size was not timed.
         """
         if batch_size not in self.batch_sizes:
             raise UsageError(
-                f"the costs were measured at batch sizes {', '.join(map(str, self.batch_sizes))}, not "
-                f"{batch_size}; set concurrency to one of these, or write_costs.batch_sizes when measuring"
+                f"costs were measured at batch sizes {', '.join(map(str, self.batch_sizes))}, not "
+                f"{batch_size}; change concurrency, or measure with other write_costs.batch_sizes"
             )
         least, most = self.gammas[0], self.gammas[-1]
         found = tuple(gamma for gamma in gammas if least <= gamma <= most)
         if not found:
             raise UsageError(
-                f"the costs were measured for {least} to {most} tokens per block, and none of "
-                f"{list(gammas)} is within that; ask for others, or set write_costs.gammas when measuring"
+                f"costs were measured for {least} to {most} drafted tokens per block; none of "
+                f"{list(gammas)} is within; change gammas, or measure with other write_costs.gammas"
             )
         return found
 
@@ -186,11 +183,11 @@ class EngineCosts(StrictModel):
 
 
 def read_costs(path: Path) -> EngineCosts:
-    """A file that `measure --engine --write-costs` wrote.
+    """Read a file that `measure --engine --write-costs` wrote.
 
     Raises:
-        ConfigError: It cannot be read, or is something else.
-        UsageError: Part of it is missing.
+        ConfigError: The file cannot be read or has another content.
+        UsageError: Some gamma lacks the costs at some batch size.
     """
     found = read_result(EngineCosts, path, _WRITER)
     complete = {(0, size) for size in found.batch_sizes}
@@ -205,15 +202,15 @@ def read_costs(path: Path) -> EngineCosts:
 def check_sizes(
     costs: EngineCosts, path: Path, target_parameters: int, draft_parameters: int
 ) -> None:
-    """Are the costs of models of these sizes?
+    """Check that the costs belong to models of these sizes.
 
     Raises:
-        UsageError: They are not.
+        UsageError: The sizes differ.
     """
     measured = costs.target_parameters, costs.draft_parameters
     if measured != (target_parameters, draft_parameters):
         raise UsageError(
-            f"{path} was measured with {measured[0]:,} and {measured[1]:,} parameters, target and "
-            f"draft; these have {target_parameters:,} and {draft_parameters:,}; measure their costs with "
-            "--engine and --write-costs"
+            f"{path} was measured with {measured[0]:,} and {measured[1]:,} parameters (target and "
+            f"draft), these models have {target_parameters:,} and {draft_parameters:,}; measure "
+            "their costs with --engine and --write-costs"
         )

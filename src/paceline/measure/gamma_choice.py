@@ -1,4 +1,4 @@
-"""Choose gamma by timing a few requests, since a prediction of the fastest one may be wrong."""
+"""Chooses gamma by timing a few requests, because the predicted best gamma may be wrong."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from paceline.measure.results import GammaRow
     from paceline.progress import Progress
 
-_PART = 4  # one request in four chooses
-_MOST = 8
-_ROUNDS = 2
+_CHOOSING_PART = 4  # one request in four is for choosing
+_MAX_CHOOSING = 8
+_NUM_ROUNDS = 2
 
 
 def num_choosing(num_requests: int) -> int:
-    """How many of the requests to time are for choosing; 0 where the others would be too few."""
-    count = min(num_requests // _PART, _MOST)
-    enough = count >= _ROUNDS and num_requests - count >= LEAST_UNITS
+    """Number of requests for choosing gamma; 0 if too few would remain for the timing."""
+    count = min(num_requests // _CHOOSING_PART, _MAX_CHOOSING)
+    enough = count >= _NUM_ROUNDS and num_requests - count >= LEAST_UNITS
     return count if enough else 0
 
 
 def candidates(rows: Sequence[GammaRow]) -> list[GammaRow]:
-    """Up to three gammas worth timing: the two of the largest expected speedup, and a shorter one.
+    """Up to three gammas to time: the two with the highest expected speedup, and a smaller one.
 
-    The third is the one nearest to half the best: where blocks cost more than expected, the fastest
-    gamma may be much smaller, and its neighbours are as slow as the best itself.
+    The third is the one nearest to half the best: if blocks cost more than expected, the fastest
+    gamma may be much smaller.
     """
     best, *others = sorted(rows, key=lambda row: -row.expected_speedup)
     chosen, rest = [best, *others[:1]], others[1:]
@@ -52,22 +52,22 @@ def choose_gamma(
     seed: int,
     progress: Progress,
 ) -> tuple[GammaRow, list[TriedRow]]:
-    """The fastest of the candidates, and what was tried.
+    """Time the candidates. -> the fastest, and the figures of all.
 
-    Compared by tokens of the scored texts per block / measured seconds per block: few requests tell
-    what a block costs, while how many tokens these few blocks gave is mostly luck. Two rounds, each
-    on half of the prompts: all candidates, then all but the slowest of three. Nothing else may be
-    concluded from these requests.
+    Candidates are compared by predicted tokens per block / measured seconds per block: a few
+    requests suffice to measure the cost of a block, but not its number of tokens. Each of two
+    rounds uses half of the prompts; the second is without the slowest of three candidates. Do not
+    reuse these requests to measure the speedup, since they selected gamma.
     """
     timed = [_Timed(row, decoder_of(row.gamma)) for row in rows]
     for one in timed:
         warm_up(one.decoder, prompts, max_new_tokens, seed)
     running = list(timed)
     for number, prompt in enumerate(prompts):
-        if number == (len(prompts) + 1) // 2 and len(running) > _ROUNDS:
+        if number == (len(prompts) + 1) // 2 and len(running) > _NUM_ROUNDS:
             running.remove(min(running, key=lambda one: one.tokens_per_s))
-        for place in range(len(running)):
-            one = running[(place + number) % len(running)]
+        for index in range(len(running)):
+            one = running[(index + number) % len(running)]
             one.add(time_request(one.decoder, prompt, max_new_tokens, seed + number))
         progress("choosing gamma", number + 1, len(prompts))
     tried = [
@@ -83,7 +83,7 @@ def choose_gamma(
 
 
 class _Timed:
-    """A candidate and what its blocks took."""
+    """A candidate and the seconds per block of its requests."""
 
     def __init__(self, row: GammaRow, decoder: Decoder) -> None:
         self.row = row
@@ -99,7 +99,7 @@ class _Timed:
 
     @property
     def tokens_per_s(self) -> float:
-        """With the median over requests, since one that was interrupted says nothing; 0 without a block."""
+        """From the median over requests, which is robust to interruptions; 0 without blocks."""
         if not self._block_s:
             return 0.0
         return self.row.block_efficiency / statistics.median(self._block_s)

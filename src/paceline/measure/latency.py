@@ -1,7 +1,7 @@
-"""Seconds: of one pass, and of whole requests decoded two ways.
+"""Times forward passes, and requests decoded with two decoders.
 
-Everything that is compared runs interleaved in one process, so that a slow minute of the machine
-falls on both sides; medians and resampled intervals say how sure a ratio is.
+Everything that is compared is interleaved in one process, so that variation in machine load affects
+both sides. Passes are compared by medians, requests by bootstrap intervals.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from paceline.decode.block import draw, judge
 from paceline.decode.result import count_blocks
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models.compatibility import check_same_vocabulary
+from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -32,13 +33,12 @@ if TYPE_CHECKING:
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
     from paceline.models.contract import Model, ModelSession
-    from paceline.progress import Progress
 
 _WARM_TOKENS = 8
 
 
 class PassCosts(NamedTuple):
-    """Median seconds: one token drawn from each model; gamma tokens drafted, and judged."""
+    """Median seconds of one token from each model, of drafting and of verifying gamma tokens."""
 
     target_pass_s: float
     draft_pass_s: float
@@ -51,24 +51,24 @@ class PassCosts(NamedTuple):
         return self.draft_pass_s / self.target_pass_s
 
     def drafting_cost_ratio(self, gamma: int) -> float:
-        """c inside of a block: there the draft's weights may still be in the cache."""
+        """c within a block, where the draft's weights may still be in the cache."""
         return self.drafting_s[gamma] / gamma / self.target_pass_s
 
     def block_cost_ratio(self, gamma: int) -> float:
-        """Target pass over gamma + 1 tokens, and their judgement / target pass over one."""
+        """Target pass over gamma + 1 tokens with verification / target pass over one token."""
         return self.judging_s[gamma] / self.target_pass_s
 
     def block_s(self, gamma: int) -> float:
-        """Seconds of a block that drafts so many tokens."""
+        """Seconds of a block of gamma drafted tokens."""
         return self.drafting_s[gamma] + self.judging_s[gamma]
 
     def expected_speedup(
         self, block_efficiency: float, gamma: int, drafted: float | None = None
     ) -> float:
-        """What this machine can reach: target passes that a block saves / its own time.
+        """Expected speedup on this machine: block efficiency / cost of a block in target passes.
 
-        `drafted`: mean tokens drafted per block, where that is less than gamma; both costs of a
-        block are taken as linear in it.
+        `drafted`: mean number of drafted tokens per block; None: gamma. Both costs of a block are
+        assumed to be linear in it.
         """
         part = 1.0 if drafted is None else drafted / gamma
         ratio = part * self.drafting_cost_ratio(gamma)
@@ -77,7 +77,7 @@ class PassCosts(NamedTuple):
 
 
 class PassTimer:
-    """What decoding is made of, after one prompt, each in turn."""
+    """Times the parts of decoding after one prompt, interleaved."""
 
     def __init__(
         self,
@@ -98,32 +98,37 @@ class PassTimer:
         self._token = prompt[-1]
         self._gammas = gammas
         self._seconds: dict[tuple[str, int], list[float]] = {}
-        for _ in range(2):  # warms up
+        for _ in range(2):  # warm-up
             self.time_once()
         self._seconds.clear()
 
+    def run(self, repeats: int, progress: Progress = silent) -> PassCosts:
+        """Time everything `repeats` times. -> medians."""
+        for number in range(repeats):
+            self.time_once()
+            progress("timing passes", number + 1, repeats)
+        return self.costs()
+
     @torch.inference_mode()
     def time_once(self) -> None:
-        """Time a token of either, and a block of each gamma, once more."""
+        """Time one token of each model, and one block of each gamma."""
         self._draw("target", self._target, 1, self._sampling)
         self._draw("draft", self._draft, 1, self._draft_sampling)
         for gamma in self._gammas:
             drafted = self._draw("drafting", self._draft, gamma, self._draft_sampling)
             uniforms = None if self._sampling.greedy else UniformRows([[0.5] * gamma], [0.5])
             with self._timed("judging", gamma, self._target):
-                judge(
-                    self._target,
-                    JudgeRequest(
-                        [self._token], drafted, [gamma], Lossless(), self._sampling, uniforms
-                    ),
+                request = JudgeRequest(
+                    [self._token], drafted, [gamma], Lossless(), self._sampling, uniforms
                 )
+                judge(self._target, request)
 
     def _draw(
         self, name: str, session: ModelSession, count: int, sampling: SamplingParams
     ) -> Drafted:
-        # a greedy draft states its distributions where a target that samples asks for them
-        likeliest = sampling.greedy and self._sampling.greedy
-        uniforms = None if likeliest else [[0.5] * count]
+        # a sampling target needs the draft's distributions, also of a greedy draft
+        greedy = sampling.greedy and self._sampling.greedy
+        uniforms = None if greedy else [[0.5] * count]
         with self._timed(name, count, session):
             return draw(session, DrawRequest([[self._token]], DrawPlan(count, sampling), uniforms))
 
@@ -147,9 +152,9 @@ class PassTimer:
 
 
 class PairedTimes(NamedTuple):
-    """Seconds and new tokens of each request, baseline and method; the method's counts.
+    """Seconds and new tokens of each request, for baseline and method; the method's counts.
 
-    `*_first_s`: the part of the seconds until the first token, which is the pass over the prompt.
+    `*_first_s`: seconds to the first token; included in `*_s`.
     """
 
     baseline_s: list[float]
@@ -162,7 +167,7 @@ class PairedTimes(NamedTuple):
     num_repeats: int = 1
 
     def speedup(self, rng: torch.Generator) -> Interval:
-        """Seconds a token of the baseline / of the method, the interval over requests."""
+        """Seconds per token of the baseline / of the method, with an interval over requests."""
         return ratio_of_ratios_interval(
             (torch.tensor(self.baseline_s), torch.tensor(self.baseline_tokens)),
             (torch.tensor(self.method_s), torch.tensor(self.method_tokens)),
@@ -170,7 +175,7 @@ class PairedTimes(NamedTuple):
         )
 
     def decoding_speedup(self, rng: torch.Generator) -> Interval:
-        """The same from the first token on."""
+        """`speedup` without the time to the first token."""
         baseline = torch.tensor(self.baseline_s) - torch.tensor(self.baseline_first_s)
         method = torch.tensor(self.method_s) - torch.tensor(self.method_first_s)
         return ratio_of_ratios_interval(
@@ -183,11 +188,11 @@ class PairedTimes(NamedTuple):
 def warm_up(
     decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
 ) -> None:
-    """Decode once what is not timed: on a GPU the longest prompt to its end, so that all is recorded."""
+    """Decode the longest prompt once; on a GPU to its end, so that all CUDA graphs are captured."""
     prompt = max(prompts, key=len)
     tokens = max_new_tokens if torch.cuda.is_available() else min(_WARM_TOKENS, max_new_tokens)
-    room = decoder.room(prompt)
-    decoder.generate([prompt], tokens if room is None else min(tokens, room), seed)
+    free = decoder.room(prompt)
+    decoder.generate([prompt], tokens if free is None else min(tokens, free), seed)
 
 
 def time_pairs(
@@ -201,22 +206,21 @@ def time_pairs(
     progress: Progress,
     between: Callable[[], None] = lambda: None,
 ) -> PairedTimes:
-    """Decode each prompt both ways, one after the other, the first to go changing every time.
+    """Decode each prompt with both decoders, in alternating order.
 
-    Texts end where they would be served to their end: behind a stop token the target is not itself
-    and no draft was made for that. So both may write different numbers of tokens, and seconds a
-    token are compared. `between` is called after each pair.
+    Texts end at a stop token, as in serving, so both decoders may generate different numbers of
+    tokens; compare seconds per token. `between` is called after each pair.
 
     Raises:
         ContextLengthError: a prompt and its new tokens do not fit the context.
-        UsageError: no text was long enough for anything to be drafted.
+        UsageError: no text was long enough for drafting.
     """
     decoders = (baseline, method)
     for row, prompt in enumerate(prompts):
         if not has_room(method, prompt, max_new_tokens):
             raise ContextLengthError(
-                f"prompt {row} has {len(prompt):,} tokens and {max_new_tokens} new ones are to be timed, but "
-                f"{method.context_in_words()}; lower max_prompt_tokens or max_new_tokens"
+                f"prompt {row} has {len(prompt):,} tokens and max_new_tokens is {max_new_tokens}, "
+                f"but {method.context_in_words()}; lower max_prompt_tokens or max_new_tokens"
             )
     for decoder in decoders:
         warm_up(decoder, prompts, max_new_tokens, seed)
@@ -240,8 +244,8 @@ def time_pairs(
         progress("timing requests", number + 1, num_runs)
     if not stats.num_drafted:
         raise UsageError(
-            "every timed text ended before anything was drafted; use other prompts, or leave the "
-            "timing out with timed_prompts=0"
+            "every timed text ended before anything was drafted; use other prompts, or skip the "
+            "timing with timed_prompts=0"
         )
     return PairedTimes(
         seconds[0], seconds[1], firsts[0], firsts[1], tokens[0], tokens[1], stats, num_repeats
@@ -249,15 +253,15 @@ def time_pairs(
 
 
 def has_room(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> bool:
-    """Whether this many new tokens fit behind the prompt."""
-    room = decoder.room(prompt)
-    return room is None or room >= max_new_tokens
+    """True if the context has space for `max_new_tokens` after the prompt."""
+    free = decoder.room(prompt)
+    return free is None or free >= max_new_tokens
 
 
 def time_request(
     decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, seed: int
 ) -> tuple[float, float, list[Block]]:
-    """Seconds to the first token and to the last, and what came."""
+    """Decode one request. -> seconds to the first token, seconds to the last, blocks."""
     start = _now()
     stream = decoder.stream(prompt, max_new_tokens, seed)
     blocks = [next(stream)]

@@ -1,16 +1,14 @@
-"""Proof, on the user's own pair and sampler, that speculation leaves the target's text alone.
+"""Tests that speculative decoding is lossless, for a given pair of models and sampler.
 
-Two claims are tested. Greedy: speculative text is the target's own greedy text, token for token.
-Sampled: every token that a block gave follows the target's exact next-token distribution there.
+- Greedy: speculative text equals the target's greedy text, token by token.
+- Sampled: each token of a block follows the target's next-token distribution at its position. A
+  G-test over all contexts (`core.goodness_of_fit`) detects rules that accept too many draft tokens.
 
-The second is a G-test over all contexts at once (`core.goodness_of_fit`): a rule that lets the draft
-through fills the cells of the tokens that the draft proposes too often.
-
-The target that decodes and the one that it is held against round apart. So two greedy texts may part
-where two logits tie, and where top-k or top-p cuts, a token at the border may be let in by one and
-kept out by the other. Both are allowed for within a stated tolerance. Border tokens are left out of the
-G-test, which compares the other tokens among themselves: given that a token is not at the border, it
-follows the target's distribution over the tokens that are not, whichever way the border fell.
+The decoding target and the reference target differ by rounding. So greedy texts may differ after a
+tie of two logits, and a token at the border of top-k or top-p may be kept by one target only. A
+tolerance allows for both. The G-test excludes border tokens: given that a token is not at the
+border, it follows the target's distribution over the other tokens, whichever border tokens were
+kept.
 """
 
 # T positions, V vocabulary, K cells
@@ -44,16 +42,14 @@ if TYPE_CHECKING:
     from paceline.decode import Generation
     from paceline.models.contract import Model
 
-# Two logits closer than this are a tie that rounding may break either way. In 16 bits a logit between
-# 16 and 32 is rounded to eighths.
+# Logits closer than this are a tie. In bfloat16, logits between 16 and 32 are multiples of 1/8.
 TIE_FLOAT32 = 1e-3
 TIE_16_BITS = 0.25
-# Texts that the plain target writes together.
-_ROWS = 20
+_REFERENCE_BATCH_SIZE = 20
 
 
 class VerifyConfig(StrictModel):
-    """What to prove, on how much. The odds that a lossless rule fails are `false_alarm`."""
+    """Configuration of `verify`. A lossless rule fails with probability `false_alarm`."""
 
     target: str
     draft: str
@@ -64,17 +60,17 @@ class VerifyConfig(StrictModel):
     gamma: int = Field(default=4, ge=1)
     sampling: SamplingParams = SamplingParams()
     draft_sampling: SamplingParams | None = None
-    """How the draft draws; None: as `sampling` says."""
+    """Sampling parameters of the draft; None: the same as `sampling`."""
     num_cells: int = Field(default=16, ge=2)
     batch_size: int = Field(default=1, ge=1)
-    """Texts that are decoded together; one alone is what the fastest passes are made for."""
+    """Number of texts in a batch; the fastest code paths need 1."""
     draft_weights: Literal["auto", "int8"] = "auto"
     false_alarm: float = Field(default=1e-4, gt=0, lt=1)
     tolerance: float | None = Field(default=None, ge=0)
-    """Two logits closer than this may change places; None: 0.001 in float32, else 0.25."""
+    """Logits closer than this count as equal; None: 0.001 in float32, else 0.25."""
     seed: int = 0
     self_test: bool = False
-    # float32: in fewer bits a pass over a block and a pass over a token may round apart.
+    # In 16 bits, rounding differs more between passes over one and over several tokens.
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     device: str = "auto"
 
@@ -85,20 +81,20 @@ class VerifyConfig(StrictModel):
 
     @property
     def tie(self) -> float:
-        """`tolerance`, or what the dtype asks for."""
+        """`tolerance`, or the default of the dtype."""
         if self.tolerance is not None:
             return self.tolerance
         return TIE_FLOAT32 if self.dtype == "float32" else TIE_16_BITS
 
 
 class GreedyCheck(StrictModel):
-    """Greedy speculative text against greedy target text."""
+    """Comparison of greedy speculative text with the target's greedy text."""
 
     num_prompts: int
     num_tokens: int
     num_identical: int
     num_ties: int
-    """Texts that part where the target's two best logits, penalised, are closer than the tolerance."""
+    """Texts that differ first where the target's two highest logits are within the tolerance."""
     first_difference: str | None
 
     @property
@@ -112,9 +108,9 @@ class DistributionCheck(StrictModel):
     num_tokens: int
     num_cells: int
     num_impossible: int
-    """Tokens that the target gives no chance at all, such as those outside its top-k."""
+    """Tokens of probability 0 under the target, such as those outside its top-k."""
     num_border: int = 0
-    """Tokens within the tolerance of the border of top-k or top-p; left out of the cells."""
+    """Tokens within the tolerance of the border of top-k or top-p; excluded from the cells."""
     cell_counts: list[int]
     g_statistic: float
     p_value: float
@@ -126,7 +122,7 @@ class DistributionCheck(StrictModel):
 
 
 class LosslessnessReport(StrictModel):
-    """Both checks, and those of the broken rule when a self-test was asked for."""
+    """Both checks, and the sampled check of a broken rule if `self_test` is set."""
 
     config: VerifyConfig
     greedy: GreedyCheck
@@ -135,13 +131,13 @@ class LosslessnessReport(StrictModel):
 
     @property
     def passed(self) -> bool:
-        """Both claims hold, and the self-test, if any, caught the broken rule."""
+        """True if both checks pass and the broken rule, if tested, fails."""
         caught = self.broken_distribution is None or not self.broken_distribution.passed
         return self.greedy.passed and self.distribution.passed and caught
 
 
 class KeepsHalfOfTheRejected(Lossless):
-    """The broken rule of the self-test: of the tokens it should reject it keeps every second."""
+    """Broken rule for the self-test: accepts half of the tokens that it should reject."""
 
     exact = False
 
@@ -150,7 +146,7 @@ class KeepsHalfOfTheRejected(Lossless):
 
 
 def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> LosslessnessReport:
-    """Load both models and test both claims, of the pair as it is served, against the plain target.
+    """Load both models, and compare the pair prepared for decoding with the unprepared target.
 
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
@@ -174,10 +170,9 @@ def verify_models(
     rule: Rule | None = None,
     reference: Model | None = None,
 ) -> LosslessnessReport:
-    """Test a rule (the lossless one) on models that are there and prompts that are tokens.
+    """Test a rule (default: the lossless one) with loaded models on tokenized prompts.
 
-    `reference` is the target whose text and distributions are wanted, where `target` is one that was
-    prepared for decoding.
+    `reference`: the target that gives the expected text and distributions; None: `target`.
     """
     prompts = prompts[: config.num_prompts]
     models = Models(target, draft, reference or target)
@@ -194,7 +189,7 @@ def verify_models(
 
 
 class Models(NamedTuple):
-    """The pair that decodes, and the target that it is held against."""
+    """The decoding pair, and the reference target."""
 
     target: Model
     draft: Model
@@ -208,7 +203,7 @@ def check_greedy(
     rule: Rule,
     progress: Progress = silent,
 ) -> GreedyCheck:
-    """Decode every prompt greedily with and without the draft and compare."""
+    """Decode every prompt greedily with and without the draft, and compare the texts."""
     sampling = config.sampling.model_copy(update={"temperature": 0.0})
     plain = AutoregressiveDecoder(models.reference, sampling)
     speculative = SpeculativeDecoder(
@@ -216,29 +211,28 @@ def check_greedy(
         draft_sampling=config.draft_sampling,
     )
     written: dict[int, Generation] = {}
-    for group in batches_of_like_length(list(map(len, prompts)), _ROWS):
+    for group in batches_of_like_length(list(map(len, prompts)), _REFERENCE_BATCH_SIZE):
         batch = plain.generate([prompts[row] for row in group], config.max_new_tokens)
         written |= zip(group, batch, strict=True)
         progress("greedy texts of the target", len(written), len(prompts))
-    texts = [written[row] for row in range(len(prompts))]
     num_tokens = num_identical = num_ties = 0
     first_difference: str | None = None
     for start in range(0, len(prompts), config.batch_size):
-        rows = slice(start, start + config.batch_size)
-        batch, wanted = prompts[rows], texts[rows]
+        batch = prompts[start : start + config.batch_size]
         got = speculative.generate(batch, config.max_new_tokens)
-        for row, (want, have) in enumerate(zip(wanted, got, strict=True)):
+        for row, have in enumerate(got, start):
+            want = written[row]
             num_tokens += len(want.tokens)
-            place = first_split(want.tokens, have.tokens)
-            # A block needs room, so speculative text ends up to gamma tokens before the context.
-            cut = place == len(have.tokens) and have.stop_reason == "context"
-            if place is None or cut:
+            split = first_split(want.tokens, have.tokens)
+            # Blocks need space, so speculative text ends up to gamma tokens before the context.
+            cut = split == len(have.tokens) and have.stop_reason == "context"
+            if split is None or cut:
                 num_identical += 1
-            elif _is_tie(models, batch[row], want.tokens[:place], config):
+            elif _is_tie(models, prompts[row], want.tokens[:split], config):
                 num_ties += 1
             else:
-                first_difference = first_difference or _describe(start + row, place, want, have)
-        progress("greedy texts", start + len(batch), len(prompts))
+                first_difference = first_difference or _describe(row, split, want, have)
+        progress("greedy texts of the pair", start + len(batch), len(prompts))
     return GreedyCheck(
         num_prompts=len(prompts),
         num_tokens=num_tokens,
@@ -249,7 +243,7 @@ def check_greedy(
 
 
 def first_split(wanted: Sequence[int], got: Sequence[int]) -> int | None:
-    """The first position where two texts differ; None where they are one."""
+    """The first position where two texts differ; None if they are equal."""
     for position, (want, have) in enumerate(zip(wanted, got, strict=False)):
         if want != have:
             return position
@@ -260,17 +254,29 @@ def _is_tie(
     models: Models, prompt: Sequence[int], tokens: Sequence[int], config: VerifyConfig
 ) -> bool:
     vocab_size = check_same_vocabulary(models.reference, models.draft)
-    # logits before each token, the last of which is any: only those before it count
-    logits_TV = forced_logits(models.reference, prompt, [*tokens, 0], config.sampling, vocab_size)
+    gap = logit_gap(models.reference, prompt, tokens, config.sampling, vocab_size)
+    return gap < config.tie
+
+
+def logit_gap(
+    model: Model,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    sampling: SamplingParams,
+    vocab_size: int,
+) -> float:
+    """Difference of a model's two highest logits after these tokens."""
+    # forced_logits gives the logits before each token, so append an arbitrary one
+    logits_TV = forced_logits(model, prompt, [*tokens, 0], sampling, vocab_size)
     best, second = logits_TV[-1].topk(2).values
-    return float(best - second) < config.tie
+    return float(best - second)
 
 
-def _describe(row: int, place: int, want: Generation, have: Generation) -> str:
+def _describe(row: int, split: int, want: Generation, have: Generation) -> str:
     def token(generation: Generation) -> str:
-        return str(generation.tokens[place]) if place < len(generation.tokens) else "the end"
+        return str(generation.tokens[split]) if split < len(generation.tokens) else "the end"
 
-    return f"prompt {row}, token {place}: wanted {token(want)}, got {token(have)}"
+    return f"prompt {row}, token {split}: wanted {token(want)}, got {token(have)}"
 
 
 def check_distribution(
@@ -280,7 +286,7 @@ def check_distribution(
     rule: Rule,
     progress: Progress = silent,
 ) -> DistributionCheck:
-    """Sample text by the rule and count the cells that its tokens fall into; see the module's text."""
+    """Sample text with the rule, and test the distribution of its tokens."""
     decoder = SpeculativeDecoder(
         *(models.target, models.draft, rule, config.gamma, config.sampling),
         draft_sampling=config.draft_sampling,
@@ -292,14 +298,13 @@ def check_distribution(
         batch = prompts[start : start + config.batch_size]
         texts = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
         for prompt, text in zip(batch, texts, strict=True):
-            # A lossless rule has no say in the first token, which is the prefill's.
-            places = _places(models, prompt, text.tokens, config).behind_the_first()
-            cells_T, _ = equal_mass_cells(
-                places.p_TV, places.q_TV, places.tokens_T, config.num_cells, rng=rng
-            )
-            counts_K += torch.bincount(cells_T[places.sure_T], minlength=config.num_cells)
-            num_impossible += int((~places.possible_T).sum())
-            num_border += int((places.possible_T & ~places.sure_T).sum())
+            # without the first token, which comes from the prefill
+            parts = (part[1:] for part in _tested(models, prompt, text.tokens, config))
+            p_TV, q_TV, tokens_T, sure_T, possible_T = parts
+            cells_T, _ = equal_mass_cells(p_TV, q_TV, tokens_T, config.num_cells, rng=rng)
+            counts_K += torch.bincount(cells_T[sure_T], minlength=config.num_cells)
+            num_impossible += int((~possible_T).sum())
+            num_border += int((possible_T & ~sure_T).sum())
         progress(f"sampled texts ({type(rule).__name__})", start + len(batch), len(prompts))
     g, p_value = g_test(counts_K)
     return DistributionCheck(
@@ -314,26 +319,10 @@ def check_distribution(
     )
 
 
-class _Places(NamedTuple):
-    """A text against its target, token by token.
-
-    `p`: the target's distribution over the tokens that are not at the border, `q` what the draft
-    proposes. `sure`, `possible`: whether the text's token is kept in any case, or may be.
-    """
-
-    p_TV: Tensor
-    q_TV: Tensor
-    tokens_T: Tensor
-    sure_T: Tensor
-    possible_T: Tensor
-
-    def behind_the_first(self) -> _Places:
-        return _Places(*(part[1:] for part in self))
-
-
-def _places(
+def _tested(
     models: Models, prompt: Sequence[int], tokens: Sequence[int], config: VerifyConfig
-) -> _Places:
+) -> tuple[Tensor, ...]:
+    """p_TV without border tokens, q_TV, tokens_T; masks of tokens kept certainly, possibly [T]."""
     vocab_size = check_same_vocabulary(models.reference, models.draft)
     given = prompt, tokens, config.sampling, vocab_size
     target_TV = forced_logits(models.reference, *given)
@@ -345,4 +334,4 @@ def _places(
     tokens_T = torch.tensor(list(tokens))
     index_T1 = tokens_T[:, None].to(sure_TV.device)
     sure_T, possible_T = (kept.gather(-1, index_T1)[:, 0].cpu() for kept in (sure_TV, possible_TV))
-    return _Places(p_TV, q_TV, tokens_T, sure_T, possible_T)
+    return p_TV, q_TV, tokens_T, sure_T, possible_T

@@ -1,4 +1,4 @@
-"""Everything that `measure` can be told."""
+"""Configuration of `measure`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Gamma = Annotated[int, Field(ge=1)]
 
 
 class MeasureConfig(WithCosts, PairConfig):
-    """What to measure.
+    """Configuration of `measure`.
 
     Attributes:
-        timed_prompts: Requests to time, those that choose gamma included; 0 leaves the timing out.
+        timed_prompts: Number of timed requests, including those that choose gamma; 0: no timing.
     """
 
     num_prompts: int = Field(default=32, ge=1)

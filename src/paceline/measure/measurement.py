@@ -1,4 +1,4 @@
-"""Is this draft worth serving? Texts, acceptance, cost, prediction, paired timing, verdict."""
+"""Measures whether a draft is worth serving: acceptance, cost, speedup, verdict."""
 
 # B texts, T positions
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
     from paceline.models.contract import Model
 
-# The prefill gives a text's first token, and a block drafts one less than is still wanted.
-_FEWEST_TIMED = 3
+# The prefill gives the first token, and a block leaves one token of the budget to the target.
+_MIN_TIMED_TOKENS = 3
 
 
 class Measurement(StrictModel):
-    """All that was found, with what it was found on."""
+    """Result of a measurement, with its configuration."""
 
     schema_version: Literal[2] = 2
     config: MeasureConfig
@@ -50,20 +50,19 @@ class Measurement(StrictModel):
     cost: CostRow
     gammas: list[GammaRow]
     best_gamma: int
-    """The gamma to serve: the timed one, else that of the largest expected speedup.
-
-    0 where decoding without a draft is as fast or faster."""
+    """The gamma to serve: the timed one, else the one with the highest expected speedup; 0 if
+    decoding without a draft is as fast or faster."""
     tried: list[TriedRow]
-    """The gammas timed to choose the one of `speed`; empty where only the expected best was timed."""
+    """Gammas timed to choose the one of `speed`; empty if only the expected best was timed."""
     speed: SpeedRow | None
     expected: IntervalRow | None = None
-    """Expected speedup in the engine whose costs were given; None: our own decoder was timed."""
+    """Expected speedup with the costs of an engine; None without them."""
     timed_gammas: tuple[int, ...] = ()
-    """Those whose costs the engine was timed for; between two of them they are interpolated."""
+    """Gammas with measured costs in the engine; those between are interpolated."""
     verdict: Verdict
     environment: dict[str, object]
     target_fingerprint: str = ""
-    """Of the target's files; empty for models that were handed over in memory."""
+    """Fingerprint of the model's files; empty for models in memory."""
     draft_fingerprint: str = ""
 
 
@@ -77,36 +76,34 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     if config.costs is not None:
         costs = read_costs(config.costs)
         config = as_served(config, costs)
-    every_token = costs is not None and costs.full_vocabulary
-    pair = load_models(config, progress, full_vocabulary=every_token)
+    full_vocabulary = costs is not None and costs.full_vocabulary
+    pair = load_models(config, progress, full_vocabulary=full_vocabulary)
     if costs is not None and config.costs is not None:
         check_sizes(costs, config.costs, *(model.num_parameters for model in pair))
     found = measure_models(*pair, load_prompts(config, pair), config, progress, costs=costs)
-    prints = {
-        "target_fingerprint": fingerprint(config.target),
-        "draft_fingerprint": fingerprint(config.draft),
-    }
-    return found.model_copy(update=prints)
+    return found.model_copy(
+        update={
+            "target_fingerprint": fingerprint(config.target),
+            "draft_fingerprint": fingerprint(config.draft),
+        }
+    )
 
 
 def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
-    """Gammas whose costs are known; drafts drawn as the engine draws them; nothing is timed.
+    """The configuration with the engine's gammas and draft sampling, and without timing.
 
     Raises:
-        UsageError: No gamma that is asked for has known costs, or the batch size has none, or drafts
-            are to be drawn in another way.
+        UsageError: The costs lack the gammas or the batch size, or have other draft sampling.
     """
     drafts = costs.proposals(config.sampling)
     if config.draft_sampling not in (None, drafts):
         raise UsageError(
-            f"the costs are of {costs} drafting {costs.drafting}, which is not how draft_sampling draws; leave "
-            "--draft-temperature out, or write the costs of the other way (vLLM: drafting=probabilistic)"
+            f"the costs are of {costs} with {costs.drafting} drafting, but draft_sampling differs; "
+            "leave --draft-temperature out, or write the costs with the other drafting "
+            "(vLLM: drafting=probabilistic)"
         )
-    changes = {
-        "gammas": costs.usable(config.gammas, config.concurrency),
-        "draft_sampling": drafts,
-        "timed_prompts": 0,
-    }
+    gammas = costs.usable(config.gammas, config.concurrency)
+    changes = {"gammas": gammas, "draft_sampling": drafts, "timed_prompts": 0}
     return config.model_copy(update=changes)
 
 
@@ -119,36 +116,37 @@ def measure_models(
     known_texts: list[list[int]] | None = None,
     costs: EngineCosts | None = None,
 ) -> Measurement:
-    """Measure two models that are already there, on prompts that are already tokens.
+    """Measure two loaded models on tokenized prompts.
 
     Args:
         target: Prepared for decoding.
-        draft: The same.
+        draft: Prepared for decoding.
         prompts: As tokens.
-        config: What to measure.
-        progress: Called as work goes on.
-        known_texts: What `sample_texts` gave for the first prompts; what is added comes in there.
-        costs: Of an engine, in place of passes that are timed here.
+        config: Configuration; its models and prompts are not loaded.
+        progress: Progress callback.
+        known_texts: Texts from `sample_texts` for the first prompts; missing ones are appended.
+        costs: Costs of an engine, used instead of timing passes.
     """
     prompts = prompts[: config.num_prompts]
-    completions = _write(target, prompts, config, known_texts, progress)
-    ways = config.sampling, progress, config.draft_sampling
-    scores = score_texts(target, draft, prompts, completions, *ways)
+    completions = _complete(target, prompts, config, known_texts, progress)
+    settings = config.sampling, progress, config.draft_sampling
+    scores = score_texts(target, draft, prompts, completions, *settings)
     acceptance = summarise_acceptance(scores, config.seed)
     budget_B = budgets_of(target, prompts, config.max_new_tokens)
     longest = int(scores.mask_BT.sum(-1).max())
     gammas = usable_gammas(config.gammas, longest, int(budget_B.max()))
-    # A pass is timed in the middle of a typical text.
+    # passes are timed in the middle of a typical text
     middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
     if costs is None:
-        passes = _time_passes(target, draft, middle, gammas, config, progress)
+        timer = PassTimer(target, draft, middle, gammas, config.sampling, config.draft_sampling)
+        passes = timer.run(config.pass_repeats, progress)
     else:
         passes = costs.pass_costs(gammas, config.concurrency)
-    cost = _cost_row(passes, target, draft, costs)
+    cost = _cost_row(target, draft, passes, costs)
     rows = [_gamma_row(one, scores, budget_B, acceptance, passes, cost, costs) for one in gammas]
     chosen = max(rows, key=lambda row: row.expected_speedup)
     tried, timed, expected = list[TriedRow](), None, None
-    if config.timed_prompts:  # also where a loss is expected: a no-go is measured, too
+    if config.timed_prompts:  # also if no speedup is expected, to measure a NO-GO
         chosen, tried, timed = time_best(target, draft, prompts, rows, middle, config, progress)
     if costs is None:
         verdict = judge(acceptance, chosen, timed)
@@ -171,25 +169,7 @@ def measure_models(
     )
 
 
-def _write(
-    target: Model,
-    prompts: Sequence[Sequence[int]],
-    config: MeasureConfig,
-    known_texts: list[list[int]] | None,
-    progress: Progress,
-) -> list[list[int]]:
-    """The target's texts of these prompts."""
-    if config.timed_prompts and config.max_new_tokens < _FEWEST_TIMED:
-        raise UsageError(
-            f"max_new_tokens is {config.max_new_tokens}: a text of so few drafts nothing that could be "
-            f"timed; ask for {_FEWEST_TIMED} or more, or leave the timing out with timed_prompts=0"
-        )
-    texts = [] if known_texts is None else known_texts
-    sample_texts(target, prompts, config, texts, progress)
-    return texts[: len(prompts)]
-
-
-def _cost_row(passes: PassCosts, target: Model, draft: Model, costs: EngineCosts | None) -> CostRow:
+def _cost_row(target: Model, draft: Model, passes: PassCosts, costs: EngineCosts | None) -> CostRow:
     return CostRow(
         target_pass_s=passes.target_pass_s,
         draft_pass_s=passes.draft_pass_s,
@@ -200,25 +180,27 @@ def _cost_row(passes: PassCosts, target: Model, draft: Model, costs: EngineCosts
     )
 
 
-def _time_passes(
+def _complete(
     target: Model,
-    draft: Model,
-    text: Sequence[int],
-    gammas: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     config: MeasureConfig,
+    known_texts: list[list[int]] | None,
     progress: Progress,
-) -> PassCosts:
-    timer = PassTimer(target, draft, text, gammas, config.sampling, config.draft_sampling)
-    for number in range(config.pass_repeats):
-        timer.time_once()
-        progress("timing passes", number + 1, config.pass_repeats)
-    return timer.costs()
+) -> list[list[int]]:
+    if config.timed_prompts and config.max_new_tokens < _MIN_TIMED_TOKENS:
+        raise UsageError(
+            f"max_new_tokens is {config.max_new_tokens}, too few to draft and time a block; "
+            f"ask for {_MIN_TIMED_TOKENS} or more, or skip the timing with timed_prompts=0"
+        )
+    texts = [] if known_texts is None else known_texts
+    sample_texts(target, prompts, config, texts, progress)
+    return texts[: len(prompts)]
 
 
 def _expected(
     scores: TextScores, budget_B: Tensor, row: GammaRow, costs: EngineCosts, config: MeasureConfig
 ) -> IntervalRow:
-    """The expected speedup in an engine: the interval of tau over texts, widened by that of the costs."""
+    """Expected speedup in an engine; the interval combines those of tau and of the costs."""
     rng = named_generator(config.seed, "expected speedup")
     tau = ratio_interval(*scores.tokens_and_blocks(row.gamma, budget_B), rng=rng)
     least, most = costs.error_of_block(row.gamma, config.concurrency)
@@ -228,7 +210,7 @@ def _expected(
 
 
 def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
-    """Ratios of sums over texts, with intervals over texts."""
+    """Means over the tokens of all texts, with intervals over texts."""
     lengths_B = scores.mask_BT.sum(-1)
 
     def interval(score_BT: Tensor) -> IntervalRow:
@@ -248,24 +230,24 @@ def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
 
 
 def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]:
-    """The gammas that a block can draft: no block drafts the first token, nor past the budget.
+    """The gammas that fit the texts: blocks draft neither the first token nor the last of a budget.
 
-    `longest`: tokens of the longest text; `budget`: the most that a text might have.
+    `longest`: number of tokens of the longest text; `budget`: maximum number of tokens of a text.
 
     Raises:
-        UsageError: there is none, or no text has a token that a block could give.
+        UsageError: no gamma fits, or every text has a single token.
     """
     if longest < 2:
         raise UsageError(
-            "every text has 1 token, which the target's pass over the prompt gives: no block drafts; "
+            "every text has 1 token, which comes from the target's prefill, so no block drafts; "
             "use other prompts or more new tokens"
         )
     most = max(1, budget - 2)
     usable = sorted({gamma for gamma in gammas if gamma <= most})
     if not usable:
         raise UsageError(
-            f"in texts of at most {budget} tokens a block drafts at most {most}, and the smallest gamma "
-            f"asked for is {min(gammas)}; ask for smaller gammas or more new tokens"
+            f"blocks draft at most {most} tokens in texts of at most {budget} tokens, but the "
+            f"smallest gamma is {min(gammas)}; ask for smaller gammas or more new tokens"
         )
     return usable
 
@@ -292,7 +274,7 @@ def _gamma_row(
         block_efficiency=tau,
         drafted_per_block=drafted,
         break_even_acceptance=None if math.isinf(break_even) else break_even,
-        # an engine's c is that of this gamma: what it adds to a step is not the draft's pass alone
+        # an engine's c depends on gamma: it includes more than the draft's passes
         predicted_speedup=speed_model.predicted_speedup(
             tau, gamma, drafting if engine else costs.cost_ratio
         ),

@@ -1,4 +1,4 @@
-"""A target, a draft and prompts as they would be served, and text that one of the two writes."""
+"""Loads a target, a draft and prompts, and samples texts from one of the models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ModelsConfig(StrictModel):
-    """Which models, and how much they read and write."""
+    """Models, their number formats, and lengths of prompts and texts."""
 
     target: str
     draft: str
@@ -34,15 +34,15 @@ class ModelsConfig(StrictModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     draft_weights: Literal["auto", "int8"] = "auto"
-    """int8 rounds the draft to 8 bits a weight first; all figures are then of that draft."""
+    """int8: quantize the draft's weights to 8 bits before measuring."""
 
 
 class PairConfig(ModelsConfig):
-    """Also which prompts, and how text is written.
+    """Models, prompts and sampling.
 
     Attributes:
-        draft_sampling: How the draft draws: `{temperature: 0}` is greedy drafting, which most engines
-            do. None: as `sampling` says.
+        draft_sampling: Sampling parameters of the draft; None: the same as `sampling`. Most engines
+            draft greedily: `{temperature: 0}`.
     """
 
     prompts: CorpusConfig
@@ -64,20 +64,17 @@ class Pair(NamedTuple):
 
     @property
     def tokenizer(self):
-        """The one that both share."""
-        assert self.target.tokenizer is not None, "load_models sees to that"
+        """The tokenizer of both models."""
+        assert self.target.tokenizer is not None, "load_models checks it"
         return self.target.tokenizer
 
 
 def load_models(
     config: ModelsConfig, progress: Progress = silent, *, full_vocabulary: bool = False
 ) -> Pair:
-    """Load what the configuration names.
+    """Load both models and prepare them for decoding.
 
-    Args:
-        config: Names them.
-        progress: Called as they are loaded.
-        full_vocabulary: The draft proposes all tokens, whatever list it has, as in an engine.
+    `full_vocabulary`: the draft proposes from the full vocabulary, even if it has a reduced one.
 
     Raises:
         UsageError: a model or the pair of tokenizers cannot be used.
@@ -97,10 +94,10 @@ def load_models(
 
 
 def load_prompts(config: PairConfig, pair: Pair) -> list[list[int]]:
-    """The prompts as tokens.
+    """Read the prompts as tokens.
 
     Raises:
-        PromptError: there are none, or one is malformed.
+        PromptError: there are no prompts, or one is malformed.
     """
     return read_prompts(config.prompts, pair.tokenizer, max_tokens=config.max_prompt_tokens)
 
@@ -112,7 +109,7 @@ def sample_texts(
     completions: list[list[int]],
     progress: Progress = silent,
 ) -> None:
-    """Add the texts that are missing: sampled from the writer, as it will be served."""
+    """Sample the missing texts from `writer` and append them to `completions`."""
     decoder = AutoregressiveDecoder(writer, config.sampling)
     start = len(completions)
     missing = prompts[start:]

@@ -1,4 +1,4 @@
-"""The predicted frontier: what each rule at each threshold would cost and save, without decoding."""
+"""Predicts quality and speedup of each rule at each threshold, without decoding."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ DEFAULT_RULES: tuple[RuleChoice, ...] = (
 
 
 class AnalyzeConfig(PairConfig):
-    """What to analyse, and on whose text."""
+    """Configuration of `analyze`."""
 
     num_prompts: int = Field(default=16, ge=1)
     text: Literal["target", "draft"] = "target"
-    """Who writes the text. A rule's own text lies between the two."""
+    """Model that generates the text. A rule's own text lies between the two."""
     rules: tuple[RuleChoice, ...] = DEFAULT_RULES
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     pass_repeats: int = Field(default=15, ge=1)
@@ -73,21 +73,21 @@ class FrontierRow(StrictModel):
 
     rule: RuleChoice
     rejection_rate: IntervalRow
-    """Rejected / judged drafted tokens at the best gamma."""
+    """Rejected / examined drafted tokens at the best gamma."""
     tvd: float
-    """Mean TVD of what the rule induces to the target's distribution."""
+    """Mean TVD of the induced distribution to the target's."""
     kl: float | None
-    """Mean KL(target || induced), nats; None where it is infinite."""
+    """Mean KL(target || induced), nats; None if infinite."""
     surprisal: float
-    """Mean -log of the untempered target of what the rule induces, nats; small: likely answers."""
+    """Mean -log p of the induced distribution, p the untempered target, nats."""
     block_efficiency: dict[int, float]
     best_gamma: int
     predicted_speedup: float
-    """At the best gamma: tau / (drafting + block cost), measured passes."""
+    """At the best gamma: tau / (drafting + block cost), from measured passes."""
 
 
 class PredictedFrontier(StrictModel):
-    """All rows, in the order of the configuration, and what they were computed from."""
+    """All rows, in the order of the configuration, and the costs that they use."""
 
     schema_version: int = 1
     config: AnalyzeConfig
@@ -100,7 +100,7 @@ class PredictedFrontier(StrictModel):
 
 
 def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFrontier:
-    """Load both models, write text, and see what every rule would do with it.
+    """Load both models, sample text, and analyze every rule on it.
 
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
@@ -116,31 +116,19 @@ def analyze_models(
     config: AnalyzeConfig,
     progress: Progress = silent,
 ) -> PredictedFrontier:
-    """Analyse two models that are already there, on prompts that are already tokens."""
+    """Analyze two loaded models on tokenized prompts."""
     prompts = prompts[: config.num_prompts]
     texts: list[list[int]] = []
     sample_texts(draft if config.text == "draft" else target, prompts, config, texts, progress)
     longest = max(len(text) for text in texts)
     gammas = usable_gammas(config.gammas, longest, config.max_new_tokens)
-    # in the middle of a typical text, as a measurement does
+    # passes are timed in the middle of a typical text
     middle = [*prompts[0], *texts[0]][: len(prompts[0]) + config.max_new_tokens // 2]
     timer = PassTimer(target, draft, middle, gammas, config.sampling, config.draft_sampling)
-    for number in range(config.pass_repeats):
-        timer.time_once()
-        progress("timing passes", number + 1, config.pass_repeats)
-    costs = timer.costs()
+    costs = timer.run(config.pass_repeats, progress)
     found = analyze_rules(
-        target,
-        draft,
-        prompts,
-        texts,
-        config.rules,
-        config.sampling,
-        gammas,
-        config.seed,
-        progress,
-        config.max_new_tokens,
-        config.draft_sampling,
+        *(target, draft, prompts, texts, config.rules, config.sampling, gammas),
+        *(config.seed, progress, config.max_new_tokens, config.draft_sampling),
     )
     return PredictedFrontier(
         config=config,

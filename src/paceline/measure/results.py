@@ -1,4 +1,4 @@
-"""The rows that a measurement is made of; one schema for JSON, tables and reports."""
+"""Result rows of a measurement; one schema for JSON, tables and reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class IntervalRow(StrictModel):
     """A ratio of sums with its 95% interval over prompts.
 
-    A bound that nothing is known of, as of one request, is infinite: "Infinity" in JSON.
+    Unknown bounds, such as those of a single request, are infinite: "Infinity" in JSON.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
@@ -33,24 +33,24 @@ class IntervalRow(StrictModel):
 
 
 class AcceptanceRow(StrictModel):
-    """How well the draft agrees with the target, on text that the target sampled."""
+    """Acceptance of the draft on text sampled from the target."""
 
     num_prompts: int
     num_tokens: int
     expected_acceptance: IntervalRow
-    """sum_t sum_v min(p, q) / number of tokens: what an engine that samples its drafts gets."""
+    """sum_t sum_v min(p, q) / number of tokens: the acceptance if drafts are sampled."""
     greedy_draft_acceptance: IntervalRow
-    """p(argmax q): what an engine that drafts greedily gets."""
+    """Mean of p(argmax q): the acceptance with greedy drafting."""
     greedy_agreement: IntervalRow
-    """argmax q is argmax p."""
+    """Fraction of positions where argmax q = argmax p."""
     acceptance_by_position: list[float]
-    """expected_acceptance of the first, second, ... new token, over the texts that reach it."""
+    """expected_acceptance of the first, second, ... new token, over texts that contain it."""
 
 
 class CostRow(StrictModel):
-    """What a pass costs; seconds are medians of interleaved passes at batch 1, a token drawn each.
+    """Cost of forward passes: median seconds of interleaved passes at batch size 1, one token each.
 
-    Of an engine whose costs were given, `draft_pass_s` is what a drafted token adds to a step.
+    With the costs of an engine, `draft_pass_s` is the time that a drafted token adds to a step.
     """
 
     target_pass_s: float
@@ -60,70 +60,66 @@ class CostRow(StrictModel):
     target_parameters: int
     draft_parameters: int
     engine: str = ""
-    """Whose passes these are; empty: Paceline's own."""
+    """The engine with these costs; empty: Paceline's decoder."""
 
 
 class GammaRow(StrictModel):
-    """What a block of `gamma` drafted tokens promises."""
+    """Predictions for blocks of `gamma` drafted tokens."""
 
     gamma: int
     block_efficiency_iid: float
     """(1 - alpha^(gamma+1)) / (1 - alpha)."""
     block_efficiency: float
-    """From products of per-position acceptance along the text; a text's last block is shorter."""
+    """From per-position acceptance along the text; the last block of a text may be shorter."""
     drafted_per_block: float
-    """Mean tokens drafted per block: `gamma`, but for blocks near the end of the budget."""
+    """Mean number of drafted tokens per block; below `gamma` if budgets end within blocks."""
     break_even_acceptance: float | None
-    """None: no acceptance suffices."""
+    """Acceptance above which a block is faster than plain decoding; None if there is none."""
     predicted_speedup: float
     """block_efficiency / (c gamma + 1)."""
     mbsu: float
-    """The same with c = parameter ratio."""
+    """predicted_speedup with the parameter ratio as c."""
     drafting_cost_ratio: float
-    """c within a block: a drafted token's seconds / target pass. Of an engine, which tells only what a whole
-    block takes: the c with which tau / (c gamma + 1) is its speedup."""
+    """c within a block: seconds per drafted token / target pass. Of an engine, which reports only
+    the time of whole blocks: the c for which tau / (c gamma + 1) is its speedup."""
     block_cost_ratio: float
-    """Target pass over gamma + 1 tokens / over one; the prediction above takes it for 1. Of an engine: 1."""
+    """Target pass over gamma + 1 tokens / over one; 1 in predicted_speedup and of an engine."""
     expected_speedup: float
-    """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio): what this machine can reach.
-
-    Both costs are taken for `drafted_per_block` tokens."""
+    """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio), both costs scaled to
+    `drafted_per_block` tokens."""
     block_s: float | None = None
-    """Seconds of a block. None in files of earlier versions."""
+    """Seconds per block; None in files of earlier versions."""
 
 
 class TriedRow(StrictModel):
-    """A gamma that was timed to choose one, on requests that `SpeedRow` does not use."""
+    """A gamma timed to choose one, on requests that `SpeedRow` does not use."""
 
     gamma: int
     num_requests: int
     tokens_per_s: float
-    """Behind the first token: block efficiency of the scored texts / median seconds per block."""
+    """After the first token: block efficiency of the scored texts / median seconds per block."""
     expected_speedup: float
 
 
 class SpeedRow(StrictModel):
-    """Requests at one gamma, interleaved: seconds a token, baseline / speculative.
-
-    Where several gammas were tried, these requests are not the ones that chose among them.
-    """
+    """Paired timing of requests at one gamma, with and without the draft, interleaved."""
 
     gamma: int
     num_requests: int
     num_tokens: int
     speedup: IntervalRow
-    """Of whole requests, the passes over their prompts included: what a user waits for."""
+    """Seconds per token, baseline / speculative, of whole requests including the prefill."""
     decoding_speedup: IntervalRow
-    """From the first token on, which is all that the prediction speaks of."""
+    """From the first token on, as in the prediction."""
     cost_ratio: float
     """c, from passes timed between the requests."""
     predicted_speedup: float
-    """block_efficiency / (c gamma + 1), with the block efficiency of the scored texts, this c."""
+    """block_efficiency / (c gamma + 1), with this c, and block_efficiency of the scored texts."""
     measured_over_predicted: float
     """decoding_speedup / predicted_speedup."""
     engine_efficiency: float
-    """decoding_speedup / what it would be with the block efficiency found here: what the engine
-    keeps of it; the rest goes into longer target passes and work beside the passes."""
+    """decoding_speedup / predicted_speedup with the block efficiency of these requests; the rest is
+    spent on longer target passes and on work outside the passes."""
     baseline_tokens_per_s: float
     speculative_tokens_per_s: float
     block_efficiency: float

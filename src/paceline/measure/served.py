@@ -1,4 +1,4 @@
-"""What a draft gives in the engine that serves it, beside what both models' probabilities predict."""
+"""Measures a draft in a serving engine, and compares the engine's counters with the prediction."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from paceline.engines.start import started
 from paceline.engines.versions import untested
 from paceline.environment import environment
 from paceline.errors import EngineError
-from paceline.measure.acceptance import forced_logits
 from paceline.measure.engine_costs import EngineCosts
-from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split
+from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split, logit_gap
 from paceline.measure.pair import Pair
 from paceline.measure.results import IntervalRow
 from paceline.measure.served_costs import StepTimer, mean_context
@@ -44,10 +43,9 @@ class ServedSpeed(StrictModel):
 
     Attributes:
         speedup: Seconds per token without / with the draft, paired by prompt.
-        num_equal: Texts that are the same with and without; all of them, at temperature 0 and in exact
-            arithmetic.
-        num_near_ties: Of the others, those that part where the target's two likeliest tokens are nearly as
-            likely (logits closer than 0.25, in float32 than 0.001); None above temperature 0.
+        num_equal: Texts that are equal with and without; all at temperature 0 in exact arithmetic.
+        num_near_ties: Texts that differ first where the target's two highest logits are closer than
+            0.25, in float32 than 0.001; None above temperature 0.
     """
 
     speedup: IntervalRow
@@ -58,14 +56,14 @@ class ServedSpeed(StrictModel):
 
 
 class ServedMeasurement(StrictModel):
-    """Figures of an engine, and what was predicted of it.
+    """Measured and predicted figures of an engine.
 
     Attributes:
-        served: From the engine's own counters.
-        predicted: From both models' probabilities over the texts that the engine wrote.
-        speed: None: the engine was not started here, or not without the draft.
-        notes: What to know about the engine.
-        costs: Of its steps, if they were to be timed; `save_costs` writes them.
+        served: From the engine's counters.
+        predicted: From the probabilities of both models over the engine's texts.
+        speed: None if the engine was not measured without the draft.
+        notes: Remarks on the engine, e.g. an untested version.
+        costs: Costs of the engine's steps if `write_costs` is set; `save_costs` writes them.
     """
 
     schema_version: Literal[1] = 1
@@ -86,7 +84,7 @@ class ServedMeasurement(StrictModel):
 
 
 class Answers(NamedTuple):
-    """Of one server: who answered, how it counts, what it answered, and what to know about it."""
+    """Answers of one engine, with its name, version, conventions and notes."""
 
     name: str
     version: str
@@ -98,8 +96,8 @@ class Answers(NamedTuple):
 def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedMeasurement:
     """Send the prompts to the engine, read its counters, and predict them from both models.
 
-    The models are loaded after the engine has stopped: both would not fit one GPU. With `write_costs`,
-    the engine's steps are timed, too.
+    The models are loaded after the engine has stopped, since a GPU may not have memory for both.
+    Also times its steps if `write_costs` is set.
 
     Raises:
         UsageError: A model, a prompt file or the engine's program cannot be used.
@@ -140,14 +138,14 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
 
 
 def save_costs(found: ServedMeasurement) -> None:
-    """Write the costs of the engine's steps where the configuration says, if they were timed.
+    """Write the costs of the engine's steps, if timed, to `write_costs.file`.
 
     Raises:
-        StorageError: They cannot be written.
+        StorageError: The file cannot be written.
     """
-    wanted = found.config.write_costs
-    if wanted is not None and found.costs is not None:
-        atomic_write_text(wanted.file, found.costs.model_dump_json(indent=2) + "\n")
+    output = found.config.write_costs
+    if output is not None and found.costs is not None:
+        atomic_write_text(output.file, found.costs.model_dump_json(indent=2) + "\n")
 
 
 def _costs(
@@ -182,16 +180,16 @@ def _requests(config: ServedConfig) -> list[Request]:
 
 
 def load_scored(config: ServedConfig) -> Pair:
-    """Both models as the engine computes them.
+    """Load both models as the engine uses them.
 
-    An engine drafts from all tokens, whatever list the draft has, unless its export has the list baked in.
+    A draft with a reduced vocabulary gets the full one, unless its export contains the reduced one.
 
     Raises:
         UsageError: A model cannot be loaded, or the tokenizers differ.
     """
     choice, paths = config.engine, (config.target, config.draft)
     served = choice.target or config.target, choice.draft or config.draft
-    if choice.engine == "transformers":  # what is scored is what is served, in this process
+    if choice.engine == "transformers":  # runs in this process, with the scored models
         paths = served
     target = load_model(paths[0], dtype=config.dtype, device=config.device)
     draft = load_model(paths[1], dtype=target.dtype, device=config.device)
@@ -208,27 +206,24 @@ def _answers(
     steps: StepTimer | None,
     progress: Progress,
 ) -> tuple[Answers | None, Answers]:
-    """What the engine answers without the draft, if that is asked for, and with it.
-
-    `steps` are timed on the way, by servers of other gammas after that.
-    """
+    """Answers without the draft, None if not configured, and with it. Also times the steps."""
     gamma = config.num_speculative_tokens
     others = [] if steps is None else [one for one in steps.gammas if one != gamma]
     if pair is not None:
-        return _in_process(config, pair, requests, steps, others, progress)
+        return _in_process(config, pair, requests, steps, progress)
     plain = drafted = None
     for one in (gamma, 0, *others):
-        # a server that runs drafts always
+        # a running server always drafts
         wanted = one == gamma or (one == 0 and config.plain and config.engine.url is None)
         if not wanted and steps is None:
             continue
         with _server(config, one, requests, progress) as engine:
             if wanted:
-                (answers,) = _in_turns([engine], requests, config, progress, drafts=one > 0)
+                (answers,) = _serve_all([engine], requests, config, progress, drafts=one > 0)
                 plain, drafted = (plain, answers) if one else (answers, drafted)
             if steps is not None and one in (0, *steps.gammas):
                 steps.time({one: engine})
-    assert drafted is not None, "the first of them drafts"
+    assert drafted is not None, "the first engine drafts"
     return plain, drafted
 
 
@@ -237,23 +232,21 @@ def _in_process(
     pair: Pair,
     requests: Sequence[Request],
     steps: StepTimer | None,
-    others: Sequence[int],
     progress: Progress,
 ) -> tuple[Answers | None, Answers]:
-    """The same of transformers, with and without the draft in turns."""
     from paceline.engines.assisted import Transformers
 
     def engine_of(gamma: int) -> Engine:
         return Transformers(pair.target, pair.draft if gamma else None, gamma)
 
     gammas = [config.num_speculative_tokens, *([0] if config.plain else [])]
-    answers = _in_turns([engine_of(one) for one in gammas], requests, config, progress)
+    answers = _serve_all([engine_of(one) for one in gammas], requests, config, progress)
     if steps is not None:
         steps.time({one: engine_of(one) for one in (0, *steps.gammas)})
     return (answers[1] if config.plain else None), answers[0]
 
 
-def _in_turns(
+def _serve_all(
     engines: Sequence[Engine],
     requests: Sequence[Request],
     config: ServedConfig,
@@ -261,11 +254,15 @@ def _in_turns(
     *,
     drafts: bool = True,
 ) -> list[Answers]:
-    """Every request to every engine, in turns; the first request once more before, to warm up.
+    """Send every request to every engine, interleaved, after a warm-up request.
 
-    `drafts`: whether the first engine is to draft.
+    `drafts`: the first engine must draft.
     """
-    found = [_nothing_yet(one) for one in engines]
+    found: list[Answers] = []
+    for engine in engines:
+        note = untested(engine)
+        notes = () if note is None else (note,)
+        found.append(Answers(engine.name, engine.version, engine.conventions, [], notes))
     warm = [engine.serve(requests[0]) for engine in engines]
     if drafts:
         _check_drafted(config, warm[0])
@@ -276,17 +273,11 @@ def _in_turns(
     return found
 
 
-def _nothing_yet(engine: Engine) -> Answers:
-    note = untested(engine)
-    notes = () if note is None else (note,)
-    return Answers(engine.name, engine.version, engine.conventions, [], notes)
-
-
 @contextmanager
 def _server(
     config: ServedConfig, gamma: int, requests: Sequence[Request], progress: Progress
 ) -> Generator[Engine]:
-    """The running server, or one that is started to draft so many tokens; 0: none."""
+    """The running server, or one started with this gamma; 0: without a draft."""
     choice = config.engine
     if choice.url is not None:
         with closing(client_of(choice)) as client:
@@ -294,36 +285,30 @@ def _server(
         return
     drafting = Drafting(choice.draft or config.draft, gamma, config.drafting) if gamma else None
     sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
-    room = Room(_length(config, requests), max(sizes))
+    room = Room(_context_length(config, requests), max(sizes))
     setup = Setup(choice.target or config.target, drafting, room, config.dtype)
     with started(choice, setup, progress) as engine:
         yield engine
 
 
-def _length(config: ServedConfig, requests: Sequence[Request]) -> int:
-    """Tokens of the longest request with a block behind it, but no more than the target's context."""
+def _context_length(config: ServedConfig, requests: Sequence[Request]) -> int:
+    """Tokens of the longest request and one more block, at most the target's context length."""
     longest = max(len(request.prompt) for request in requests) + config.max_new_tokens
     limit = inspect_model(model_directory(config.target)).max_length
     others = config.write_costs.gammas if config.write_costs else ()
-    gammas = (config.num_speculative_tokens, *others)
-    room = longest + max(gammas) + 1
-    return room if limit is None else min(room, limit)
+    wanted = longest + max([config.num_speculative_tokens, *others]) + 1
+    return wanted if limit is None else min(wanted, limit)
 
 
 def _check_drafted(config: ServedConfig, answer: Served) -> None:
-    """Did the engine draft at all?
-
-    Raises:
-        EngineError: It did not.
-    """
     if answer.blocks is not None and answer.blocks.num_drafted:
         return
     advice = {
-        "llamacpp": "llama-server drafts only with --spec-type draft-simple and a draft whose tokenizer "
-        "it finds compatible; otherwise only its log says so",
+        "llamacpp": "start llama-server with --spec-type draft-simple, and read its log: it "
+        "ignores drafts whose tokenizer it finds incompatible",
         "vllm": "start it with --speculative-config",
         "sglang": "start it with --speculative-algorithm STANDALONE",
-        "transformers": "prompts or budgets may be too short for a block",
+        "transformers": "use longer prompts or raise max_new_tokens",
     }[config.engine.engine]
     raise EngineError(
         f"{config.engine.engine} served without the draft: nothing was drafted; {advice}"
@@ -336,19 +321,16 @@ def _near_ties(
     plain: Sequence[Served],
     drafted: Sequence[Served],
 ) -> int:
-    """How many texts part where rounding may decide between two tokens."""
+    """Number of texts that differ first where rounding may decide between two tokens."""
     limit = TIE_FLOAT32 if target.dtype == torch.float32 else TIE_16_BITS
     count = 0
     for request, one, other in zip(requests, plain, drafted, strict=True):
-        place = first_split(one.tokens, other.tokens)
-        if place is None or place >= min(len(one.tokens), len(other.tokens)):
+        split = first_split(one.tokens, other.tokens)
+        if split is None or split >= min(len(one.tokens), len(other.tokens)):
             continue
-        # logits before each token, the last of which is any: only those before it count
-        logits_TV = forced_logits(
-            target, request.prompt, [*one.tokens[:place], 0], request.sampling, target.vocab_size
-        )
-        best, second = logits_TV[-1].topk(2).values
-        count += float(best - second) < limit
+        before = one.tokens[:split]
+        gap = logit_gap(target, request.prompt, before, request.sampling, target.vocab_size)
+        count += gap < limit
     return count
 
 

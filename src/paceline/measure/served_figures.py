@@ -1,4 +1,4 @@
-"""An engine's counters beside what both models' probabilities predict, and whether they agree."""
+"""Compares an engine's counters with the prediction from the probabilities of both models."""
 
 # B requests, T positions, G drafted tokens of a block
 from __future__ import annotations
@@ -30,19 +30,27 @@ if TYPE_CHECKING:
     from paceline.engines.contract import Request, Served
 
 _TOLERANCE = 0.02
+_REASONS = {
+    "vllm": "another data type than the prediction's, or a running server with another "
+    "num_speculative_tokens or draft_sample_method",
+    "llamacpp": "a quantized target or draft, --spec-draft-p-min above 0, or a running server with "
+    "another --spec-draft-n-max",
+    "sglang": "another data type, acceptance thresholds below 1, or another number of steps",
+    "transformers": "another data type",
+}
 
 
 class ServedConfig(PairConfig):
-    """What to serve, where.
+    """Configuration of `measure --engine`.
 
     Attributes:
         engine: The engine, by name or with its settings.
-        num_prompts: Requests.
-        num_speculative_tokens: Tokens drafted per block. A running server drafts as many as it was
-            started with: give the same number here.
-        drafting: How vLLM draws its drafts; llama-server and SGLang draft greedily, transformers
-            draws them at the square of the request's temperature.
-        plain: Also serve without the draft, where the engine is started here.
+        num_prompts: Number of requests.
+        num_speculative_tokens: Draft tokens per block (gamma). Must match a server that is already
+            running.
+        drafting: How vLLM samples draft tokens. llama-server and SGLang draft greedily;
+            transformers drafts at the square of the request's temperature.
+        plain: Also measure without the draft, unless the server is already running.
         write_costs: Also time the engine's steps, for `measure --costs` and `tune --costs`.
     """
 
@@ -58,47 +66,47 @@ class ServedConfig(PairConfig):
     def _fits_the_engine(self) -> ServedConfig:
         engine = self.engine.engine
         if self.drafting == "probabilistic" and engine != "vllm":
-            raise ValueError(f"drafting=probabilistic is a setting of vllm; {engine} has none")
+            raise ValueError(f"drafting=probabilistic is for vllm, not {engine}; leave it out")
         if self.draft_sampling is not None:
             raise ValueError(
-                "draft_sampling is the engine's own here; set drafting=greedy or probabilistic"
+                "draft_sampling does not apply to engines; set drafting=greedy or probabilistic"
             )
         if self.sampling.repetition_penalty != 1:
             raise ValueError(
-                "engines apply a repetition penalty to the target alone, or to part of the text, so "
-                "nothing is predicted with one; leave repetition_penalty out"
-            )
-        if self.write_costs is not None and self.engine.url is not None:
-            raise ValueError(
-                "write_costs needs the engine with and without the draft, so it is started here; leave "
-                "url out"
+                "predictions do not support repetition_penalty, because engines apply it to the "
+                "target only or to part of the text; leave repetition_penalty out"
             )
         costs = self.write_costs
+        if costs is not None and self.engine.url is not None:
+            raise ValueError(
+                "write_costs starts the engine with and without the draft, so it cannot use a "
+                "running server; leave url out"
+            )
         if costs is not None and engine == "transformers" and set(costs.batch_sizes) != {1}:
             raise ValueError(
                 "transformers assists one text at a time; leave write_costs.batch_sizes at [1]"
             )
         if engine == "transformers" and self.sampling.top_p < 1:
             raise ValueError(
-                "transformers applies top_p to the draft twice, which is not predicted; use top_k or "
-                "neither"
+                "predictions do not support top_p with transformers, which applies it twice to the "
+                "draft; use top_k or neither"
             )
         return self
 
     @property
     def proposals(self) -> SamplingParams:
-        """How the engine draws drafts."""
+        """Sampling parameters of the engine's drafts."""
         return proposals_of(self.engine.engine, self.drafting, self.sampling)
 
 
 class BlockFigures(StrictModel):
-    """How blocks went, with intervals over requests.
+    """Figures of blocks, with intervals over requests.
 
     Attributes:
         block_efficiency: 1 + accepted tokens per block.
-        draft_acceptance_rate: Accepted / drafted.
+        draft_acceptance_rate: Accepted / drafted tokens.
         acceptance_by_position: Fraction of blocks that accept the first, second, ... drafted token;
-            None: the engine does not report it.
+            None if the engine does not report it.
     """
 
     block_efficiency: IntervalRow
@@ -107,13 +115,13 @@ class BlockFigures(StrictModel):
 
 
 class Agreement(StrictModel):
-    """Whether the engine gives what was predicted.
+    """Whether the engine's counters agree with the prediction.
 
     Attributes:
-        agrees: It does.
-        decided: False where too few requests were served for a verdict; `agrees` is false then.
-        reason: Figures that differ, and why that may be.
-        ratio: Accepted tokens per block, served / predicted, paired by request.
+        agrees: True if they agree.
+        decided: False if there were too few requests for a verdict; then `agrees` is false.
+        reason: The figures that differ, with possible causes.
+        ratio: Tokens per target call, served / predicted, paired by request.
     """
 
     agrees: bool
@@ -135,7 +143,7 @@ class Agreement(StrictModel):
 
 
 class Comparison(NamedTuple):
-    """What an engine's own counters say, what was predicted, and whether both agree."""
+    """Figures from an engine's counters, predicted figures, and whether they agree."""
 
     served: BlockFigures
     predicted: BlockFigures
@@ -143,7 +151,7 @@ class Comparison(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Of each request: blocks, drafted and accepted tokens [B]; accepted by position [B, G] or None."""
+    """Blocks, drafted and accepted tokens of each request, [B]; accepted by position, [B, G]."""
 
     blocks_B: Tensor
     drafted_B: Tensor
@@ -159,22 +167,22 @@ def compare_served(
     config: ServedConfig,
     progress: Progress = silent,
 ) -> Comparison:
-    """Score the engine's texts by both models, and compare its counters with that.
+    """Score the engine's texts with both models, and compare the prediction with its counters.
 
-    Both describe the same texts, so the luck of what was written is in neither.
+    Both describe the same texts, so the random draws of the texts affect both equally.
 
     Raises:
-        EngineError: The counters do not belong to these texts.
+        EngineError: The counters do not match the texts.
     """
     gamma = config.num_speculative_tokens
     for one in served:
         check_counts(one, gamma, conventions)
-    told = [both for both in zip(requests, served, strict=True) if both[1].blocks is not None]
-    prompts, texts = [request.prompt for request, _ in told], [one.tokens for _, one in told]
+    counted = [both for both in zip(requests, served, strict=True) if both[1].blocks is not None]
+    prompts, texts = [request.prompt for request, _ in counted], [one.tokens for _, one in counted]
     scores = score_texts(*pair, prompts, texts, config.sampling, progress, config.proposals)
     ours = predicted_counts(scores, gamma, config.max_new_tokens, conventions)
-    theirs = _counted([one for _, one in told], gamma)
-    predicted, counted = _figures(ours, config.seed), _figures(theirs, config.seed)
+    theirs = _counts([one for _, one in counted], gamma)
+    predicted, measured = _figures(ours, config.seed), _figures(theirs, config.seed)
     ratio = IntervalRow.of(
         ratio_of_ratios_interval(
             (theirs.accepted_B + theirs.blocks_B, theirs.blocks_B),
@@ -183,16 +191,16 @@ def compare_served(
         )
     )
     num_blocks = float(ours.blocks_B.sum())
-    agreement = judge_agreement(counted, predicted, ratio, len(told), num_blocks, config)
-    return Comparison(counted, predicted, agreement)
+    agreement = judge_agreement(measured, predicted, ratio, len(counted), num_blocks, config)
+    return Comparison(measured, predicted, agreement)
 
 
 def predicted_counts(
     scores: TextScores, gamma: int, max_new_tokens: int, conventions: Conventions
 ) -> Counts:
-    """What an engine with these conventions is expected to count over these texts.
+    """Expected counts of an engine with these conventions over these texts.
 
-    What it drafts behind a text's end is not known; each such position counts as the text's mean.
+    Positions after the end of a text, where the draft is unknown, count with the text's mean.
     """
     whole = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
     acceptance_BT, survival_BT, mask_BT = (
@@ -222,7 +230,7 @@ def predicted_counts(
 def _drafted(
     acceptance_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, gamma: int, budget_B: Tensor
 ) -> Tensor:
-    """Expected drafted tokens of each text within its budget, [B]."""
+    """Expected number of drafted tokens of each text, [B]."""
     parts = acceptance_BT, survival_BT, mask_BT
     _, blocks_B = accepted_by_position(*parts, gamma, budget=budget_B)
     per_block = [
@@ -233,16 +241,16 @@ def _drafted(
 
 
 def _extended(part_BT: Tensor, mask_BT: Tensor, gamma: int) -> Tensor:
-    """The row's mean at the next `gamma` positions behind its text. [B, T] -> [B, T + gamma]."""
+    """Append `gamma` positions with the row's mean to each text. [B, T] -> [B, T + gamma]."""
     length_B1 = mask_BT.sum(-1, keepdim=True)
     mean_B1 = (part_BT.double() * mask_BT).sum(-1, keepdim=True) / length_B1.clamp(min=1)
     wide_BT = torch.nn.functional.pad(part_BT.double() * mask_BT, (0, gamma))
-    places_T = torch.arange(wide_BT.shape[1])
-    behind_BT = (places_T >= length_B1) & (places_T < length_B1 + gamma)
-    return torch.where(behind_BT, mean_B1, wide_BT)
+    positions_T = torch.arange(wide_BT.shape[1])
+    appended_BT = (positions_T >= length_B1) & (positions_T < length_B1 + gamma)
+    return torch.where(appended_BT, mean_B1, wide_BT)
 
 
-def _counted(served: Sequence[Served], gamma: int) -> Counts:
+def _counts(served: Sequence[Served], gamma: int) -> Counts:
     counts = [one.blocks for one in served if one.blocks is not None]
     known = [
         count.accepted_by_position for count in counts if count.accepted_by_position is not None
@@ -283,62 +291,51 @@ def judge_agreement(
     num_blocks: float,
     config: ServedConfig,
 ) -> Agreement:
-    """The engine agrees if it makes as many tokens per block, and each figure is near its prediction.
+    """Decide whether an engine's figures agree with the prediction.
 
-    As many: the interval of served / predicted, paired by request, comes within 0.02 of 1. Near: within
-    0.02 of the prediction's interval, which above temperature 0 is widened by two standard errors of
-    the engine's own draws in so many blocks. No verdict rests on fewer than 8 requests.
+    They agree if the interval of tokens per target call, served / predicted, comes within 0.02 of
+    1, and each figure is within 0.02 of the prediction's interval. Above temperature 0, this
+    interval is widened by two standard errors of the engine's random draws over `num_blocks`
+    blocks. No verdict with fewer than 8 requests.
     """
     if num_requests < LEAST_UNITS:
         reason = (
-            f"{num_requests} requests, and a verdict takes {LEAST_UNITS}; set num_prompts and give as "
-            "many prompts"
+            f"{num_requests} requests, but a verdict needs {LEAST_UNITS}; set "
+            f"num_prompts={LEAST_UNITS} or more and give as many prompts"
         )
         return Agreement(agrees=False, decided=False, reason=reason, ratio=ratio)
     off: list[str] = []
     if ratio.low > 1 + _TOLERANCE or ratio.high < 1 - _TOLERANCE:
         off.append(f"tokens per target call served / predicted {ratio}")
-    figures = _beside(served, predicted)
+    figures = _paired(served, predicted)
     for name, (ours, theirs, variance) in figures.items():
-        chance = 0.0 if config.sampling.greedy else 2 * (variance / num_blocks) ** 0.5
-        low, high = theirs.low - chance - _TOLERANCE, theirs.high + chance + _TOLERANCE
+        margin = 0.0 if config.sampling.greedy else 2 * (variance / num_blocks) ** 0.5
+        low, high = theirs.low - margin - _TOLERANCE, theirs.high + margin + _TOLERANCE
         if not low <= ours.value <= high:
             off.append(f"{name} {ours.value:.3f}, predicted {theirs}")
     if off:
-        return Agreement(agrees=False, reason=f"{'; '.join(off)}; {_reasons(config)}", ratio=ratio)
+        reason = f"{'; '.join(off)}; known reasons: {_REASONS[config.engine.engine]}"
+        return Agreement(agrees=False, reason=reason, ratio=ratio)
     reason = (
-        f"tokens per target call ({ratio} times the prediction) and acceptance at {len(figures) - 1} "
-        "positions are as predicted"
+        f"tokens per target call ({ratio} times the prediction) and acceptance at "
+        f"{len(figures) - 1} positions agree with the prediction"
     )
     return Agreement(agrees=True, reason=reason, ratio=ratio)
 
 
-def _beside(
+def _paired(
     served: BlockFigures, predicted: BlockFigures
 ) -> dict[str, tuple[IntervalRow, IntervalRow, float]]:
     """Each figure, served and predicted, with its variance over blocks."""
     ours, theirs = predicted.acceptance_by_position or [], served.acceptance_by_position or []
     shares = [min(max(row.value, 0.0), 1.0) for row in ours]
-    # of a count that is i or more with probability shares[i - 1]
-    square = sum((2 * place + 1) * share for place, share in enumerate(shares))
+    # variance of a count that exceeds i with probability shares[i]
+    square = sum((2 * position + 1) * share for position, share in enumerate(shares))
     variance = max(square - sum(shares) ** 2, 0.0)
     found = {
         "tokens per target call": (served.block_efficiency, predicted.block_efficiency, variance)
     }
-    for place, rows in enumerate(zip(theirs, ours, strict=False)):
-        share = shares[place]
-        found[f"acceptance at position {place}"] = (*rows, share * (1 - share))
+    for position, rows in enumerate(zip(theirs, ours, strict=False)):
+        share = shares[position]
+        found[f"acceptance at position {position}"] = (*rows, share * (1 - share))
     return found
-
-
-def _reasons(config: ServedConfig) -> str:
-    reasons = {
-        "vllm": "known reasons: another numeric type than the prediction's, or a running server with "
-        "other num_speculative_tokens or another draft_sample_method",
-        "llamacpp": "known reasons: a quantised target or draft, --spec-draft-p-min above 0, or a running "
-        "server with another --spec-draft-n-max",
-        "sglang": "known reasons: another numeric type, acceptance thresholds below 1, or another number "
-        "of steps",
-        "transformers": "known reasons: another numeric type",
-    }
-    return reasons[config.engine.engine]

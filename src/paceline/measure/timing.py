@@ -1,4 +1,4 @@
-"""Timing whole requests: which gamma is the fastest, and how fast it is."""
+"""Times whole requests: chooses the fastest gamma, and measures its speedup."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ def time_best(
     config: MeasureConfig,
     progress: Progress,
 ) -> tuple[GammaRow, list[TriedRow], SpeedRow]:
-    """The fastest gamma, what was tried, and its timing on requests that did not choose it."""
-    asked = prompts[: config.timed_prompts]
+    """Choose and time gamma, on separate requests. -> its row, all tried gammas, its timing."""
+    timed_prompts = prompts[: config.timed_prompts]
 
     def decoder_of(gamma: int) -> SpeculativeDecoder:
         return _speculative(target, draft, gamma, config)
 
     def fits(row: GammaRow) -> bool:
         decoder = decoder_of(row.gamma)
-        return all(has_room(decoder, prompt, config.max_new_tokens) for prompt in asked)
+        return all(has_room(decoder, prompt, config.max_new_tokens) for prompt in timed_prompts)
 
     chosen, *others = candidates(rows)
     others, tried = [row for row in others if fits(row)], list[TriedRow]()
-    choosing = num_choosing(len(asked)) if others and fits(chosen) else 0
+    choosing = num_choosing(len(timed_prompts)) if others and fits(chosen) else 0
     if choosing:
         chosen, tried = choose_gamma(
             [chosen, *others],
             decoder_of,
-            asked[:choosing],
+            timed_prompts[:choosing],
             max_new_tokens=config.max_new_tokens,
-            seed=config.seed + len(asked) * config.timed_repeats,  # none of the seeds below
+            seed=config.seed + len(timed_prompts) * config.timed_repeats,  # not used by time_pairs
             progress=progress,
         )
     timer = PassTimer(target, draft, middle, [], config.sampling, config.draft_sampling)
-    timed = _time_requests(target, draft, asked[choosing:], chosen, timer, config, progress)
+    timed = _time_requests(target, draft, timed_prompts[choosing:], chosen, timer, config, progress)
     return chosen, tried, timed
 
 
@@ -73,7 +73,7 @@ def _time_requests(
     config: MeasureConfig,
     progress: Progress,
 ) -> SpeedRow:
-    """Paired timing at the chosen gamma, with single passes in between to compare it with."""
+    """Paired timing at the chosen gamma; single passes are timed between the requests."""
     times = time_pairs(
         AutoregressiveDecoder(target, config.sampling),
         _speculative(target, draft, chosen.gamma, config),

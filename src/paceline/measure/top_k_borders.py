@@ -1,7 +1,7 @@
-"""Tokens at the border of top-k and top-p, which rounding may let in or keep out.
+"""Finds tokens at the border of top-k and top-p, whose membership depends on rounding.
 
-Passes of different shapes, and models in fewer bits, give logits that differ a little. Tokens whose
-logits nearly tie may then change places in the order that top-k and top-p cut.
+Logits depend slightly on the shape of the pass and on the data type. Tokens with nearly equal
+logits may therefore swap ranks in the order that top-k and top-p cut.
 """
 
 # T positions, V vocabulary
@@ -15,18 +15,16 @@ from torch import Tensor
 if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
 
-# What a running sum of probabilities in float32 may be off by.
-_SUM_ERROR = 1e-6
+_SUM_ERROR = 1e-6  # maximum error of a running sum of probabilities in float32
 
 
 def kept_tokens(
     logits_TV: Tensor, params: SamplingParams, tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """Which tokens the sampler keeps in any case, and which it may keep.
+    """Tokens that the sampler certainly keeps, and tokens that it may keep.
 
-    `tolerance`: two logits closer than this may change places, and a token's odds may be off by a
-    factor of exp(tolerance / temperature). Tokens of the second set that are not in the first stand
-    at the border.
+    Tokens at the border are in the second set only. `tolerance`: logits closer than this may swap
+    ranks, and the odds of a token may be off by a factor of exp(tolerance / temperature).
 
     Shapes: logits [T, V], the repetition penalty applied -> bool [T, V] each.
     """
@@ -37,7 +35,7 @@ def kept_tokens(
     slack = tolerance / temperature
     ordered_TV = scaled_TV.sort(-1).values
     surely_ahead_TV = vocab_size - torch.searchsorted(ordered_TV, scaled_TV + slack, right=True)
-    # but for the token itself
+    # - 1: the token itself
     maybe_ahead_TV = vocab_size - torch.searchsorted(ordered_TV, scaled_TV - slack) - 1
     sure_TV, possible_TV = maybe_ahead_TV < most, surely_ahead_TV < most
     if params.greedy or params.top_p == 1:
@@ -48,12 +46,12 @@ def kept_tokens(
     odds = torch.tensor(slack, dtype=torch.float64).exp()
     least_TV = _at_odds(mass_TV.gather(-1, surely_ahead_TV), 1 / odds) - _SUM_ERROR
     most_TV = _at_odds(mass_TV.gather(-1, maybe_ahead_TV), odds) + _SUM_ERROR
-    # the likeliest token stays, whatever its mass
+    # the most likely token is always kept
     sure_TV &= (maybe_ahead_TV == 0) | (most_TV < params.top_p)
     possible_TV &= (surely_ahead_TV == 0) | (least_TV < params.top_p)
     return sure_TV, possible_TV
 
 
 def _at_odds(mass: Tensor, odds: Tensor) -> Tensor:
-    """The mass if its odds against the rest were that much larger."""
+    """The probability whose odds are `odds` times those of `mass`."""
     return mass * odds / (mass * odds + (1 - mass).clamp(min=0)).clamp(min=1e-300)

@@ -1,7 +1,7 @@
-"""How drafts get better over training: every checkpoint on the same text of the target.
+"""Measures the checkpoints of training runs on the same target-generated text.
 
-Paper: Goel et al. 2024, section 3: tau and MBSU at gamma 3 and 5 over checkpoints, against the draft
-that they began with, on tasks like the training text and unlike it.
+Paper: Goel et al. 2024, section 3: tau and MBSU at gamma 3 and 5 over checkpoints, compared with
+the initial draft, on tasks similar to the training text and on others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -43,23 +43,23 @@ _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
 
 
 class Task(CorpusConfig):
-    """Prompts, and how long they may be; None: as all others."""
+    """Prompts, and their maximum length; None: `max_prompt_tokens` of the configuration."""
 
     max_prompt_tokens: int | None = Field(default=None, ge=1)
 
 
 class TrajectoryConfig(StrictModel):
-    """What to look at.
+    """Configuration of `trajectory`.
 
     Attributes:
-        target: Hub id, directory or GGUF file.
-        runs: Run directories of `pretrain` or `align`, in the order of the pipeline: the draft that each
-            began with, its checkpoints, and what it ended with.
-        tasks: Prompts by name; of a task that is unlike the training text, too, if there is one.
-        samplings: How the target writes, and the distributions that are compared.
-        gammas: Of tau and MBSU.
-        num_prompts: Of each task, at most.
-        output: Directory of the rows and the target's texts; going on with it reads them.
+        target: Target model: directory, .gguf file or hub name.
+        runs: Run directories of `pretrain` or `align`, in the order of training. The initial draft,
+            the checkpoints and the final draft of each are measured.
+        tasks: Prompts by task name; include a task that differs from the training text.
+        samplings: Sampling parameters to measure with.
+        gammas: Numbers of draft tokens per block, for tau and MBSU.
+        num_prompts: Maximum number of prompts per task.
+        output: Output directory; resumes if it exists.
     """
 
     target: str = Field(min_length=1)
@@ -78,14 +78,15 @@ class TrajectoryConfig(StrictModel):
 
 
 class Stop(StrictModel):
-    """A draft on the way.
+    """A draft at some step of a training run.
 
     Attributes:
-        run: Its run directory.
+        run: The run directory.
         label: `start`, `step N` or `end`.
-        step: Optimiser steps of its run, and the seconds they took.
-        path: Its model directory.
-        fingerprint: Of the model's files: a run that is made anew has other ones.
+        step: Number of optimizer steps of the run.
+        elapsed_s: Seconds that the steps took.
+        path: The model directory.
+        fingerprint: Of the model's files; differs if the run is repeated.
     """
 
     run: Path
@@ -114,88 +115,87 @@ class TrajectoryRow(StrictModel):
 def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[TrajectoryRow]:
     """Measure every draft of the runs on the same texts.
 
-    Rows are kept in `output/rows.jsonl` as they come; those that are there are not measured again.
+    Rows are appended to `output/rows.jsonl`; existing rows are not measured again.
 
     Raises:
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
     stops = [stop for run in config.runs for stop in stops_of(run)]
-    mark = fingerprint(config.target)
-    run = _check_output(config, mark)
+    target_fingerprint = fingerprint(config.target)
+    run = _check_output(config, target_fingerprint)
     with run.alone():
-        return _measure(config, stops, run, mark, progress)
+        return _measure(config, stops, run, target_fingerprint, progress)
 
 
 def _measure(
     config: TrajectoryConfig,
     stops: Sequence[Stop],
     run: RunDirectory,
-    mark: str,
+    target_fingerprint: str,
     progress: Progress,
 ) -> list[TrajectoryRow]:
-    kept = config.output / "rows.jsonl"
-    # rows of an earlier version have another block efficiency; they are measured again
-    known_rows = (row for row in read_jsonl(kept) if row.get("schema_version") == _SCHEMA)
+    file = config.output / "rows.jsonl"
+    # earlier versions define block efficiency differently; their rows are measured again
+    known_rows = (row for row in read_jsonl(file) if row.get("schema_version") == _SCHEMA)
     rows = [TrajectoryRow.model_validate(row) for row in known_rows]
-    known = {_key(row.stop, row.task, row.sampling) for row in rows}
+    known = {(*_identity(row.stop), row.task, row.sampling) for row in rows}
     target = load_model(config.target)
     tokenizer_of(target, config.target)
     prompts = {task: _prompts(config, task, target) for task in config.tasks}
-    run.write_manifest(config, target_fingerprint=mark)
+    run.write_manifest(config, target_fingerprint=target_fingerprint)
     cases = [(task, sampling) for task in config.tasks for sampling in config.samplings]
-    # made where a text is missing, once
+    # prepared only if a text is missing
     writer = functools.cache(functools.partial(prepare_for_decoding, target))
     texts = {case: _texts(writer, prompts[case[0]], config, case, progress) for case in cases}
     del writer
     for number, stop in enumerate(stops):
-        missing = [case for case in cases if _key(stop, *case) not in known]
+        missing = [case for case in cases if (*_identity(stop), *case) not in known]
         draft = load_model(stop.path, dtype=target.dtype) if missing else None
         for case in missing:
-            assert draft is not None, "loaded where something is missing"
+            assert draft is not None, "loaded if a case is missing"
             check_same_vocabulary(target, draft)
             row = _row(target, draft, stop, case, texts[case], config)
-            append_jsonl(kept, row.model_dump(mode="json"))
+            append_jsonl(file, row.model_dump(mode="json"))
             rows.append(row)
         progress("drafts", number + 1, len(stops), stop.label)
-    order = {_place(stop): number for number, stop in enumerate(stops)}
-    rows = [row for row in rows if _place(row.stop) in order]
-    return sorted(rows, key=lambda row: order[_place(row.stop)])
+    order = {_identity(stop): number for number, stop in enumerate(stops)}
+    rows = [row for row in rows if _identity(row.stop) in order]
+    return sorted(rows, key=lambda row: order[_identity(row.stop)])
 
 
 def stops_of(path: Path) -> Iterator[Stop]:
-    """The drafts of one run: what it began with, its checkpoints, what it ended with.
+    """The drafts of one run: the initial one, the checkpoints, the final one.
 
     Raises:
-        UsageError: it is no run of training.
+        UsageError: `path` is not a training run, or its initial draft has changed.
     """
     run = RunDirectory(path)
     manifest = run.read_manifest()
     if manifest is None:
-        raise UsageError(f"{path} is no run directory; wanted one that pretrain or align made")
+        raise UsageError(f"{path} is not a run directory; give one from pretrain or align")
     config = manifest["config"]
     start = config.get("draft") or config.get("model")
-    begun = path / "start" if not isinstance(start, str) else Path(start)
+    initial = path / "start" if not isinstance(start, str) else Path(start)
     result = run.read_result()
-    ended = result is not None and "num_steps" in result
-    if start is None or (result is not None and not ended):
-        raise UsageError(f"{path} is no run of training; wanted one that pretrain or align made")
+    if start is None or (result is not None and "num_steps" not in result):
+        raise UsageError(f"{path} is not a training run; give one from pretrain or align")
 
-    def stop(label: str, step: int, elapsed_s: float, place: Path) -> Stop:
+    def stop(label: str, step: int, elapsed_s: float, model: Path) -> Stop:
         return Stop(
             run=path,
             label=label,
             step=step,
             elapsed_s=elapsed_s,
-            path=place,
-            fingerprint=fingerprint(place),
+            path=model,
+            fingerprint=fingerprint(model),
         )
 
-    first = stop("start", 0, 0.0, begun)
-    marks = manifest.get("inputs", {})
-    if first.fingerprint != marks.get("draft", marks.get("model", first.fingerprint)):
+    first = stop("start", 0, 0.0, initial)
+    inputs = manifest.get("inputs", {})
+    if first.fingerprint != inputs.get("draft", inputs.get("model", first.fingerprint)):
         raise UsageError(
-            f"{path} began with another draft than is at {begun} now; bring that back, or leave the "
-            "run out"
+            f"the initial draft of {path} at {initial} has changed since the run; restore it, or "
+            "leave the run out"
         )
     yield first
     last = result["num_steps"] if result is not None else -1
@@ -205,8 +205,8 @@ def stops_of(path: Path) -> Iterator[Stop]:
             label = f"step {state['step']}"
             yield stop(label, state["step"], state["elapsed_s"], checkpoint / "draft")
     if result is not None:
-        product = path / ("draft" if "draft" in result else "model")
-        yield stop("end", last, result["elapsed_s"], product)
+        final = path / ("draft" if "draft" in result else "model")
+        yield stop("end", last, result["elapsed_s"], final)
 
 
 def _row(
@@ -246,7 +246,7 @@ def _tau(scores: TextScores, gamma: int, budget_B: Tensor, seed: int) -> Interva
 
 
 def _prompts(config: TrajectoryConfig, task: str, target: CausalModel) -> list[list[int]]:
-    assert target.tokenizer is not None, "asked before"
+    assert target.tokenizer is not None, "checked before"
     corpus = config.tasks[task]
     longest = corpus.max_prompt_tokens or config.max_prompt_tokens
     return read_prompts(corpus, target.tokenizer, max_tokens=longest)[: config.num_prompts]
@@ -259,11 +259,11 @@ def _texts(
     case: tuple[str, SamplingParams],
     progress: Progress,
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts of a task and what the target writes after them: once, then read."""
+    """Prompts of a task and the target's completions, from the output directory if they exist."""
     task, sampling = case
-    kept = config.output / "texts" / f"{task} {name_of(sampling)}.json"
-    if not kept.exists():
-        asked = PairConfig(
+    file = config.output / "texts" / f"{task} {name_of(sampling)}.json"
+    if not file.exists():
+        settings = PairConfig(
             target=config.target,
             draft="",
             prompts=config.tasks[task],
@@ -272,32 +272,28 @@ def _texts(
             batch_size=config.batch_size,
             seed=config.seed,
         )
-        written: list[list[int]] = []
-        sample_texts(writer(), prompts, asked, written, progress)
-        atomic_write_text(kept, json.dumps({"prompts": prompts, "completions": written}))
-    found = json.loads(kept.read_text("utf-8"))
+        completions: list[list[int]] = []
+        sample_texts(writer(), prompts, settings, completions, progress)
+        atomic_write_text(file, json.dumps({"prompts": prompts, "completions": completions}))
+    found = json.loads(file.read_text("utf-8"))
     return found["prompts"], found["completions"]
 
 
-def _check_output(config: TrajectoryConfig, mark: str) -> RunDirectory:
-    """Rows of other texts are not to be mixed in; more runs may come to the ones that are there."""
+def _check_output(config: TrajectoryConfig, target_fingerprint: str) -> RunDirectory:
+    """Refuse an output directory with other texts; only the list of runs may change."""
     run = RunDirectory(config.output)
     begun = (config.output / "rows.jsonl").exists() or any(config.output.glob("texts/*.json"))
-    may_change, inputs = {"output", "runs"}, {"target_fingerprint": mark}
+    may_change, inputs = {"output", "runs"}, {"target_fingerprint": target_fingerprint}
     run.check(config, begun=begun, resume=True, may_change=may_change, inputs=inputs)
     return run
 
 
-def _key(stop: Stop, task: str, sampling: SamplingParams) -> tuple[Any, ...]:
-    return *_place(stop), task, sampling
-
-
-def _place(stop: Stop) -> tuple[str, str, str]:
+def _identity(stop: Stop) -> tuple[str, str, str]:
     return str(stop.run), stop.label, stop.fingerprint
 
 
 def name_of(sampling: SamplingParams) -> str:
-    """Everything that shapes it, shortly: `t0.6 p0.9`."""
+    """Short name of sampling parameters, such as `t0.6 p0.9`."""
     parts = [f"t{sampling.temperature:g}"]
     if sampling.top_p < 1:
         parts.append(f"p{sampling.top_p:g}")

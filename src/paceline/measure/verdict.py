@@ -1,4 +1,4 @@
-"""GO, NO-GO or TOO FEW, in one sentence that names the number the verdict depends on."""
+"""Verdicts on a draft: GO, NO-GO or TOO FEW, with the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Verdict(StrictModel):
     """Whether to serve the draft, and why.
 
     Attributes:
-        go: It is surely faster.
-        decided: False where too few requests were measured for a verdict; `go` is false then.
+        go: True if serving with the draft is faster.
+        decided: False if too few requests were measured for a verdict; then `go` is false.
         reason: One sentence.
     """
 
@@ -43,10 +43,10 @@ class Verdict(StrictModel):
 
 
 def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow | None) -> Verdict:
-    """GO when speculation is sure to be faster: the whole interval of the speedup is above 1.
+    """GO if the whole interval of the speedup is above 1.
 
-    Without timing, when the expected speedup at the best gamma is above 1. No verdict rests on fewer
-    than 8 requests (`core.bootstrap.LEAST_UNITS`), or without timing on fewer than 8 texts.
+    Without timing: GO if the expected speedup at the best gamma is above 1. TOO FEW with fewer than
+    8 requests (`core.bootstrap.LEAST_UNITS`), or, without timing, texts.
     """
     standing = _standing(acceptance, best)
     if speed is None:
@@ -63,9 +63,9 @@ def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow | None) -> 
 def judge_expected(
     acceptance: AcceptanceRow, best: GammaRow, expected: IntervalRow, engine: str
 ) -> Verdict:
-    """GO when the whole interval of the expected speedup in this engine is above 1.
+    """GO if the whole interval of the expected speedup in this engine is above 1.
 
-    No verdict rests on fewer than 8 texts.
+    TOO FEW with fewer than 8 texts.
     """
     if acceptance.num_prompts < LEAST_UNITS:
         figure = f"expected {expected.value:.2f}x in {engine} at gamma {best.gamma}"
@@ -73,27 +73,25 @@ def judge_expected(
     words = f"expected {{}} in {engine} at gamma {best.gamma}"
     tau, needed = best.block_efficiency, best.block_efficiency / best.expected_speedup
     word = "above" if tau > needed else "below"
-    standing = f"{tau:.2f} tokens per target call are {word} the {needed:.2f} that a block costs"
+    standing = f"{tau:.2f} tokens per target call are {word} the break-even {needed:.2f}"
     return _by_interval(words, expected, standing)
 
 
-def _by_interval(words: str, speedup: IntervalRow, standing: str) -> Verdict:
-    """`words` has a place for the speedup."""
+def _by_interval(template: str, speedup: IntervalRow, standing: str) -> Verdict:
     low, high = speedup.low, speedup.high
-    told = words.format(f"{speedup.value:.2f}x ({low:.2f} to {high:.2f})")
+    figure = template.format(f"{speedup.value:.2f}x ({low:.2f} to {high:.2f})")
     if low > 1:
-        return Verdict(go=True, reason=f"{told}; {standing}")
+        return Verdict(go=True, reason=f"{figure}; {standing}")
     if high < 1:
-        return Verdict(go=False, reason=f"{told}, slower than no draft; {standing}")
-    reason = f"{told}: the interval includes 1, so it may be no gain; {standing}"
+        return Verdict(go=False, reason=f"{figure}, slower than no draft; {standing}")
+    reason = f"{figure}: the interval includes 1, so the draft may not be faster; {standing}"
     return Verdict(go=False, reason=reason)
 
 
 def _standing(acceptance: AcceptanceRow, best: GammaRow) -> str:
-    """The acceptance beside what it must be."""
     alpha, needed = acceptance.expected_acceptance.value, best.break_even_acceptance
     if needed is None:
-        return f"no acceptance pays at gamma {best.gamma}"
+        return f"no acceptance breaks even at gamma {best.gamma}"
     word = "above" if alpha > needed else "below"
     return f"acceptance {alpha:.3f} is {word} the break-even {needed:.3f}"
 
@@ -104,7 +102,7 @@ def _too_few(figure: str, count: int, unit: str, setting: str) -> Verdict:
         go=False,
         decided=False,
         reason=(
-            f"{figure} on {units}, and a verdict takes {LEAST_UNITS}; set {setting}={LEAST_UNITS} or "
-            "more and give as many prompts"
+            f"{figure} on {units}, but a verdict needs {LEAST_UNITS}; set {setting}={LEAST_UNITS} "
+            "or more and give as many prompts"
         ),
     )

@@ -1,15 +1,15 @@
-"""Models behind one contract: load them, wrap them, read texts with them, make drafts of them.
+"""Models: loading, inference sessions for decoding, and construction of drafts.
 
-contract.py       what decoding and training ask of a model
-hf/               any transformers model
-llama/            Llama-like models, faster
-prepare.py        which of these reads a model: the only module that knows all of them
-precision.py      the numeric type that is fastest here
+contract.py       interfaces that decoding and training use
+hf/               implementation for any transformers model
+llama/            faster implementation for Llama-like models
+prepare.py        chooses the implementation of a model's forward pass
+precision.py      measures which dtype is fastest on this machine
 loading.py        hub id, local directory or GGUF file -> CausalModel
-gguf.py           a GGUF file becomes a model directory in the cache, once
-inspection.py     what can be known of a model without its weights
-compatibility.py  may these two models speculate together?
-drafts/           drafts made from a target
+gguf.py           converts a GGUF file to a model directory in the cache
+inspection.py     facts about a model that do not need its weights
+compatibility.py  checks that target and draft share a vocabulary
+drafts/           builds drafts from a target or from scratch
 fakes.py          table models for tests
 """
 

@@ -1,4 +1,4 @@
-"""May a draft propose tokens to this target? Only if both mean the same text by the same number."""
+"""Checks that target and draft share a vocabulary: a token id is the same text in both."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _ADVICE = "choose or build a draft with the target's own tokenizer"
 
 
 def check_same_vocabulary(target: Model, draft: Model) -> int:
-    """The number of tokens both models name; slice the logits of both to it.
+    """Return the size of the shared vocabulary, to slice the logits of both models to.
 
-    Embedding tables are often padded to different widths: that is allowed, and sliced off. Which
-    tokens are special may differ, too: the roles are the target's, the numbers decide.
+    Embedding tables may be padded to different widths, and special tokens may differ: only the
+    mapping from tokens to ids has to agree.
 
     Raises:
-        VocabularyMismatchError: One token has two numbers, or one model cannot name a token.
+        VocabularyMismatchError: A token has different ids, or one of the models lacks a token.
     """
     width = max(target.vocab_size, draft.vocab_size)
     target_ids, draft_ids = _token_ids(target, width), _token_ids(draft, width)
     if target_ids is not None and draft_ids is not None and target_ids != draft_ids:
         raise VocabularyMismatchError(_difference(target_ids, draft_ids))
-    # without a tokenizer the logits may be padded, so only a lack of columns is a mismatch
-    named = draft.vocab_size if target_ids is None and draft_ids is not None else target.vocab_size
-    lacking = target.vocab_size < named or draft.vocab_size < named
+    # without a tokenizer the logits may be padded, so only missing columns are a mismatch
+    shared = draft.vocab_size if target_ids is None and draft_ids is not None else target.vocab_size
+    missing = target.vocab_size < shared or draft.vocab_size < shared
     unclear = (target_ids is None) == (draft_ids is None) and target.vocab_size != draft.vocab_size
-    if lacking or unclear:
+    if missing or unclear:
         raise VocabularyMismatchError(
-            f"the target gives logits for {target.vocab_size} tokens and the draft for "
+            f"the target has logits for {target.vocab_size} tokens and the draft for "
             f"{draft.vocab_size}; {_ADVICE}"
         )
-    return named
+    return shared
 
 
 def _token_ids(model: Model, width: int) -> dict[str, int] | None:
-    """Without what some tokenizers name beyond the last logit: no model can produce that."""
     if model.tokenizer is None:
         return None
+    # some tokenizers have tokens beyond the last logit, which no model can produce
     return {token: id for token, id in model.tokenizer.get_vocab().items() if id < width}
 
 
@@ -48,12 +48,11 @@ def _difference(target_ids: dict[str, int], draft_ids: dict[str, int]) -> str:
     tokens = target_ids.keys() | draft_ids.keys()
     differing = [token for token in tokens if target_ids.get(token) != draft_ids.get(token)]
     example = min(differing, key=lambda token: (target_ids.get(token, len(tokens)), token))
+    in_target, in_draft = (
+        f"token {ids[example]}" if example in ids else "missing" for ids in (target_ids, draft_ids)
+    )
     return (
         f"the tokenizers of target and draft differ in {len(differing)} of {len(tokens)} entries, "
-        f"for example {example!r} is {_number(target_ids, example)} in the target and "
-        f"{_number(draft_ids, example)} in the draft; {_ADVICE}"
+        f"for example {example!r} is {in_target} in the target and {in_draft} in the draft; "
+        f"{_ADVICE}"
     )
-
-
-def _number(ids: dict[str, int], token: str) -> str:
-    return f"token {ids[token]}" if token in ids else "missing"

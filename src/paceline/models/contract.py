@@ -1,10 +1,8 @@
-"""The seam between decoding and models: a batch of texts under construction, and what holds them.
+"""Interfaces between decoding and models: models, and sessions that hold a batch of texts.
 
-A session reads tokens, forgets the last ones, begins rows anew and lets them leave. It knows nothing
-of drawing, judging or stopping, but may take a whole block that it can serve faster. Rows of a batch
-may keep different numbers of tokens.
-
-Texts come and go as lists, as decoders keep them; tensors are what a device holds.
+A session processes tokens, rolls back the last ones, refills rows and removes rows. It does not
+sample, verify or stop, but it may serve a whole block if it has a faster implementation. Rows may
+differ in length. Prompts are passed as lists, logits are returned as tensors.
 
 Shape suffixes: B batch, N new tokens, V vocabulary (logits over it).
 """
@@ -28,14 +26,13 @@ if TYPE_CHECKING:
 
 
 class ModelSession(ABC):
-    """Texts that a model has read, and its memory of them.
+    """A batch of texts that a model has processed, with its cache.
 
-    Whatever was extended and rolled back, the next logits equal those of a fresh session that reads
-    only the tokens that were kept.
+    After any sequence of calls, logits equal those of a new session that processes the kept tokens.
 
     Attributes:
-        lengths: The tokens that each row holds; empty before the first call.
-        vocab_size: Width of the logits. A decoder narrows it to what two models share.
+        lengths: Number of tokens per row; empty before the first call.
+        vocab_size: Width of the logits. A decoder reduces it to the vocabulary two models share.
     """
 
     lengths: list[int]
@@ -46,10 +43,7 @@ class ModelSession(ABC):
         self.lengths = []
 
     def prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Read one prompt a row into an empty session.
-
-        Returns:
-            Logits after each row's last token, [B, V].
+        """Process one prompt per row in an empty session; logits after each prompt, [B, V].
 
         Raises:
             PromptError: No prompt, or an empty one.
@@ -59,24 +53,21 @@ class ModelSession(ABC):
         self._check_prompts(tokens)
         logits_BV = self._prefill(tokens)
         self.lengths = [len(row) for row in tokens]
-        return self._named(logits_BV)
+        return self._without_padding(logits_BV)
 
     def extend(self, tokens_BN: Tensor) -> Tensor:
-        """Append the same number of tokens, at least one, to every row.
-
-        Returns:
-            Logits after each of the new tokens, [B, N, V].
+        """Append the same number of tokens to every row; logits after each token, [B, N, V].
 
         Raises:
             ContextLengthError: A row would grow beyond the model's context.
         """
-        lengths = self._longer(*tokens_BN.shape)
+        lengths = self._extended_lengths(*tokens_BN.shape)
         logits_BNV = self._extend(tokens_BN)
         self.lengths = lengths
-        return self._named(logits_BNV)
+        return self._without_padding(logits_BNV)
 
     def take_draw(self, request: DrawRequest) -> Drafted | None:
-        """Serve the whole request faster than by `extend`; None: the session is as before.
+        """Serve the whole request if the session can do so faster; else return None, unchanged.
 
         Raises:
             ContextLengthError: As `extend`.
@@ -84,54 +75,50 @@ class ModelSession(ABC):
         return None
 
     def take_judge(self, request: JudgeRequest) -> Judgement | None:
-        """As `take_draw`, for drafted tokens to be judged."""
+        """As `take_draw`, for a request to verify drafted tokens."""
         return None
 
     def rollback(self, counts: Sequence[int]) -> None:
-        """Forget the last counts[b] tokens of row b; a row may become empty."""
+        """Remove the last counts[b] tokens of row b; a row may become empty."""
         pairs = list(zip(self.lengths, counts, strict=True))
         assert all(0 <= count <= length for length, count in pairs), (
-            f"cannot forget {counts} of {self.lengths} tokens"
+            f"cannot roll back {counts} of {self.lengths} tokens"
         )
         if any(counts):
             self._rollback(counts)
             self.lengths = [length - count for length, count in pairs]
 
     def refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Let these rows forget their texts and read prompts instead, one each.
-
-        Returns:
-            Logits after each prompt's last token, [R, V].
+        """Replace the texts of these rows by prompts; logits after each prompt, [R, V].
 
         Raises:
             PromptError: An empty prompt.
             ContextLengthError: A prompt is longer than the model's context.
         """
-        assert len(rows) == len(set(rows)) == len(prompts), "a prompt a row"
+        assert len(rows) == len(set(rows)) == len(prompts), "one prompt per row"
         self._check_prompts(prompts)
         logits_RV = self._refill(rows, prompts)
         self.lengths = list(self.lengths)
         for row, prompt in zip(rows, prompts, strict=True):
             self.lengths[row] = len(prompt)
-        return self._named(logits_RV)
+        return self._without_padding(logits_RV)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order; the others leave the session."""
-        assert len(rows) > 0, "a session without rows is over: drop it instead"
+        """Keep only these rows, in this order."""
+        assert len(rows) > 0, "a session needs at least one row: drop the session instead"
         self._keep_rows(rows)
         self.lengths = [self.lengths[row] for row in rows]
 
-    def _longer(self, batch: int, count: int) -> list[int]:
-        """The lengths after so many tokens more, checked; an empty session gets its rows."""
-        assert count >= 1, "a session reads at least one token a row"
+    def _extended_lengths(self, batch: int, count: int) -> list[int]:
+        """The validated lengths after `count` more tokens; sets the rows of an empty session."""
+        assert count >= 1, "a session processes at least one token per row"
         self.lengths = self.lengths or [0] * batch
         assert batch == len(self.lengths), f"{batch} rows of tokens, {len(self.lengths)} in session"
         lengths = [length + count for length in self.lengths]
         self._check_room(lengths)
         return lengths
 
-    def _named(self, logits: Tensor) -> Tensor:
-        """Logits of the tokens that can be named."""
+    def _without_padding(self, logits: Tensor) -> Tensor:
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -148,7 +135,7 @@ class ModelSession(ABC):
         if self.max_length is not None and longest > self.max_length:
             raise ContextLengthError(
                 f"got a text of {longest} tokens, but the model's context holds {self.max_length}; "
-                "shorten the prompt or ask for fewer new tokens"
+                "shorten the prompt or request fewer new tokens"
             )
 
     @abstractmethod
@@ -168,12 +155,12 @@ class ModelSession(ABC):
 
 
 class Model(Protocol):
-    """What decoding asks of a model.
+    """The model interface that decoding uses.
 
     Attributes:
-        tokenizer: Its tokenizer; None where there is none.
-        vocab_size: Tokens that the tokenizer can name; logits have this width, padding is cut off.
-        max_length: Longest text the model can read, or None if there is no limit.
+        tokenizer: Its tokenizer, or None.
+        vocab_size: Tokens of the tokenizer and width of the logits, without padding.
+        max_length: Context length in tokens, or None if there is no limit.
         eos_token_ids: Tokens that end a text; may be empty.
         num_parameters: Distinct weights (tied ones count once).
     """
@@ -199,11 +186,11 @@ class Model(Protocol):
 
 
 class Batch(Protocol):
-    """Texts to read at once, padded on the right.
+    """A batch of texts, padded on the right.
 
     Attributes:
-        tokens_BT: Their tokens.
-        attention_BT: 1 = token, 0 = padding; None where no row is padded.
+        tokens_BT: Token ids.
+        attention_BT: 1 = token, 0 = padding; None if no row is padded.
     """
 
     @property
@@ -214,21 +201,19 @@ class Batch(Protocol):
 
 
 class Texts(NamedTuple):
-    """A batch of texts and nothing else."""
-
     tokens_BT: Tensor
     attention_BT: Tensor | None = None
 
 
 class TrainableModel(Model, Protocol):
-    """What training and scoring by hidden states ask of a model, besides decoding with it.
+    """The model interface that training and scoring by hidden states use.
 
     Attributes:
-        device: Where its weights are.
-        dtype: Of its weights.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
         head_weight: Output projection, [V, D], padding rows included.
         head_bias: [V], or None.
-        draft_vocabulary: The tokens that it may propose, likeliest first, [K]; None for all.
+        draft_vocabulary: The tokens that it may propose, most likely first, [K]; None for all.
     """
 
     @property

@@ -1,6 +1,4 @@
-"""Models whose next-token distribution is a table, so that tests can compute everything exactly.
-
-Not for users: no weights, no context window, float64 throughout.
+"""Models whose next-token distribution is a table, so that tests can compute results exactly.
 
 Shape suffixes: B batch, N new tokens, V vocabulary.
 """
@@ -15,19 +13,19 @@ from paceline.models.contract import ModelSession
 
 
 class TableModel:
-    """Next-token probabilities looked up by the last `order` tokens.
+    """A model whose next-token probabilities depend on the last `order` tokens; float64.
 
     Args:
         table: Probabilities (rows sum to 1). Either [V**order, V], where the row for the context
             (a, b) is `a * V + b`, or a function from the last `order` tokens to [V]. Tokens before
             the start of the text count as token 0.
-        order: Needed for a function; a table's order follows from its shape.
+        order: Required with a function; a table's order follows from its shape.
         eos_token_ids: Tokens that end a text.
-        max_length: Longest text, None for no limit.
+        max_length: Context length, None for no limit.
         num_parameters: Any number; for speed figures.
 
     Attributes:
-        num_passes: Calls of the model so far, over all its sessions.
+        num_passes: Forward passes so far, over all sessions.
     """
 
     tokenizer: Any = None
@@ -70,7 +68,7 @@ class TableModel:
         eos_token_ids: tuple[int, ...] = (),
         max_length: int | None = None,
     ) -> "TableModel":
-        """Softmax of normal logits with this standard deviation; no probability is zero."""
+        """Softmax of normal logits with standard deviation `spread`; no probability is zero."""
         rng = torch.Generator().manual_seed(seed)
         logits = torch.randn(vocab_size**order, vocab_size, generator=rng, dtype=torch.float64)
         table = (spread * logits).softmax(-1)
@@ -100,7 +98,7 @@ class TableModel:
 
 
 class TableSession(ModelSession):
-    """All rows in one tensor, so that a test may decode hundreds of them at once."""
+    """A session that keeps all rows in one tensor, so that tests can decode hundreds at once."""
 
     def __init__(self, model: TableModel) -> None:
         super().__init__(model.vocab_size, model.max_length)
@@ -109,7 +107,6 @@ class TableSession(ModelSession):
 
     @property
     def rows(self) -> list[list[int]]:
-        """The tokens that each row holds."""
         histories = self._history_BW.tolist()
         return [row[:length] for row, length in zip(histories, self.lengths, strict=True)]
 
@@ -124,14 +121,14 @@ class TableSession(ModelSession):
         tokens_BN = tokens_BN.cpu()
         positions_BN = torch.tensor(self.lengths)[:, None] + torch.arange(tokens_BN.shape[1])
         batch, width = len(self.lengths), int(positions_BN.max()) + 1
-        room = torch.zeros(batch, width, dtype=torch.int64)
+        history_BW = torch.zeros(batch, width, dtype=torch.int64)
         old = self._history_BW[:, :width]
-        room[: len(old), : old.shape[1]] = old
-        self._history_BW = room.scatter(1, positions_BN, tokens_BN)
+        history_BW[: len(old), : old.shape[1]] = old
+        self._history_BW = history_BW.scatter(1, positions_BN, tokens_BN)
         return self._logits_at(positions_BN)
 
     def _rollback(self, counts: Sequence[int]) -> None:
-        """What lies beyond `lengths` is never read and is overwritten by the next tokens."""
+        """Tokens beyond `lengths` are never read, and the next tokens overwrite them."""
 
     def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         fresh = TableSession(self.model)
@@ -151,7 +148,7 @@ class TableSession(ModelSession):
         """Logits after the tokens at these positions, [B, N, V]."""
         self.model.num_passes += 1
         order = self.model.order
-        places_BNO = positions_BN[..., None] - torch.arange(order - 1, -1, -1)
-        flat = places_BNO.clamp(min=0).flatten(1)
-        tokens_BNO = self._history_BW.gather(1, flat).view(places_BNO.shape)
-        return self.model.look_up(torch.where(places_BNO >= 0, tokens_BNO, 0))
+        context_BNO = positions_BN[..., None] - torch.arange(order - 1, -1, -1)
+        flat = context_BNO.clamp(min=0).flatten(1)
+        tokens_BNO = self._history_BW.gather(1, flat).view(context_BNO.shape)
+        return self.model.look_up(torch.where(context_BNO >= 0, tokens_BNO, 0))

@@ -1,6 +1,6 @@
-"""A GGUF file becomes an ordinary model directory in the cache, once.
+"""Converts a GGUF file to a model directory in the cache, once.
 
-Reading a quantised GGUF takes many seconds every time; safetensors take less than one.
+Reading a quantized GGUF file takes many seconds; reading safetensors takes less than one.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 1  # raise it when the conversion changes: old entries are then left alone
+_FORMAT = 1  # increase when the conversion changes, so that old cache entries are not used
 _ENDS = 1 << 20
-# general.file_type of files that hold plain numbers; every quantised kind becomes bfloat16
+# general.file_type of unquantized files; all quantized types are converted to bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
 
 
 def converted_gguf(path: Path) -> Path:
-    """The model directory made from this file; made now if it is not in the cache.
+    """The model directory of this file; converts the file if it is not in the cache.
 
-    The cache is $PACELINE_CACHE, else ~/.cache/paceline. An entry appears whole or not at all.
+    The cache is $PACELINE_CACHE, else ~/.cache/paceline. Entries are created atomically.
 
     Raises:
-        ModelLoadError: Not a GGUF file, a damaged one, or the `gguf` package is missing.
-        StorageError: No room for the converted weights (as large as the model in 16 bits).
+        ModelLoadError: Not a valid GGUF file, or the `gguf` package is missing.
+        StorageError: The disk is too full for the weights (16 bits each if quantized).
     """
     entry = cache_root() / "gguf" / f"{path.stem}-{_key(path)}"
     if entry.exists():
@@ -60,7 +60,7 @@ def converted_gguf(path: Path) -> Path:
 
 
 def _key(path: Path) -> str:
-    """Size, time of change and both ends: reading all of a large file would cost seconds."""
+    # size, time of change and both ends: hashing all of a large file takes seconds
     status = path.stat()
     digest = hashlib.sha256(f"{_FORMAT} {status.st_size} {status.st_mtime_ns}".encode())
     with path.open("rb") as stream:
@@ -72,8 +72,8 @@ def _key(path: Path) -> str:
 
 @contextlib.contextmanager
 def _parsed_once() -> Iterator[None]:
-    """Share what transformers computes anew for config, weights, tokenizer and every module."""
-    import gguf  # an extra: only those who load GGUF files install it
+    """Cache results that transformers computes several times per file."""
+    import gguf  # an optional dependency
 
     parse, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
     parse_once = functools.cache(parse)
@@ -87,7 +87,7 @@ def _parsed_once() -> Iterator[None]:
 
 
 def _check(path: Path) -> torch.dtype:
-    """Read the file's directory of tensors, which finds most damage; the dtype to convert to."""
+    """Read the tensor index, which detects most damage; returns the dtype to convert to."""
     import gguf
 
     try:
@@ -96,13 +96,13 @@ def _check(path: Path) -> torch.dtype:
         kind = None if file_type is None else int(file_type.contents())
     except Exception as error:  # the reader raises whatever numpy and struct raise
         raise ModelLoadError(
-            f"{path} is not a whole GGUF file ({_first_line(error)}); download it again"
+            f"{path} is not a complete GGUF file ({first_line(error)}); download it again"
         ) from error
     return torch.bfloat16 if kind is None else _PLAIN_TYPES.get(kind, torch.bfloat16)
 
 
 def _convert_into(entry: Path, path: Path) -> None:
-    """Called with the entry's lock held, so scratch directories found here are of killed runs."""
+    # the caller holds the entry's lock, so existing scratch directories belong to killed runs
     for stale in entry.parent.glob(f".{entry.name}.*"):
         shutil.rmtree(stale, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
@@ -116,12 +116,9 @@ def _convert_into(entry: Path, path: Path) -> None:
 
 
 def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> None:
-    """Write the file's model and tokenizer into an empty folder.
+    """Write the file's model and tokenizer into an empty folder; raises as `converted_gguf`.
 
-    `kind`: what its weights become; None: what the file holds, of quantised ones bfloat16.
-
-    Raises:
-        ModelLoadError: Not a GGUF file, a damaged one, or a model that transformers does not know.
+    `kind` is the dtype of the weights; None keeps that of the file, or bfloat16 if it is quantized.
     """
     with _parsed_once():
         found = _check(path)
@@ -129,13 +126,17 @@ def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> N
 
 
 def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
+    import gguf
+
     source: dict[str, Any] = {"gguf_file": path.name}
     try:
-        # its bar covers a tenth of the time and cannot be switched off
+        # hides a progress bar that cannot be disabled
         with contextlib.redirect_stderr(io.StringIO()):
             config = AutoConfig.from_pretrained(path.parent, **source)
             refuse_by_name(config)
-            _set_head_width(config, path)
+            width = gguf.GGUFReader(path).get_field(f"{config.model_type}.attention.key_length")
+            if width is not None and getattr(config, "head_dim", None) is not None:
+                config.head_dim = int(width.contents())  # transformers may use its default instead
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path.parent, config=config, dtype=kind, output_loading_info=True, **source
             )
@@ -144,7 +145,7 @@ def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
         raise
     except Exception as error:
         raise ModelLoadError(
-            f"transformers cannot read {path} ({_first_line(error)}); use the model's safetensors "
+            f"transformers cannot read {path} ({first_line(error)}); use the model's safetensors "
             "directory instead"
         ) from error
     hf, info = loaded
@@ -153,7 +154,7 @@ def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
             f"{path} lacks {len(info['missing_keys'])} weights, for example "
             f"{min(info['missing_keys'])}; use the model's safetensors directory instead"
         )
-    # the weights are plain numbers now, but the model still remembers that they were quantised
+    # the weights are dequantized, but the model still has its quantization settings
     hf.hf_quantizer = None
     hf.is_quantized = False
     if hasattr(hf.config, "quantization_config"):
@@ -163,14 +164,6 @@ def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
     tokenizer.save_pretrained(scratch)
 
 
-def _set_head_width(config: Any, path: Path) -> None:
-    """The width of a head as the file says it; for some families transformers takes its default."""
-    import gguf
-
-    width = gguf.GGUFReader(path).get_field(f"{config.model_type}.attention.key_length")
-    if width is not None and getattr(config, "head_dim", None) is not None:
-        config.head_dim = int(width.contents())
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error message, or the type of an error without one."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]

@@ -1,4 +1,4 @@
-"""What can be known of a model in a fraction of a second: everything but its weights."""
+"""Inspects a model without loading its weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from transformers import AutoConfig
 from paceline.errors import ModelLoadError
 from paceline.models.hf.architectures import context_length, refuse_by_name
 from paceline.models.hf.base import named_tokens
-from paceline.models.loading import find_place, read_tokenizer, reading, refuse_unknown
-from paceline.models.silence import quiet
+from paceline.models.loading import open_model, read_tokenizer, refuse_unknown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,16 +21,16 @@ _GGUF = b"GGUF"
 
 
 class ModelFacts(NamedTuple):
-    """A model that has not been loaded.
+    """Facts about a model that is not loaded; a GGUF file that is not converted has only a path.
 
     Attributes:
-        path: As the user named it.
-        architecture: Its model_type; None for a GGUF file, which is read only when it is converted.
-        num_layers: Its depth.
-        max_length: Its context in tokens; None where nothing limits it or it is not known yet.
-        vocab_size: Tokens that it can name.
-        num_parameters: From the headers of its safetensors files; 0 where there are none.
-        tokenizer: The one beside its weights; None if there is none or it is not known yet.
+        path: As given by the user.
+        architecture: The model_type.
+        num_layers: Number of layers.
+        max_length: Context length in tokens; None if unlimited or unknown.
+        vocab_size: Tokens of the tokenizer.
+        num_parameters: From the headers of the safetensors files; 0 if there are none.
+        tokenizer: The tokenizer in the model's directory; None if missing or unknown.
     """
 
     path: str
@@ -44,10 +43,10 @@ class ModelFacts(NamedTuple):
 
 
 def inspect_model(path: str | Path) -> ModelFacts:
-    """Read configuration, tokenizer and the headers of the weights, and refuse what cannot be loaded.
+    """Read configuration, tokenizer and safetensors headers; raises if the model cannot be loaded.
 
     Raises:
-        ModelLoadError: Nothing there, or something that cannot be read.
+        ModelLoadError: The model does not exist, or cannot be read.
         UnsupportedModelError: The architecture is unknown, or cannot roll back.
     """
     local = Path(path).expanduser()
@@ -56,15 +55,13 @@ def inspect_model(path: str | Path) -> ModelFacts:
             if stream.read(len(_GGUF)) != _GGUF:
                 raise ModelLoadError(f"{path} is not a GGUF file; download it again")
         return ModelFacts(str(path))
-    with quiet():
-        place = find_place(path)
-        with reading(place):
-            refuse_unknown(place)
-            config = AutoConfig.from_pretrained(place.source, **place.options)
-            refuse_by_name(config)
-            text = config.get_text_config(decoder=True)
-            tokenizer = read_tokenizer(place)
-            count = 0 if place.directory is None else _num_parameters(place.directory)
+    with open_model(path) as location:
+        refuse_unknown(location)
+        config = AutoConfig.from_pretrained(location.source, **location.options)
+        refuse_by_name(config)
+        text = config.get_text_config(decoder=True)
+        tokenizer = read_tokenizer(location)
+        count = 0 if location.directory is None else _num_parameters(location.directory)
     return ModelFacts(
         str(path),
         architecture=config.model_type,
@@ -77,8 +74,7 @@ def inspect_model(path: str | Path) -> ModelFacts:
 
 
 def _num_parameters(directory: Path) -> int:
-    """From the headers, which also tell a file that was cut off."""
-    count = 0
+    count = 0  # reading the headers also detects truncated files
     for file in sorted(directory.glob("model*.safetensors")):
         with safe_open(file, "pt") as weights:
             names = weights.keys()

@@ -1,7 +1,7 @@
-"""From a hub id, a local directory or a GGUF file to a model that can decode.
+"""Loads models and tokenizers from a hub id, a local directory or a GGUF file.
 
-Everything that can be wrong with the place is said in one line; weights that are missing or left
-over are an error, never a silent random initialisation.
+Every problem is a one-line error. Missing or unexpected weights are an error, never a silent random
+initialization.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
-from paceline.models.gguf import converted_gguf
+from paceline.models.gguf import converted_gguf, first_line
 from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.hf.base import named_tokens
 from paceline.models.hf.causal import CausalModel, wrap_model
@@ -38,14 +38,8 @@ if TYPE_CHECKING:
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.json",
-    "vocab.txt",
-)
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model")
+_TOKENIZERS += ("vocab.json", "vocab.txt")
 _STORED = frozenset({"float32", "bfloat16", "float16"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -54,88 +48,79 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 def load_model(
     path: str | Path, dtype: DType | torch.dtype = "auto", device: str = "auto"
 ) -> CausalModel:
-    """Load a decoder-only model, ready to evaluate.
+    """Load a decoder-only model in evaluation mode.
 
     Args:
         path: A local directory, a `.gguf` file (converted once, then cached) or a hub id.
-        dtype: "auto" is the one that this machine reads such a model's texts fastest in, as
-            `precision.choose_precision` measures: float32 or bfloat16. A draft is loaded in the
-            dtype of its target.
-        device: "auto" is the GPU where there is one, else the CPU.
+        dtype: "auto" is float32 or bfloat16, whichever is faster on this machine for a model of
+            these shapes, as measured by `precision.choose_precision`.
+        device: "auto" is the GPU if there is one, else the CPU.
 
     Returns:
-        The model, with the tokenizer found in the same place (None if there is none).
+        The model, with the tokenizer of the same path (None if there is none).
 
     Raises:
-        ModelLoadError: Nothing there, something that cannot be read, or weights that are not finite.
+        ModelLoadError: The model does not exist or is damaged, or its weights are not finite.
         UnsupportedModelError: The architecture is unknown, or cannot roll back.
-        UsageError: There is no such device here.
+        UsageError: The device does not exist.
     """
-    where = find_device(device)
+    found_device = find_device(device)
     with quiet():
-        place = find_place(path)
-        with reading(place):
-            refuse_unknown(place)
-            config = AutoConfig.from_pretrained(place.source, **place.options)
+        with open_model(path) as location:
+            refuse_unknown(location)
+            config = AutoConfig.from_pretrained(location.source, **location.options)
             refuse_by_name(config)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                place.source,
-                dtype=_dtype(dtype, config, where),
+                location.source,
+                dtype=_dtype(dtype, config, found_device),
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, with a clearer line
-                **place.options,
+                ignore_mismatched_sizes=True,  # _refuse_incomplete has a clearer message
+                **location.options,
             )
             hf, info = loaded
-            _refuse_incomplete(place, info)
-            _refuse_not_finite(place, hf)
-            tokenizer = read_tokenizer(place)
-        return wrap_model(hf.to(where).eval(), tokenizer, _draft_vocabulary(place, hf, tokenizer))
+            _refuse_incomplete(location, info)
+            _refuse_not_finite(location, hf)
+            tokenizer = read_tokenizer(location)
+        draft_vocabulary = _draft_vocabulary(location, hf, tokenizer)
+        return wrap_model(hf.to(found_device).eval(), tokenizer, draft_vocabulary)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load only the tokenizer of a model.
 
     Raises:
-        ModelLoadError: There is none, or it cannot be read.
+        ModelLoadError: The model has no tokenizer, or it cannot be read.
     """
-    with quiet():
-        place = find_place(path)
-        with reading(place):
-            tokenizer = read_tokenizer(place)
+    with open_model(path) as location:
+        tokenizer = read_tokenizer(location)
     if tokenizer is None:
         raise ModelLoadError(
-            f"{path} has no tokenizer files; copy tokenizer.json and tokenizer_config.json from the "
-            "model it was made from"
+            f"{path} has no tokenizer files; copy tokenizer.json and tokenizer_config.json from "
+            "the model it is derived from"
         )
     return tokenizer
 
 
 def tokenizer_of(model: Model, path: str | Path) -> Any:
-    """Its tokenizer; `path` says which model it is.
-
-    Raises:
-        UsageError: It has none.
-    """
+    """The model's tokenizer; raises a UsageError about `path` if there is none."""
     if model.tokenizer is None:
-        raise UsageError(f"{path} has no tokenizer; put its tokenizer files beside it")
+        raise UsageError(
+            f"{path} has no tokenizer; put its tokenizer files into the same directory"
+        )
     return model.tokenizer
 
 
 def model_directory(path: str | Path) -> Path:
-    """The local directory behind a path, a GGUF file or a hub id (its downloaded files).
-
-    Raises:
-        ModelLoadError: Nothing there.
-    """
+    """The local directory of a path, a converted GGUF file or a downloaded hub id."""
     with quiet():
-        return _directory_of(find_place(path))
+        return _directory_of(locate_model(path))
 
 
 def fingerprint(path: str | Path) -> str:
-    """Tells one model from another: by its commit on the hub, else by its files."""
+    """Identifies a model by its commit on the hub, else by its files."""
     directory = model_directory(path)
     if directory.parent.name == "snapshots" and _COMMIT.fullmatch(directory.name):
-        return directory.name[:16]  # the files of the hub come one by one
+        return directory.name[:16]  # a snapshot may be downloaded only in part
     return files_fingerprint(
         file
         for file in sorted(directory.iterdir())
@@ -144,7 +129,7 @@ def fingerprint(path: str | Path) -> str:
 
 
 def fingerprint_if_there(path: str | Path) -> str:
-    """The same; empty where no model is."""
+    """The fingerprint, or an empty string if there is no model."""
     try:
         return fingerprint(path)
     except ModelLoadError:
@@ -152,29 +137,23 @@ def fingerprint_if_there(path: str | Path) -> str:
 
 
 def shapes_at(path: str | Path) -> list[tuple[int, int]]:
-    """`shapes_of` the model at this place.
-
-    Raises:
-        ModelLoadError: Nothing there, or a config.json that cannot be read.
-    """
-    with quiet():
-        place = find_place(path)
-        with reading(place):
-            return shapes_of(AutoConfig.from_pretrained(place.source, **place.options))
+    """`shapes_of` the model at this path."""
+    with open_model(path) as location:
+        return shapes_of(AutoConfig.from_pretrained(location.source, **location.options))
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
-    """What the weights of a model are stored in; None where its config does not say."""
+    """The dtype that config.json declares for the weights, or None."""
     settings = json.loads((model_directory(path) / "config.json").read_text("utf-8"))
     name = settings.get("dtype") or settings.get("torch_dtype")
     return getattr(torch, name) if name in _STORED else None
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a model lies: as the user named it, and as transformers finds it."""
+class ModelLocation:
+    """A model's path as the user gave it, and the arguments that transformers loads it with."""
 
-    named: str
+    name: str
     source: str
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -183,27 +162,42 @@ class Place:
         return Path(self.source) if Path(self.source).is_dir() else None
 
 
-def _directory_of(place: Place) -> Path:
-    """Where its files are; those of the hub but for the weights, downloaded."""
-    if place.directory:
-        return place.directory
+def _directory_of(location: ModelLocation) -> Path:
+    """The model's local directory; files of the hub are downloaded, without the weights."""
+    if location.directory:
+        return location.directory
     patterns = ["*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "NOTICE*"]
-    return Path(huggingface_hub.snapshot_download(place.source, allow_patterns=patterns))
+    return Path(huggingface_hub.snapshot_download(location.source, allow_patterns=patterns))
 
 
-def find_place(path: str | Path) -> Place:
-    """A directory that holds a model, converted from GGUF if need be, or a reachable hub id."""
+@contextlib.contextmanager
+def open_model(path: str | Path) -> Iterator[ModelLocation]:
+    """Locate a model, and turn any error of the libraries that read it into a `ModelLoadError`."""
+    with quiet():
+        location = locate_model(path)
+        try:
+            yield location
+        except (PacelineError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ModelLoadError(
+                f"{location.name} cannot be read ({first_line(error)}); it may be damaged or "
+                "incomplete: copy or download it again"
+            ) from error
+
+
+def locate_model(path: str | Path) -> ModelLocation:
+    """Find the model directory, convert a GGUF file, or check that a hub id exists."""
     local = Path(path).expanduser()
     if local.is_file() and local.suffix == ".gguf":
-        directory = converted_gguf(local)
-        return Place(str(path), str(directory), {"local_files_only": True})
+        return ModelLocation(str(path), str(converted_gguf(local)), {"local_files_only": True})
     if local.is_file():
         raise ModelLoadError(
             f"{path} is a file; name the directory that holds config.json and the weights, or a "
             ".gguf file"
         )
     if not local.exists():
-        return _find_on_hub(path)
+        return _locate_on_hub(str(path))
     if not (local / "config.json").exists():
         hint = "name the directory that holds config.json and the weights"
         if (local / "adapter_config.json").exists():
@@ -216,135 +210,116 @@ def find_place(path: str | Path) -> Place:
     ):
         raise ModelLoadError(
             f"{path} has a config.json but no weights; expected model.safetensors (or its index) "
-            "beside it"
+            "in the same directory"
         )
-    return Place(str(path), str(local), {"local_files_only": True})
+    return ModelLocation(str(path), str(local), {"local_files_only": True})
 
 
-def _find_on_hub(path: str | Path) -> Place:
-    """Ask once and briefly whether the id exists: transformers would retry for half a minute."""
-    name = str(path)
+def _locate_on_hub(name: str) -> ModelLocation:
     if not _HUB_ID.fullmatch(name):
         raise ModelLoadError(
-            f"{path} does not exist; name a model directory, a .gguf file or a hub id like "
+            f"{name} does not exist; name a model directory, a .gguf file or a hub id like "
             "organisation/model"
         )
     try:
+        # a single short request: transformers would retry for half a minute
         huggingface_hub.model_info(name, timeout=5)
-    except Exception as error:  # offline, refused or unknown: a stored copy will do
+    except Exception as error:  # offline, refused or unknown: use a cached copy if there is one
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return Place(name, name, {"local_files_only": True})
+            return ModelLocation(name, name, {"local_files_only": True})
         raise ModelLoadError(
-            f"{name} is no local path, and no hub id that can be reached ({_first_line(error)}); "
+            f"{name} is not a local path or a hub id that can be reached ({first_line(error)}); "
             "check the spelling or the network"
         ) from error
-    return Place(name, name)
+    return ModelLocation(name, name)
 
 
-@contextlib.contextmanager
-def reading(place: Place) -> Iterator[None]:
-    """Whatever the libraries below raise about a damaged model, as one line."""
-    try:
-        yield
-    except (PacelineError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise ModelLoadError(
-            f"{place.named} cannot be read ({_first_line(error)}); it may be damaged or incomplete: "
-            "copy or download it again"
-        ) from error
-
-
-def refuse_unknown(place: Place) -> None:
-    """Is this a configuration of a model that transformers knows?"""
-    if place.directory is None:
+def refuse_unknown(location: ModelLocation) -> None:
+    """Raise if transformers does not know the architecture in a local config.json."""
+    if location.directory is None:
         return
-    path = place.directory / "config.json"
+    path = location.directory / "config.json"
     settings = json.loads(path.read_text("utf-8"))
     name = settings.get("model_type") if isinstance(settings, dict) else None
     if name is None:
         raise ModelLoadError(
-            f"{path} names no model_type, so it is not the configuration of a transformers model; use "
-            "the config.json that came with the weights"
+            f"{path} has no model_type, so it is not a transformers configuration; use the "
+            "config.json that came with the weights"
         )
     if name not in CONFIG_MAPPING and "auto_map" not in settings:
         raise UnsupportedModelError(
-            f"{place.named} has the architecture {name!r}, which transformers "
+            f"{location.name} has the architecture {name!r}, which transformers "
             f"{transformers.__version__} does not know; install a version that does, or correct "
             f"model_type in {path}"
         )
 
 
-def _refuse_incomplete(place: Place, info: dict[str, Any]) -> None:
+def _refuse_incomplete(location: ModelLocation, info: dict[str, Any]) -> None:
     faults = {
         "missing_keys": "are missing from the file",
-        "unexpected_keys": "are in the file without a place in the model",
-        "mismatched_keys": "have another size in the file",
+        "unexpected_keys": "are in the file but not in the model",
+        "mismatched_keys": "have a different size in the file",
     }
-    for kind, what in faults.items():
+    for kind, fault in faults.items():
         names = sorted(key if isinstance(key, str) else str(key[0]) for key in info[kind])
         if names:
             raise ModelLoadError(
-                f"{place.named}: config.json and weights do not belong together: {len(names)} weights "
-                f"{what}, for example {names[0]}; use the config.json that came with them"
+                f"{location.name}: config.json and weights do not match: {len(names)} weights "
+                f"{fault}, for example {names[0]}; use the config.json that came with them"
             )
 
 
-def _refuse_not_finite(place: Place, hf: Any) -> None:
-    """Any weight that is not a number, or infinite, makes every logit so.
-
-    Cost: a sum over all weights, a few percent of what reading them takes.
-    """
+def _refuse_not_finite(location: ModelLocation, hf: Any) -> None:
     named = [(name, weight) for name, weight in hf.named_parameters() if weight.is_floating_point()]
-    # A sum is finite only if all its terms are; where it overflows, every weight is looked at.
+    # A finite sum has finite terms only. Where the sum is not finite, each weight is checked.
     doubtful = [(name, weight) for name, weight in named if not weight.detach().sum().isfinite()]
     faults = [(name, weight) for name, weight in doubtful if not weight.isfinite().all()]
     if faults:
         name, weight = faults[0]
-        what = "NaN" if weight.isnan().any() else "infinite values"
+        values = "NaN" if weight.isnan().any() else "infinite values"
         count = int((~weight.isfinite()).sum())
         more = f", and in {len(faults) - 1} other weights" if len(faults) > 1 else ""
         raise ModelLoadError(
-            f"{place.named} holds {what} in {name} ({count:,} of {weight.numel():,} values{more}); "
-            "copy it again, or go back to an earlier checkpoint"
+            f"{location.name} holds {values} in {name} ({count:,} of {weight.numel():,} "
+            f"values{more}); copy it again, or go back to an earlier checkpoint"
         )
 
 
-def read_tokenizer(place: Place) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside the weights; None if there are no files of one."""
-    if place.directory and not any((place.directory / name).exists() for name in _TOKENIZERS):
+def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in the model's directory; None if there are no tokenizer files."""
+    directory = location.directory
+    if directory and not any((directory / name).exists() for name in _TOKENIZERS):
         return None
-    return AutoTokenizer.from_pretrained(place.source, **place.options)
+    return AutoTokenizer.from_pretrained(location.source, **location.options)
 
 
-def _draft_vocabulary(place: Place, hf: Any, tokenizer: Any) -> torch.Tensor | None:
+def _draft_vocabulary(location: ModelLocation, hf: Any, tokenizer: Any) -> torch.Tensor | None:
     head = hf.get_output_embeddings()
     if head is None:
         return None
-    return read_draft_vocabulary(
-        _directory_of(place), named_tokens(tokenizer, head.weight.shape[0])
-    )
+    vocab_size = named_tokens(tokenizer, head.weight.shape[0])
+    return read_draft_vocabulary(_directory_of(location), vocab_size)
 
 
 def find_device(device: str) -> torch.device:
-    """The device of that name; "auto" is the GPU where there is one, else the CPU.
+    """The device of that name; "auto" is the GPU if there is one, else the CPU.
 
     Raises:
-        UsageError: There is no such device, or it does not work.
+        UsageError: The device does not exist, or does not work.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    here = ", ".join(["auto", "cpu", *gpus])
+    known = ", ".join(["auto", "cpu", *gpus])
     try:
         found = torch.device(device)
     except RuntimeError:
-        raise UsageError(f"there is no device called {device!r}; wanted one of {here}") from None
+        raise UsageError(f"there is no device called {device!r}; wanted one of {known}") from None
     try:
         torch.zeros(1, device=found).item()
     except (AssertionError, RuntimeError) as error:
         raise UsageError(
-            f"device {device!r} cannot be used ({_first_line(error)}); wanted one of {here}"
+            f"device {device!r} cannot be used ({first_line(error)}); wanted one of {known}"
         ) from None
     return found
 
@@ -355,7 +330,3 @@ def _dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) -> tor
     if dtype == "auto":
         dtype = choose_precision("reading", shapes_of(config), device).precision
     return getattr(torch, dtype)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0]

@@ -1,10 +1,10 @@
-"""Which precision this machine multiplies fastest in, measured on products of a model's own shapes.
+"""Measures whether float32 or bfloat16 matrix products are faster on this machine.
 
-A flag of the processor does not tell: a machine that multiplies bfloat16 may multiply float32
-faster. So products of the model's shapes are timed once per machine and shape, in well under a
-second, and the times are kept in the cache. One thread is timed, by its own clock, so that other
-programs on the machine do not decide. `PACELINE_PRECISION` overrides the measurement; `dtype` and
-`precision` in a configuration override both.
+Processor flags are not sufficient: float32 may be faster on a machine with native bfloat16. The
+products of a model's shapes are timed once per machine, in well under a second, and cached. They
+run on one thread and are timed with its CPU clock, so that other programs matter less.
+`PACELINE_PRECISION` overrides the measurement; `dtype` and `precision` in a configuration override
+both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.processor import level, processor_name
 from paceline.records import atomic_write_text, cache_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 VARIABLE = "PACELINE_PRECISION"
 Precision = Literal["float32", "bfloat16"]
 Purpose = Literal["training", "reading", "decoding"]
-"""Forward and backward products of a training step; products over texts; those of many rows of a
-prepared model, where float32 means float16 weights times float32 activations."""
+"""Training: forward and backward products. Reading: forward products over long texts. Decoding:
+products of a prepared model, where float32 means float16 weights times float32 activations."""
 
 _FLOPS = 5e8  # of one timed product
-_ROWS = {"training": (64, 1024), "reading": (64, 512), "decoding": (64, 64)}  # fewest, most
-_LARGEST = 2048  # sides of a timed matrix: larger ones are multiplied in blocks
+_ROWS = {"training": (64, 1024), "reading": (64, 512), "decoding": (64, 64)}  # min, max
+_LARGEST = 2048  # side of a timed matrix; larger matrices are multiplied in blocks anyway
 _REPEATS = 4
-_HOPELESS = 3.0  # a precision this many times slower than the other is not timed to the end
+_EARLY_STOP_RATIO = 3.0  # timing stops once one precision is this many times slower
 _SIZES = {
     "inner": ("intermediate_size", "n_inner", "ffn_dim"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
@@ -52,43 +52,38 @@ _SIZES = {
 
 
 class Choice(NamedTuple):
-    """A precision, and the reason for it in words."""
+    """A precision, and the reason for it as a phrase."""
 
     precision: Precision
     reason: str
 
 
 def choose_precision(purpose: Purpose, shapes: Iterable[Shape], device: torch.device) -> Choice:
-    """The precision in which the device multiplies matrices of these shapes fastest.
+    """Choose the precision in which the device multiplies matrices of these shapes fastest.
 
-    bfloat16 where both take the same time, as it takes half the memory.
+    A tie gives bfloat16, which needs half the memory.
 
     Args:
-        purpose: Which products are timed.
+        purpose: Which products to time.
         shapes: [out, in] of the weights; see `shapes_of`.
-        device: CUDA devices are not timed: bfloat16 where they compute in it.
+        device: Only the CPU is timed; a CUDA device gives bfloat16 if it has native bfloat16.
 
     Raises:
-        UsageError: `PACELINE_PRECISION` names no precision.
+        UsageError: `PACELINE_PRECISION` is not a precision.
     """
     override = overridden()
     if override is not None:
         return override
     if device.type != "cpu":
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return Choice(
-            "bfloat16" if native else "float32", f"what a {device.type} device computes in"
-        )
+        choice = "bfloat16" if native else "float32"
+        return Choice(choice, f"the native precision of this {device.type} device")
     sides = {(min(out, _LARGEST), min(size, _LARGEST)) for out, size in shapes}
     return faster_of(_times(purpose, sorted(sides)), purpose)
 
 
 def overridden() -> Choice | None:
-    """What `PACELINE_PRECISION` says.
-
-    Raises:
-        UsageError: it names no precision.
-    """
+    """The precision that `PACELINE_PRECISION` sets; raises a UsageError if it is invalid."""
     match os.environ.get(VARIABLE):
         case None | "":
             return None
@@ -99,14 +94,14 @@ def overridden() -> Choice | None:
 
 
 def faster_of(seconds: dict[str, float], what: str) -> Choice:
-    """The faster of the two, bfloat16 where they are equal, with the measured times."""
+    """The faster precision with the measured times; bfloat16 in a tie."""
     faster = "bfloat16" if seconds["bfloat16"] <= seconds["float32"] else "float32"
     measured = ", ".join(f"{name} {1e3 * each:.1f} ms" for name, each in seconds.items())
     return Choice(faster, f"measured for {what}: {measured}")
 
 
 def shapes_of(config: PreTrainedConfig) -> list[Shape]:
-    """[out, in] of the products that take a model's time, from its configuration."""
+    """[out, in] of a model's largest matrices, from its configuration."""
     text: Any = config.get_text_config(decoder=True)
 
     def size(name: str, default: int) -> int:
@@ -119,7 +114,7 @@ def shapes_of(config: PreTrainedConfig) -> list[Shape]:
 
 
 def measured_precisions() -> list[dict[str, Any]]:
-    """What was measured on this machine at its present level."""
+    """The cached measurements of this machine at its current processor level."""
     found: list[dict[str, Any]] = []
     for path in sorted(_folder().glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
@@ -130,7 +125,7 @@ def measured_precisions() -> list[dict[str, Any]]:
 
 
 def _times(purpose: Purpose, shapes: list[Shape]) -> dict[str, float]:
-    """Seconds of a round of products in each precision: from the cache, or measured and kept."""
+    """Seconds in each precision, from the cache if possible."""
     facts = {**_machine(), "purpose": purpose, "shapes": [list(shape) for shape in shapes]}
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     path = _folder() / f"{key}.json"
@@ -138,17 +133,13 @@ def _times(purpose: Purpose, shapes: list[Shape]) -> dict[str, float]:
         seconds = json.loads(path.read_text(encoding="utf-8"))["seconds"]
         return {name: float(seconds[name]) for name in ("float32", "bfloat16")}
     times = _measure(purpose, shapes)
-    with contextlib.suppress(StorageError):  # then it is measured again
+    with contextlib.suppress(StorageError):  # the cache is optional
         atomic_write_text(path, json.dumps(facts | {"seconds": times}, indent=2) + "\n")
     return times
 
 
 def _machine() -> dict[str, Any]:
-    return {
-        "processor": processor_name(),
-        "level": level(),
-        "torch": torch.__version__,
-    }
+    return {"processor": processor_name(), "level": level(), "torch": torch.__version__}
 
 
 def _folder() -> Path:
@@ -156,7 +147,7 @@ def _folder() -> Path:
 
 
 def _measure(purpose: Purpose, shapes: list[Shape]) -> dict[str, float]:
-    """The least seconds of each product, summed over the shapes; the precisions take turns."""
+    """The minimum seconds of each product, summed over the shapes."""
     totals = {"float32": 0.0, "bfloat16": 0.0}
     rng = torch.Generator().manual_seed(0)
     with torch.inference_mode():
@@ -166,31 +157,20 @@ def _measure(purpose: Purpose, shapes: list[Shape]) -> dict[str, float]:
             x, weight = (torch.randn(n, size, generator=rng) for n in (rows, out))
             best = fastest_of(_products(purpose, x, weight.bfloat16().float()))
             totals = {name: totals[name] + seconds for name, seconds in best.items()}
-            if _one_is_hopeless(totals):
+            if _one_is_far_slower(totals):
                 break
     return totals
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _products(purpose: Purpose, x: Tensor, weight: Tensor) -> dict[str, Product]:
-    """One round of products in each precision."""
     x_16, weight_16 = x.bfloat16(), weight.bfloat16()
     match purpose:
         case "training":
-            slope = F.linear(x, weight)
-            slope_16 = slope.bfloat16()
+            gradient = F.linear(x, weight)
+            gradient_16 = gradient.bfloat16()
             return {
-                "float32": lambda: _step(x, weight, slope),
-                "bfloat16": lambda: _step(x_16, weight_16, slope_16),
+                "float32": lambda: _step(x, weight, gradient),
+                "bfloat16": lambda: _step(x_16, weight_16, gradient_16),
             }
         case "reading":
             return {
@@ -205,11 +185,10 @@ def _products(purpose: Purpose, x: Tensor, weight: Tensor) -> dict[str, Product]
             }
 
 
-def _step(x: Tensor, weight: Tensor, slope: Tensor) -> None:
-    """A product, and both products of its backward pass."""
+def _step(x: Tensor, weight: Tensor, gradient: Tensor) -> None:
     torch.mm(x, weight.t())
-    torch.mm(slope, weight)
-    torch.mm(slope.t(), x)
+    torch.mm(gradient, weight)
+    torch.mm(gradient.t(), x)
 
 
 def _packed(weight: Tensor) -> Callable[[Tensor], Tensor]:
@@ -220,19 +199,23 @@ def _packed(weight: Tensor) -> Callable[[Tensor], Tensor]:
     return Packer(1.0)([layer])
 
 
-def fastest_of(products: dict[str, Product]) -> dict[str, float]:
-    """The least seconds that each takes one thread, by the thread's own clock; they take turns."""
+def fastest_of(products: Mapping[str, Product]) -> dict[str, float]:
+    """The minimum CPU seconds of each product on one thread; the products are interleaved."""
     best = dict.fromkeys(products, float("inf"))
-    with _one_thread():
-        for _ in range(1 + _REPEATS):  # the first call of each prepares its kernel
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(1 + _REPEATS):  # the first call is a warm-up
             best = {name: min(best[name], _seconds(product)) for name, product in products.items()}
-            if _one_is_hopeless(best) and max(best.values()) > 0.1:
+            if _one_is_far_slower(best) and max(best.values()) > 0.1:
                 break
+    finally:
+        torch.set_num_threads(threads)
     return best
 
 
-def _one_is_hopeless(seconds: dict[str, float]) -> bool:
-    return max(seconds.values()) > _HOPELESS * min(seconds.values())
+def _one_is_far_slower(seconds: dict[str, float]) -> bool:
+    return max(seconds.values()) > _EARLY_STOP_RATIO * min(seconds.values())
 
 
 def _seconds(product: Product) -> float:

@@ -1,6 +1,6 @@
-"""Faster ways to read a model, each compared with transformers before it is used.
+"""Chooses a faster forward pass for a model, and compares it with transformers before using it.
 
-The only module that knows all implementations of the contract.
+This is the only module that imports all implementations of models/contract.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from paceline.errors import UsageError
-from paceline.models.hf.agreement import EXACT, ROUNDED, tolerance_for, unless_wrong
+from paceline.models.hf.agreement import EXACT, ROUNDED, checked_or_none, tolerance_for
 from paceline.models.hf.causal import CausalModel, HfDecoder
 from paceline.models.hf.session import CausalSession
 from paceline.models.llama import packing
@@ -48,25 +48,25 @@ def prepare_for_decoding(
     weights: Weights = "auto",
     activations: Literal["float32", "bfloat16"] = "float32",
 ) -> CausalModel:
-    """The same model, reading few tokens at a time as fast as this processor can.
+    """Optimize a model for forward passes over few tokens on this machine.
 
-    On an x86 CPU the matrices of a float32 model are copied into float16 (see llama/packing.py), and
-    those that bfloat16 holds, of whatever model, once more for a compiled pass over few tokens (see
-    llama/cpu.py). Everything else is float32 then. On a CUDA device a Llama-like model is read in
-    passes of fixed shapes, recorded and replayed as graphs (see llama/cuda.py). Later changes of the
-    weights do not reach the copy; `hf`, hidden states and the head stay as they are.
+    On an x86 CPU, the matrices of a float32 model are copied to float16 (see llama/packing.py). If
+    bfloat16 represents them exactly, they are also copied for a compiled pass (see llama/cpu.py);
+    all other values are then float32. On a CUDA device, passes of a Llama-like model are recorded
+    and replayed as CUDA graphs (see llama/cuda.py). Later changes of the weights do not affect the
+    copies; `hf`, hidden states and the head do not change.
 
     Args:
-        model: Left as it is, but for `int8`.
-        weights: "auto" packs what float16 holds exactly, that is, matrices from a 16-bit
-            checkpoint; "packed_fp16" rounds the others, too; "plain" changes nothing. "int8" rounds
-            all linear layers to 8 bits a weight, in `hf`, too: for drafts.
-        activations: "bfloat16" rounds matmul inputs of a bfloat16 model to bfloat16, as transformers
-            does with everything; on a processor with native bfloat16, many rows are read up to twice
-            as fast. Nothing changes elsewhere.
+        model: The values of its weights do not change.
+        weights: "auto" packs matrices that float16 represents exactly, such as those of a 16-bit
+            checkpoint; "packed_fp16" also rounds the others; "plain" changes nothing. "int8" rounds
+            all linear layers to 8 bits per weight, also in the result's `hf`; use it for drafts.
+        activations: "bfloat16" rounds matmul inputs of a bfloat16 model to bfloat16, as
+            transformers does. This is up to twice as fast for large batches on a processor with
+            native bfloat16, and has no effect elsewhere.
 
     Raises:
-        UsageError: "packed_fp16" or "int8" where that is impossible.
+        UsageError: "packed_fp16" or "int8" is not supported for this model on this machine.
     """
     if weights == "int8":
         return _in_int8(model)
@@ -90,22 +90,22 @@ def prepare_for_decoding(
 
 
 def in_fixed_shapes(model: CausalModel) -> CausalModel:
-    """The same model, a Llama-like one in passes that a GPU replays: see llama/cuda.py.
+    """Use CUDA graphs for a Llama-like model (see llama/cuda.py); return other models unchanged.
 
-    Weights that are multiplied together lie together then, in `hf`, too. Other models stay as they are.
+    Weights that are multiplied together become views of one tensor, also in `hf`.
     """
     if not LlamaDecoder.supports(model.hf) or not can_record(model.hf.config):
         return model
     decoder = LlamaDecoder(model.hf, merged_product, model.draft_vocabulary, compiled=False)
     trial = _with(model, decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
-    if unless_wrong(trial, "reading recorded passes", tolerance_for(model.dtype)) is None:
+    if checked_or_none(trial, "the recorded pass", tolerance_for(model.dtype)) is None:
         return model
-    # without the recordings of the trial
+    # new readers, without the recordings of the trial
     return _with(model, decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
 
 
 def can_read_int8(model: CausalModel) -> bool:
-    """May such a model be prepared with weights="int8", here?"""
+    """True if `prepare_for_decoding` supports weights="int8" for this model on this machine."""
     possible = model.device.type == "cpu" and can_pack()
     return possible and LlamaDecoder.supports(model.hf) and can_copy(model.hf, int8=True)
 
@@ -120,11 +120,11 @@ def _packed(model: CausalModel, *, exact: bool) -> CausalModel:
     if not packer.num_packed:
         return model
     prepared.weight_change = packer.largest_change
-    return unless_wrong(prepared, "reading packed weights", EXACT if exact else ROUNDED) or model
+    tolerance = EXACT if exact else ROUNDED
+    return checked_or_none(prepared, "the pass with packed weights", tolerance) or model
 
 
 def _in_bfloat16(model: CausalModel, *, round_activations: bool) -> CausalModel:
-    """Few tokens in one compiled pass; many with the products that are fastest here."""
     if not LlamaDecoder.supports(model.hf):
         return model
     chosen = choose_precision("decoding", shapes_of(model.hf.config), model.device)
@@ -141,7 +141,7 @@ def _in_bfloat16(model: CausalModel, *, round_activations: bool) -> CausalModel:
         change=change,
         round_activations=round_activations,
     )
-    return unless_wrong(_with_llama(model, decoder), "reading fused layers", ROUNDED) or model
+    return checked_or_none(_with_llama(model, decoder), "the fused pass", ROUNDED) or model
 
 
 def _in_int8(model: CausalModel) -> CausalModel:
@@ -152,8 +152,8 @@ def _in_int8(model: CausalModel) -> CausalModel:
         if decoder.native is not None:
             plain = CausalModel(rounded, model.tokenizer, model.draft_vocabulary)
             prepared = _with_llama(plain, decoder)
-            prepared.num_parameters = model.num_parameters  # a tied head was untied to round it
-            if unless_wrong(prepared, "reading 8-bit weights", ROUNDED) is not None:
+            prepared.num_parameters = model.num_parameters  # rounding unties a tied head
+            if checked_or_none(prepared, "the pass with 8-bit weights", ROUNDED) is not None:
                 return prepared
     raise UsageError(
         f"int8 weights need a Llama-like model on an x86 CPU and a C compiler, but this is a "
@@ -162,7 +162,6 @@ def _in_int8(model: CausalModel) -> CausalModel:
 
 
 def _with(model: CausalModel, decoder: ForwardPass, start: StartSession) -> CausalModel:
-    """The model with another forward pass and other sessions."""
     return CausalModel(model.hf, model.tokenizer, model.draft_vocabulary, decoder, start)
 
 
@@ -173,7 +172,7 @@ def _with_llama(model: CausalModel, decoder: LlamaDecoder) -> CausalModel:
 
 
 def _start_fixed(decoder: LlamaDecoder, readers: FixedReaders, model: HfModel) -> ModelSession:
-    if decoder.listening:  # nobody hears of a replayed pass
+    if decoder.listening:  # a replayed graph does not call listeners
         return CausalSession(model)
     return FixedSession(readers, model.device, model.vocab_size, model.max_length)
 
@@ -183,14 +182,11 @@ def _dtype_of(model: CausalModel) -> str:
 
 
 class TrainingWriter:
-    """A model in training, as it writes text: its sessions read with the weights of their start.
+    """Generates text with a model in training; a session uses the weights at the time it starts.
 
-    Attributes:
-        has_copies: Whether sessions read copies; if not, they read as the model does.
-
-    A few rows' tokens are read in compiled passes over a copy in bfloat16, which lives as long as the
-    session: a step's loss needs the memory again. Prompts, and models of which there is no such copy,
-    are read as the model itself reads.
+    If the model supports it (`has_copies`), passes over few tokens use a compiled copy in bfloat16.
+    The copy is released with the session, because the training step needs the memory. Prompts are
+    processed by the model itself.
     """
 
     def __init__(self, model: CausalModel) -> None:
@@ -213,28 +209,27 @@ class TrainingWriter:
         copy = _with(model, plain, partial(CompiledSession, native=native))
         if not self._checked:
             self._checked = True
-            if unless_wrong(copy, "the compiled copy of a model in training", ROUNDED) is None:
+            name = "the compiled copy of a model in training"
+            if checked_or_none(copy, name, ROUNDED) is None:
                 self.has_copies = False
                 return CausalSession(model)
         return copy.start_session()
 
 
 def choose_writer(model: CausalModel, num_rows: int) -> Choice:
-    """Whether copies for writing ("bfloat16") read a token a row faster than the model ("float32").
+    """Whether generation is faster with bfloat16 copies of the model or with the model in float32.
 
-    Timed on the model itself, unless `PACELINE_PRECISION` says which.
+    Measured with one token per row, unless `PACELINE_PRECISION` is set.
     """
     override = overridden()
     if override is not None:
         return override
-    writing = TrainingWriter(model)
-    if not writing.has_copies:
+    writer = TrainingWriter(model)
+    if not writer.has_copies:
         return Choice("float32", f"there is no compiled pass for this {model.hf.config.model_type}")
     tokens_B1 = torch.zeros(num_rows, 1, dtype=torch.int64)
-    sessions = {"float32": model.start_session(), "bfloat16": writing.start_session()}
+    sessions = {"float32": model.start_session(), "bfloat16": writer.start_session()}
     for session in sessions.values():
         session.prefill(tokens_B1.tolist())
-    seconds = fastest_of(
-        {name: partial(session.extend, tokens_B1) for name, session in sessions.items()}
-    )
-    return faster_of(seconds, f"writing {num_rows} rows")
+    passes = {name: partial(session.extend, tokens_B1) for name, session in sessions.items()}
+    return faster_of(fastest_of(passes), f"generating {num_rows} rows")

@@ -1,4 +1,4 @@
-"""transformers and the hub without their bars and reports."""
+"""Silences transformers and the hub client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No bars and no reports meanwhile: what is wrong is raised, the rest is noise."""
+    """Disable progress bars and log messages of transformers and huggingface_hub."""
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
     levels = [logger.level for logger in loggers]
     bars = transformers.utils.logging.is_progress_bar_enabled()

@@ -1,16 +1,17 @@
-"""Inner loops in C, compiled on first use; every caller has a PyTorch fallback.
+"""C implementations of inner loops, compiled on first use; PyTorch is the fallback.
 
-structures.py     structures and numbers that Python and C share, compared when the library is loaded
-compilation.py    the sources, compiled into one library for this machine
-self_check.py     what a library must compute right before it is used
-checked.py        the library in use, checked once
-sampling_kernels.py  probabilities, and tokens drawn from them (sampling.c)
-verification_kernels.py  blocks judged (verification.c) by the rules that have a native form (rules.c)
-divergence_kernels.py  losses of logits and their slopes (divergences.c)
-backend.py        offers all of this to core
+structures.py            structures shared with C
+compilation.py           compiles the sources into one library
+self_check.py            compares a library with PyTorch
+checked.py               the library in use
+sampling_kernels.py      softmax, top-p and sampling (sampling.c)
+verification_kernels.py  verification of blocks (verification.c, rules.c)
+divergence_kernels.py    losses and gradients from logits (divergences.c)
+rule_form.py             rules in the form of rules.c
+backend.py               registers the library as a backend of core
 
-transformer.c reads a few tokens through a Llama-like model (products.c), and draws ahead or judges what was
-drawn (speculation.c): see models/llama.
+transformer.c (products.c, tiles.c) runs Llama-like models on a few tokens; speculation.c drafts and
+verifies with them. Both are called by models/llama.
 """
 
 from paceline.native.checked import compiled

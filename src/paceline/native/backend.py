@@ -1,4 +1,4 @@
-"""The C library as core's backend: it takes float32 tensors on a CPU, where it could be compiled."""
+"""Register the C library as a backend of core, for float32 tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from paceline.core.drafted import Drafted, Uniforms
     from paceline.core.rule_base import Rule
 
-_FEW_ENTRIES = 1 << 19  # beyond, PyTorch uses all processors for the largest logit
+_FEW_ENTRIES = 1 << 19  # for more, PyTorch's multi-threaded argmax is faster
 
 
 class NativeBackend(Backend):
-    """Compiles the C sources when it is first offered something that it can take."""
+    """Runs operations in C; compiles the library on first use."""
 
     def softmax(self, logits: Tensor, temperature: float) -> Tensor | None:
         rows = logits.contiguous()
         return sampling_kernels.softmax(rows, temperature) if can_draw(rows) else None
 
     def keep_top_p(self, probs: Tensor, top_p: float) -> Tensor | None:
-        """In place, without sorting the whole vocabulary."""
+        """In place, without sorting the vocabulary."""
         return probs if can_draw(probs) and sampling_kernels.keep_top_p(probs, top_p) else None
 
     def likeliest(self, logits: Tensor) -> Tensor | None:
-        """Few rows, which PyTorch would read one by one on one processor."""
+        """For few rows, where PyTorch uses one thread."""
         few = logits.numel() <= _FEW_ENTRIES and can_draw(logits)
         return sampling_kernels.best_tokens(logits) if few else None
 
@@ -48,16 +48,14 @@ class NativeBackend(Backend):
         uniforms: Uniforms,
         target_raw_BHV: Tensor | None,
     ) -> Verdict | None:
-        known = native_rule(rule)
+        form = native_rule(rule)
         tensors = (target_BHV, drafted.probs_BPV, target_raw_BHV, drafted.raw_BPV)
-        if known is None or not can_draw(*(part for part in tensors if part is not None)):
+        if form is None or not can_draw(*(part for part in tensors if part is not None)):
             return None
-        num_accepted_B, next_tokens_B = judge(
-            known, drafted, num_drafted_B, target_BHV, uniforms, target_raw_BHV
-        )
-        return Verdict(num_accepted_B, next_tokens_B, num_accepted_B == num_drafted_B)
+        counts_B, next_B = judge(form, drafted, num_drafted_B, target_BHV, uniforms, target_raw_BHV)
+        return Verdict(counts_B, next_B, counts_B == num_drafted_B)
 
 
 def use_native_backend() -> None:
-    """Let core offer its operations to the C library."""
+    """Register the C library as core's backend."""
     register(NativeBackend())

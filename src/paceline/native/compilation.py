@@ -1,4 +1,4 @@
-"""The C sources, compiled into one library for this machine."""
+"""Compile the C sources into one library for this machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ from paceline.processor import processor_flags
 from paceline.records import cache_root
 
 _HERE = Path(__file__).parent
-_LETTERS = {
-    "p": ctypes.c_void_p,
-    "i": ctypes.c_int64,
-    "f": ctypes.c_float,
-    "d": ctypes.c_double,
-}
-# Arguments and result of each function: p pointer, i int64, f float, d double.
+_LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+# Types of the arguments and of the result, as letters of _LETTERS.
 _FUNCTIONS = {
     "read_tokens": ("pp", ""),
     "draw_ahead": ("ppp", "i"),
@@ -41,19 +36,12 @@ _FUNCTIONS = {
     "fact_value": ("i", "i"),
 }
 
-_FLAGS = (
-    "-O3",
-    "-march=native",
-    "-fno-math-errno",
-    "-fopenmp",
-    "-shared",
-    "-fPIC",
-    "-Wl,-Bsymbolic",
-)
+_OPTIMISATION = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp")
+_FLAGS = (*_OPTIMISATION, "-shared", "-fPIC", "-Wl,-Bsymbolic")
 
 
 def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The library, made with these flags besides the usual ones."""
+    """Load the library, compiled with these additional flags."""
     library = ctypes.CDLL(str(_built(flags)))
     for name, (arguments, result) in _FUNCTIONS.items():
         function = library[name]
@@ -64,7 +52,7 @@ def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def _built(flags: tuple[str, ...] = ()) -> Path:
-    """The path of the compiled library in the cache, where a file appears whole or not at all."""
+    """Path of the library in the cache; compiles it atomically if it is missing."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(_HERE.glob("*.[ch]"))]
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
     facts = (*texts, compiler, *_FLAGS, *flags, platform.machine(), *sorted(processor_flags()))
@@ -74,15 +62,8 @@ def _built(flags: tuple[str, ...] = ()) -> Path:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
             made = Path(folder) / entry.name
-            command = [
-                compiler,
-                *_FLAGS,
-                *flags,
-                *map(str, sorted(_HERE.glob("*.c"))),
-                "-o",
-                str(made),
-                "-lm",
-            ]
+            sources = map(str, sorted(_HERE.glob("*.c")))
+            command = [compiler, *_FLAGS, *flags, *sources, "-o", str(made), "-lm"]
             subprocess.run(command, check=True, capture_output=True, timeout=120)
             made.replace(entry)
     return entry

@@ -1,4 +1,4 @@
-"""divergences.c on tensors: losses of rows of logits, whose slopes take the place of the draft's.
+"""Call divergences.c on logits; the gradients of the losses overwrite the draft's logits.
 
 Shape suffixes: C tokens of a chunk, V vocabulary.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.native.checked import compiled
+from paceline.native.checked import compiled, library
 from paceline.native.structures import Losses, Term
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def can_differentiate(logits: Tensor) -> bool:
-    """Are these logits that the library reads, and is there a library?"""
+    """True if the library is available and can read these logits."""
     known = logits.dtype in (torch.float32, torch.bfloat16)
     return known and logits.device.type == "cpu" and compiled() is not None
 
@@ -34,14 +34,12 @@ def losses_and_slopes(
 ) -> Tensor:
     """The weighted sum of the terms for each token, float32, [C].
 
-    The draft's logits are overwritten with the slopes of the losses times `weights_C`.
+    The draft's logits are overwritten with the gradients of the losses times `weights_C`.
 
-    `normalisers_C`: where these logits are part of the target's, the log-sum-exp of all of them. TVD and
-    negative log acceptance are then taken with the target's true probabilities; the others with
-    probabilities that sum to 1 over this part.
+    `normalisers_C`: if the logits are a subset of the target's, the log-sum-exp of all of them. TVD
+    and negative log acceptance then use the target's probabilities over the whole vocabulary; other
+    terms renormalise over the subset.
     """
-    library = compiled()
-    assert library is not None, "ask can_differentiate first"
     rows, vocab_size = draft_logits_CV.shape
     assert draft_logits_CV.is_contiguous(), "written in place"
     if target_logits_CV is not None:
@@ -66,5 +64,5 @@ def losses_and_slopes(
         None if normalisers_C is None else normalisers_C.data_ptr(),
         losses_C.data_ptr(),
     )
-    library.losses_and_slopes(ctypes.byref(losses), torch.get_num_threads())
+    library().losses_and_slopes(ctypes.byref(losses), torch.get_num_threads())
     return losses_C

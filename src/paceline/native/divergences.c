@@ -1,6 +1,6 @@
-/* A row is one token's. Passes over it stay in the processor's cache, so that logits come from memory
-   once, and go there once, as slopes. core/divergences.py tells the mathematics; p and q are target
-   and draft. A term's slope is d loss / d log q_i; of the logit it is g_i - q_i sum_j g_j. */
+/* The formulas are in core/divergences.py; p is the target, q the draft. A row stays in cache: its
+   logits are read once, its gradients written once. Terms add g_i = d loss / d log q_i; the
+   gradient of logit i is g_i - q_i sum_j g_j. */
 
 #include "divergences.h"
 
@@ -10,19 +10,19 @@
 
 #include "vectors.h"
 
-#define STRETCH 256 /* entries that are added up in float32 */
+#define STRETCH 256 /* entries summed in float32 */
 
 typedef uint16_t u8 __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-/* Each [size], which is the vocabulary and up to seven entries without mass. `coverage` is the target's
-   mass on these tokens: p and log_p are normalised over them, what is served is coverage p. */
+/* Arrays [size], the vocabulary padded with up to seven tokens of probability 0. `coverage`: the
+   target's mass on these tokens; p and log_p are normalised over them. */
 typedef struct {
-    float *log_p, *p, *log_q, *q, *slopes;
+    float *log_p, *p, *log_q, *q, *grads;
     int64_t size;
     float coverage, log_coverage;
 } Row;
 
-/* Adds `part` to `total` every stretch. */
+/* Loop over entries; adds `part` to `total` after every stretch. */
 #define SUMMED(i)                                                                             \
     for (int64_t begin = 0; begin < row->size;                                                \
          total += (double)sum_lanes(part), part = (f8){}, begin += STRETCH)                   \
@@ -43,26 +43,27 @@ INLINE f8 logits_at(const char *logits, int bytes, int64_t i, int64_t left) {
     if (left >= LANES)
         some = *(const u8 *)(logits + 2 * i);
     else
-        for (int64_t lane = 0; lane < left; lane++) some[lane] = ((const uint16_t *)logits)[i + lane];
+        for (int64_t lane = 0; lane < left; lane++)
+            some[lane] = ((const uint16_t *)logits)[i + lane];
     return (f8)(__builtin_convertvector(some, i8) << 16);
 }
 
-/* In bfloat16 to the nearest, of two to the even one. */
-INLINE void put_slopes(char *out, int bytes, int64_t i, int64_t left, f8 slopes) {
-    i8 bits = (i8)slopes, none = slopes != slopes;
+/* bfloat16: round to nearest, ties to even. */
+INLINE void put_gradients(char *out, int bytes, int64_t i, int64_t left, f8 grads) {
+    i8 bits = (i8)grads, none = grads != grads;
     i8 high = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     u8 some = __builtin_convertvector((none & 0x7fc0) | (~none & high), u8);
-    if (left >= LANES && bytes == 4) *(f8 *)(out + 4 * i) = slopes;
+    if (left >= LANES && bytes == 4) *(f8 *)(out + 4 * i) = grads;
     if (left >= LANES && bytes == 2) *(u8 *)(out + 2 * i) = some;
     for (int64_t lane = 0; left < LANES && lane < left; lane++) {
         if (bytes == 4)
-            ((float *)out)[i + lane] = slopes[lane];
+            ((float *)out)[i + lane] = grads[lane];
         else
             ((uint16_t *)out)[i + lane] = some[lane];
     }
 }
 
-/* Log-softmax and softmax of a row of logits. -> their log-sum-exp. */
+/* Write log-softmax and softmax of a row of logits; return its log-sum-exp. */
 INLINE float normalise(const char *logits, int bytes, int64_t vocab, const Row *row, float *logs,
                       float *probs) {
     f8 most = (f8){} - INFINITY, part = {};
@@ -76,7 +77,7 @@ INLINE float normalise(const char *logits, int bytes, int64_t vocab, const Row *
     double total = 0.0;
     SUMMED(i) {
         f8 here = at(logs, i) - largest;
-        here = select8(here < -87.0f, (f8){}, exp8(here)); /* nothing, not almost nothing */
+        here = select8(here < -87.0f, (f8){}, exp8(here)); /* exp8 is not exactly 0 */
         put(probs, i, here);
         part += here;
     }
@@ -94,7 +95,7 @@ static double forward_kl(const Row *row, float weight) {
     SUMMED(i) {
         f8 p = at(row->p, i);
         part += where(p > 0.0f, p * (at(row->log_p, i) - at(row->log_q, i)));
-        put(row->slopes, i, at(row->slopes, i) - weight * p);
+        put(row->grads, i, at(row->grads, i) - weight * p);
     }
     return total;
 }
@@ -106,7 +107,7 @@ static double reverse_kl(const Row *row, float weight) {
         f8 q = at(row->q, i);
         f8 here = where(q > 0.0f, q * (at(row->log_q, i) - at(row->log_p, i)));
         part += here;
-        put(row->slopes, i, at(row->slopes, i) + weight * here);
+        put(row->grads, i, at(row->grads, i) + weight * here);
     }
     return total;
 }
@@ -118,12 +119,12 @@ static double jsd(const Row *row, float weight, float beta) {
         f8 p = at(row->p, i), q = at(row->q, i), log_m = log8(beta * p + (1.0f - beta) * q);
         f8 mine = (1.0f - beta) * where(q > 0.0f, q * (at(row->log_q, i) - log_m));
         part += beta * where(p > 0.0f, p * (at(row->log_p, i) - log_m)) + mine;
-        put(row->slopes, i, at(row->slopes, i) + weight * mine);
+        put(row->grads, i, at(row->grads, i) + weight * mine);
     }
     return total;
 }
 
-/* 1 - sum min(p, q); of tokens that are not here |p - q| is p. */
+/* 1 - sum min(p, q); |p - q| = p for tokens outside of the subset. */
 static double tvd(const Row *row, float weight) {
     double total = 0.0;
     f8 part = {};
@@ -131,12 +132,12 @@ static double tvd(const Row *row, float weight) {
         f8 p = row->coverage * at(row->p, i), q = at(row->q, i), difference = q - p;
         f8 sign = where(difference > 0.0f, (f8){} + 1.0f) - where(difference < 0.0f, (f8){} + 1.0f);
         part += 0.5f * sign * difference;
-        put(row->slopes, i, at(row->slopes, i) + 0.5f * weight * sign * q);
+        put(row->grads, i, at(row->grads, i) + 0.5f * weight * sign * q);
     }
     return total + 0.5 * (1.0 - (double)row->coverage);
 }
 
-/* In the logarithm, so that an overlap of e^-200 is still a number with a slope. */
+/* In log space: an overlap of e^-200 still has a finite value and gradient. */
 static double negative_log_acceptance(const Row *row, float weight) {
     f8 most = (f8){} - INFINITY, part = {};
     double total = 0.0;
@@ -156,7 +157,7 @@ static double negative_log_acceptance(const Row *row, float weight) {
     for (int64_t i = 0; i < row->size; i += LANES) {
         f8 p = at(row->log_p, i) + row->log_coverage, q = at(row->log_q, i), less = q - largest;
         f8 here = where((q < p) & (less >= -87.0f), share * exp8(less));
-        put(row->slopes, i, at(row->slopes, i) - here);
+        put(row->grads, i, at(row->grads, i) - here);
     }
     return -((double)largest + log(total));
 }
@@ -175,22 +176,22 @@ static double value_of(const Term *term, const Row *row, int64_t label) {
     case NEGATIVE_LOG_ACCEPTANCE:
         return negative_log_acceptance(row, weight);
     case CROSS_ENTROPY:
-        row->slopes[label] -= weight;
+        row->grads[label] -= weight;
         return -(double)row->log_q[label];
-    default: /* no such kind: nobody may mistake it for a loss */
+    default:
         return NAN;
     }
 }
 
-/* Behind the softmax. */
-INLINE void write_slopes(const Row *row, float weight, char *out, int bytes, int64_t vocab) {
+/* Gradients of the logits, through the softmax. */
+INLINE void write_gradients(const Row *row, float weight, char *out, int bytes, int64_t vocab) {
     double total = 0.0;
     f8 part = {};
-    SUMMED(i) part += at(row->slopes, i);
+    SUMMED(i) part += at(row->grads, i);
     float sum = (float)total;
     for (int64_t i = 0; i < row->size; i += LANES)
-        put_slopes(out, bytes, i, vocab - i,
-                   weight * (at(row->slopes, i) - sum * at(row->q, i)));
+        put_gradients(out, bytes, i, vocab - i,
+                   weight * (at(row->grads, i) - sum * at(row->q, i)));
 }
 
 INLINE void one_row(const Losses *losses, int bytes, int64_t r, Row *row) {
@@ -201,20 +202,21 @@ INLINE void one_row(const Losses *losses, int bytes, int64_t r, Row *row) {
         row->log_coverage = losses->normalisers ? sum - losses->normalisers[r] : 0.0f;
         row->coverage = expf(row->log_coverage);
     }
-    for (int64_t i = 0; i < row->size; i += LANES) put(row->slopes, i, (f8){});
+    for (int64_t i = 0; i < row->size; i += LANES) put(row->grads, i, (f8){});
     double loss = 0.0;
     for (int64_t k = 0; k < losses->num_terms; k++)
         loss += losses->terms[k].weight * value_of(losses->terms + k, row, losses->labels[r]);
     losses->losses[r] = (float)loss;
-    write_slopes(row, losses->weights[r], losses->draft + place, bytes, vocab);
+    write_gradients(row, losses->weights[r], losses->draft + place, bytes, vocab);
 }
 
 void losses_and_slopes(const Losses *losses, int64_t threads) {
     int64_t size = (losses->vocab + LANES - 1) / LANES * LANES;
 #pragma omp parallel num_threads(threads)
     {
-        float *room = malloc((size_t)(5 * size) * sizeof *room);
-        Row row = {room, room + size, room + 2 * size, room + 3 * size, room + 4 * size, size, 1, 0};
+        float *buffer = malloc((size_t)(5 * size) * sizeof *buffer);
+        Row row = {buffer, buffer + size, buffer + 2 * size, buffer + 3 * size, buffer + 4 * size,
+                   size, 1, 0};
 #pragma omp for
         for (int64_t r = 0; r < losses->rows; r++) {
             if (losses->bytes == 4)
@@ -222,6 +224,6 @@ void losses_and_slopes(const Losses *losses, int64_t threads) {
             else
                 one_row(losses, 2, r, &row);
         }
-        free(room);
+        free(buffer);
     }
 }

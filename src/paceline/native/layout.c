@@ -1,6 +1,4 @@
-/* Sizes, places of fields and numbers of kinds, for Python to compare with its own: layout.py. */
-
-#include "layout.h"
+/* Sizes, field offsets and enum values, which structures.py compares with its own. */
 
 #include <stddef.h>
 

@@ -2,17 +2,16 @@
 
    Layout. A matrix is packed in panels of 16 rows. An int8 panel holds the first entry of each row,
    then the second entry of each row, and so on. A bfloat16 panel holds two entries of each row at a
-   time: a shift widens the first one to float32, a mask widens the second one. In a loaded vector each
-   lane is a row, so a product is a broadcast activation times a vector of weights, each lane sums its
-   own row, and no sum goes across lanes.
+   time: a shift widens the first one to float32, a mask the second. A lane of a loaded vector is
+   a row: products are a broadcast activation times a vector of weights, without horizontal sums.
 
    Blocking. Tokens are processed in chunks whose sums stay in registers: 12 tokens x 32 rows with
-   AVX-512, 6 x 16 with AVX2. Each vector of weights is loaded and widened once for the whole chunk.
-   A chunk's activations are laid out span by span, so that those of its tokens are a constant distance
-   apart and one register addresses them all.
+   AVX-512, 6 x 16 with AVX2. Each vector of weights is loaded and widened once per chunk. A chunk's
+   activations are arranged by span, at constant distances between tokens, so that one register
+   addresses them all.
 
-   Order of sums. Products are summed in order over spans of SPAN entries, then the spans are summed in
-   order. The order does not depend on the number of tokens. */
+   Order of sums. Products are summed in order within spans of SPAN entries, then spans in order,
+   independently of the number of tokens. */
 
 #include "products.h"
 
@@ -24,13 +23,11 @@
 #include <immintrin.h>
 #endif
 
-#define ROWS 16    /* of a panel */
-#define PANELS 2   /* at a time; `gated` takes one of gates and one of ups */
-#define SPAN 32    /* shorter spans round less but cost more additions */
+#define PANELS 2   /* at a time; `gated`: one of gates and one of ups */
+#define SPAN 32    /* shorter: less rounding, more additions */
 #define AHEAD 4096 /* prefetch distance in bytes: hardware prefetchers stop at the end of a page */
-#define APART __attribute__((noinline))
 
-/* Tokens whose sums of one panel fit in registers, and those whose sums of two panels do. */
+/* MOST: tokens whose sums of one panel fit in registers; MOST_PAIRED: of two panels. */
 #ifdef __AVX512F__
 #define WIDTH 16
 #define MOST 12
@@ -46,8 +43,8 @@ typedef float wide __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias)
 typedef int32_t wide_int __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef signed char wide_char __attribute__((vector_size(WIDTH), aligned(1), may_alias));
 
-/* Beyond, torch is as fast or nearly so. Rounding activations would not help: vdpbf16ps does fewer
-   products a cycle than float32 FMA on some processors. */
+/* Activations are not rounded to bfloat16: on some processors vdpbf16ps has less throughput than
+   float32 FMA. */
 int64_t most_tokens(int64_t rounds) {
     (void)rounds;
     return WIDTH == 16 ? 192 : 64;
@@ -84,7 +81,8 @@ void pack(const char *weights, int64_t rows, int64_t size, int64_t bytes, char *
 
 void read_row(const Matrix *matrix, int64_t row, int64_t size, float *out) {
     const uint16_t *panel = (const uint16_t *)matrix->weights + row / ROWS * ROWS * size;
-    for (int64_t i = 0; i < size; i++) out[i] = widen(panel[i / 2 * 2 * ROWS + row % ROWS * 2 + i % 2]);
+    for (int64_t i = 0; i < size; i++)
+        out[i] = widen(panel[i / 2 * 2 * ROWS + row % ROWS * 2 + i % 2]);
 }
 
 /* Chunks differ in size by at most one token. */
@@ -112,9 +110,11 @@ void lay_out(const Matrix *matrix, const float *x, int64_t size, int64_t num_tok
 
 INLINE wide small_weights(const char *weights) {
 #if defined(__AVX512F__)
-    return (wide)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)weights)));
-#elif defined(__AVX2__) /* gcc 12 takes the portable line apart, entry by entry */
-    return (wide)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)weights)));
+    __m128i bytes = _mm_loadu_si128((const __m128i *)weights);
+    return (wide)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif defined(__AVX2__) /* gcc 12 does not vectorise the portable version */
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)weights);
+    return (wide)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 #else
     wide_int numbers = __builtin_convertvector(*(const wide_char *)weights, wide_int);
     return __builtin_convertvector(numbers, wide);
@@ -141,10 +141,10 @@ typedef struct {
     int64_t step;
 } Panel;
 
-/* sums[panel][token][row] += products of `panels` panels with `m` tokens over entries [begin, end), at
-   most SPAN. `bytes`, `panels` and `m` are compile-time constants, so inner loops unroll fully. */
-INLINE void add_span(int bytes, const Panel *w, const float *x, int64_t begin, int64_t end, int panels,
-                     int m, float (*sums)[MOST][ROWS]) {
+/* sums[panel][token][row] += products of `panels` panels with `m` tokens over a span [begin, end).
+   `bytes`, `panels` and `m` are compile-time constants, so inner loops unroll fully. */
+INLINE void add_span(int bytes, const Panel *w, const float *x, int64_t begin, int64_t end,
+                     int panels, int m, float (*sums)[MOST][ROWS]) {
     wide acc[PANELS][VECTORS][MOST] = {};
     for (int64_t i = begin; i < end; i += 2) {
         wide pairs[PANELS][2][VECTORS];
@@ -163,7 +163,7 @@ INLINE void add_span(int bytes, const Panel *w, const float *x, int64_t begin, i
                     for (int v = 0; v < VECTORS; v++)
                         acc[p][v][t] += pairs[p][k][v] * x[t * SPAN + i - begin + k];
     }
-    __asm__ volatile("" ::: "memory"); /* gcc would keep copies of all sums on the stack */
+    __asm__ volatile("" ::: "memory"); /* else gcc copies all sums to the stack */
     for (int t = 0; t < m; t++)
         for (int p = 0; p < panels; p++)
             for (int v = 0; v < VECTORS; v++) *((wide *)sums[p][t] + v) += acc[p][v][t];
@@ -191,8 +191,8 @@ typedef void Products(const Panel w[PANELS], const float *x, int64_t size,
                       float sums[PANELS][MOST][ROWS]);
 
 #define PRODUCTS(bytes, m)                                                                        \
-    static APART void products_##bytes##_##m(const Panel w[PANELS], const float *x, int64_t size, \
-                                             float sums[PANELS][MOST][ROWS]) {                    \
+    static __attribute__((noinline)) void products_##bytes##_##m(                                 \
+        const Panel w[PANELS], const float *x, int64_t size, float sums[PANELS][MOST][ROWS]) {    \
         two_panels(bytes, w, x, size, m, sums);                                                   \
     }
 #define NAME(bytes, m) [m - 1] = products_##bytes##_##m,
@@ -209,33 +209,6 @@ ALL(PRODUCTS, 1)
 ALL(PRODUCTS, 2)
 static Products *const all_products[2][MOST] = {{ALL(NAME, 1)}, {ALL(NAME, 2)}};
 
-typedef struct {
-    const float *bias;
-    const int64_t *places;
-    float *out;
-    int64_t rows, stride;
-    int add;
-} Goal;
-
-/* Where the sums of rows [row, row + 16) of a token go. */
-INLINE void deliver(const Goal *goal, const float *sums, int64_t row, int64_t token) {
-    float *out = goal->out + token * goal->stride;
-    int64_t count = goal->rows - row < ROWS ? goal->rows - row : ROWS;
-    if (count == ROWS && !goal->bias && !goal->places) {
-        for (int v = 0; v < VECTORS; v++) {
-            wide *here = (wide *)(out + row) + v, sum = *((const wide *)sums + v);
-            if (goal->add) sum += *here;
-            *here = sum;
-        }
-        return;
-    }
-    for (int64_t r = row; r < row + count; r++) {
-        float sum = sums[r - row] + (goal->bias ? goal->bias[r] : 0.0f);
-        float *here = out + (goal->places ? goal->places[r] : r);
-        *here = goal->add ? *here + sum : sum;
-    }
-}
-
 static void scale(float *sums, const float *scales, int64_t count) {
     for (int64_t r = 0; r < count && r < ROWS; r++) sums[r] *= scales[r];
 }
@@ -248,7 +221,7 @@ INLINE void gate(float *gates, const float *ups) {
     }
 }
 
-/* A thread's part of `multiply`, and of `gated`, where the second panel is one of `up`. */
+/* This thread's part of `multiply`, or of `gated` if `gates`: then the second panel is of ups. */
 static void multiply_part(const Matrix *matrix, int64_t rows, int64_t size, const float *operand,
                           int64_t num_tokens, const Goal *goal, int gates) {
     const int64_t bytes = matrix->scales ? 1 : 2, width = ROWS * size * bytes;
@@ -258,7 +231,7 @@ static void multiply_part(const Matrix *matrix, int64_t rows, int64_t size, cons
     const int64_t chunks = chunks_of(num_tokens);
     float sums[PANELS][MOST][ROWS] __attribute__((aligned(64)));
     for (int64_t panel = begin; panel < begin + stream; panel++) {
-        /* the second stream may be one panel shorter; the first panel is then computed twice */
+        /* If the second stream is one panel shorter, the first stream's last one is repeated. */
         int64_t other = gates ? panel + panels : panel + stream < end ? panel + stream : panel;
         const int64_t row[PANELS] = {panel * ROWS, other * ROWS};
         for (int64_t c = 0; c < chunks; c++) {

@@ -1,4 +1,4 @@
-"""A rule of core as rules.c reads it."""
+"""Convert rules to the form of rules.c."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def native_rule(rule: Rule) -> NativeRule | None:
-    """The rule as rules.c reads it; None where its own class declares no native form."""
-    return _translated(rule) if "native_form" in vars(type(rule)) else None
+    """The rule for rules.c; None unless the rule's own class defines `native_form`."""
+    return _converted(rule) if "native_form" in vars(type(rule)) else None
 
 
 @functools.lru_cache(maxsize=256)
-def _translated(rule: Rule) -> NativeRule | None:
+def _converted(rule: Rule) -> NativeRule | None:
     form = rule.native_form()
     return None if form is None else NativeRule(Kind[form.kind], form.alpha, form.beta)

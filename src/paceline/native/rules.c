@@ -1,5 +1,5 @@
-/* Rules as core/rules.py and core/cascade_rules.py state them, p and q as there. Sums run in float64;
-   what is compared with a threshold is float32 where it is there, lest a tie be broken otherwise. */
+/* The rules of core/rules.py and core/cascade_rules.py, in their notation. Sums are float64. Values
+   compared with thresholds have the same precision as there, so that ties break equally. */
 
 #include "rules.h"
 
@@ -8,7 +8,7 @@
 #include "sampling.h"
 #include "vectors.h"
 
-#define MOST_PIECES 200 /* Newton's steps, as in core/rules.py */
+#define MOST_PIECES 200 /* Newton steps, as in core/rules.py */
 
 typedef struct {
     d4 halves[2];
@@ -24,7 +24,7 @@ INLINE void add(Sums *sums, f8 more) {
 INLINE double total(d4 sums) { return (sums[0] + sums[2]) + (sums[1] + sums[3]); }
 INLINE double total_of(const Sums *sums) { return total(sums->halves[0] + sums->halves[1]); }
 
-/* sum x log y, 0 where x is. */
+/* sum x log y, with 0 log y = 0. */
 static double sum_x_log_y(const float *x, const float *y, int64_t count) {
     Sums sums = {};
     for (int64_t i = 0; i < count; i += LANES) {
@@ -34,70 +34,70 @@ static double sum_x_log_y(const float *x, const float *y, int64_t count) {
     return total_of(&sums);
 }
 
-static double total_variation(const Place *place) {
+static double total_variation(const Position *at) {
     Sums sums = {};
-    for (int64_t i = 0; i < place->vocab; i += LANES) {
-        int64_t left = place->vocab - i;
-        f8 difference = load8(place->target + i, left) - load8(place->draft + i, left);
+    for (int64_t i = 0; i < at->vocab; i += LANES) {
+        int64_t left = at->vocab - i;
+        f8 difference = load8(at->target + i, left) - load8(at->draft + i, left);
         add(&sums, select8(difference < 0.0f, -difference, difference));
     }
     return 0.5 * total_of(&sums);
 }
 
-/* Is the whole place the target's? */
-static int defers(const Rule *rule, const Place *place) {
-    const float *p = place->target_raw, *q = place->draft_raw;
-    int64_t vocab = place->vocab;
+/* True if a binary rule defers at this position. */
+static int defers(const Rule *rule, const Position *at) {
+    const float *p = at->target_raw, *q = at->draft_raw;
+    int64_t vocab = at->vocab;
     double alpha = rule->alpha;
     switch (rule->kind) {
     case BILD:
-        return -sum_x_log_y(place->draft, p, vocab) > alpha;
+        return -sum_x_log_y(at->draft, p, vocab) > alpha;
     case CHOW:
         return largest_of(q, vocab) < (float)(1.0 - alpha);
     case CHOW_LOG:
         return -sum_x_log_y(q, q, vocab) > alpha;
     case DIFF:
     case OPT:
-        if (rule->kind == OPT) alpha *= total_variation(place);
+        if (rule->kind == OPT) alpha *= total_variation(at);
         return largest_of(q, vocab) < largest_of(p, vocab) - (float)alpha;
     default: /* DIFF_LOG, OPT_LOG */
-        if (rule->kind == OPT_LOG) alpha *= total_variation(place);
+        if (rule->kind == OPT_LOG) alpha *= total_variation(at);
         return sum_x_log_y(q, q, vocab) < sum_x_log_y(p, p, vocab) - alpha;
     }
 }
 
-/* Tokens that have less than `bound` here are given up by a rule that asks for each. */
+/* A token-specific rule defers tokens with probs < bound. */
 typedef struct {
     const float *probs;
     float bound;
 } Cut;
 
-static Cut cut_of(const Rule *rule, const Place *place) {
-    float peak = largest_of(place->target_raw, place->vocab);
+static Cut cut_of(const Rule *rule, const Position *at) {
+    float peak = largest_of(at->target_raw, at->vocab);
     float bound = rule->kind == TOKEN_V3 ? (float)(1.0 - rule->alpha) * peak
                                          : peak - (float)rule->alpha;
-    return (Cut){rule->kind == TOKEN_V1 ? place->draft_raw : place->target_raw, bound};
+    return (Cut){rule->kind == TOKEN_V1 ? at->draft_raw : at->target_raw, bound};
 }
 
-/* eta, the draft's mass on tokens that are given up: it goes where the target has its own. */
-static float given_up(const Cut *cut, const Place *place) {
+/* eta: the draft's mass on deferred tokens, which pi distributes as the target does. */
+static float deferred_mass(const Cut *cut, const Position *at) {
     Sums sums = {};
-    for (int64_t i = 0; i < place->vocab; i += LANES) {
-        int64_t left = place->vocab - i;
+    for (int64_t i = 0; i < at->vocab; i += LANES) {
+        int64_t left = at->vocab - i;
         i8 lost = load8(cut->probs + i, left) < cut->bound;
-        add(&sums, select8(lost, load8(place->draft + i, left), (f8){}));
+        add(&sums, select8(lost, load8(at->draft + i, left), (f8){}));
     }
     return (float)total_of(&sums);
 }
 
-static void sharpen(const Rule *rule, const Place *place, float *pi) {
-    Cut cut = cut_of(rule, place);
-    float eta = given_up(&cut, place);
-    for (int64_t i = 0; i < place->vocab; i++)
-        pi[i] = (cut.probs[i] < cut.bound ? 0.0f : place->draft[i]) + place->target[i] * eta;
+static void token_pi(const Rule *rule, const Position *at, float *pi) {
+    Cut cut = cut_of(rule, at);
+    float eta = deferred_mass(&cut, at);
+    for (int64_t i = 0; i < at->vocab; i++)
+        pi[i] = (cut.probs[i] < cut.bound ? 0.0f : at->draft[i]) + at->target[i] * eta;
 }
 
-/* sum (p factor - q)_+, and its slope, the sum of p where that is above 0. */
+/* sum (p factor - q)_+ and its derivative, the sum of p over its positive terms. */
 static void excess(const float *p, double factor, const float *q, int64_t count, double *surplus,
                    double *slope) {
     d4 surpluses = {}, slopes = {};
@@ -113,22 +113,22 @@ static void excess(const float *p, double factor, const float *q, int64_t count,
 }
 
 /* sum (q - p / share)_+ */
-static double rejected_mass(const Place *place, double share) {
+static double rejected_mass(const Position *at, double share) {
     d4 sums = {};
-    for (int64_t i = 0; i < place->vocab; i += 4) {
-        int64_t left = place->vocab - i;
-        d4 here = load4(place->draft + i, left) - load4(place->target + i, left) / share;
+    for (int64_t i = 0; i < at->vocab; i += 4) {
+        int64_t left = at->vocab - i;
+        d4 here = load4(at->draft + i, left) - load4(at->target + i, left) / share;
         sums += (d4)((l4)(here > 0.0) & (l4)here);
     }
     return total(sums);
 }
 
-/* 1/beta at which as much is recovered as is rejected; core's `tuned_inverse_beta` tells how. */
-static double tuned_inverse_beta(const Rule *rule, const Place *place) {
-    double rejected = rejected_mass(place, 1.0 - rule->alpha), inverse = 1.0;
+/* See `tuned_inverse_beta` in core/rules.py. */
+static double tuned_inverse_beta(const Rule *rule, const Position *at) {
+    double rejected = rejected_mass(at, 1.0 - rule->alpha), inverse = 1.0;
     for (int piece = 0; piece < MOST_PIECES; piece++) {
         double surplus, slope;
-        excess(place->target, inverse, place->draft, place->vocab, &surplus, &slope);
+        excess(at->target, inverse, at->draft, at->vocab, &surplus, &slope);
         double lower = slope > 0.0 ? inverse - (surplus - rejected) / slope : inverse;
         if (lower < 0.0) lower = 0.0;
         if (!(lower < inverse)) break;
@@ -137,16 +137,16 @@ static double tuned_inverse_beta(const Rule *rule, const Place *place) {
     return inverse;
 }
 
-static void tune(const Rule *rule, const Place *place, float *pi) {
-    float inverse = (float)tuned_inverse_beta(rule, place), share = (float)(1.0 - rule->alpha);
-    for (int64_t i = 0; i < place->vocab; i++) {
-        float p = place->target[i], q = place->draft[i];
-        float kept = p / share < q ? p / share : q;
-        pi[i] = p * inverse > kept ? p * inverse : kept;
+static void tuned_pi(const Rule *rule, const Position *at, float *pi) {
+    float inverse = (float)tuned_inverse_beta(rule, at), share = (float)(1.0 - rule->alpha);
+    for (int64_t i = 0; i < at->vocab; i++) {
+        float p = at->target[i], q = at->draft[i];
+        float accepted = p / share < q ? p / share : q;
+        pi[i] = p * inverse > accepted ? p * inverse : accepted;
     }
 }
 
-/* f(p), of which min(1, f(p)/q) is kept; for rules that defer it is p. */
+/* f(p) of the acceptance probability min(1, f(p)/q); p for rules that defer. */
 INLINE float relaxed(const Rule *rule, float p) {
     switch (rule->kind) {
     case LENIENT_LINEAR:
@@ -156,45 +156,46 @@ INLINE float relaxed(const Rule *rule, float p) {
     case LENIENT_EXPONENTIAL:
         return (float)pow((double)p, rule->alpha);
     case LOSSY:
-    case LOSSY_TUNED: /* p/beta is no more than p, so the larger of the two is never it */
+    case LOSSY_TUNED: /* p/beta <= p, so pi/q does not depend on beta here */
         return (float)((double)p / (1.0 - rule->alpha));
     default:
         return p;
     }
 }
 
-/* Does a token stay of whose mass q in the draft so much is wanted? */
-INLINE int stays(float wanted, float q, double uniform) {
-    float keep = q > 0.0f && wanted / q < 1.0f ? wanted / q : 1.0f;
-    return uniform < (double)keep;
+/* uniform < min(1, wanted / q). */
+INLINE int accepts_ratio(float wanted, float q, double uniform) {
+    float ratio = q > 0.0f && wanted / q < 1.0f ? wanted / q : 1.0f;
+    return uniform < (double)ratio;
 }
 
-int keeps(const Rule *rule, const Place *place, int64_t token, double uniform) {
-    float p = place->target[token], q = place->draft[token];
+int accepts(const Rule *rule, const Position *at, int64_t token, double uniform) {
+    float p = at->target[token], q = at->draft[token];
     if (rule->kind < TOKEN_V1)
-        /* an aim of q keeps every token: only one that p would lose asks which it is */
-        return stays(relaxed(rule, p), q, uniform) || (rule->kind >= BILD && !defers(rule, place));
-    Cut cut = cut_of(rule, place);
-    if (!(cut.probs[token] < cut.bound)) return 1; /* it keeps q, and p eta more */
-    return stays(p * given_up(&cut, place), q, uniform);
+        /* Without deferral pi = q, which accepts all: test `defers` only if p/q rejects. */
+        return accepts_ratio(relaxed(rule, p), q, uniform) ||
+               (rule->kind >= BILD && !defers(rule, at));
+    Cut cut = cut_of(rule, at);
+    if (!(cut.probs[token] < cut.bound)) return 1; /* pi = q + p eta */
+    return accepts_ratio(p * deferred_mass(&cut, at), q, uniform);
 }
 
-const float *aim(const Rule *rule, const Place *place, float *room) {
+const float *aim(const Rule *rule, const Position *at, float *workspace) {
     if (rule->kind >= TOKEN_V1) {
-        sharpen(rule, place, room);
-        return room;
+        token_pi(rule, at, workspace);
+        return workspace;
     }
-    if (rule->kind >= BILD) return defers(rule, place) ? place->target : place->draft;
-    if (rule->kind < LOSSY_TUNED) return place->target;
-    tune(rule, place, room);
-    return room;
+    if (rule->kind >= BILD) return defers(rule, at) ? at->target : at->draft;
+    if (rule->kind < LOSSY_TUNED) return at->target;
+    tuned_pi(rule, at, workspace);
+    return workspace;
 }
 
-const float *recovery(const Rule *rule, const Place *place, float *room) {
-    int whole = rule->kind >= BILD && rule->kind < TOKEN_V1;
-    if (whole) return place->target; /* none is rejected where such a rule does not defer */
-    if (rule->kind != LOSSY || rule->beta == 1.0) return aim(rule, place, room);
+const float *recovery(const Rule *rule, const Position *at, float *workspace) {
+    int binary = rule->kind >= BILD && rule->kind < TOKEN_V1;
+    if (binary) return at->target; /* these rules reject only where they defer */
+    if (rule->kind != LOSSY || rule->beta == 1.0) return aim(rule, at, workspace);
     float beta = (float)rule->beta;
-    for (int64_t i = 0; i < place->vocab; i++) room[i] = place->target[i] / beta;
-    return room;
+    for (int64_t i = 0; i < at->vocab; i++) workspace[i] = at->target[i] / beta;
+    return workspace;
 }

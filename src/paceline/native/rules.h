@@ -1,51 +1,38 @@
-/* The rules at one place of a block; core/rules.py and core/cascade_rules.py tell their mathematics. */
+/* Acceptance rules at one position; see core/rules.py and core/cascade_rules.py for formulas. */
 
 #ifndef PACELINE_RULES_H
 #define PACELINE_RULES_H
 
 #include <stdint.h>
 
-/* Numbered as `Kind` in verification.py is. From LOSSY_TUNED on rules state an aim, from BILD on
-   they defer a whole place to the target, from TOKEN_V1 on one token at a time. */
+/* Same order as `Kind` in structures.py. Rules state pi from LOSSY_TUNED on, defer per position
+   from BILD on and per token from TOKEN_V1 on. */
 enum {
-    LOSSLESS,
-    LENIENT_LINEAR,
-    LENIENT_SQUARE,
-    LENIENT_EXPONENTIAL,
-    LOSSY,
-    LOSSY_TUNED,
-    BILD,
-    CHOW,
-    CHOW_LOG,
-    DIFF,
-    DIFF_LOG,
-    OPT,
-    OPT_LOG,
-    TOKEN_V1,
-    TOKEN_V2,
-    TOKEN_V3,
+    LOSSLESS, LENIENT_LINEAR, LENIENT_SQUARE, LENIENT_EXPONENTIAL, LOSSY, LOSSY_TUNED,
+    BILD, CHOW, CHOW_LOG, DIFF, DIFF_LOG, OPT, OPT_LOG,
+    TOKEN_V1, TOKEN_V2, TOKEN_V3,
 };
 
 typedef struct {
     int64_t kind;
-    double alpha; /* a lenient rule's epsilon, BiLD's threshold */
-    double beta;  /* of LOSSY alone */
+    double alpha; /* epsilon of lenient rules, threshold of BiLD */
+    double beta;  /* LOSSY only */
 } Rule;
 
-/* The distributions behind one text, [vocab] each; raw ones are untempered. */
+/* Distributions at one position, [vocab] each; raw ones are untempered. */
 typedef struct {
     const float *target, *draft, *target_raw, *draft_raw;
     int64_t vocab;
-} Place;
+} Position;
 
-/* Does this drafted token stay? Looks at no more than it must; `uniform` is in [0, 1). */
-int keeps(const Rule *rule, const Place *place, int64_t token, double uniform);
+/* True if the drafted token is accepted; `uniform` is in [0, 1). */
+int accepts(const Rule *rule, const Position *at, int64_t token, double uniform);
 
-/* What a bonus token follows, and a recovered one where nothing exceeds the draft: the aim that the
-   rule states, else the target. It may be written to `room` [vocab]. */
-const float *aim(const Rule *rule, const Place *place, float *room);
+/* The distribution pi that the rule states, else the target: of bonus tokens, and of recovered ones
+   without excess. May be written to `workspace` [vocab]. */
+const float *aim(const Rule *rule, const Position *at, float *workspace);
 
-/* Once a token was rejected here: what exceeds the draft of this, the recovered token follows. */
-const float *recovery(const Rule *rule, const Place *place, float *room);
+/* A distribution whose excess over the draft the recovered token follows after a rejection. */
+const float *recovery(const Rule *rule, const Position *at, float *workspace);
 
 #endif

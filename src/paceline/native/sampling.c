@@ -1,4 +1,4 @@
-/* Distributions and tokens drawn from them. Sums run in float64. */
+/* Sums are float64. */
 
 #include "sampling.h"
 
@@ -10,9 +10,9 @@
 
 #include "vectors.h"
 
-#define STRETCH 256 /* tokens whose mass is looked up together */
+#define STRETCH 256 /* tokens per partial sum */
 
-/* Mass of token i: its probability, or by how much it exceeds the draft's where there is one. */
+/* Probability of token i, or its excess over the draft's. */
 INLINE double mass(const float *target, const float *draft, int64_t i) {
     float excess = draft ? target[i] - draft[i] : target[i];
     return excess > 0.0f ? (double)excess : 0.0;
@@ -44,7 +44,7 @@ int64_t draw(const float *target, const float *draft, int64_t vocab, double unif
     }
     if (!(total > 0.0)) return -1;
     double left = uniform * total;
-    /* Rounding may carry the point past the end of all: then the last mass there is is meant. */
+    /* Rounding may move the point past the total: then take the last token with mass. */
     int64_t last = 0;
     for (int64_t s = 0; s < stretches; s++)
         if (sums[s] > 0.0) last = s;
@@ -82,12 +82,9 @@ void best_tokens(const float *logits, int64_t rows, int64_t vocab, int64_t strid
                  int64_t *tokens) {
     for (int64_t row = 0; row < rows; row++, logits += stride) {
         float best = largest_of(logits, vocab);
-        tokens[row] = 0;
-        for (int64_t i = 0; i < vocab; i++)
-            if (logits[i] == best) {
-                tokens[row] = i;
-                break;
-            }
+        int64_t i = 0;
+        while (i < vocab && logits[i] != best) i++;
+        tokens[row] = i < vocab ? i : 0;
     }
 }
 
@@ -107,7 +104,7 @@ static void softmax_row(const float *logits, int64_t vocab, float temperature, f
                 for (int64_t lane = 0; lane < LANES; lane++)
                     here[lane] = lane < left ? logits[i + lane] : -INFINITY;
             here = (here - largest) * sharpness;
-            here = select8(here < -87.0f, (f8){}, exp8(here)); /* nothing, not almost nothing */
+            here = select8(here < -87.0f, (f8){}, exp8(here)); /* exp8 is not exactly 0 */
             sums += here;
             if (left == LANES)
                 *(f8 *)(probs + i) = here;
@@ -138,8 +135,7 @@ static int likelier_first(const void *a, const void *b) {
     return one->token < other->token ? -1 : 1;
 }
 
-/* What lies below `least` cannot be needed: all of it together has less mass than may be left out. So
-   few entries are sorted, and not the whole row. */
+/* Sorts only entries above `least`: the others have less mass in total than top-p may drop. */
 static void keep_top_p_row(float *probs, int64_t vocab, float top_p, Candidate *candidates) {
     float least = top_p < 0.9999f ? 0.99f * (1.0f - top_p) / (float)vocab : 0.0f;
     int64_t count = 0;
@@ -153,19 +149,19 @@ static void keep_top_p_row(float *probs, int64_t vocab, float top_p, Candidate *
         if (kept > 0 && (float)reached - candidates[kept].prob >= top_p) break;
         mass = reached;
     }
-    if (!(mass > 0.0)) return; /* not a distribution: what it is stays to be seen */
+    if (!(mass > 0.0)) return; /* not a distribution: leave it */
     memset(probs, 0, sizeof *probs * (size_t)vocab);
     float scale = (float)(1.0 / mass);
     for (int64_t k = 0; k < kept; k++) probs[candidates[k].token] = candidates[k].prob * scale;
 }
 
 int64_t keep_top_p(float *probs, int64_t rows, int64_t vocab, float top_p, int64_t threads) {
-    Candidate *room = malloc(sizeof *room * (size_t)(vocab * threads));
-    if (!room) return 0;
+    Candidate *buffer = malloc(sizeof *buffer * (size_t)(vocab * threads));
+    if (!buffer) return 0;
 #pragma omp parallel for num_threads(threads) if (rows > 1)
     for (int64_t row = 0; row < rows; row++)
-        keep_top_p_row(probs + row * vocab, vocab, top_p, room + vocab * omp_get_thread_num());
-    free(room);
+        keep_top_p_row(probs + row * vocab, vocab, top_p, buffer + vocab * omp_get_thread_num());
+    free(buffer);
     return 1;
 }
 

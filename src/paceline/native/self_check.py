@@ -1,6 +1,6 @@
-"""Whether a compiled library computes what PyTorch computes, on a few numbers, when it is loaded.
+"""Compare a compiled library with PyTorch on a few numbers when it is loaded.
 
-Passes over a model are compared with transformers where they are made: see models/agreement.py.
+models/hf/agreement.py compares forward passes with transformers.
 
 Shape suffixes: N rows, G gamma, V vocabulary.
 """
@@ -27,12 +27,12 @@ from paceline.native.structures import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ROWS, _VOCAB = 3, 19  # more than whole vectors of 8 or 16
+_ROWS, _VOCAB = 3, 19  # whole vectors of 8 or 16 and a remainder
 _TOLERANCE = 1e-4
 
 
 def fault_of(library: ctypes.CDLL) -> str | None:
-    """What the library computes wrong; None if it agrees with PyTorch."""
+    """The first check that fails; None if the library agrees with PyTorch."""
     fault = layout_fault(python_layout(), c_layout(library))
     if fault is not None:
         return fault
@@ -40,8 +40,8 @@ def fault_of(library: ctypes.CDLL) -> str | None:
     logits_NV, others_NV = (2 * torch.randn(_ROWS, _VOCAB, generator=rng) for _ in "pq")
     checks = {
         "softmax": _softmax_agrees(library, logits_NV),
-        "drawing": _drawing_agrees(library, logits_NV),
-        "judging": _judging_agrees(library, logits_NV, others_NV),
+        "sampling": _sampling_agrees(library, logits_NV),
+        "verification": _verification_agrees(library, logits_NV, others_NV),
         "divergences": _divergences_agree(library, logits_NV, others_NV),
     }
     return next((name for name, agrees in checks.items() if not agrees), None)
@@ -53,40 +53,39 @@ def _softmax_agrees(library: ctypes.CDLL, logits_NV: Tensor) -> bool:
     return torch.allclose(got_NV, (logits_NV / 0.7).softmax(-1), rtol=0, atol=_TOLERANCE)
 
 
-def _drawing_agrees(library: ctypes.CDLL, logits_NV: Tensor) -> bool:
-    """The likeliest tokens, and those in the middle of whose mass a number falls."""
+def _sampling_agrees(library: ctypes.CDLL, logits_NV: Tensor) -> bool:
+    """Greedy tokens, and draws with uniforms in the middle of those tokens' mass."""
     probs_NV = logits_NV.softmax(-1)
     wanted_N = probs_NV.argmax(-1)
     middles_NV = probs_NV.double().cumsum(-1) - probs_NV.double() / 2
     uniforms_N = middles_NV.gather(-1, wanted_N[:, None])[:, 0].contiguous()
     best_N, drawn_N = torch.full((2, _ROWS), -1)
     library.best_tokens(logits_NV.data_ptr(), _ROWS, _VOCAB, _VOCAB, best_N.data_ptr())
-    library.draw_tokens(
-        probs_NV.data_ptr(), uniforms_N.data_ptr(), _ROWS, _VOCAB, 1, drawn_N.data_ptr()
-    )
+    probs, uniforms = probs_NV.data_ptr(), uniforms_N.data_ptr()
+    library.draw_tokens(probs, uniforms, _ROWS, _VOCAB, 1, drawn_N.data_ptr())
     return torch.equal(best_N, wanted_N) and torch.equal(drawn_N, wanted_N)
 
 
-def _judging_agrees(library: ctypes.CDLL, logits_NV: Tensor, others_NV: Tensor) -> bool:
-    """A lossless block of two tokens: one is kept, the second is rejected and recovered."""
+def _verification_agrees(library: ctypes.CDLL, logits_NV: Tensor, others_NV: Tensor) -> bool:
+    """A lossless block of two tokens: the first is accepted, the second rejected and recovered."""
     p_NV, q_NV = logits_NV.softmax(-1), others_NV.softmax(-1)
     excess_NV = (p_NV - q_NV).clamp(min=0).double()
-    kept, rejected = int(excess_NV[0].argmax()), int((q_NV - p_NV)[1].argmax())
+    accepted, rejected = int(excess_NV[0].argmax()), int((q_NV - p_NV)[1].argmax())
     ratio = float(p_NV[1, rejected] / q_NV[1, rejected])
     recovered = int(excess_NV[1].argmax())
     shares_V = excess_NV[1] / excess_NV[1].sum()
-    drafted_G = torch.tensor([kept, rejected])
+    drafted_G = torch.tensor([accepted, rejected])
     accept_G = torch.tensor([0.5, (1 + ratio) / 2], dtype=torch.float64)
     middle = float(shares_V[: recovered + 1].sum() - shares_V[recovered] / 2)
     next_1 = torch.tensor([middle], dtype=torch.float64)
     num_drafted_1 = torch.tensor([2])
     num_accepted_1, next_tokens_1 = torch.full((2, 1), -1)
-    target_NV, room_V = p_NV.clone(), torch.empty(_VOCAB)
+    target_NV, workspace_V = p_NV.clone(), torch.empty(_VOCAB)
     block = Block(NativeRule(Kind.LOSSLESS, 0.0, 1.0), 1, 2, 2, _VOCAB)
     block.drafted, block.num_drafted = drafted_G.data_ptr(), num_drafted_1.data_ptr()
     block.draft, block.target = q_NV.data_ptr(), target_NV.data_ptr()
     block.accept_uniforms, block.next_uniforms = accept_G.data_ptr(), next_1.data_ptr()
-    block.room = room_V.data_ptr()
+    block.room = workspace_V.data_ptr()
     block.num_accepted, block.next_tokens = num_accepted_1.data_ptr(), next_tokens_1.data_ptr()
     library.judge(ctypes.byref(block), 1)
     return (int(num_accepted_1), int(next_tokens_1)) == (1, recovered)

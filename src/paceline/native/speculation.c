@@ -4,7 +4,7 @@
 
 #include "sampling.h"
 
-/* What tokens are drawn from: at temperature 0, the first of the largest logits. */
+/* Probabilities; one-hot at the first maximum at temperature 0. */
 static void shape(const float *logits, int64_t rows, int64_t vocab, int64_t stride,
                   double temperature, int64_t threads, float *probs) {
     if (temperature > 0.0) {
@@ -17,7 +17,7 @@ static void shape(const float *logits, int64_t rows, int64_t vocab, int64_t stri
     for (int64_t row = 0; row < rows; row++) probs[row * vocab + best[row]] = 1.0f;
 }
 
-/* Tokens of a vocabulary that a head has rows for: all of it, or these, in order. */
+/* Tokens with a row in the head, in increasing order. */
 typedef struct {
     const int64_t *tokens; /* null: row r is token r */
     int64_t count;
@@ -29,23 +29,23 @@ static Known known_tokens(const Model *model, int64_t vocab) {
     return (Known){model->head_tokens, count};
 }
 
-/* A row whose first entries are those of the known tokens, as one of all tokens. */
+/* Move the first entries of a row, those of the known tokens, to the tokens' indices, in place. */
 static void spread(float *row, const Known *known, int64_t vocab) {
     if (!known->tokens) return;
     int64_t end = vocab;
     for (int64_t i = known->count - 1; i >= 0; i--) {
         int64_t token = known->tokens[i];
-        row[token] = row[i]; /* never in front of one that is still to be moved */
+        row[token] = row[i]; /* token >= i: does not overwrite entries still to be moved */
         for (int64_t rest = token + 1; rest < end; rest++) row[rest] = 0.0f;
         end = token;
     }
     for (int64_t rest = 0; rest < end; rest++) row[rest] = 0.0f;
 }
 
-/* The next token of a row, its distributions written; -1 where there is no mass. */
-static int64_t next_token(const Draft *draft, int64_t row, int64_t place, const float *logits,
+/* Write the distributions of a row and return its next token, or -1 without mass. */
+static int64_t next_token(const Draft *draft, int64_t row, int64_t index, const float *logits,
                           const Known *known) {
-    int64_t vocab = draft->vocab, here = (row * draft->places + place) * vocab, best = 0;
+    int64_t vocab = draft->vocab, here = (row * draft->places + index) * vocab, best = 0;
     int64_t count = known->count;
     if (draft->raw) {
         softmax(logits, 1, count, count, 1.0f, 1, draft->raw + here);
@@ -54,8 +54,8 @@ static int64_t next_token(const Draft *draft, int64_t row, int64_t place, const 
     if (draft->probs) {
         float *probs = draft->probs + here;
         shape(logits, 1, count, count, draft->temperature, 1, probs);
-        if (place < draft->gamma) /* nothing is drawn behind the last */
-            best = draw(probs, 0, count, draft->uniforms[row * draft->gamma + place]);
+        if (index < draft->gamma) /* the last distribution of gamma + 1 is for the bonus token */
+            best = draw(probs, 0, count, draft->uniforms[row * draft->gamma + index]);
         spread(probs, known, vocab);
     } else {
         best_tokens(logits, 1, count, count, &best);
@@ -68,12 +68,12 @@ int64_t draw_ahead(const Model *model, Pass *pass, const Draft *draft) {
     const Known known = known_tokens(model, draft->vocab);
     const int64_t width = model->head_tokens ? model->head_rows : model->vocab;
     pass->compact = 1;
-    for (int64_t place = 0; place < draft->places; place++) {
+    for (int64_t index = 0; index < draft->places; index++) {
         read_tokens(model, pass);
 #pragma omp parallel for num_threads(pass->threads) if (batch > 1) reduction(+ : empty)
         for (int64_t b = 0; b < batch; b++) {
-            newest[b] = next_token(draft, b, place, pass->logits + b * width, &known);
-            if (place < draft->gamma) draft->tokens[b * draft->gamma + place] = newest[b];
+            newest[b] = next_token(draft, b, index, pass->logits + b * width, &known);
+            if (index < draft->gamma) draft->tokens[b * draft->gamma + index] = newest[b];
             empty += newest[b] < 0;
         }
         if (empty) break;
@@ -86,7 +86,7 @@ int64_t draw_ahead(const Model *model, Pass *pass, const Draft *draft) {
     return !empty;
 }
 
-/* Tokens stay while they are the target's likeliest; its own follows. */
+/* Accept tokens while they equal the target's argmax, which is also the next token. */
 static void judge_greedily(const Block *block, const float *logits, int64_t stride) {
     int64_t gamma = block->gamma, rows = block->batch * (gamma + 1), best[rows];
     best_tokens(logits, rows, block->vocab, stride, best);

@@ -1,4 +1,4 @@
-/* The two halves of a block in one call each: a draft draws ahead, its target judges. */
+/* Draft a block and verify a block, in one call each. */
 
 #ifndef PACELINE_SPECULATION_H
 #define PACELINE_SPECULATION_H
@@ -7,21 +7,21 @@
 #include "verification.h"
 
 typedef struct {
-    int64_t gamma, places, vocab; /* places: gamma, or one more; vocab: tokens that count */
+    int64_t gamma, places, vocab; /* places: distributions per row, gamma or gamma + 1 */
     double temperature;
     const double *uniforms; /* [batch, gamma] */
     int64_t *tokens;        /* [batch, gamma] */
-    float *probs;           /* [batch, places, vocab]; null: the likeliest tokens are taken */
-    float *raw;             /* as these, untempered; null: not asked for */
+    float *probs;           /* [batch, places, vocab]; null: greedy */
+    float *raw;             /* [batch, places, vocab], untempered; null: not requested */
 } Draft;
 
-/* Read the pass's tokens, then draw `gamma` tokens a row, each read before the next one's
-   distribution: the last, too, where there is a place behind it. -> 0 where there is no mass. */
+/* Process the pass's tokens, then draw `gamma` tokens per row, one pass each. With gamma + 1 places
+   the last token is also processed. Returns 0 if a distribution has no mass. */
 int64_t draw_ahead(const Model *model, Pass *pass, const Draft *draft);
 
-/* Read the newest token and the drafted ones of each row, then judge these: by the likeliest tokens
-   where there are no uniforms, else by the rule, the target's distributions being written, raw ones
-   where there is room for them. -> 0 where there is no mass. */
+/* Process each row's newest token and its drafted tokens, then verify these: greedily without
+   uniforms, else by the rule. Writes block->target, and block->target_raw unless it is null.
+   Returns 0 if a distribution has no mass. */
 int64_t judge_ahead(const Model *model, Pass *pass, const int64_t *newest, double temperature,
                     const Block *block);
 

@@ -1,20 +1,21 @@
-"""What Python hands to the C sources: structures, and numbers of rules and divergences.
+"""Structures and enums shared with the C sources.
 
-Compared with the compiled library by name, size, offset and number each time that it is loaded: a
-field or a kind that is added on one side alone is a fault, not a wrong result.
+Names, sizes, offsets and values are compared with the library when it is loaded, so that a
+difference between Python and C is an error and not a wrong result.
 """
 
 from __future__ import annotations
 
 import ctypes
 from enum import IntEnum, auto
+from typing import Any
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _double = ctypes.c_double
 
 
 class Kind(IntEnum):
-    """Rules, numbered as in rules.h."""
+    """Rules; same order as in rules.h."""
 
     LOSSLESS = 0
     LENIENT_LINEAR = auto()
@@ -35,7 +36,7 @@ class Kind(IntEnum):
 
 
 class NativeRule(ctypes.Structure):
-    """A rule as rules.c reads it."""
+    """Parameters of a rule in rules.c."""
 
     _fields_ = (("kind", _int), ("alpha", _double), ("beta", _double))
 
@@ -44,16 +45,18 @@ class NativeRule(ctypes.Structure):
         return self.kind >= Kind.LOSSY_TUNED
 
 
+def _typed(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class Block(ctypes.Structure):
-    """What is judged, and where the verdict goes; verification.h tells the shapes."""
+    """A block to verify and its results; see verification.h for shapes."""
 
     _fields_ = (
         ("rule", NativeRule),
-        *((name, _int) for name in ("batch", "gamma", "places", "vocab")),
-        *((name, _pointer) for name in ("drafted", "num_drafted", "draft", "draft_raw")),
-        *((name, _pointer) for name in ("target", "target_raw")),
-        *((name, _pointer) for name in ("accept_uniforms", "next_uniforms", "room")),
-        *((name, _pointer) for name in ("num_accepted", "next_tokens")),
+        *_typed(_int, "batch gamma places vocab"),
+        *_typed(_pointer, "drafted num_drafted draft draft_raw target target_raw"),
+        *_typed(_pointer, "accept_uniforms next_uniforms room num_accepted next_tokens"),
     )
 
 
@@ -63,47 +66,40 @@ class Matrix(ctypes.Structure):
 
 class Layer(ctypes.Structure):
     _fields_ = (
-        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, _pointer) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
-        ("qkv_bias", _pointer),
+        *_typed(Matrix, "qkv out gate_up down"),
+        *_typed(_pointer, "attention_norm mlp_norm query_norm key_norm qkv_bias"),
         ("window", _int),
     )
 
 
 class Model(ctypes.Structure):
     _fields_ = (
-        *((name, _int) for name in ("num_layers", "hidden", "inner", "query_heads", "key_heads")),
-        *((name, _int) for name in ("head_size", "head_rows", "vocab")),
-        *((name, _float) for name in ("norm_eps", "scaling")),
-        ("embeddings", Matrix),
-        ("head", Matrix),
-        *((name, _pointer) for name in ("head_bias", "head_tokens")),
-        *((name, _pointer) for name in ("final_norm", "layers")),
+        *_typed(_int, "num_layers hidden inner query_heads key_heads head_size head_rows vocab"),
+        *_typed(_float, "norm_eps scaling"),
+        *_typed(Matrix, "embeddings head"),
+        *_typed(_pointer, "head_bias head_tokens final_norm layers"),
     )
 
 
 class Pass(ctypes.Structure):
     _fields_ = (
-        *((name, _int) for name in ("threads", "batch", "count", "width", "keep", "compact")),
-        *(
-            (name, _pointer)
-            for name in ("tokens", "lengths", "ends", "cos", "sin", "keys", "values")
-        ),
+        *_typed(_int, "threads batch count width keep compact"),
+        *_typed(_pointer, "tokens lengths ends cos sin keys values"),
         ("room", _int),
-        *((name, _pointer) for name in ("logits", "states", "workspace")),
+        *_typed(_pointer, "logits states workspace"),
     )
 
 
 class Draft(ctypes.Structure):
     _fields_ = (
-        *((name, _int) for name in ("gamma", "places", "vocab")),
+        *_typed(_int, "gamma places vocab"),
         ("temperature", _double),
-        *((name, _pointer) for name in ("uniforms", "tokens", "probs", "raw")),
+        *_typed(_pointer, "uniforms tokens probs raw"),
     )
 
 
 class DivergenceKind(IntEnum):
-    """Numbered as in divergences.h."""
+    """Divergences; same order as in divergences.h."""
 
     FORWARD_KL = 0
     REVERSE_KL = auto()
@@ -114,7 +110,7 @@ class DivergenceKind(IntEnum):
 
 
 class Term(ctypes.Structure):
-    """A weighted divergence; beta is the JSD's."""
+    """A weighted divergence; only the JSD uses beta."""
 
     _fields_ = (("kind", _int), ("weight", _double), ("beta", _double))
 
@@ -122,9 +118,8 @@ class Term(ctypes.Structure):
 class Losses(ctypes.Structure):
     _fields_ = (
         ("terms", _pointer),
-        *((name, _int) for name in ("num_terms", "rows", "vocab", "bytes")),
-        *((name, _pointer) for name in ("target", "draft", "labels", "weights")),
-        *((name, _pointer) for name in ("normalisers", "losses")),
+        *_typed(_int, "num_terms rows vocab bytes"),
+        *_typed(_pointer, "target draft labels weights normalisers losses"),
     )
 
 
@@ -135,7 +130,7 @@ _STRUCTURES: dict[str, type[ctypes.Structure]] = {
 
 
 def python_layout() -> dict[str, int]:
-    """Sizes in bytes, offsets of fields, numbers of kinds, by their names in C."""
+    """Sizes in bytes, field offsets and enum values, by their names in C."""
     facts = {kind.name: int(kind) for kinds in (Kind, DivergenceKind) for kind in kinds}
     for name, structure in _STRUCTURES.items():
         facts[name] = ctypes.sizeof(structure)
@@ -145,7 +140,7 @@ def python_layout() -> dict[str, int]:
 
 
 def c_layout(library: ctypes.CDLL) -> dict[str, int]:
-    """The same, as the library was compiled."""
+    """`python_layout` as compiled into the library."""
     facts: dict[str, int] = {}
     for index in range(library.num_facts()):
         facts[ctypes.string_at(library.fact_name(index)).decode()] = library.fact_value(index)
@@ -153,7 +148,7 @@ def c_layout(library: ctypes.CDLL) -> dict[str, int]:
 
 
 def layout_fault(python: dict[str, int], c: dict[str, int]) -> str | None:
-    """The first difference, in words; None if there is none."""
+    """Describe the first difference; None if the layouts are equal."""
     for name in [*python, *c]:
         if python.get(name) != c.get(name):
             return f"{name} is {python.get(name)} in Python and {c.get(name)} in C"

@@ -1,13 +1,12 @@
-/* Products for processors that multiply tiles (AMX): 16 rows of weights with up to 16 columns.
+/* Products with AMX tiles: 16 rows of weights times up to 16 columns.
 
-   A tile takes bfloat16 times bfloat16 into float32, or int8 times int8 into int32. Vectors are
-   float32, so each comes as three columns: as three bfloat16 that it is the sum of, or as three
-   digits of 8 bits, to 24 bits below its largest entry. Nothing of float32 is lost, and the third
-   column costs what the first does, as the weights come from memory only once. Of many vectors all
-   columns count: a matrix that rounds takes one column each, the nearest bfloat16.
+   Tiles multiply bfloat16 into float32, or int8 into int32. To keep float32 precision, a vector is
+   split into three columns: three bfloat16 that sum to it, or three 8-bit digits. For few tokens
+   this is free, as reading the weights is the bottleneck. bfloat16 matrices with `rounds` use one
+   column, the nearest bfloat16.
 
-   A matrix is packed in blocks of 16 rows; of a block, first the first 64 bytes of each row, as a
-   tile wants them: 4 bytes of all rows, the next 4 bytes of all rows, and so on. */
+   Layout. A matrix is packed in blocks of 16 rows. A block is a sequence of tiles, each with 64
+   bytes of all rows: 4 bytes of each row, then the next 4 bytes of each row, and so on. */
 
 #include "products.h"
 
@@ -16,19 +15,18 @@
 #include <immintrin.h>
 #include <string.h>
 
-#define ROWS 16    /* rows of weights in a tile */
-#define LINE 64    /* bytes of a row in a tile */
-#define TILE 1024  /* bytes of a tile */
-#define PARTS 3    /* columns of a vector, or one */
-#define COLUMNS 16 /* columns of a tile; two are taken at a time */
-#define BLOCKS 2   /* blocks of weights side by side */
-#define AHEAD 4096 /* bytes to fetch early */
-#define LARGEST 8323072.0f /* 127 * 2^16: the most that three digits hold */
+#define LINE 64    /* bytes per row of a tile */
+#define TILE 1024  /* bytes per tile */
+#define PARTS 3    /* columns per vector, unless it is rounded */
+#define COLUMNS 16 /* columns per tile; two tiles at a time */
+#define BLOCKS 2   /* blocks of weights at a time */
+#define AHEAD 4096 /* prefetch distance in bytes */
+#define LARGEST 8323072.0f /* 127 * 2^16: the range of three digits */
 
 typedef float f16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t i16 __attribute__((vector_size(64), aligned(4), may_alias));
 
-/* What tiles hold: palette 1, then bytes of a row, and rows, of each of them. */
+/* The tile configuration: palette 1, then bytes per row and rows of each tile. */
 typedef struct {
     uint8_t palette, first_row, reserved[14];
     uint16_t row_bytes[16];
@@ -37,7 +35,7 @@ typedef struct {
 
 int64_t most_tokens(int64_t rounds) { return rounds ? 192 : 64; }
 
-/* Other libraries on this thread expect their tiles to keep their shapes. */
+/* Restore the tile configuration of other libraries on this thread. */
 void begin_products(Tiles *others) { _tile_storeconfig(others->bytes); }
 void end_products(const Tiles *others) {
     if (others->bytes[0])
@@ -76,7 +74,7 @@ void read_row(const Matrix *matrix, int64_t row, int64_t size, float *out) {
         out[i] = widen(*(const uint16_t *)(block + i / 2 * LINE + i % 2 * 2));
 }
 
-/* Tokens are taken in chunks of one size, the last one's lack being filled with zeros. */
+/* Tokens are processed in chunks of equal size; the last one is padded with zeros. */
 static int64_t chunks_of(int64_t num_tokens, int64_t parts) {
     int64_t most = 2 * COLUMNS / parts;
     return (num_tokens + most - 1) / most;
@@ -86,7 +84,7 @@ static int64_t chunk_of(int64_t num_tokens, int64_t parts) {
     return chunks ? (num_tokens + chunks - 1) / chunks : 0;
 }
 
-/* An operand: the scales of the tokens, if they have any, then per chunk and step its columns. */
+/* An operand: scales of the tokens (int8 only), then the columns by chunk and step. */
 static int64_t scales_size(int64_t num_tokens) { return (num_tokens + 15) / 16 * 16; }
 
 int64_t operand_size(int64_t size, int64_t num_tokens) {
@@ -94,7 +92,7 @@ int64_t operand_size(int64_t size, int64_t num_tokens) {
     return scales_size(num_tokens) + columns * steps_of(size, 2) * LINE / 4;
 }
 
-/* 16 entries as sums of three bfloat16: what is cut off goes to the next part, and nothing is left. */
+/* Split 16 floats into sums of three bfloat16, exactly. */
 static void split_floats(__m512 x, char *first, int64_t part) {
     for (int k = 0; k < PARTS; k++) {
         __m512i bits = _mm512_castps_si512(x);
@@ -104,12 +102,11 @@ static void split_floats(__m512 x, char *first, int64_t part) {
     }
 }
 
-/* 16 entries as the nearest bfloat16. */
 static void round_floats(__m512 x, char *first) {
     _mm256_storeu_si256((__m256i *)first, (__m256i)_mm512_cvtneps_pbh(x));
 }
 
-/* 16 whole numbers as digits of 8 bits with a sign, the highest first. */
+/* Split 16 integers into signed 8-bit digits, the highest first. */
 static void split_numbers(__m512i numbers, char *first, int64_t part) {
     for (int k = PARTS - 1; k >= 0; k--) {
         _mm_storeu_si128((__m128i *)(first + k * part), _mm512_cvtepi32_epi8(numbers));
@@ -118,7 +115,7 @@ static void split_numbers(__m512i numbers, char *first, int64_t part) {
     }
 }
 
-/* Such that the largest entry is LARGEST; not a number where some entry is none. */
+/* Scale that maps the largest entry to LARGEST; NaN if there is a NaN or infinite entry. */
 static float scale_of(const float *x, int64_t size) {
     f8 largest = {}, zero = {};
     for (int64_t i = 0; i < size; i += LANES) {
@@ -157,14 +154,15 @@ void lay_out(const Matrix *matrix, const float *x, int64_t size, int64_t num_tok
     }
 }
 
-/* Tiles 0 to 3: sums, [two groups of columns][two blocks]. 4 and 5: columns. 6 and 7: weights. */
+/* Tiles 0-3: sums [two groups of columns][two blocks]; 4, 5: columns; 6, 7: weights. */
 static void shape_tiles(int64_t columns) {
     Shapes shapes = {.palette = 1};
     int64_t groups[2] = {columns < COLUMNS ? columns : COLUMNS, columns - COLUMNS};
     if (groups[1] < 1) groups[1] = 1; /* not used */
     for (int tile = 0; tile < 8; tile++) {
         shapes.row_bytes[tile] = LINE;
-        shapes.rows[tile] = (uint8_t)(tile < 4 ? groups[tile / 2] : tile < 6 ? groups[tile - 4] : 16);
+        int64_t rows = tile < 4 ? groups[tile / 2] : tile < 6 ? groups[tile - 4] : ROWS;
+        shapes.rows[tile] = (uint8_t)rows;
     }
     _tile_loadconfig(&shapes);
 }
@@ -179,8 +177,8 @@ INLINE void fetch(const char *tile) {
     else                                       \
         _tile_dpbssd(sums, columns, weights)
 
-/* Products of two blocks of weights with the columns of a chunk, the first one or another that finds
-   the weights in the cache: sums[block][column][row]. */
+/* sums[block][column][row]: products of two blocks of weights with the columns of a chunk. Only the
+   first chunk prefetches weights. */
 INLINE void products(const char *const w[BLOCKS], int bytes, int64_t steps, const char *columns,
                      int64_t count, int first, float sums[BLOCKS][2 * COLUMNS][ROWS]) {
     const int64_t step = count * LINE, second = COLUMNS * LINE;
@@ -208,7 +206,7 @@ INLINE void products(const char *const w[BLOCKS], int bytes, int64_t steps, cons
     _tile_stored(3, sums[1][COLUMNS], LINE);
 }
 
-/* A token's products with 16 rows, from those of its parts. */
+/* Add the products of a token's columns. */
 INLINE f16 joined(const float sums[2 * COLUMNS][ROWS], int bytes, int64_t parts, int64_t token,
                   int64_t chunk) {
     if (parts == 1) return *(const f16 *)sums[token];
@@ -221,31 +219,6 @@ INLINE f16 joined(const float sums[2 * COLUMNS][ROWS], int bytes, int64_t parts,
         sum += __builtin_convertvector(*(const i16 *)sums[k * chunk + token], f16) *
                (float)(1 << 8 * (PARTS - 1 - k));
     return sum;
-}
-
-typedef struct {
-    const float *bias;
-    const int64_t *places;
-    float *out;
-    int64_t rows, stride;
-    int add;
-} Goal;
-
-/* Where the sums of rows [row, row + 16) of a token go. */
-INLINE void deliver(const Goal *goal, f16 sums, int64_t row, int64_t token) {
-    float *out = goal->out + token * goal->stride;
-    int64_t count = goal->rows - row < ROWS ? goal->rows - row : ROWS;
-    if (count == ROWS && !goal->bias && !goal->places) {
-        f16 *here = (f16 *)(out + row);
-        if (goal->add) sums += *here;
-        *here = sums;
-        return;
-    }
-    for (int64_t r = row; r < row + count; r++) {
-        float sum = sums[r - row] + (goal->bias ? goal->bias[r] : 0.0f);
-        float *here = out + (goal->places ? goal->places[r] : r);
-        *here = goal->add ? *here + sum : sum;
-    }
 }
 
 INLINE f16 scaled(const Matrix *matrix, const float *operand, f16 sums, int64_t row, int64_t rows,
@@ -267,7 +240,7 @@ INLINE f16 silu(f16 x) {
     return value;
 }
 
-/* A thread's part of `multiply`, and of `gated`, where the second block of weights is `up`'s. */
+/* This thread's part of `multiply`, or of `gated` if `gates`: then the second block is of ups. */
 INLINE void multiply_part(const Matrix *matrix, int bytes, int64_t rows, int64_t size,
                           const float *operand, int64_t num_tokens, const Goal *goal, int gates) {
     int64_t steps = steps_of(size, bytes), parts = parts_of(matrix);
@@ -279,7 +252,7 @@ INLINE void multiply_part(const Matrix *matrix, int bytes, int64_t rows, int64_t
     float sums[BLOCKS][2 * COLUMNS][ROWS] __attribute__((aligned(64)));
     shape_tiles(count);
     for (int64_t block = begin; block < begin + stream; block++) {
-        /* the second stream may be shorter: once more, then */
+        /* If the second stream is one block shorter, the first stream's last one is repeated. */
         int64_t other = gates ? block + blocks : block + stream < end ? block + stream : block;
         const char *w[BLOCKS] = {matrix->weights + block * steps * TILE,
                                  matrix->weights + other * steps * TILE};
@@ -294,12 +267,10 @@ INLINE void multiply_part(const Matrix *matrix, int bytes, int64_t rows, int64_t
                     if (bytes == 1)
                         both[k] = scaled(matrix, operand, both[k], row, rows, first + t);
                 }
-                if (gates) {
-                    deliver(goal, silu(both[0]) * both[1], block * ROWS, first + t);
-                } else {
-                    deliver(goal, both[0], block * ROWS, first + t);
-                    if (other != block) deliver(goal, both[1], other * ROWS, first + t);
-                }
+                if (gates) both[0] = silu(both[0]) * both[1];
+                deliver(goal, (const float *)&both[0], block * ROWS, first + t);
+                if (!gates && other != block)
+                    deliver(goal, (const float *)&both[1], other * ROWS, first + t);
             }
         }
     }

@@ -1,21 +1,19 @@
-/* A few tokens of a batch through a whole Llama-like model, as one call.
+/* Forward pass of a Llama-like model over a few tokens of a batch.
 
-   Reading few tokens is bound by memory: each weight is fetched once and used once a token. The
-   matrices are bfloat16, or whole numbers of 8 bits with a scale a row; everything else is float32.
-   Sums run in one order whatever else is in the block or the batch, so a token's logits do not
-   depend on its company. M tokens are the B x N new ones, row after row of the batch.
-*/
+   Few tokens are bound by memory bandwidth, so each weight is read once. Matrices are bfloat16, or
+   int8 with a scale per row; all else is float32. The order of sums, and so a token's logits, does
+   not depend on the other tokens of the block or batch. M = B x N new tokens, row by row. */
 
 #include <math.h>
 #include <string.h>
 
 #include "products.h"
 
-#define PARTS 8    /* vectors of a head's value side by side */
-#define TOGETHER 2 /* tokens of a row that look at its keys together */
-#define KEYS 4     /* keys side by side */
+#define PARTS 8    /* vectors of a value at a time */
+#define TOGETHER 2 /* tokens of a row that share the loads of its keys */
+#define KEYS 4     /* keys at a time */
 
-/* Root-mean-square norm of each token. */
+/* RMSNorm of each token. */
 static void normed(const float *x, const float *weight, float eps, int64_t size, int64_t num_tokens,
                    float *out) {
     for (int64_t t = 0; t < num_tokens; t++, x += size, out += size) {
@@ -31,7 +29,7 @@ static void normed(const float *x, const float *weight, float eps, int64_t size,
     }
 }
 
-/* One head in place: its norm, if it has one, then turned by its position. */
+/* Optional RMSNorm, then rotary embedding of one head, in place. */
 static void turn(float *head, const float *norm, float eps, int64_t size, const float *cos,
                  const float *sin) {
     int64_t half = size / 2;
@@ -48,7 +46,7 @@ static void turn(float *head, const float *norm, float eps, int64_t size, const 
     }
 }
 
-/* Scores of `KEYS` keys, or of one, for `m` neighbouring tokens' queries, `step` floats apart. */
+/* Scores of num_keys (KEYS or 1) keys with `m` adjacent tokens' queries, `step` floats apart. */
 INLINE void score(const float *queries, int64_t step, const float *keys, int64_t size,
                   float scaling, int m, int num_keys, float *scores, int64_t room) {
     f8 sums[TOGETHER][KEYS] = {};
@@ -86,7 +84,7 @@ INLINE float largest_of(const float *scores, int64_t count) {
     return most;
 }
 
-/* Sums over columns of score x value, for `parts` vectors of a value side by side. */
+/* Sums over columns of score x value, for `parts` vectors of each value. */
 INLINE void weighted(const float *scores, int64_t room, const float *values, int64_t count,
                      int64_t size, int m, int parts, f8 sums[TOGETHER][PARTS]) {
     for (int64_t c = 0; c < count; c++)
@@ -96,8 +94,8 @@ INLINE void weighted(const float *scores, int64_t room, const float *values, int
         }
 }
 
-/* For `m` neighbouring tokens: the mix of the values by how well the keys agree with the query, the
-   last of `count` columns being the last one's own. Tokens are written `step` floats apart. */
+/* Attention of `m` adjacent tokens; the last of `count` columns is the last token's own. `step`:
+   floats between outputs. */
 INLINE void attend(const float *queries, int64_t query_step, const float *keys, const float *values,
                    int64_t size, int64_t count, float scaling, int m, float *scores, int64_t room,
                    float *mixed, int64_t step, int64_t first) {
@@ -105,8 +103,8 @@ INLINE void attend(const float *queries, int64_t query_step, const float *keys, 
     float share[TOGETHER];
     for (int t = 0; t < m; t++) {
         float *mine = scores + t * room;
-        int64_t own = count - m + 1 + t; /* columns that token t looks at */
-        for (int64_t c = own; c < count + LANES; c++) mine[c] = -INFINITY; /* there is room */
+        int64_t own = count - m + 1 + t; /* columns that token t attends to */
+        for (int64_t c = own; c < count + LANES; c++) mine[c] = -INFINITY; /* scores are padded */
         float largest = largest_of(mine, own);
         f8 totals = {};
         for (int64_t c = 0; c < own; c += LANES) {
@@ -130,7 +128,7 @@ INLINE void attend(const float *queries, int64_t query_step, const float *keys, 
     }
 }
 
-/* One head of a row's new tokens, [from, to) of them, two by two where they begin at one column. */
+/* One head of new tokens [from, to) of a row, in pairs if both attend from the same column. */
 static void attend_head(const Model *model, const Pass *pass, int64_t l, int64_t b, int64_t h,
                         int64_t from, int64_t to, const float *qkv, float *scores, float *mixed) {
     const int64_t H = model->query_heads, K = model->key_heads, S = model->head_size;
@@ -146,7 +144,7 @@ static void attend_head(const Model *model, const Pass *pass, int64_t l, int64_t
         const float *query = qkv + t * qkv_rows + h * S;
         const float *k = keys + begin * S, *v = values + begin * S;
         float *out = mixed + t * H * S;
-        /* padding before a row's first token looks at its own column alone */
+        /* padding before a row's first token attends to its own column only */
         int two = j + 1 < to && !slides && begin < end - 1;
         if (two)
             attend(query, qkv_rows, k, v, S, end + 1 - begin, model->scaling, 2, scores, room, out,
@@ -158,7 +156,7 @@ static void attend_head(const Model *model, const Pass *pass, int64_t l, int64_t
     }
 }
 
-/* Floats, so that what follows begins with a line of memory. */
+/* Round up to whole cache lines of 16 floats. */
 static int64_t up(int64_t size) { return (size + 15) / 16 * 16; }
 
 static int64_t shared_size(const Model *model, int64_t num_tokens) {
@@ -193,7 +191,8 @@ void read_tokens(const Model *model, const Pass *pass) {
 #pragma omp parallel num_threads(pass->threads)
     {
         int64_t me = omp_get_thread_num(), threads = omp_get_num_threads();
-        float *mine = pass->workspace + shared_size(model, M) + me * own_size(model, M, pass->width);
+        int64_t own = own_size(model, M, pass->width);
+        float *mine = pass->workspace + shared_size(model, M) + me * own;
         float *operand = mine + up(M * D), *scores = operand + widest_operand(model, M);
         Tiles others;
         begin_products(&others);
@@ -214,7 +213,7 @@ void read_tokens(const Model *model, const Pass *pass) {
             for (int64_t unit = me; unit < M * (H + K); unit += threads) {
                 int64_t t = unit / (H + K), h = unit % (H + K), b = t / N, j = t % N;
                 int64_t position = pass->lengths[b] - N + j, column = pass->ends[b] - N + j;
-                if (position < 0) position = 0; /* before the row's first token: read by nobody */
+                if (position < 0) position = 0; /* padding, not read */
                 float *head = qkv + t * qkv_rows + h * S;
                 turn(head, h < H ? layer->query_norm : layer->key_norm, model->norm_eps, S,
                      pass->cos + position * (S / 2), pass->sin + position * (S / 2));
@@ -225,7 +224,7 @@ void read_tokens(const Model *model, const Pass *pass) {
                 }
             }
 #pragma omp barrier
-            /* a row's heads that share keys and values, one behind the other: they are in the cache then */
+            /* heads that share keys and values are adjacent, so these stay in cache */
             for (int64_t unit = my_part(M * H, me); unit < my_part(M * H, me + 1);) {
                 int64_t j = unit % N, group = H / K, g = unit / N % group;
                 int64_t b = unit / N / group % pass->batch, k = unit / N / group / pass->batch;

@@ -1,4 +1,4 @@
-/* Vectors of eight, their exp and their logarithm. */
+/* Vectors of eight floats, with exp and log. */
 
 #ifndef PACELINE_VECTORS_H
 #define PACELINE_VECTORS_H
@@ -18,7 +18,7 @@ typedef int64_t l4 __attribute__((vector_size(32)));
 
 INLINE f8 select8(i8 which, f8 yes, f8 no) { return (f8)((which & (i8)yes) | (~which & (i8)no)); }
 
-/* The next eight numbers, or as many as are left and zeros behind them. */
+/* Load eight floats; lanes from `left` on are 0. */
 INLINE f8 load8(const float *x, int64_t left) {
     if (left >= LANES) return *(const f8 *)x;
     f8 some = {};
@@ -26,7 +26,7 @@ INLINE f8 load8(const float *x, int64_t left) {
     return some;
 }
 
-/* The next four, likewise, in float64. */
+/* Load four floats as float64; lanes from `left` on are 0. */
 INLINE d4 load4(const float *x, int64_t left) {
     if (left >= 4) return __builtin_convertvector(*(const f4 *)x, d4);
     d4 some = {};
@@ -34,14 +34,14 @@ INLINE d4 load4(const float *x, int64_t left) {
     return some;
 }
 
-/* Sum of the lanes, in one order. */
+/* Sum of the lanes, in a fixed order. */
 INLINE float sum_lanes(f8 v) {
     f4 four = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
     f4 two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
     return two[0] + two[1];
 }
 
-/* Sums of the lanes of four vectors, each in that order. */
+/* `sum_lanes` of four vectors. */
 INLINE f4 sum_lanes_of(f8 a, f8 b, f8 c, f8 d) {
     f8 ab = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
             __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
@@ -53,11 +53,11 @@ INLINE f4 sum_lanes_of(f8 a, f8 b, f8 c, f8 d) {
            __builtin_shufflevector(two, two, 1, 3, 5, 7);
 }
 
-/* exp to 1e-7 of itself; about 1e-38 for all that is smaller. */
+/* exp with relative error 1e-7; inputs are clamped to [-87, 88]. */
 INLINE f8 exp8(f8 x) {
     x = select8(x < -87.0f, (f8){} - 87.0f, x);
     x = select8(x > 88.0f, (f8){} + 88.0f, x);
-    f8 shifted = x * 1.44269504f + 12582912.0f; /* rounds to whole numbers */
+    f8 shifted = x * 1.44269504f + 12582912.0f; /* rounds to an integer */
     f8 n = shifted - 12582912.0f;
     f8 r = x - n * 0.693359375f;
     r = r - n * -2.12194440e-4f;
@@ -71,11 +71,11 @@ INLINE f8 exp8(f8 x) {
     return p * (f8)((__builtin_convertvector(n, i8) + 127) << 23);
 }
 
-/* The natural logarithm to 1e-7 of itself; -inf of 0. */
+/* Natural logarithm with relative error 1e-7; -inf at 0. */
 INLINE f8 log8(f8 x) {
-    i8 tiny = x < 1.17549435e-38f; /* whose exponent is not where others have it */
+    i8 tiny = x < 1.17549435e-38f; /* subnormal */
     f8 whole = select8(tiny, x * 33554432.0f, x);
-    i8 exponent = ((i8)whole - 0x3f3504f3) >> 23; /* so that the rest is in [sqrt(1/2), sqrt(2)) */
+    i8 exponent = ((i8)whole - 0x3f3504f3) >> 23; /* mantissa in [sqrt(1/2), sqrt(2)) */
     f8 f = (f8)((i8)whole - (exponent << 23)) - 1.0f;
     f8 n = __builtin_convertvector(exponent - (tiny & 25), f8);
     f8 p = (f8){} + 7.0376836292e-2f;

@@ -2,10 +2,10 @@
 
 #include "sampling.h"
 
-static Place place_at(const Block *block, int64_t row, int64_t position) {
-    int64_t target = (row * (block->gamma + 1) + position) * block->vocab;
-    int64_t draft = (row * block->places + position) * block->vocab;
-    return (Place){
+static Position position_at(const Block *block, int64_t row, int64_t index) {
+    int64_t target = (row * (block->gamma + 1) + index) * block->vocab;
+    int64_t draft = (row * block->places + index) * block->vocab;
+    return (Position){
         .target = block->target + target,
         .draft = block->draft + draft,
         .target_raw = (block->target_raw ? block->target_raw : block->target) + target,
@@ -19,14 +19,15 @@ static void judge_row(const Block *block, int64_t row) {
     const int64_t *drafted = block->drafted + row * block->gamma;
     const double *accept = block->accept_uniforms + row * block->gamma;
     double uniform = block->next_uniforms[row];
-    float *room = block->room + row * block->vocab;
-    int64_t kept = 0, count = block->num_drafted[row], next = -1;
-    Place place = place_at(block, row, 0);
-    while (kept < count && keeps(rule, &place, drafted[kept], accept[kept]))
-        place = place_at(block, row, ++kept);
-    if (kept < count) next = draw(recovery(rule, &place, room), place.draft, block->vocab, uniform);
-    if (next < 0) next = draw(aim(rule, &place, room), 0, block->vocab, uniform);
-    block->num_accepted[row] = kept;
+    float *workspace = block->room + row * block->vocab;
+    int64_t accepted = 0, count = block->num_drafted[row], next = -1;
+    Position at = position_at(block, row, 0);
+    while (accepted < count && accepts(rule, &at, drafted[accepted], accept[accepted]))
+        at = position_at(block, row, ++accepted);
+    if (accepted < count)
+        next = draw(recovery(rule, &at, workspace), at.draft, block->vocab, uniform);
+    if (next < 0) next = draw(aim(rule, &at, workspace), 0, block->vocab, uniform);
+    block->num_accepted[row] = accepted;
     block->next_tokens[row] = next;
 }
 

@@ -1,4 +1,4 @@
-/* Drafted tokens judged by a rule. */
+/* Verify drafted tokens by a rule. */
 
 #ifndef PACELINE_VERIFICATION_H
 #define PACELINE_VERIFICATION_H
@@ -7,17 +7,16 @@
 
 typedef struct {
     Rule rule;
-    int64_t batch, gamma, places, vocab; /* places: of the draft's, one behind the last for an aim */
-    const int64_t *drafted, *num_drafted;         /* [batch, gamma], [batch] */
-    const float *draft, *draft_raw;               /* [batch, places, vocab]; raw: null if the same */
-    float *target, *target_raw;                   /* [batch, gamma + 1, vocab], as these */
+    int64_t batch, gamma, places, vocab;  /* places: draft positions; gamma + 1 for rules with pi */
+    const int64_t *drafted, *num_drafted; /* [batch, gamma], [batch] */
+    const float *draft, *draft_raw;       /* [batch, places, vocab]; raw: null if equal */
+    float *target, *target_raw;           /* [batch, gamma + 1, vocab]; raw: null if equal */
     const double *accept_uniforms, *next_uniforms; /* [batch, gamma], [batch]; in [0, 1) */
-    float *room;                                  /* [batch, vocab] */
-    int64_t *num_accepted, *next_tokens;          /* [batch]: the verdict; -1 where there is no mass */
+    float *room;                                   /* workspace, [batch, vocab] */
+    int64_t *num_accepted, *next_tokens; /* results, [batch]; next_tokens is -1 without mass */
 } Block;
 
-/* Algorithm A.1 of Zhou et al. 2023, for any rule: tokens stay until the first that does not, whose
-   place another takes; where all stay, a bonus follows them. Nothing beyond that is looked at. */
+/* Algorithm A.1 of Zhou et al. 2023, for any rule. Rows are independent. */
 void judge(const Block *block, int64_t threads);
 
 #endif

@@ -1,13 +1,14 @@
-"""What a bench found, for a person: tables, the papers' claims, plots. From its rows alone.
+"""Report of a bench from its result rows: tables, the paper's claims, plots.
 
-run_folder.py   a run folder -> rows by temperature, predictions, manifest
-markdown.py     tables and figures as text
-bench_tables.py  every cell, the two summaries of a trade-off, failed cells, what the run was
-claims.py       what the paper claims, and whether it held here
-comparison.py   two families of cells compared by one statistic
-predictions.py  rejection rates as predicted and as measured
-plots.py        quality against latency, deferral and rejection
-write.py        all of it into the run folder
+run_folder.py         a run directory -> rows by temperature, predictions, manifest
+markdown.py           tables and numbers as text
+bench_tables.py       all cells, summaries by family, failed cells, description of the run
+claims.py             the paper's claims, and whether they hold here
+comparison.py         two families of cells compared by one statistic
+predictions.py        predicted and measured rejection rates
+plots.py              quality against latency, deferral rate and rejection rate
+trajectory_plots.py   tokens per target call over the course of training
+write.py              writes the report into the run directory
 """
 
 from paceline.report.write import Report, write_report

@@ -1,4 +1,4 @@
-"""Tables of a bench: what it was, every cell, the two summaries of the trade-off, failed cells."""
+"""Tables of a bench: the run, all cells, summaries by family, failed cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.report.run_folder import Results, Section
 
 TARGET_ALONE = "autoregressive"
-HEAD_ROOM = "oracle_cascade"
+ORACLE = "oracle_cascade"
 NO_CELL = "no finished cell"
 NOT_REACHED = "not reached"
 
@@ -27,43 +27,39 @@ QUALITY_COLUMNS = {
 }
 SPEED_COLUMNS = {
     "speedup": (
-        "seconds a token of the target alone / of this cell, whole requests with their prompts, "
-        "both timed in turn on the same examples."
+        "seconds per token of the target alone / of this cell, for whole requests; both are timed "
+        "interleaved on the same examples."
     ),
-    "decoding speedup": (
-        "the same from the first token on; nothing is said where a whole answer comes at once."
-    ),
-    "relative latency": "1 / speedup: seconds a token as part of the target's.",
-    "rejection rate": "drafted tokens that were judged and did not stay / judged ones.",
-    "deferral rate": "target passes after the prompt's / tokens after the first; 1 is the target.",
+    "decoding speedup": "the same from the first token on; `-` if whole answers arrive at once.",
+    "relative latency": "1 / speedup.",
+    "rejection rate": "rejected / examined drafted tokens.",
+    "deferral rate": "target passes / tokens, without the prompt pass; 1 for the target alone.",
 }
 CELL_COLUMNS = {
-    "family": "a rule or strategy, all but its threshold; autoregressive is the target alone.",
-    "setting": "the threshold, and gamma, the most tokens that a block drafts.",
+    "family": "a rule or strategy without its threshold; autoregressive is the target alone.",
+    "setting": "threshold, and gamma, the maximum number of drafted tokens per block.",
     **QUALITY_COLUMNS,
     **SPEED_COLUMNS,
 }
 SUMMARY_COLUMNS = {
-    "family": (
-        "a rule or strategy with all its settings; oracle_cascade is head-room, it runs both models."
-    ),
-    "cells": "finished settings of the family; of more, the best looks better by luck alone.",
+    "family": "a rule or strategy with all its settings; oracle_cascade runs both models.",
+    "cells": "finished settings; the more there are, the better the best one looks by chance.",
     "speedup at the target's quality": (
-        "the fastest of the cells whose quality is at least the target's; its 95% interval is that "
-        "of the fastest in each resample that has one."
+        "largest speedup of the cells with at least the target's quality; its 95% interval is over "
+        "the resamples with such a cell, each with its own fastest cell."
     ),
-    "its setting": "of the cell that has this speedup in the data.",
-    "share": "of the resamples in which some cell of the family meets the condition.",
+    "setting (speedup)": "setting of the cell with this speedup.",
+    "share (speedup)": "share of the resamples in which a cell has at least the target's quality.",
     "best quality within the target's latency": (
-        "the best quality / target's of the cells that are no slower than the target, likewise."
+        "best quality / target's of the cells that are at least as fast as the target; likewise."
     ),
-    "setting of that": "of the cell that has this quality in the data.",
-    "share of that": "of the resamples in which some cell is no slower than the target.",
+    "setting (quality)": "setting of the cell with this quality.",
+    "share (quality)": "share of the resamples in which a cell is at least as fast as the target.",
 }
 
 
 def cells_table(section: Section, frontier: Frontier) -> str:
-    """Every finished cell, by family and then the fastest first; without quality if there is none."""
+    """Table of all finished cells, by family and speedup; without quality if the task has none."""
     scored = frontier.target.metric is not None
     columns = cell_columns(scored=scored)
     rows = sorted(
@@ -76,7 +72,7 @@ def cells_table(section: Section, frontier: Frontier) -> str:
 
 
 def cell_columns(*, scored: bool) -> dict[str, str]:
-    """The columns of `cells_table`, each with its definition."""
+    """Columns of `cells_table` with their definitions."""
     hidden = set() if scored else set(QUALITY_COLUMNS)
     return {name: text for name, text in CELL_COLUMNS.items() if name not in hidden}
 
@@ -98,10 +94,7 @@ def _cell_line(frontier: Frontier, row: ResultRow, *, scored: bool) -> list[str]
 
 
 def summary_table(section: Section) -> str:
-    """Both summaries of each family, or one line that says why there are none.
-
-    They are those of Narasimhan et al. 2024, table 2.
-    """
+    """Summaries of each family as in table 2 of Narasimhan et al. 2024, or why there are none."""
     if (frontier := section.judged) is None:
         return section.silence or ""
     lines: list[list[str]] = []
@@ -121,7 +114,7 @@ def _reached(best: Reached | None) -> list[str]:
 
 
 def failed_table(rows: Sequence[ResultRow]) -> str:
-    """Failed cells, each with its reason in a line."""
+    """Table of the failed cells with the reasons."""
     lines = [
         [family(row.decoding), setting(row.decoding) or NOTHING, row.error or "no reason recorded"]
         for row in rows
@@ -130,7 +123,7 @@ def failed_table(rows: Sequence[ResultRow]) -> str:
 
 
 def run_lines(results: Results) -> list[str]:
-    """What was measured, on what, by what: a list of facts."""
+    """Description of the run: cells, examples, configuration and environment."""
     done = [row for row in results.rows if row.status == "done"]
     num_missing = sum(len(section.missing) for section in results.sections)
     lines = [
@@ -142,15 +135,15 @@ def run_lines(results: Results) -> list[str]:
         examples = done[0].examples
         num_timed = sum(example.baseline is not None for example in examples)
         lines.append(
-            f"examples: {len(examples)}, of which {num_timed} were timed beside the target alone; "
+            f"examples: {len(examples)}, of which {num_timed} were timed with the target alone; "
             f"metric: {done[0].metric or 'none'}"
         )
         if min(len(examples), num_timed) < LEAST_UNITS:
             lines.append(
-                f"fewer than {LEAST_UNITS} examples: the intervals are narrower than 95% intervals are"
+                f"fewer than {LEAST_UNITS} examples: the intervals are too narrow for 95% coverage"
             )
     if results.manifest is None:
-        return [*lines, "there is no manifest.json: models, seed and machine are not known"]
+        return [*lines, "no manifest.json: models, seed and machine are unknown"]
     config, environment = results.manifest["config"], results.manifest["environment"]
     return [*lines, *_facts(config, hidden=("grid", "output", "max_seconds")), *_facts(environment)]
 

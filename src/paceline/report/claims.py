@@ -1,7 +1,6 @@
-"""What "Faster Cascades via Speculative Decoding" claims, and whether it held in these rows.
+"""Claims of "Faster Cascades via Speculative Decoding", evaluated on the rows of a bench.
 
-Each claim compares families of cells in pairs. It is judged by the statistic that the paper uses for
-it, and beside it by measured latency. `comparison.py` defines the statistics.
+Each claim compares pairs of families of cells by the paper's statistic and by measured latency.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
 FLOORS = (1.0, 0.98, 0.95, 0.9)
 MARGIN = 0.02
-# A resample of fewer examples says too little of how others would come out.
-LEAST = 20
+LEAST = 20  # examples; resamples of fewer do not represent the variation between examples
 
 HELD, BROKEN, UNDECIDED = "held", "did not hold", "not decided"
 UNMEASURED = "not measured"
@@ -45,25 +43,14 @@ QUALITY_IN_TIME = QualityAt(
     "quality within the target's latency", f"{_PAPER}: Table 2", SPEEDUP, 1.0
 )
 REJECTION = AtQuality(
-    "accepted part of the judged draft tokens",
-    f"{_PAPER}: rejection rate, Figures 3, 10 and 11",
-    ACCEPTED,
-    FLOORS,
+    "acceptance rate", f"{_PAPER}: rejection rate, Figures 3, 10 and 11", ACCEPTED, FLOORS
 )
 TUNED_CALLS = AtQuality(
-    "target calls saved a token", f"{_PAPER}: fraction of target calls, E.6", CALLS_SAVED, FLOORS
+    "target calls saved per token", f"{_PAPER}: fraction of target calls, E.6", CALLS_SAVED, FLOORS
 )
-CASCADE_CALLS = AtQuality(
-    "target calls saved a token",
-    f"{_PAPER}: fraction of target calls, Figure 1",
-    CALLS_SAVED,
-    FLOORS,
-)
+CASCADE_CALLS = TUNED_CALLS._replace(source=f"{_PAPER}: fraction of target calls, Figure 1")
 QUALITY_AT_FEW_CALLS = QualityAt(
-    "quality at few target calls",
-    f"{_PAPER}: fraction of target calls, Figure 1",
-    CALLS_SAVED,
-    None,
+    "quality at few target calls", CASCADE_CALLS.source, CALLS_SAVED, None
 )
 SPEED = AtQuality("measured speedup", f"{_OURS}: latency", SPEEDUP, FLOORS)
 QUALITY_AT_SPEED = QualityAt("quality at a high speed", f"{_OURS}: latency", SPEEDUP, None)
@@ -75,11 +62,7 @@ TOKEN_CASCADE = Group("token_cascade")
 
 
 class Claim(NamedTuple):
-    """Every one of `firsts` is claimed to be better than every one of `seconds`.
-
-    Attributes:
-        margin: What the first may be worse by.
-    """
+    """Each of `firsts` is better than each of `seconds`, or worse by at most `margin`."""
 
     label: str
     sentence: str
@@ -90,7 +73,6 @@ class Claim(NamedTuple):
 
     @property
     def pairs(self) -> list[tuple[Group, Group]]:
-        """What is compared."""
         return list(itertools.product(self.firsts, self.seconds))
 
 
@@ -112,8 +94,8 @@ CLAIMS = (
     ),
     Claim(
         "c",
-        "the speculative cascades Diff, OPT and token-specific V3 are better than lossy speculative "
-        "decoding",
+        "the speculative cascades Diff, OPT and token-specific V3 are better than lossy "
+        "speculative decoding",
         (DIFF, OPT, V3),
         (BETA_ONE,),
         (*_TABLE_2, SPEED),
@@ -146,7 +128,7 @@ CLAIMS = (
 
 
 class Finding(NamedTuple):
-    """A claim by one statistic, with its verdict and, where it is not decided, the reason."""
+    """Verdict on a claim by one statistic; `reason`: why it is not decided."""
 
     claim: Claim
     statistic: Statistic
@@ -156,20 +138,18 @@ class Finding(NamedTuple):
 
     @property
     def decisive(self) -> Comparison | None:
-        """The comparison that speaks most against the claim; of a broken one, that which broke it."""
+        """The comparison with the strongest evidence against the claim."""
         if self.verdict == BROKEN:
             return min(self.comparisons, key=lambda one: one.strict.high)
         return min(self.comparisons, key=lambda one: one.difference.low, default=None)
 
 
 def judge(frontier: Frontier) -> list[Finding]:
-    """Every claim by each of its statistics, on the finished cells of one temperature."""
-    return [
-        _judge(claim, statistic, frontier) for claim in CLAIMS for statistic in claim.statistics
-    ]
+    """Evaluate every claim with each of its statistics on the cells of one temperature."""
+    return [_find(claim, statistic, frontier) for claim in CLAIMS for statistic in claim.statistics]
 
 
-def _judge(claim: Claim, statistic: Statistic, frontier: Frontier) -> Finding:
+def _find(claim: Claim, statistic: Statistic, frontier: Frontier) -> Finding:
     measured = [pair for pair in claim.pairs if all(group.cells(frontier) for group in pair)]
     found = [
         compare(frontier, first, second, statistic, len(measured)) for first, second in measured
@@ -193,7 +173,7 @@ def _verdict(
     if len(tried) < len(comparisons):
         return UNDECIDED, "neither side of a pair reaches the quality"
     if any(verdict_of(one.difference, claim.margin) != HELD for one in tried):
-        return UNDECIDED, "an interval contains the line"
+        return UNDECIDED, "an interval contains the threshold"
     missing = len(claim.pairs) - len(comparisons)
     if missing:
         return UNDECIDED, f"{missing} of {len(claim.pairs)} pairs not measured"
@@ -201,14 +181,14 @@ def _verdict(
 
 
 def verdict_of(difference: Interval, margin: float = 0.0) -> str:
-    """Whether the whole interval lies above -margin, or below it."""
+    """Verdict by whether the interval lies above -margin, below it, or contains it."""
     if difference.low > -margin:
         return HELD
     return BROKEN if difference.high < -margin else UNDECIDED
 
 
 def claims_text(frontier: Frontier) -> str:
-    """The verdicts, and what each family reached."""
+    """Table of the verdicts, and table of the values of each family."""
     findings = judge(frontier)
     parts = [_verdicts(findings)]
     if any(found.comparisons for found in findings):
@@ -221,25 +201,17 @@ def claims_text(frontier: Frontier) -> str:
 
 
 def _verdicts(findings: Sequence[Finding]) -> str:
-    header = ["", "claim", "judged by", "statistic", "pair", "cells", "first - second", "here"]
+    header = ["", "claim", "evaluated by", "statistic", "pair", "cells", "first - second", "here"]
     lines: list[list[str]] = []
     for found in findings:
-        one = found.decisive
-        cells = NOTHING
-        if one is not None:
+        claim, statistic = found.claim, found.statistic
+        compared = [NOTHING] * 3
+        if (one := found.decisive) is not None:
             cells = f"{one.num_compared} of {one.first.num_cells} : {one.second.num_cells}"
-        lines.append(
-            [
-                found.claim.label,
-                found.claim.sentence,
-                found.statistic.source,
-                found.statistic.name,
-                NOTHING if one is None else f"{one.first.name} : {one.second.name}",
-                cells,
-                NOTHING if one is None else figure(one.difference),
-                f"{found.verdict} ({found.reason})" if found.reason else found.verdict,
-            ]
-        )
+            compared = [_pair(one), cells, figure(one.difference)]
+        verdict = f"{found.verdict} ({found.reason})" if found.reason else found.verdict
+        names = [claim.label, claim.sentence, statistic.source, statistic.name]
+        lines.append([*names, *compared, verdict])
     return table(header, lines)
 
 
@@ -249,57 +221,52 @@ def _sides(findings: Sequence[Finding]) -> str:
         for one in found.comparisons:
             for side in (one.first, one.second):
                 floors = [figure(value) for value in side.by_floor] or [NOTHING] * len(FLOORS)
-                pair = f"{one.first.name} : {one.second.name}"
-                lines.append(
-                    [
-                        found.claim.label,
-                        found.statistic.name,
-                        pair,
-                        side.name,
-                        f"{one.num_compared} of {side.num_cells}",
-                        figure(side.value),
-                        *floors,
-                    ]
-                )
+                names = [found.claim.label, found.statistic.name, _pair(one), side.name]
+                cells = f"{one.num_compared} of {side.num_cells}"
+                lines.append([*names, cells, figure(side.value), *floors])
     at = [f"at quality {floor:g}" for floor in FLOORS]
     return table(["", "statistic", "pair", "family", "cells", "value", *at], lines)
 
 
+def _pair(one: Comparison) -> str:
+    return f"{one.first.name} : {one.second.name}"
+
+
 def explanation() -> str:
-    """How the claims were judged, in words."""
+    """Explanation of the statistics and verdicts."""
     floors = ", ".join(f"{floor:g}" for floor in FLOORS)
     return (
-        "Each claim is judged by the statistic that the paper uses for it, and beside it by measured "
-        "latency. A claim compares families of cells in pairs; the table shows the pair that speaks "
-        "most against it.\n\n"
-        "- **speedup at the target's quality**: the largest speedup among the cells with at least the "
-        "target's quality, 1 where a family has none (Table 2).\n"
-        "- **quality within the target's latency**: the best quality / target's among the cells that "
-        "are no slower than the target, 0 where a family has none (Table 2).\n"
-        "- **accepted part of the judged draft tokens**: 1 - rejection rate, the mean over the floors "
-        f"{floors} of the largest value among the cells with at least that part of the target's "
-        "quality, 0 where a family has none. The paper plots quality against the rejection rate "
+        "Each claim is evaluated with the paper's statistic and with measured latency. A claim "
+        "compares pairs of families of cells; the table shows the pair with the strongest evidence "
+        "against the claim.\n\n"
+        "- **speedup at the target's quality**: the largest speedup among the cells with at least "
+        "the target's quality; 1 if a family has none (Table 2).\n"
+        "- **quality within the target's latency**: the best quality / target's among the cells "
+        "that are at least as fast as the target; 0 if a family has none (Table 2).\n"
+        "- **acceptance rate**: 1 - rejection rate. For each floor of quality / target's "
+        f"({floors}), the largest value among the cells that reach the floor, 0 if a family has "
+        "none; the mean over the floors. The paper plots quality against the rejection rate "
         "(Figures 3, 10, 11).\n"
-        "- **target calls saved a token**: the same with 1 - target calls / tokens. The paper plots "
-        "quality against the fraction of target calls where latency would be unfair: a tuned beta "
-        "costs a solver and one more draft pass (E.6), and cascades that do not speculate are another "
-        "program (Figure 1). Here the token cascade pays the target's pass over the prompt even where "
-        "the draft answers alone, and judges outside of the compiled code; the paper's Figure 2 "
-        "compares it by latency, so mind that the measured latency of claims d1 and d2 speaks against "
-        "it.\n"
-        "- **measured speedup**: the same with the speedup, 1 where a family has no cell with the "
-        "quality that is faster than the target.\n"
-        "- **quality at few target calls**, **quality at a high speed**: the best quality / target's "
-        "among the cells that save more than three quarters of all cells do (without the target and "
-        "oracles), 0 where a family has none.\n\n"
-        "First - second is computed in the data and in each resample of the examples, the best cells "
-        f"chosen anew in each. A claim **{HELD}** if the 95% interval of every pair lies above the "
-        f"line, and **{BROKEN}** if that of some pair lies below it, at 95% for all pairs together; "
-        f"otherwise it is **{UNDECIDED}**. The line is 0; for claim f, which says no worse, it is "
-        f"-{number(MARGIN)}. With fewer than {LEAST} examples, nothing is decided.\n\n"
-        "The best of many cells looks better by luck (the winner's curse), so both families of a pair "
-        "count with as many cells: the larger one with the expected best of as many of its cells as "
-        "the smaller one has, over all choices of them. Lossless decoding has the target's quality "
-        "by proof, whatever its samples scored. Each interval is that of one comparison: one of twenty "
-        "without any difference is decided all the same."
+        "- **target calls saved per token**: the same with 1 - target calls / tokens. The paper "
+        "plots quality against the fraction of target calls where latency would be unfair: a tuned "
+        "beta costs a solver and one more draft pass (E.6), and cascades without speculation are a "
+        "different program (Figure 1). Here the token cascade pays the target's pass over the "
+        "prompt even if the draft answers alone, and its rule runs outside the compiled code. The "
+        "measured latency of claims d1 and d2 is therefore biased against it; the paper's Figure 2 "
+        "compares latency.\n"
+        "- **measured speedup**: the same with the speedup, and at least 1.\n"
+        "- **quality at few target calls**, **quality at a high speed**: the best quality / "
+        "target's among the cells whose saving is in the top quarter of all cells (without the "
+        "target and oracles); 0 if a family has none.\n\n"
+        "First - second is computed on the data and on each resample of the examples, with the "
+        f"best cells chosen anew each time. A claim **{HELD}** if the 95% interval of every pair "
+        f"lies above the threshold. It **{BROKEN}** if the interval of a pair lies below it, at "
+        f"95% for all pairs together. Otherwise it is **{UNDECIDED}**. The threshold is 0, and "
+        f"-{number(MARGIN)} for claim f (no worse). With fewer than {LEAST} examples, no claim is "
+        "decided.\n\n"
+        "The best of many cells looks better by chance (the winner's curse). Both families of a "
+        "pair therefore count with the cell number of the smaller one: the larger family counts "
+        "with the expected best over all choices of that many of its cells. Lossless decoding has "
+        "the target's quality by proof and counts with at least that. Each interval covers one "
+        "comparison: without any difference, one comparison in twenty is still decided."
     )

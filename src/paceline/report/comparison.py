@@ -1,9 +1,8 @@
-"""Two families of cells compared by one statistic, with as many cells on either side.
+"""Comparison of two families of cells by one statistic, with the same number of cells from each.
 
-A statistic is a number for each resample of the examples, larger is better: the least cost at a quality,
-or the best quality at a cost. Both take the best cell of a family, and the best of many cells looks
-better by luck alone. So the larger family counts with the expected best of as many of its cells as the
-smaller one has, over all choices of them.
+A statistic is the least cost at a quality or the best quality at a cost, in each resample of the
+examples; larger is better. The best of many cells looks better by chance, so the larger family
+counts with the expected best of n of its cells, where n is the size of the smaller family.
 """
 
 # C cells, F floors or levels, R resamples
@@ -16,7 +15,7 @@ import torch
 
 from paceline.bench.schema import family
 from paceline.core.bootstrap import percentile_interval
-from paceline.report.bench_tables import HEAD_ROOM, TARGET_ALONE
+from paceline.report.bench_tables import ORACLE, TARGET_ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,26 +31,25 @@ _TAIL = 0.025
 
 
 class Group(NamedTuple):
-    """A family of cells; the name stands for all families that begin with these words."""
+    """The families of cells whose names begin with the words of `name`."""
 
     name: str
 
     def cells(self, frontier: Frontier) -> list[ResultRow]:
-        """The group's finished cells."""
         return [row for row in frontier.rows if self.has(family(row.decoding))]
 
     def has(self, name: str) -> bool:
-        """Whether a family is of the group: `chow confident` is of chow, `chow_log` is not."""
+        """True if the family is in the group: chow includes `chow confident`, not `chow_log`."""
         return f"{name} ".startswith(f"{self.name} ")
 
 
 class Cost(NamedTuple):
-    """What a way of decoding saves, larger is better.
+    """A gain in cost, larger is better.
 
     Attributes:
-        gain: Of each cell in each resample, [C, 1 + R].
-        alone: That of the target alone.
-        is_timed: Whether only timed examples count.
+        gain: Gain of each cell in each resample, [C, 1 + R].
+        alone: Gain of the target alone.
+        is_timed: True if measured on the timed examples only.
     """
 
     gain: Callable[[Frontier], Tensor]
@@ -59,7 +57,7 @@ class Cost(NamedTuple):
     is_timed: bool
 
     def num_examples(self, frontier: Frontier) -> int:
-        """The examples that it is measured on."""
+        """Number of examples that the gain is measured on."""
         return frontier.num_timed if self.is_timed else frontier.num_examples
 
 
@@ -69,9 +67,9 @@ ACCEPTED = Cost(lambda frontier: 1 - frontier.rejection_rates, 0.0, is_timed=Fal
 
 
 class AtQuality(NamedTuple):
-    """The largest gain among the cells with at least a part of the target's quality, for each floor.
+    """For each floor: the largest gain of the cells with at least that quality / target's.
 
-    Where no cell of the family has it, the gain is that of the target alone.
+    If no cell of the family reaches the floor, the gain of the target alone.
     """
 
     name: str
@@ -81,7 +79,7 @@ class AtQuality(NamedTuple):
 
     def values(self, frontier: Frontier, cells: Sequence[ResultRow], count: int) -> Tensor:
         """The expected best of `count` cells, [F, 1 + R]."""
-        at = _places(frontier, cells)
+        at = _indices(frontier, cells)
         gain_CR = self.cost.gain(frontier)[at].nan_to_num(self.cost.alone)
         gain_CR = gain_CR.clamp(min=self.cost.alone)
         return torch.stack(
@@ -93,10 +91,9 @@ class AtQuality(NamedTuple):
 
 
 class QualityAt(NamedTuple):
-    """The best quality, as part of the target's, among the cells with at least a gain.
+    """The best quality / target's of the cells with at least a gain of `level`; 0 if there is none.
 
-    It counts as 0 where no cell of the family has the gain. `level` None: the gain that a quarter
-    of all cells exceed, without the target alone and oracles.
+    `level` None: the upper quartile of the gains, without the target alone and oracles.
     """
 
     name: str
@@ -106,19 +103,19 @@ class QualityAt(NamedTuple):
 
     def values(self, frontier: Frontier, cells: Sequence[ResultRow], count: int) -> Tensor:
         """The expected best of `count` cells, [1, 1 + R]."""
-        at = _places(frontier, cells)
+        at = _indices(frontier, cells)
         reached_CR = self.cost.gain(frontier)[at] >= self.least_gain(frontier)
         return best_of(frontier.relative_CR[at].where(reached_CR, 0.0), count)[None]
 
     def least_gain(self, frontier: Frontier) -> Tensor:
-        """The least gain, in each resample."""
+        """The least gain in each resample, [1 + R]."""
         gain_CR = self.cost.gain(frontier)
         if self.level is not None:
             return torch.full_like(gain_CR[0], self.level)
-        left_out = [Group(TARGET_ALONE), Group(HEAD_ROOM)]
+        left_out = [Group(TARGET_ALONE), Group(ORACLE)]
         at = [
-            place
-            for place, row in enumerate(frontier.rows)
+            index
+            for index, row in enumerate(frontier.rows)
             if not any(group.has(family(row.decoding)) for group in left_out)
         ]
         return gain_CR[at].nan_to_num(self.cost.alone).quantile(HIGH, dim=0)
@@ -128,7 +125,7 @@ Statistic = AtQuality | QualityAt
 
 
 class Side(NamedTuple):
-    """One family's figure; `by_floor`: at each floor, where there are several."""
+    """Value of one family; `by_floor`: at each floor, if there are several."""
 
     name: str
     num_cells: int
@@ -137,12 +134,12 @@ class Side(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Two families by one statistic.
+    """Two families compared by one statistic.
 
     Attributes:
-        num_compared: Cells of either that count.
+        num_compared: Number of cells of each family that count.
         difference: First - second, with its 95% interval.
-        strict: The same with an interval that allows for as many comparisons as were made.
+        strict: The same with the interval corrected for the number of comparisons (Bonferroni).
     """
 
     first: Side
@@ -153,14 +150,14 @@ class Comparison(NamedTuple):
 
     @property
     def is_untried(self) -> bool:
-        """Both are the same in all but a few resamples: neither reached anything."""
+        """True if the interval is [0, 0]: neither family reaches the condition."""
         return self.difference.low == self.difference.high == 0
 
 
 def compare(
     frontier: Frontier, first: Group, second: Group, statistic: Statistic, num_comparisons: int
 ) -> Comparison | None:
-    """First - second; None where one of them has no finished cell."""
+    """First - second; None if one of them has no finished cell."""
     groups = (first.cells(frontier), second.cells(frontier))
     count = min(map(len, groups))
     if count == 0:
@@ -181,9 +178,9 @@ def compare(
 
 
 def best_of(values_CR: Tensor, count: int) -> Tensor:
-    """The mean, over all choices of `count` of the C rows, of their largest value. [C, R] -> [R].
+    """Mean of the largest value over all choices of `count` of the C rows. [C, R] -> [R].
 
-    The i-th smallest of C values is the largest of comb(i - 1, count - 1) of the comb(C, count) choices.
+    The i-th smallest value is the largest in comb(i - 1, count - 1) of the comb(C, count) choices.
     """
     total = comb(len(values_CR), count)
     weights = [comb(below, count - 1) / total for below in range(len(values_CR))]
@@ -191,5 +188,5 @@ def best_of(values_CR: Tensor, count: int) -> Tensor:
     return (values_CR.sort(dim=0).values * weights_C1).sum(0)
 
 
-def _places(frontier: Frontier, cells: Sequence[ResultRow]) -> Tensor:
+def _indices(frontier: Frontier, cells: Sequence[ResultRow]) -> Tensor:
     return torch.tensor([frontier.rows.index(row) for row in cells])

@@ -1,4 +1,4 @@
-"""Markdown tables, and figures with their 95% interval as text."""
+"""Markdown tables, and numbers with their 95% interval as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = "-"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose columns line up as plain text, too."""
+    """Format a table with aligned columns."""
     cells = [[_escape(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
@@ -26,17 +26,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def definitions(columns: Mapping[str, str]) -> str:
-    """A line a column: what it says."""
+    """Format the definition of each column as a list."""
     return "\n".join(f"- **{name}**: {sentence}" for name, sentence in columns.items())
 
 
 def number(value: float) -> str:
-    """Three decimals; nothing where there is no number."""
+    """Three decimals; `-` if not finite."""
     return f"{value:.3f}" if math.isfinite(value) else NOTHING
 
 
 def figure(found: Interval) -> str:
-    """`1.234 [1.100, 1.400]`; nothing where there is no number."""
+    """`1.234 [1.100, 1.400]`; `-` if not finite."""
     if not math.isfinite(found.value):
         return NOTHING
     return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"

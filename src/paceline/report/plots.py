@@ -1,4 +1,4 @@
-"""Trade-offs drawn: quality against latency, deferral and rejection, a figure a temperature."""
+"""Plots of quality against latency, deferral rate and rejection rate, one per temperature."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.decode.strategies import BigLittle, Speculative
 from paceline.errors import UsageError
-from paceline.report.bench_tables import HEAD_ROOM, TARGET_ALONE
+from paceline.report.bench_tables import ORACLE, TARGET_ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ _GREY = "0.45"
 _LEGEND_COLUMNS = 6
 _UNFILLED = "1234+x|_"
 
-# One hue a kind of rule: lossless black, lossy oranges, cascades by confidence blues and greens, OPT
-# reds, token-specific purples, sequential browns and greys. A marker is its own.
+# One hue per kind of rule: lossless black, lossy orange, confidence blue and green, OPT red,
+# token-specific purple, non-speculative brown. Every family has its own marker.
 _STYLES = {
     "lossless": ("#000000", "P"),
     "lossy beta 1.0": ("#ff7f0e", "v"),
@@ -53,9 +53,9 @@ _SPARE = (("#3b5b92", "x"), ("#00876c", "|"), ("#7a5195", "_"), ("#bc5090", ".")
 
 
 class Panel(NamedTuple):
-    """What is on the horizontal axis, where the target alone stands on it, and whether an oracle does.
+    """Horizontal axis of a panel, with the value of the target alone.
 
-    An oracle runs both models for every token, so its latency says nothing.
+    The latency panel omits oracles, which run both models for every token.
     """
 
     label: str
@@ -67,12 +67,12 @@ class Panel(NamedTuple):
 _PANELS = (
     Panel("relative latency (1 / speedup)", lambda f, row: 1 / f.speedup(row).value, 1.0, False),
     Panel("deferral rate (target passes / tokens)", lambda f, row: f.deferral_rate(row).value, 1.0),
-    Panel("rejection rate (rejected / judged)", lambda f, row: f.rejection_rate(row).value, None),
+    Panel("rejection rate (rejected / examined)", lambda f, row: f.rejection_rate(row).value, None),
 )
 
 
 class Curve(NamedTuple):
-    """Cells that differ in their threshold only, in its order."""
+    """Cells that differ only in the threshold, sorted by it; `number` selects the line style."""
 
     name: str
     number: int
@@ -80,11 +80,7 @@ class Curve(NamedTuple):
 
 
 def draw_plots(sections: Sequence[Section], folder: Path) -> None:
-    """A PNG and an SVG for each temperature whose quality can be judged.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Write a PNG and an SVG for each temperature with quality scores."""
     mpl, figure_class = load_matplotlib()
     for section in sections:
         if (frontier := section.judged) is None:
@@ -97,11 +93,7 @@ def draw_plots(sections: Sequence[Section], folder: Path) -> None:
 
 
 def load_matplotlib() -> tuple[Any, Any]:
-    """The library and its class of figures.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Return matplotlib and its Figure class; raises UsageError if it is not installed."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -113,10 +105,7 @@ def load_matplotlib() -> tuple[Any, Any]:
 
 
 def curves(frontier: Frontier) -> list[Curve]:
-    """The lines of a figure: of each family, cells with one gamma (or fallback) by threshold.
-
-    Families that are alike follow each other.
-    """
+    """Return one curve per family and gamma (or fallback), related families next to each other."""
     gammas = gammas_of(frontier)
     found: list[Curve] = []
     families = {name: rows for name, rows in frontier.families().items() if name != TARGET_ALONE}
@@ -132,7 +121,7 @@ def curves(frontier: Frontier) -> list[Curve]:
 
 
 def gammas_of(frontier: Frontier) -> list[float]:
-    """The block lengths of the rules, from the shortest."""
+    """Return the gammas of the cells with rules, sorted."""
     speculative = (row for row in frontier.rows if isinstance(row.decoding.strategy, Speculative))
     return sorted({_length(row) for row in speculative})
 
@@ -152,10 +141,10 @@ def _threshold(row: ResultRow) -> float:
 
 
 def style(name: str, spare: dict[str, int]) -> tuple[str, str]:
-    """Colour and marker, the same in every figure for the families of the papers."""
+    """Return colour and marker, the same in every figure for the papers' families."""
     if name in _STYLES:
         return _STYLES[name]
-    if name.startswith(HEAD_ROOM):
+    if name.startswith(ORACLE):
         return _GREY, "o"
     return _SPARE[spare.setdefault(name, len(spare)) % len(_SPARE)]
 
@@ -170,7 +159,7 @@ def _draw(figure: Any, frontier: Frontier, name: str) -> None:
         handles = _draw_target(axes, panel, target) | handles
         for curve in drawn:
             shape = style(curve.name, spare)
-            if panel.with_oracle or not curve.name.startswith(HEAD_ROOM):
+            if panel.with_oracle or not curve.name.startswith(ORACLE):
                 line = _draw_curve(axes, panel, frontier, curve, shape)
                 handles.setdefault(_label(curve.name), line)
         axes.set_xlabel(panel.label)
@@ -180,11 +169,7 @@ def _draw(figure: Any, frontier: Frontier, name: str) -> None:
     all_axes[0].set_ylabel(f"quality ({frontier.target.metric})")
     figure.suptitle(f"Quality against cost at {name}", fontsize=14)
     figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="lower center",
-        ncols=_LEGEND_COLUMNS,
-        frameon=False,
+        handles.values(), handles.keys(), loc="lower center", ncols=_LEGEND_COLUMNS, frameon=False
     )
     num_lines = -(-len(handles) // _LEGEND_COLUMNS)
     bottom = (_AXIS_HEIGHT + _LINE_HEIGHT * num_lines) / _SIZE[1]
@@ -192,7 +177,7 @@ def _draw(figure: Any, frontier: Frontier, name: str) -> None:
 
 
 def _label(name: str) -> str:
-    return f"{name} (head-room)" if name.startswith(HEAD_ROOM) else name
+    return f"{name} (both models)" if name.startswith(ORACLE) else name
 
 
 def _draw_target(axes: Any, panel: Panel, quality: Interval) -> dict[str, Any]:
@@ -211,11 +196,11 @@ def _draw_curve(
     axes: Any, panel: Panel, frontier: Frontier, curve: Curve, shape: tuple[str, str]
 ) -> Any:
     colour, marker = shape
-    head_room = curve.name.startswith(HEAD_ROOM)
+    is_oracle = curve.name.startswith(ORACLE)
     (line,) = axes.plot(
         [panel.value(frontier, row) for row in curve.cells],
         [frontier.quality(row).value for row in curve.cells],
-        ls="--" if head_room else _LINES[curve.number % len(_LINES)],
+        ls="--" if is_oracle else _LINES[curve.number % len(_LINES)],
         marker=marker,
         color=colour,
         ms=10 if marker == "*" else 7,
@@ -228,7 +213,7 @@ def _draw_curve(
 
 
 def _length_handles(axes: Any, gammas: Sequence[float]) -> dict[str, Any]:
-    """What dashes mean, where rules have several gammas."""
+    """Legend entries of the line styles if there are several gammas."""
     if len(gammas) < 2:
         return {}
     return {

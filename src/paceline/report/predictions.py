@@ -1,4 +1,4 @@
-"""Rejection rates as one teacher-forced pass predicted them, beside the measured ones."""
+"""Table of predicted (one teacher-forced pass) and measured rejection rates."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
 
 COLUMNS = {
     "family": "the rule.",
-    "setting": "its threshold and gamma.",
-    "predicted": "rejected / judged drafted tokens, from one pass over the target's own answers.",
+    "setting": "threshold and gamma.",
+    "predicted": "rejected / examined drafted tokens, from one pass over the target's answers.",
     "measured": "the same while decoding, with its 95% interval over examples.",
     "inside": (
-        "whether the prediction lies in that interval; the prediction's own error is not in it, so "
-        "perfect ones are inside somewhat less often than 95 times in 100."
+        "whether the prediction is in that interval, which ignores the error of the prediction: "
+        "correct predictions are inside in somewhat fewer than 95 of 100 cases."
     ),
 }
-# Sums of probabilities that are 0 or 1 on paper are so to this.
-_ROUNDING = 1e-6
+_ROUNDING = 1e-6  # rounding error of sums of probabilities
 
 
 def predictions_text(section: Section, predictions: Mapping[str, Prediction]) -> str | None:
-    """A line a predicted cell and how many were inside; None where nothing was predicted."""
+    """Table of the predicted cells and the number inside; None without predictions."""
     frontier = section.frontier
     if frontier is None:
         return None

@@ -1,4 +1,4 @@
-"""A bench's run folder: its rows by temperature, what was predicted of them, and its manifest."""
+"""Read the run directory of a bench: rows by temperature, predictions and manifest."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """The cells of one temperature (with its top-p and the like).
+    """The cells with one set of sampling parameters.
 
     Attributes:
         name: Such as `temperature 0.7, top-p 0.9`.
-        frontier: None where the target alone has no finished cell.
+        frontier: None if the target alone has no finished cell.
         done: Finished cells.
-        failed: Cells that gave no row of answers.
-        missing: Cells of the manifest's grid that have not been run.
+        failed: Failed cells.
+        missing: Cells of the manifest's grid without a row.
     """
 
     name: str
@@ -45,39 +45,39 @@ class Section:
 
     @property
     def slug(self) -> str:
-        """The name as a file's name."""
+        """The name as a file name."""
         return self.name.replace(",", "").replace(" ", "-")
 
     @property
     def empty_families(self) -> list[str]:
-        """Families that were asked for and have no finished cell."""
+        """Families in the grid without a finished cell."""
         asked = [*(row.decoding for row in self.failed), *self.missing]
         finished = {family(row.decoding) for row in self.done}
         return sorted({family(decoding) for decoding in asked} - finished)
 
     @property
     def judged(self) -> Frontier | None:
-        """The frontier, if its quality can be weighed against speed; else `silence` says why not."""
+        """The frontier if quality and speed can be compared; else None, see `silence`."""
         return None if self.silence else self.frontier
 
     @property
     def silence(self) -> str | None:
-        """Why nothing can be said of quality here; None: it can."""
+        """Why quality and speed cannot be compared; None if they can."""
         if self.frontier is None:
             return (
                 "The target alone has no finished cell here, so there is nothing to compare "
                 f"{len(self.done)} finished cells with; run the bench again."
             )
         if self.frontier.target.metric is None:
-            return "The task has no metric, so there is no quality to weigh against speed."
+            return "The task has no metric, so there is no quality to compare with speed."
         if not self.frontier.quality_CR[self.frontier.rows.index(self.frontier.target), 0] > 0:
-            return "The target's own quality is 0, so nothing can be said relative to it."
+            return "The target's own quality is 0, so quality / target's is undefined."
         return None
 
 
 @dataclass(frozen=True)
 class Results:
-    """All of a run folder that a report is made of."""
+    """Contents of a run directory."""
 
     rows: Sequence[ResultRow]
     sections: Sequence[Section]
@@ -86,11 +86,7 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Read a run folder.
-
-    Raises:
-        UsageError: there is no row, or a row is not one.
-    """
+    """Read a run directory; raises UsageError if it has no rows or an invalid one."""
     manifest = RunDirectory(folder).read_manifest()
     rows = read_rows(folder, (manifest or {}).get("context"))
     if not rows:
@@ -138,7 +134,7 @@ def _name(sampling: SamplingParams) -> str:
 
 
 def _planned(manifest: dict[str, Any] | None) -> list[DecodingConfig]:
-    """The cells that the manifest asks for; none where it is of a version with other grids."""
+    """Cells of the manifest's grid; none if another version wrote it."""
     try:
         return Grid.model_validate((manifest or {})["config"]["grid"]).cells()
     except (KeyError, ValidationError):

@@ -1,4 +1,4 @@
-"""Tokens per target call over steps and over seconds of training, drawn from the rows."""
+"""Plots of tokens per target call over training steps and seconds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,9 @@ _AXES = {
 
 
 def draw_trajectories(rows: Sequence[TrajectoryRow], path: Path) -> None:
-    """A row of panels a gamma: tau of every draft, a line for each task and sampling.
+    """Plot a row of panels per gamma, with a line per task and sampling.
 
-    Runs follow one another: a run's steps and seconds begin where those of the one before ended.
-
-    Raises:
-        UsageError: matplotlib is not installed.
+    Successive runs are concatenated along the axis. Raises UsageError if matplotlib is missing.
     """
     mpl, figure_class = load_matplotlib()
     gammas = sorted({gamma for row in rows for gamma in row.block_efficiency})
@@ -47,26 +44,26 @@ def _draw(panel, rows: Sequence[TrajectoryRow], gamma: int, label: str) -> None:
     for name in names:
         mine = [row for row in rows if name_of(row) == name and gamma in row.block_efficiency]
         taus = [row.block_efficiency[gamma] for row in mine]
-        places = along([row.stop for row in mine], label)
-        panel.plot(places, [tau.value for tau in taus], marker="o", markersize=3, label=name)
-        panel.fill_between(places, [t.low for t in taus], [t.high for t in taus], alpha=0.15)
+        xs = along([row.stop for row in mine], label)
+        panel.plot(xs, [tau.value for tau in taus], marker="o", markersize=3, label=name)
+        panel.fill_between(xs, [tau.low for tau in taus], [tau.high for tau in taus], alpha=0.15)
     panel.set_xlabel(label)
     panel.set_ylabel(f"tokens per target call, gamma {gamma}")
     panel.grid(alpha=0.3)
 
 
 def along(stops: Sequence[Stop], label: str) -> list[float]:
-    """Where each draft stands, runs laid end to end."""
-    places: list[float] = []
+    """Return the position of each draft on the axis, with runs concatenated."""
+    positions: list[float] = []
     before = last = 0.0
     for index, stop in enumerate(stops):
         if index and stop.run != stops[index - 1].run:
             before = last
         last = before + _AXES[label](stop)
-        places.append(last)
-    return places
+        positions.append(last)
+    return positions
 
 
 def name_of(row: TrajectoryRow) -> str:
-    """Of the line that a row belongs to."""
+    """Return the label of the row's line."""
     return f"{row.task} {sampling_name(row.sampling)}"

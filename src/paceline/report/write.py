@@ -1,4 +1,4 @@
-"""The report of a bench, written into its run folder: `report.md` and `plots/`."""
+"""Write the report of a bench into its run directory: `report.md` and `plots/`."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ FILE = "report.md"
 PLOTS = "plots"
 
 _INTERVALS = (
-    f"Every interval is the middle 95% of {NUM_RESAMPLES} resamples of the examples, with replacement, "
-    "the same ones for all cells; speeds are those of the timed examples among them."
+    f"Intervals are 95% percentile intervals of {NUM_RESAMPLES} bootstrap resamples of the "
+    "examples, the same resamples for all cells; speeds use the timed examples only."
 )
 _LUCK = (
-    "A lossless rule writes text of the target's quality, but at a temperature above 0 not the "
-    "target's own text, so its quality in few examples is above the target's or below by luck: read "
-    "the share beside each figure. A figure may lie outside its interval, since the best of many "
-    "cells looks better in resamples than it is."
+    "A lossless rule has the target's quality, but above temperature 0 it samples other texts, so "
+    "on few examples its measured quality differs from the target's by chance: see the share next "
+    "to each value. A value may lie outside its interval, because the best of many cells looks "
+    "better in resamples than it is."
 )
 _CAPTION = (
-    "A line joins the cells of a family in the order of their thresholds; other dashes are another "
-    "gamma, or of big_little another fallback threshold. token_cascade and sequence_cascade judge no "
-    "token and have no rejection rate; an oracle runs both models, so its latency is not drawn."
+    "A line connects the cells of a family in the order of their thresholds; the line style shows "
+    "gamma, or the fallback threshold of big_little. token_cascade and sequence_cascade examine no "
+    "drafted token, so they have no rejection rate. The latency of oracles is omitted, because "
+    "they run both models."
 )
 
 
 class Report(NamedTuple):
-    """Where it is, and its first part: the two summaries of each temperature."""
+    """Path of the report, and its summary tables."""
 
     path: Path
     summary: str
 
 
 def write_report(folder: Path) -> Report:
-    """Write the report.
+    """Write the report of a bench's run directory.
 
     Raises:
-        UsageError: the folder has no rows, or matplotlib is not installed; then all but the plots is
-            there.
-        StorageError: it cannot be written.
+        UsageError: The folder has no valid rows, or matplotlib is not installed; in the latter case
+            `report.md` is written without plots.
+        StorageError: The report cannot be written.
     """
     results = read_results(folder)
     atomic_write_text(folder / FILE, render(results))
@@ -58,16 +59,16 @@ def write_report(folder: Path) -> Report:
 
 
 def render(results: Results) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     facts = "\n".join(f"- {line}" for line in bench_tables.run_lines(results))
     parts = [
-        f"# Ways of decoding compared\n\n{facts}\n\n{_INTERVALS}",
+        f"# Bench report\n\n{facts}\n\n{_INTERVALS}",
         f"## Speedup at the target's quality, quality within its latency\n\n{_summaries(results)}",
         f"{definitions(bench_tables.SUMMARY_COLUMNS)}\n\n{_LUCK}",
         f"## The paper's claims\n\n{_claims(results)}",
         f"## Plots\n\n{_plots(results)}",
         *_predictions(results),
-        f"## Every cell\n\n{_cells(results)}",
+        f"## All cells\n\n{_cells(results)}",
         *_failures(results),
     ]
     return "\n\n".join(parts) + "\n"
@@ -112,7 +113,7 @@ def _predictions(results: Results) -> list[str]:
         return []
     body = "\n\n".join(parts)
     columns = definitions(predictions.COLUMNS)
-    return [f"## Predicted against measured rejection\n\n{body}\n\n{columns}"]
+    return [f"## Predicted and measured rejection rates\n\n{body}\n\n{columns}"]
 
 
 def _cells(results: Results) -> str:
@@ -126,7 +127,7 @@ def _cells(results: Results) -> str:
         scored = section.frontier.target.metric is not None
         parts.append(bench_tables.cells_table(section, section.frontier))
         again = figure(section.frontier.against_itself())
-        parts.append(f"The target alone, timed twice in the same rounds, against itself: {again}.")
+        parts.append(f"The target alone, timed twice: speedup against itself: {again}.")
     return "\n\n".join([*parts, definitions(bench_tables.cell_columns(scored=scored))])
 
 

@@ -1,11 +1,11 @@
-"""Tasks: prompts, and how good an answer to them is.
+"""Tasks: sets of prompts with a metric for the answers.
 
-base.py       what a task is; examples chosen by seed, written to a file for training
-arithmetic.py sums worked out step by step, right or wrong
-docstrings.py Python's documentation in one sentence, ROUGE
-corpora.py    a user's own text: prompts to be timed, or pairs to be scored
-scoring.py    the libraries that score, and their versions
-task_choice.py  every task as a choice that a file can hold
+base.py         interface of tasks; choosing examples and writing them to a file
+arithmetic.py   step-by-step sums, scored by accuracy
+docstrings.py   one-sentence summaries of Python's documentation, scored by ROUGE
+corpora.py      a user's own prompts, or prompt-answer pairs with a metric
+scoring.py      metrics and the libraries that compute them
+task_choice.py  tasks as configuration values
 """
 
 from paceline.tasks.arithmetic import Arithmetic

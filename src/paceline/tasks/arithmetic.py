@@ -1,8 +1,8 @@
-"""Sums and differences worked out step by step, from reasoning_gym's chain_sum.
+"""Task of step-by-step sums and differences, from reasoning_gym's chain_sum.
 
-The splits are disjoint by a hash of the expression alone: one in ten is held out, for every seed,
-count and setting. Nor does a worked answer of the training split pass through one of them: from
-"9 - 5 + 3 - 1" comes "4 + 3 - 1", and if that is held out, the longer one is not trained on.
+A hash of the expression holds out one in ten, independently of seed and settings. A training
+example is also dropped if an intermediate step is held out: "9 - 5 + 3 - 1" has the step
+"4 + 3 - 1".
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from paceline.tasks.base import Split
 
 _HELD_OUT_SHARE = 0.1
-_DRAWN_AT_ONCE = 1000
+_BATCH = 1000  # expressions per call of reasoning_gym
 
 
 class Arithmetic(StrictModel):
-    """Prompt "4 - 3 + 12 =", reference answer " 1 + 12 = 13"; only the last number is judged.
+    """Prompt "4 - 3 + 12 =", reference answer " 1 + 12 = 13"; only the last number is scored.
 
     Test examples are distinct. Training examples are drawn with replacement and may repeat.
 
     Attributes:
-        min_terms: Least numbers in an expression.
-        max_terms: Most of them.
-        min_digits: Least digits of a number; all numbers of an expression have as many.
-        max_digits: Most of them.
+        min_terms: Minimum count of numbers in an expression.
+        max_terms: Maximum count of numbers in an expression.
+        min_digits: Minimum digits per number; all numbers of an expression have the same.
+        max_digits: Maximum digits per number.
     """
 
     task: Literal["arithmetic"] = "arithmetic"
@@ -49,47 +49,42 @@ class Arithmetic(StrictModel):
     @model_validator(mode="after")
     def _limits_in_order(self) -> Arithmetic:
         for name in ("terms", "digits"):
-            least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
-            if least > most:
-                raise ValueError(f"min_{name} is {least}, above max_{name}, {most}; lower it")
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low > high:
+                raise ValueError(f"min_{name} is {low}, above max_{name} {high}; lower it")
         return self
 
     @property
     def metric(self) -> Literal["accuracy"]:
-        """Share of answers whose last number is right."""
+        """Fraction of answers whose last number is correct."""
         return "accuracy"
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Expressions as reasoning_gym draws them, those of the other split left out.
+        """Expressions of one split, drawn by reasoning_gym.
 
         Raises:
-            UsageError: fewer than `count` distinct expressions are held out with these settings,
-                or reasoning_gym is not installed.
+            UsageError: fewer than `count` distinct test expressions exist, or reasoning_gym is not
+                installed.
         """
         check_count(count)
         match split:
             case "test":
-                self._check_that_there_are(count)
+                self._check_available(count)
                 chosen = _distinct(sum_ for sum_ in self._draw(seed) if _is_held_out(sum_[0]))
             case "train":
                 chosen = (sum_ for sum_ in self._draw(seed) if not _shows_held_out(sum_[0]))
-        return [
-            TaskExample(
-                Record(
-                    f"arithmetic {split} example {number}",
-                    "prompt",
-                    text=f"{expression} =",
-                    completion=" " + " = ".join(work_out(expression)),
-                ),
-                reference=result,
-            )
-            for number, (expression, result) in enumerate(itertools.islice(chosen, count))
-        ]
+        examples: list[TaskExample] = []
+        for number, (expression, result) in enumerate(itertools.islice(chosen, count)):
+            where = f"arithmetic {split} example {number}"
+            answer = " " + " = ".join(work_out(expression))
+            record = Record(where, "prompt", text=f"{expression} =", completion=answer)
+            examples.append(TaskExample(record, reference=result))
+        return examples
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """1 if what stands after the last "=" of prompt and answer is the result, else 0.
+        """1 if the number after the last "=" of prompt and answer is correct, else 0.
 
-        Only the answer's first line counts: a model that goes on to the next sum is not wrong.
+        Only the first line of the answer counts, so a model may continue with another sum.
 
         Raises:
             UsageError: reasoning_gym is not installed.
@@ -98,46 +93,37 @@ class Arithmetic(StrictModel):
         return scoring.score_sum(example.reference, line.rpartition("=")[2].strip())
 
     def versions(self) -> dict[str, str]:
-        """That of reasoning_gym, which draws the expressions and judges the results."""
+        """Version of reasoning_gym, which draws the expressions and scores the answers."""
         return {"reasoning-gym": scoring.installed_version("reasoning-gym")}
 
     def _draw(self, seed: int) -> Iterator[tuple[str, str]]:
-        """Expressions and their results, without end."""
         create = scoring.reasoning_gym().create_dataset
+        settings = self.model_dump(exclude={"task"})
         for part in itertools.count():
-            # The library's seeds 0 and 1 have all but one expression in common.
+            # Hashed, because chain_sum gives nearly the same expressions for consecutive seeds.
             digest = hashlib.sha256(f"{seed}:{part}".encode()).digest()
-            drawn = create(
-                "chain_sum",
-                seed=int.from_bytes(digest[:8], "big"),
-                size=_DRAWN_AT_ONCE,
-                **self.model_dump(exclude={"task"}),
-            )
-            for item in drawn:
+            part_seed = int.from_bytes(digest[:8], "big")
+            for item in create("chain_sum", seed=part_seed, size=_BATCH, **settings):
                 yield item["metadata"]["expression"], item["answer"]
 
-    def _check_that_there_are(self, count: int) -> None:
-        """Refuse to look for more held-out expressions than exist."""
-        total = sum(
-            len(_numbers(digits)) ** terms * 2 ** (terms - 1) for terms, digits in self._shapes()
-        )
+    def _check_available(self, count: int) -> None:
+        shapes = list(self._shapes())
+        total = sum(len(_numbers(digits)) ** terms * 2 ** (terms - 1) for terms, digits in shapes)
         if count <= total * _HELD_OUT_SHARE / 2:
-            return  # there are 200 expressions or more, and chance leaves out no half of a share
+            return  # of 200 or more expressions, more than half the expected share is held out
         existing = sum(map(_is_held_out, self._expressions()))
         if count > existing:
             raise UsageError(
                 f"arithmetic has {existing} distinct test examples with these settings, {count} "
-                "were asked for; ask for fewer or raise max_terms or max_digits"
+                "were requested; request fewer or raise max_terms or max_digits"
             )
 
     def _shapes(self) -> Iterator[tuple[int, int]]:
-        """Every number of terms with every number of digits."""
         return itertools.product(
             range(self.min_terms, self.max_terms + 1), range(self.min_digits, self.max_digits + 1)
         )
 
     def _expressions(self) -> Iterator[str]:
-        """All that can be drawn."""
         for terms, digits in self._shapes():
             first = [str(number) for number in _numbers(digits)]
             further = [f" {sign} {number}" for sign in "+-" for number in first]
@@ -145,18 +131,15 @@ class Arithmetic(StrictModel):
 
 
 def work_out(expression: str) -> list[str]:
-    """What the expression becomes, one operation at a time from the left.
-
-    "4 - 3 + 12" -> ["1 + 12", "13"]
-    """
+    """Evaluate one operation at a time from the left: "4 - 3 + 12" -> ["1 + 12", "13"]."""
     first, *rest = expression.split()
     value = int(first)
-    sides: list[str] = []
+    steps: list[str] = []
     while rest:
         sign, number, *rest = rest
         value += int(number) if sign == "+" else -int(number)
-        sides.append(" ".join([str(value), *rest]))
-    return sides
+        steps.append(" ".join([str(value), *rest]))
+    return steps
 
 
 def _numbers(digits: int) -> range:
@@ -172,8 +155,8 @@ def _distinct(sums: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _shows_held_out(expression: str) -> bool:
-    *sides, _ = work_out(expression)
-    return any(map(_is_held_out, [expression, *sides]))
+    *steps, _ = work_out(expression)
+    return any(map(_is_held_out, [expression, *steps]))
 
 
 def _is_held_out(expression: str) -> bool:

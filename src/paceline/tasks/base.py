@@ -1,6 +1,6 @@
-"""What a task is, how its examples are chosen, and how they become a file to train on.
+"""Defines the interface of tasks, chooses examples and writes them to training files.
 
-An example is in one split, train or test, whatever the seed and however many are asked for.
+An example belongs to one split, train or test, independently of seed and count.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TaskExample:
-    """A prompt, and what a good answer says.
+    """A prompt with its reference answer.
 
     Attributes:
-        record: The prompt or chat, with the reference answer in full, as a draft may be trained on.
-        reference: What the score compares with: the result of a sum, a reference summary. Empty
-            where a task has no metric.
+        record: The prompt or chat with the full reference answer, usable for training.
+        reference: The part that the metric compares, such as the result of a sum; empty if the task
+            has no metric.
     """
 
     record: Record
@@ -40,28 +40,26 @@ class TaskExample:
 
 
 class Task(Protocol):
-    """Gives prompts and judges answers. Every task is a frozen configuration, tagged by `task`."""
+    """Provides prompts and scores answers; a frozen configuration tagged by `task`."""
 
     @property
-    def task(self) -> str:
-        """The tag."""
-        ...
+    def task(self) -> str: ...
 
     @property
     def metric(self) -> str | None:
-        """What `score` computes, such as accuracy; None where answers cannot be judged."""
+        """Name of the metric that `score` computes, such as accuracy; None if there is none."""
         ...
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Exactly `count` examples; fewer of them are the first of more, for one seed.
+        """Exactly `count` examples; with the same seed, a smaller count gives a prefix.
 
         Raises:
-            UsageError: there are not so many; the message says how many there are.
+            UsageError: there are fewer; the message says how many.
         """
         ...
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """How good the answer is, 0 to 1; the mean over examples is the task's result.
+        """Score of the answer, 0 to 1; the task's result is the mean over examples.
 
         Raises:
             UsageError: the task has no metric, or its library is not installed.
@@ -69,7 +67,7 @@ class Task(Protocol):
         ...
 
     def versions(self) -> dict[str, str]:
-        """Versions of the libraries that decide examples and scores.
+        """Versions of the libraries that determine examples and scores.
 
         Raises:
             UsageError: a library is not installed.
@@ -78,14 +76,13 @@ class Task(Protocol):
 
 
 class OwnTask(StrictModel, ABC):
-    """What a task of your own derives from: see docs/guides/add_a_task.md.
+    """Base class of user-defined tasks; see docs/guides/add_a_task.md.
 
-    Its fields are its settings; `metric` says what `score` computes.
+    Fields are settings; `metric` names what `score` computes.
     """
 
     @property
     def task(self) -> str:
-        """The class's name."""
         return type(self).__name__
 
     @property
@@ -101,15 +98,14 @@ class OwnTask(StrictModel, ABC):
         """See `Task.score`."""
 
     def versions(self) -> dict[str, str]:
-        """Of libraries that decide examples and scores: none."""
         return {}
 
 
 def write_examples(task: Task, split: Split, count: int, path: Path, seed: int = 0) -> int:
-    """Write examples with their reference answers as JSON lines that `read_records` reads.
+    """Write examples with their reference answers as JSON lines for `read_records`.
 
     Returns:
-        How many of the examples are distinct: a task may draw training examples with replacement.
+        The number of distinct examples; a task may draw training examples with replacement.
 
     Raises:
         UsageError: as `Task.examples`.
@@ -122,7 +118,7 @@ def write_examples(task: Task, split: Split, count: int, path: Path, seed: int =
 
 
 def as_row(record: Record) -> dict[str, Any]:
-    """The record as one object of a `.jsonl` file."""
+    """The record as a JSON object for a `.jsonl` file."""
     match record.kind:
         case "chat":
             return {"messages": list(record.messages)}
@@ -134,21 +130,21 @@ def as_row(record: Record) -> dict[str, Any]:
 
 
 def pick(found: Mapping[str, T], count: int, seed: int, name: str, remedy: str) -> list[T]:
-    """`count` of what was found, in an order that the keys and the seed decide.
+    """Choose `count` values in an order determined by the keys and the seed.
 
     Raises:
-        UsageError: less was found, or nothing is asked for.
+        UsageError: `count` is below 1 or above the number of values.
     """
     check_count(count)
     if count > len(found):
         raise UsageError(
-            f"{name} has {len(found)} distinct examples, {count} were asked for; {remedy}"
+            f"{name} has {len(found)} distinct examples, {count} were requested; {remedy}"
         )
     order = sorted(found, key=lambda key: hashlib.sha256(f"{seed}\n{key}".encode()).digest())
     return [found[key] for key in order[:count]]
 
 
 def check_count(count: int) -> None:
-    """Refuse to choose no example."""
+    """Raise UsageError if `count` is below 1."""
     if count < 1:
-        raise UsageError(f"{count} examples were asked for; ask for at least 1")
+        raise UsageError(f"{count} examples were requested; request at least 1")

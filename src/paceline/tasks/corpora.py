@@ -1,7 +1,7 @@
-"""A user's own text as a task: prompts alone, or pairs of a prompt and a good answer.
+"""Tasks from a user's own text: prompts alone, or prompts with reference answers.
 
-Test examples are those of `corpus`, training examples those of `train_corpus`. What is asked in the
-first is left out of the second.
+Test examples come from `corpus`, training examples from `train_corpus`; prompts that are in both
+are only used for testing.
 """
 
 from __future__ import annotations
@@ -25,76 +25,71 @@ if TYPE_CHECKING:
 
 
 class _Corpora(StrictModel):
-    """Text to test with and, perhaps, to train on."""
-
     corpus: CorpusConfig
     train_corpus: CorpusConfig | None = None
 
     def _choose(
-        self, split: Split, count: int, seed: int, refer: Callable[[Record], str]
+        self, split: Split, count: int, seed: int, reference_of: Callable[[Record], str]
     ) -> list[TaskExample]:
-        """Records with what `refer` says is their answer; every one of the corpus is looked at."""
-        tested = read_records(self.corpus)
-        name, records = self.corpus.path, tested
+        records, name = read_records(self.corpus), self.corpus.path
         if split == "train":
             if self.train_corpus is None:
-                raise UsageError(f"there is no text to train on beside {name}; name a train_corpus")
-            asked = {_asked(record) for record in tested}
-            name = f"{self.train_corpus.path}, less what {name} asks,"
-            records = [r for r in read_records(self.train_corpus) if _asked(r) not in asked]
-        found = {json.dumps(as_row(r)): TaskExample(r, refer(r)) for r in records}
-        return pick(found, count, seed, name, "ask for fewer or give more text")
+                raise UsageError(f"no training text besides {name}; name a train_corpus")
+            tested = {_prompt_of(record) for record in records}
+            name = f"{self.train_corpus.path}, without the prompts of {name},"
+            records = [r for r in read_records(self.train_corpus) if _prompt_of(r) not in tested]
+        found = {json.dumps(as_row(r)): TaskExample(r, reference_of(r)) for r in records}
+        return pick(found, count, seed, name, "request fewer or give more text")
 
 
 class PlainText(_Corpora):
-    """Prompts of any corpus, for timing; there is nothing to judge an answer by.
+    """Prompts of any corpus, for timing only; answers are not scored.
 
     Attributes:
-        corpus: Where the test prompts are.
-        train_corpus: Where the training text is.
+        corpus: Corpus of test prompts.
+        train_corpus: Corpus of training text.
     """
 
     task: Literal["text"] = "text"
 
     @property
     def metric(self) -> None:
-        """There is none."""
-        return
+        return None
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Distinct records, as they stand in the corpus.
+        """Distinct records of a corpus.
 
         Raises:
             PromptError: the corpus cannot be read.
-            UsageError: it has fewer records, or none to train on were named.
+            UsageError: it has fewer records, or no train_corpus is configured.
         """
         return self._choose(split, count, seed, lambda _: "")
 
     def score(self, example: TaskExample, answer: str) -> NoReturn:
-        """Not possible.
+        """Unsupported.
 
         Raises:
             UsageError: always.
         """
         raise UsageError(
-            "the text task has no metric; name one that has, such as arithmetic or docstrings, or "
+            "the text task has no metric; use one that has, such as arithmetic or docstrings, or "
             "give prompts with completions as task pairs"
         )
 
     def versions(self) -> dict[str, str]:
-        """Of the corpus; nothing is scored."""
-        return _contents(self.corpus)
+        """Hash of a local corpus."""
+        return _corpus_version(self.corpus)
 
 
 class Pairs(_Corpora):
     """Prompts with reference answers: a completion, or the last message of a chat.
 
     Attributes:
-        corpus: Where the test pairs are.
-        train_corpus: Where the training pairs are.
-        metric: How an answer is compared with the reference.
-        first_line_only: Judge an answer by its first line that is not blank, since a base model
-            does not stop where its answer ends.
+        corpus: Corpus of test pairs.
+        train_corpus: Corpus of training pairs.
+        metric: Metric that compares an answer with the reference.
+        first_line_only: Score only the first non-blank line of an answer, for base models, which
+            continue after the answer.
     """
 
     task: Literal["pairs"] = "pairs"
@@ -105,23 +100,23 @@ class Pairs(_Corpora):
         """Distinct pairs.
 
         Raises:
-            PromptError: the corpus cannot be read, or a record has no answer (the line is named).
-            UsageError: it has fewer pairs, or none to train on were named.
+            PromptError: the corpus cannot be read, or a record has no answer.
+            UsageError: it has fewer pairs, or no train_corpus is configured.
         """
         return self._choose(split, count, seed, _reference)
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """The metric, 0 to 1.
+        """Value of the metric, 0 to 1.
 
         Raises:
             UsageError: the metric's library is not installed.
         """
-        judged = first_line(answer) if self.first_line_only else answer
-        return scoring.score_text(self.metric, example.reference, judged)
+        scored = first_line(answer) if self.first_line_only else answer
+        return scoring.score_text(self.metric, example.reference, scored)
 
     def versions(self) -> dict[str, str]:
-        """Of the metric's library and of the corpus."""
-        return scoring.metric_versions(self.metric) | _contents(self.corpus)
+        """Versions of the metric's libraries, and the hash of a local corpus."""
+        return scoring.metric_versions(self.metric) | _corpus_version(self.corpus)
 
 
 def _reference(record: Record) -> str:
@@ -132,13 +127,12 @@ def _reference(record: Record) -> str:
             if answer.strip():
                 return answer
     raise PromptError(
-        f"{record.where} has no answer as text to compare with; give it a completion, or a last "
-        "message by the assistant"
+        f"{record.where} has no reference answer as text; give it a completion, or a last message "
+        "by the assistant"
     )
 
 
-def _contents(corpus: CorpusConfig) -> dict[str, str]:
-    """What stands in a local file, or in those of a directory, as a digest."""
+def _corpus_version(corpus: CorpusConfig) -> dict[str, str]:
     path = Path(corpus.path)
     if not path.is_file():
         found = corpus_fingerprint(corpus)
@@ -146,8 +140,7 @@ def _contents(corpus: CorpusConfig) -> dict[str, str]:
     return {"corpus": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
 
 
-def _asked(record: Record) -> str:
-    """What a model is given of a record."""
+def _prompt_of(record: Record) -> str:
     messages = list(record.messages)
     if messages and messages[-1]["role"] == "assistant":
         messages.pop()

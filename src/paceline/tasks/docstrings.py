@@ -1,7 +1,7 @@
-"""Python's documentation in one sentence: from a docstring's body to its first sentence.
+"""Task of summarising docstrings: from a docstring's body to its first sentence.
 
-A docstring is held out by the hash that holds out documents of `data.python_docs`: a draft that was
-aligned on that corpus has not seen the test examples either.
+The test split uses the hash of `data.python_docs`, so a draft aligned on that corpus has not seen
+the test examples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_BODY = 80  # characters
 _SHORTEST_SENTENCE, _LONGEST_SENTENCE = 20, 100
-_INSIDE_A_SECOND_SENTENCE = re.compile(r"[.!?]\s")
+_SENTENCE_BREAK = re.compile(r"[.!?]\s")
 _QUESTION = (
     "Summarize what the following Python documentation describes, in one short sentence.\n\n"
 )
@@ -39,10 +39,10 @@ class Docstrings(StrictModel):
     """Given the body of a docstring, write its first sentence.
 
     Attributes:
-        packages: Installed packages to take docstrings from, beside the standard library.
-        max_body_characters: Longer docstrings are left out.
-        chat: Ask in a chat, for models that follow instructions; else a text to continue.
-        metric: Which ROUGE.
+        packages: Installed packages to take docstrings from, in addition to the standard library.
+        max_body_characters: Docstrings with a longer body are excluded.
+        chat: Prompt in a chat, for instruction-tuned models; false: as text to continue.
+        metric: ROUGE variant.
     """
 
     task: Literal["docstrings"] = "docstrings"
@@ -52,30 +52,25 @@ class Docstrings(StrictModel):
     metric: scoring.Rouge = "rougeL"
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Distinct bodies with their sentences; one in twelve is for testing.
+        """Distinct bodies with their sentences; about one in twelve is a test example.
 
         Raises:
             UsageError: there are fewer, or a package is not installed or has no Python source.
 
-        Cost: reads the library's source once a process, seconds.
+        Cost: parses the libraries' source once per process, in seconds.
         """
         roots = (standard_library(), *map(_source, self.packages))
         pairs = _pairs(roots, self.max_body_characters)
         found = {pair.body: pair for pair in pairs if pair.held_out == (split == "test")}
-        chosen = pick(
-            found,
-            count,
-            seed,
-            f"the {split} split of docstrings",
-            "ask for fewer, raise max_body_characters or name packages",
-        )
+        remedy = "request fewer, raise max_body_characters or name packages"
+        chosen = pick(found, count, seed, f"the {split} split of docstrings", remedy)
         return [
             TaskExample(self._record(pair, f"docstrings {split} example {number}"), pair.sentence)
             for number, pair in enumerate(chosen)
         ]
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """ROUGE F-measure, 0 to 1, of the answer's first line that is not blank.
+        """ROUGE F-measure, 0 to 1, of the answer's first non-blank line.
 
         Raises:
             UsageError: rouge_score is not installed.
@@ -83,10 +78,10 @@ class Docstrings(StrictModel):
         return scoring.score_text(self.metric, example.reference, first_line(answer))
 
     def versions(self) -> dict[str, str]:
-        """Of the scorer, and of Python and the packages, whose docstrings change with them."""
+        """Versions of the scorer, of Python and of the packages with the docstrings."""
         versions = {**scoring.metric_versions(self.metric), "python": platform.python_version()}
         for package in self.packages:
-            # A package need not bear the name that it was installed by.
+            # The distribution's name can differ from the package's.
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[package] = importlib.metadata.version(package)
         return versions
@@ -107,13 +102,12 @@ class _Pair(NamedTuple):
 
 
 def first_line(answer: str) -> str:
-    """The first line that is not blank, or nothing."""
+    """The first non-blank line, stripped; empty if there is none."""
     return next((line.strip() for line in answer.split("\n") if line.strip()), "")
 
 
 @cache
 def _pairs(roots: tuple[Path, ...], max_body: int) -> tuple[_Pair, ...]:
-    """A sentence for each body, the first that is found."""
     sentences: dict[str, str] = {}
     splits: dict[str, set[bool]] = {}
     for root in roots:
@@ -127,8 +121,7 @@ def _pairs(roots: tuple[Path, ...], max_body: int) -> tuple[_Pair, ...]:
     return tuple(
         _Pair(body, sentence, held_out=True in splits[body])
         for body, sentence in sentences.items()
-        # Some docstrings share a body; where one of them is trained on and another held out, the
-        # body would be in both splits.
+        # Docstrings of both splits can have the same body.
         if len(splits[body]) == 1
     )
 
@@ -137,17 +130,17 @@ def _is_one_sentence(text: str) -> bool:
     return (
         _SHORTEST_SENTENCE <= len(text) <= _LONGEST_SENTENCE
         and text.endswith(".")
-        and not _INSIDE_A_SECOND_SENTENCE.search(text)
+        and not _SENTENCE_BREAK.search(text)
     )
 
 
 def _source(package: str) -> Path:
-    """The folder of a package or the file of a module, which is not imported."""
+    """Folder of a package or file of a module, found without importing it."""
     spec = None
-    with contextlib.suppress(ValueError):  # such as __main__, which has none
+    with contextlib.suppress(ValueError):  # raised for modules without a spec, such as __main__
         spec = importlib.util.find_spec(package)
     if spec is None:
-        raise UsageError(f"no package {package} is installed; install it or leave it out")
+        raise UsageError(f"package {package} is not installed; install it or leave it out")
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
     if spec.origin is None or not spec.origin.endswith(".py"):

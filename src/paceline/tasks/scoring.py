@@ -1,6 +1,6 @@
-"""How good an answer is: libraries that others use too, so that numbers can be compared.
+"""Scores answers with standard metric libraries, so that results are comparable with others.
 
-Each is an extra and slow to import, so it is imported by the function that needs it.
+The libraries are optional and slow to import, so the functions that need them import them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BuiltInMetric: TypeAlias = Literal["exact_match", "rouge1", "rouge2", "rougeL", 
 
 
 def _known(metric: Any) -> Any:
-    """One of ours, or `package.module:function`, also as {import: package.module:function}."""
+    """Validate a built-in name, `package.module:function`, or {import: package.module:function}."""
     if isinstance(metric, dict) and set(metric) == {IMPORT}:
         metric = metric[IMPORT]
     if isinstance(metric, str) and ":" in metric:
         if not callable(imported(metric)):
-            raise ValueError(f"{metric} is no function of (reference, answer)")
+            raise ValueError(f"{metric} is not callable; wanted a function of (reference, answer)")
     elif metric not in get_args(BuiltInMetric):
         names = ", ".join(get_args(BuiltInMetric))
         raise ValueError(f"wanted one of {names}, or package.module:function")
@@ -37,14 +37,14 @@ def _known(metric: Any) -> Any:
 
 
 Metric = Annotated[str, BeforeValidator(_known)]
-"""How an answer is compared with its reference: a name, or a function that returns 0 to 1."""
+"""A built-in metric, or `package.module:function` of (reference, answer) that returns 0 to 1."""
 
 
 def score_text(metric: Metric, reference: str, answer: str) -> float:
-    """How near the answer comes to the reference, 0 to 1. White space around them does not count.
+    """Score an answer against its reference, 0 to 1, ignoring surrounding white space.
 
-    exact_match is 1 or 0. ROUGE is the F-measure on stems; its tokens are letters a-z and digits
-    only. bleu is the BLEU of the one sentence, smoothed, and its mean is not a corpus's BLEU.
+    exact_match is 1 or 0. ROUGE is the F-measure on stems; its tokens contain only letters a-z and
+    digits. bleu is smoothed sentence BLEU; its mean over examples is not corpus BLEU.
 
     Raises:
         UsageError: the library is not installed.
@@ -62,15 +62,15 @@ def score_text(metric: Metric, reference: str, answer: str) -> float:
 
 
 def score_sum(reference: str, answer: str) -> float:
-    """1 if the answer is the number that the reference is, as reasoning_gym sees it, else 0.
+    """1 if reasoning_gym gives the answer full marks, else 0.
 
-    The library gives a part of the marks to an answer that contains the number; here that is wrong.
+    reasoning_gym gives partial marks to an answer that contains the number; they count as 0 here.
 
     Raises:
         UsageError: the library is not installed.
     """
-    judge = reasoning_gym().get_score_answer_fn("chain_sum")
-    return float(judge(answer, {"answer": reference}) == 1.0)
+    score = reasoning_gym().get_score_answer_fn("chain_sum")
+    return float(score(answer, {"answer": reference}) == 1.0)
 
 
 def metric_versions(metric: Metric) -> dict[str, str]:
@@ -85,26 +85,23 @@ def metric_versions(metric: Metric) -> dict[str, str]:
 
 
 def installed_version(library: str) -> str:
-    """The version of a library of the extra.
+    """Version of an optional library.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: the library is not installed.
     """
     with _extra(library):
         return importlib.metadata.version(library)
 
 
 def reasoning_gym() -> Any:
-    """The module of that name.
+    """Import reasoning_gym, which takes about two seconds.
 
     Raises:
         UsageError: it is not installed.
-
-    Cost: two seconds, once.
     """
     with _extra("reasoning-gym"), warnings.catch_warnings():
-        # Python's, of the source of cellpylib, where it is compiled only now.
-        warnings.simplefilter("ignore", SyntaxWarning)
+        warnings.simplefilter("ignore", SyntaxWarning)  # from its dependency cellpylib
         import reasoning_gym
     return reasoning_gym
 
@@ -119,7 +116,7 @@ def _rouge(metric: str) -> Any:
 def _sentence_bleu(reference: str, answer: str) -> float:
     with _extra("sacrebleu"):
         import sacrebleu
-    # A perfect one is a little above 100 in binary.
+    # Rounding can put a perfect score slightly above 100.
     return min(1.0, sacrebleu.sentence_bleu(answer, [reference]).score / 100)
 
 

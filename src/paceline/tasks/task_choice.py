@@ -1,4 +1,4 @@
-"""Every task as a choice that a file or a command line can hold."""
+"""Builds tasks from configuration values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     TaskChoice: TypeAlias = Task
 else:
     TaskChoice = variants(AnyTask, "task", OwnTask)
-    """A field of a configuration; a name stands for the task with its defaults."""
+    """Type of a configuration field; a name selects the task with its defaults."""
 
 
 class _Choice(StrictModel):
@@ -29,9 +29,9 @@ class _Choice(StrictModel):
 
 
 def build_task(chosen: str | Mapping[str, Any]) -> Task:
-    """The task of that name, or that these values describe, such as `{"task": "docstrings"}`.
+    """Build a task from its name or its settings, such as `{"task": "docstrings"}`.
 
     Raises:
-        ConfigError: no such task, or a value is wrong.
+        ConfigError: unknown task or invalid value.
     """
     return validate(_Choice, {"task": chosen if isinstance(chosen, str) else dict(chosen)}).task

@@ -1,22 +1,27 @@
-"""Training drafts.
+"""Training of draft models.
 
-align.py        align(AlignConfig) -> run directory: a draft towards its target
-pretrain.py     pretrain(PretrainConfig) -> run directory: a model towards the next token
-run.py          what both have in common: before, training, after
-align_config.py  AlignConfig: everything that align can be told
-settings.py     what every kind of training is told: budget, steps, optimiser, checkpoints
-training_text.py  the text that align trains on and is judged by
-recipes.py      named recipes as defaults
-objectives.py   divergences and their weighted sums, as configuration
-optim.py        optimisers and schedules, as configuration and as torch objects
-adafactor.py    Adafactor with the floor of its paper
-coverage.py     what a draft of few tokens is held against: the target over its whole vocabulary
-step.py         one optimiser step: target's scores, draft's loss, accumulation, processes
-loop.py         steps until a budget is spent; metrics, evaluation, checkpoints
-freezing.py     parts of a draft that stay
-guard.py        losses that make no sense, and requests to stop
-checkpoint.py   whole checkpoints, and runs that go on
-evaluation.py   agreement with the target on held-out text
+align.py                   align(AlignConfig): distill the target into a draft
+pretrain.py                pretrain(PretrainConfig): next-token training of a model
+run.py                     run directory, precision and result, shared by align and pretrain
+align_config.py            AlignConfig
+settings.py                TrainSettings: budget, batches, optimizer, checkpoints
+recipes.py                 named recipes as defaults
+training_text.py           training and held-out text of align
+objectives.py              divergences and weighted sums of divergences
+reward_moments.py          token draws and reward moments of TVD++
+coverage.py                target scores for drafts with a restricted vocabulary
+vocabulary_subset_loss.py  divergences over a part of the vocabulary
+optim.py, adafactor.py     optimizers and learning-rate schedules
+step.py, loop.py           one optimizer step; the training loop
+sharding.py                weights sharded over processes (FSDP)
+tied_embeddings.py         sparse gradients of tied embeddings
+freezing.py                frozen parts of a draft
+guard.py                   divergence checks and stop signals
+checkpoint.py              checkpoints and resuming
+evaluation.py              agreement with the target on held-out text
+initial_draft.py           drafts derived from a target
+layer_search.py            search for the target's best layers
+sweep.py                   grids of alignment runs
 """
 
 from paceline.train.align import align

@@ -1,4 +1,4 @@
-"""Alignment from a configuration to a run directory: set up, train, compare before and after.
+"""Aligns a draft with its target: set-up, training, and figures before and after.
 
 Paper: Zhou et al. 2023, Alg. A.2.
 """
@@ -25,12 +25,7 @@ from paceline.models.loading import (
 )
 from paceline.progress import silent
 from paceline.rng import named_generator
-from paceline.train.checkpoint import (
-    CheckpointStore,
-    read_optimizer,
-    read_state,
-    rewind_metrics,
-)
+from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_state, rewind_metrics
 from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
 from paceline.train.freezing import freeze_embeddings, freeze_layers
 from paceline.train.loop import Parts
@@ -69,23 +64,21 @@ def align(
     progress: Progress = silent,
     texts: Path | None = None,
 ) -> Path:
-    """Train the draft to agree with the target; everything ends up in the run directory.
+    """Align the draft with the target in the run directory `config.output`.
 
     Args:
-        config: What to do.
-        resume: Go on with the run in `config.output` if there is one; a finished one is left as
-            it is.
-        progress: Called as work goes on.
-        texts: A directory that several runs share: what the target writes for them to be judged on
-            is written once for all that would be judged on the same.
+        config: The run's configuration.
+        resume: Resume the run if its directory exists; a finished run is not changed.
+        progress: Called with the progress of each stage.
+        texts: Directory shared by several runs, as a cache of the target's held-out text.
 
     Returns:
-        The run directory: `draft/` is the aligned draft, `result.json` its figures.
+        The run directory, with the aligned draft in `draft/` and its figures in `result.json`.
 
     Raises:
-        UsageError: a model, a text or a setting cannot be used.
-        TrainingError: training failed or was stopped; checkpoints stay.
-        StorageError: something could not be written; checkpoints stay.
+        UsageError: invalid model, text or setting.
+        TrainingError: training failed or was stopped; checkpoints are kept.
+        StorageError: a file could not be written; checkpoints are kept.
     """
     return run_training(
         config,
@@ -98,7 +91,7 @@ def align(
 
 
 def _inputs(config: AlignConfig) -> dict[str, str]:
-    """Pretraining text is read as it is needed, and may be mended in mid-run."""
+    """Fingerprints of the inputs, without pretraining text, which may be corrected during a run."""
     marks = {
         "target": fingerprint_if_there(config.target),
         "draft": fingerprint_if_there(config.draft),
@@ -125,11 +118,11 @@ def _set_up(
     state = read_state(checkpoint)
     bfloat16 = takes_bfloat16(config, shapes_at(config.target), accelerator, run)
     device = str(accelerator.device)
-    dealt_out = accelerator.num_processes > 1 and "target" in config.shard
+    sharded = accelerator.num_processes > 1 and "target" in config.shard
     target = load_model(
         config.target,
         dtype="bfloat16" if bfloat16 else "float32",
-        device="cpu" if dealt_out else device,  # the whole of it may have no room there
+        device="cpu" if sharded else device,  # the full target may not fit on one device
     )
     start = config.draft if checkpoint is None else checkpoint / "draft"
     draft = load_model(start, dtype="float32", device=device)
@@ -142,10 +135,10 @@ def _set_up(
     stream = stream_of(config, records, target, shard)
     stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
     stepper.restore(read_optimizer(checkpoint))
-    known = pretraining_of(config, target, shard, run)
+    pretraining = pretraining_of(config, target, shard, run)
     writing = WritingClock(state.writing_s)
-    writes = config.fixed_fraction < 1 and config.draft_fraction > 0
-    writer = writer_of(config, draft, accelerator, run) if writes else draft
+    generates = config.fixed_fraction < 1 and config.draft_fraction > 0
+    writer = writer_of(config, draft, accelerator, run) if generates else draft
     source = source_of(config, stream, writer, target, shard, progress, writing)
     evaluator = None
     if accelerator.is_main_process:
@@ -155,7 +148,7 @@ def _set_up(
         config=config,
         accelerator=accelerator,
         stepper=stepper,
-        source=source if known is None else BlendedText(source, stream, known),
+        source=source if pretraining is None else BlendedText(source, stream, pretraining),
         stream=stream,
         plan=Planner(config, _vocabulary(config, stream, draft, vocab_size)),
         run=run,
@@ -170,7 +163,7 @@ def _set_up(
 
 
 class Planner:
-    """Each step's objective and tokens, by how far the run is and what has been drawn."""
+    """Plans a step from the run's position in [0, 1] and the number of examples drawn."""
 
     def __init__(self, config: AlignConfig, vocabulary: VocabularySample | None) -> None:
         self.config = config
@@ -183,14 +176,13 @@ class Planner:
             tokens = self.vocabulary.draw(named_generator(seed, "loss vocabulary", num_drawn))
         rng_of_row = partial(named_generator, seed, "tokens of the draft", num_drawn)
         finish = self.config.finish
-        late = 0.0 if finish is None else finish.share(position)
-        return StepPlan(self._terms(late), tokens, rng_of_row, phase=int(late > 0))
+        share = 0.0 if finish is None else finish.share(position)
+        return StepPlan(self._terms(share), tokens, rng_of_row, phase=int(share > 0))
 
-    def _terms(self, late: float) -> list[Objective]:
-        """Both objectives by their shares; one without a share is left out."""
+    def _terms(self, finish_share: float) -> list[Objective]:
         finish = self.config.finish
         after = () if finish is None else finish.objective
-        shares = ((self.config.objective, 1 - late), (after, late))
+        shares = ((self.config.objective, 1 - finish_share), (after, finish_share))
         return [
             term.model_copy(update={"weight": term.weight * share})
             for terms, share in shares
@@ -207,7 +199,6 @@ def _choose_trained(config: AlignConfig, draft: CausalModel) -> None:
 
 
 def _check_lengths(config: AlignConfig, target: CausalModel, draft: CausalModel) -> None:
-    """Every text that can come up must fit both contexts."""
     settings = config.evaluation
     longest = {"max_prompt_tokens + max_completion_tokens": lengths_of(config)}
     if config.data.evaluates:
@@ -217,19 +208,20 @@ def _check_lengths(config: AlignConfig, target: CausalModel, draft: CausalModel)
         for keys, lengths in longest.items():
             if model.max_length is not None and sum(lengths) > model.max_length:
                 raise ContextLengthError(
-                    f"{keys} is {sum(lengths)}, but the {name}'s context holds {model.max_length}; "
-                    "lower one of the two"
+                    f"{keys} is {sum(lengths)}, but the {name}'s context holds "
+                    f"{model.max_length} tokens; lower one of the two"
                 )
 
 
 def _check_terms(config: AlignConfig, draft: CausalModel) -> None:
-    """Can what a draft of few tokens is to learn be told by these?
+    """Check the objective of a draft with a restricted vocabulary.
 
-    Labels that it may not propose can be left out only of steps in which nothing else teaches.
+    Positions with other labels are dropped from steps with cross entropy alone; a divergence needs
+    them.
     """
     if draft.draft_vocabulary is None:
         return
-    few = f"and {config.draft} proposes {len(draft.draft_vocabulary):,} tokens only"
+    limit = f"but {config.draft} proposes only {len(draft.draft_vocabulary):,} tokens"
     finish = config.finish
     together = [config.objective]
     if finish is not None:
@@ -237,25 +229,27 @@ def _check_terms(config: AlignConfig, draft: CausalModel) -> None:
         together.append(finish.objective if finish.end is None else both)
     labelled = [{term.reads_target for term in terms} for terms in together]
     if {True, False} in labelled:
-        raise ConfigError(f"cross_entropy beside a divergence needs every label, {few}; drop one")
+        raise ConfigError(
+            f"cross_entropy with a divergence needs every label, {limit}; remove one of them"
+        )
     if any(isinstance(term, UnderRule) for terms in together for term in terms):
         raise ConfigError(
-            f"a rule looks at whole distributions, {few}; align it plainly, or make it propose all"
+            f"a rule objective needs the full vocabulary, {limit}; use a divergence, or a draft "
+            "that proposes all tokens"
         )
 
 
 def _vocabulary(
     config: AlignConfig, stream: ExampleStream, draft: CausalModel, vocab_size: int
 ) -> VocabularySample | None:
-    """The tokens that divergences are taken over: what the draft may propose, likeliest first.
+    """Sampler of the tokens that divergences are computed over; None: all tokens.
 
-    A draft that may propose every token says nothing of that; then the corpus does. One that may not is
-    never compared over more than it may propose.
+    A draft with a restricted vocabulary ranks its tokens itself; otherwise corpus frequencies do.
     """
     if draft.draft_vocabulary is not None:
         tokens_K = draft.draft_vocabulary.cpu()
-        every = LossVocabulary(frequent=len(tokens_K))
-        return VocabularySample(config.loss_vocabulary or every, tokens_K)
+        default = LossVocabulary(frequent=len(tokens_K))
+        return VocabularySample(config.loss_vocabulary or default, tokens_K)
     if config.loss_vocabulary is None:
         return None
     counts_V = count_tokens((example.tokens for example in stream.examples), vocab_size)
@@ -271,7 +265,6 @@ def _evaluator(
     progress: Progress,
     texts: Path | None,
 ) -> AgreementEvaluator | None:
-    """Held-out text of the target, written once a run, or once for all runs that share `texts`."""
     settings = config.evaluation
     if records is None or target.tokenizer is None:
         return None

@@ -1,4 +1,4 @@
-"""Everything that `align` can be told."""
+"""Configuration of `align`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from paceline.train.vocabulary_subset_loss import LossVocabulary
 
 
 class AlignData(StrictModel):
-    """The texts.
+    """Training and held-out text.
 
     Attributes:
         train: Documents, prompts, or prompts with completions.
-        held_out: Prompts that the target answers once, for evaluation.
-        held_out_from_train: In the place of `held_out`, take so many texts out of `train`, chosen by
-            the run's seed, and their duplicates. None and no `held_out`: no evaluation.
-        train_document_prompts: Whether a document used as it is trains its first tokens too.
-        pack_documents: Join documents before cutting them to size, so that no row is padded.
-        pretraining: Text that the draft knows, so that it does not forget: always as it is, packed, and
-            read as it is needed (a data set's split has no slice then; see `limit`).
-        pretraining_fraction: The part of every batch's rows that it makes up.
-        keep_states_gb: Keep what the target says of `train` in memory, each process what it has
-            drawn: 10^9 bytes that this may take; None: read texts anew every time they come up.
+        held_out: Prompts for evaluation; the target completes them once.
+        held_out_from_train: Instead of `held_out`, remove N texts and their duplicates from
+            `train`, chosen by the run's seed. No evaluation if both are None.
+        train_document_prompts: Also train on the first tokens of documents used as fixed text.
+        pack_documents: Concatenate documents before splitting them into rows, without padding.
+        pretraining: Text that the draft was pretrained on, mixed in against forgetting. It is used
+            unchanged, packed and streamed; a split cannot have a slice, see `limit`.
+        pretraining_fraction: Fraction of each batch's rows that are pretraining text.
+        keep_states_gb: Cache the target's hidden states of `train` in the memory of each process,
+            up to this many 10^9 bytes; None: compute them again each time.
     """
 
     train: CorpusConfig
@@ -45,26 +45,26 @@ class AlignData(StrictModel):
 
     @property
     def evaluates(self) -> bool:
-        """Is there text to judge the draft by?"""
+        """True if there is held-out text."""
         return self.held_out is not None or self.held_out_from_train is not None
 
     @model_validator(mode="after")
     def _holds_out_once(self) -> AlignData:
         if self.held_out is not None and self.held_out_from_train is not None:
-            raise ValueError("held_out and held_out_from_train both say what to judge by; drop one")
+            raise ValueError("got both held_out and held_out_from_train; remove one of them")
         return self
 
 
 class Evaluation(StrictModel):
-    """Figures on held-out text of the target, before, during and after.
+    """Evaluation on held-out text that the target generates, before, during and after training.
 
     Attributes:
-        every_steps: How often during training; None: only before and after.
-        num_prompts: How many prompts, of `max_prompt_tokens` at most.
-        max_new_tokens: How many tokens the target adds to each, at most.
-        sampling: How the target writes, and the distributions that are compared.
-        gamma: Of the block efficiency.
-        rule: Also judge the draft by the rule that it will be served with.
+        every_steps: Steps between evaluations during training; None: only before and after.
+        num_prompts: Maximum number of prompts.
+        max_new_tokens: Maximum number of tokens that the target generates per prompt.
+        sampling: Sampling of the target's text and of the compared distributions.
+        gamma: Draft tokens per block, for the block efficiency.
+        rule: Also evaluate the draft under this acceptance rule.
     """
 
     every_steps: int | None = Field(default=None, ge=1)
@@ -79,7 +79,9 @@ class Evaluation(StrictModel):
     @classmethod
     def _no_penalty(cls, sampling: SamplingParams) -> SamplingParams:
         if sampling.repetition_penalty != 1:
-            raise ValueError("repetition_penalty must be 1 here; `measure` knows penalties")
+            raise ValueError(
+                "repetition_penalty must be 1 in evaluation; use `measure` for other values"
+            )
         return sampling
 
 
@@ -88,9 +90,9 @@ class Finish(StrictModel):
 
     Attributes:
         objective: One divergence or a weighted sum.
-        begin: The part of the run after which it takes over.
-        end: The part after which nothing is left of the first objective: from `begin` on its
-            weights fall in a straight line, and those of this one rise. None: at once.
+        begin: Fraction of the run after which this objective starts.
+        end: Fraction of the run at which the first objective ends. From `begin` to `end` its
+            weights decrease linearly and those of this objective increase. None: at `begin`.
     """
 
     objective: tuple[Objective, ...] = Field(min_length=1)
@@ -105,37 +107,37 @@ class Finish(StrictModel):
     @model_validator(mode="after")
     def _in_order(self) -> Finish:
         if self.end is not None and self.end <= self.begin:
-            raise ValueError(f"finish.end {self.end} must lie behind finish.begin {self.begin}")
+            raise ValueError(f"finish.end {self.end} must be above finish.begin {self.begin}")
         return self
 
     def share(self, position: float) -> float:
-        """Of this objective, when so much of the run is done."""
+        """Share of this objective in [0, 1] at a position of the run in [0, 1]."""
         if self.end is None:
             return float(position > self.begin)
         return min(1.0, max(0.0, (position - self.begin) / (self.end - self.begin)))
 
 
 class AlignConfig(TrainSettings):
-    """One run of alignment (Zhou et al. 2023, Alg. A.2); see also `TrainSettings`.
+    """One alignment run (Zhou et al. 2023, Alg. A.2); see also `TrainSettings`.
 
-    The aligned draft becomes `output/draft`.
+    The aligned draft is saved to `output/draft`.
 
     Attributes:
         target: Hub id, directory or GGUF file of the target.
-        draft: The same of the draft to start from; it is not changed.
-        recipe: Defaults for objective, fixed_fraction and draft_fraction by name.
+        draft: Hub id, directory or GGUF file of the initial draft, which is not changed.
+        recipe: Named defaults for objective, fixed_fraction and draft_fraction.
         objective: One divergence or a weighted sum.
         finish: Another objective for the last part of the run.
-        loss_vocabulary: Divergences over part of the vocabulary; None: over all of it.
-        fixed_fraction: lambda1, the part of batches that is corpus text as it is.
-        draft_fraction: lambda2, the part of the others that the draft writes; the target writes
-            the rest.
-        sampling: How draft and target write training text.
-        target_rounds: Let the target write many texts at a time, score them as it writes, and train
-            on each more than once; None: a batch at a time, once.
-        freeze_embeddings: Keep the embeddings and the output head as they are.
-        freeze_layers: Keep the draft's first so many layers as they are: where they are the target's
-            own first ones, they have little to learn, and the backward pass ends above them.
+        loss_vocabulary: Compute divergences over a part of the vocabulary; None: over all tokens.
+        fixed_fraction: lambda1, the fraction of batches that are unchanged corpus text.
+        draft_fraction: lambda2, the fraction of the other batches that the draft generates; the
+            target generates the rest.
+        sampling: Sampling of generated training text.
+        target_rounds: Let the target generate many texts at once, keep their hidden states, and
+            train on each text several times; None: one batch at a time, used once.
+        freeze_embeddings: Freeze the embeddings and the output head.
+        freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
+            if they are copies of the target's first layers.
     """
 
     target: str = Field(min_length=1)
@@ -157,7 +159,7 @@ class AlignConfig(TrainSettings):
 
     @property
     def pretraining_rows(self) -> int:
-        """Rows of a step that are pretraining text."""
+        """Number of rows per step that are pretraining text."""
         if self.data.pretraining is None:
             return 0
         return round(self.data.pretraining_fraction * self.batch_size)
@@ -177,55 +179,57 @@ class AlignConfig(TrainSettings):
     @model_validator(mode="after")
     def _fits_together(self) -> AlignConfig:
         if not self.objective:
-            raise ValueError("objective names no divergence; give at least one, such as forward_kl")
+            raise ValueError("objective is empty; give at least one divergence, such as forward_kl")
         own_rows = self.batch_size - self.pretraining_rows
         if self.data.pretraining is not None and not 0 < own_rows < self.batch_size:
             raise ValueError(
                 f"data.pretraining_fraction {self.data.pretraining_fraction} of batch_size "
-                f"{self.batch_size} is {self.pretraining_rows} rows; wanted some and not all"
+                f"{self.batch_size} is {self.pretraining_rows} rows; wanted at least 1 and fewer "
+                "than batch_size"
             )
         if self.target_rounds is not None and self.target_rounds.rows % own_rows:
             raise ValueError(
-                f"target_rounds.rows {self.target_rounds.rows} cannot be cut into batches of "
-                f"{own_rows} rows, which batch_size {self.batch_size} leaves to them; make it a "
-                "multiple"
+                f"target_rounds.rows is {self.target_rounds.rows}, wanted a multiple of "
+                f"{own_rows}, which is batch_size without pretraining rows; change one of them"
             )
         finish = () if self.finish is None else self.finish.objective
         if self.loss_vocabulary is not None:
             for term in (*self.objective, *finish):
                 if term.needs_all_tokens is not None:
                     raise ValueError(
-                        f"{term.needs_all_tokens}, and loss_vocabulary leaves tokens out; drop one"
+                        f"{term.needs_all_tokens}, but loss_vocabulary omits tokens; "
+                        "remove one of them"
                     )
         self._check_shards()
         if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
             raise ValueError(
-                "data.keep_states_gb is for text that comes up again, and fixed_fraction is 0; drop it"
+                "data.keep_states_gb is set, but fixed_fraction is 0, so no text is used again; "
+                "unset keep_states_gb"
             )
         if not reads_target(self.objective) and self.fixed_fraction < 1 and self.draft_fraction > 0:
             raise ValueError(
-                "cross_entropy alone teaches nothing on text that the draft wrote itself; "
-                "set draft_fraction to 0, or name a divergence as objective"
+                "cross_entropy alone is no training signal on text that the draft generated; "
+                "set draft_fraction to 0, or use a divergence as objective"
             )
         return self
 
     def _check_shards(self) -> None:
-        """Weights that are dealt out are read by all processes at once: nobody can write with them."""
-        written = 1 - self.fixed_fraction
-        by_draft = written * self.draft_fraction
-        for name, share in (("draft", by_draft), ("target", written - by_draft)):
+        """Sharded models run on all processes at once, so one process cannot generate text."""
+        generated = 1 - self.fixed_fraction
+        by_draft = generated * self.draft_fraction
+        for name, share in (("draft", by_draft), ("target", generated - by_draft)):
             if name in self.shard and share > 0:
                 raise ValueError(
-                    f"a {name} that is sharded writes no text; let generate-data write it and set "
-                    "fixed_fraction to 1, or leave the shard out"
+                    f"a sharded {name} cannot generate text; use generate-data and set "
+                    "fixed_fraction to 1, or do not shard it"
                 )
         if "target" in self.shard and self.data.keep_states_gb is not None:
             raise ValueError(
-                "a target that is sharded reads with all processes at once, so data.keep_states_gb "
-                "cannot spare one of them; drop it"
+                "a sharded target runs on all processes at once, so data.keep_states_gb "
+                "cannot skip its passes; unset it"
             )
         if self.shard and self.data.evaluates:
             raise ValueError(
-                "models that are sharded are not evaluated on the way; drop data.held_out and use "
+                "sharded models cannot be evaluated during training; unset data.held_out and run "
                 "trajectory on the checkpoints"
             )

@@ -1,8 +1,8 @@
-"""The state of training on disk: whole checkpoints only, and runs that go on where they stopped.
+"""Saves and restores checkpoints, and checks whether a run can be resumed.
 
-A checkpoint is a directory `step-00000100` with `draft/` (an ordinary model directory, float32),
-`optimizer.pt` and `state.json`. There is no state of random generators to save: every draw is made
-from a generator named after the number of examples drawn, which `state.json` holds.
+A checkpoint is a directory such as `step-00000100` with `draft/` (a float32 model directory),
+`optimizer.pt` and `state.json`. No generator state is saved: all generators are keyed by the
+number of examples drawn, which is in `state.json`.
 """
 
 from __future__ import annotations
@@ -26,30 +26,22 @@ if TYPE_CHECKING:
     from paceline.records import RunDirectory
     from paceline.train.settings import TrainSettings
 
-# A run may be given more time or another place, and be watched differently, when it goes on.
+# keys that a resumed run may change
 _MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints"}
 _BUDGET = {"num_steps", "max_seconds"}
 
 
 @dataclass
 class TrainingState:
-    """Where training is.
-
-    Attributes:
-        num_drawn: The state of the text source.
-        time_position: How far the schedule is by the clock; see `TrainingLoop`.
-        recent_losses: What the loss guard compares with.
-        phase: Of the run that `recent_losses` are from; see `StepPlan`.
-        writing_s: How long a round of the target's text takes to write; see `WritingClock`.
-    """
+    """The resumable state of a run."""
 
     step: int = 0
     elapsed_s: float = 0.0
-    num_drawn: int = 0
-    time_position: float = 0.0
-    recent_losses: list[float] = field(default_factory=list)
-    phase: int = 0
-    writing_s: float = 0.0
+    num_drawn: int = 0  # state of the text source
+    time_position: float = 0.0  # of a time-based schedule; see `TrainingLoop`
+    recent_losses: list[float] = field(default_factory=list)  # for the loss guard
+    phase: int = 0  # of `recent_losses`; see `StepPlan`
+    writing_s: float = 0.0  # see `WritingClock`
 
 
 class CheckpointStore:
@@ -61,20 +53,20 @@ class CheckpointStore:
         self.keep = keep
 
     def all(self) -> list[Path]:
-        """Every whole checkpoint, oldest first."""
+        """All complete checkpoints, oldest first."""
         return sorted(self.directory.glob("step-*"))
 
     def latest(self) -> Path | None:
-        """The newest one, if any."""
+        """The newest checkpoint, or None."""
         return next(reversed(self.all()), None)
 
     def save(self, draft: CausalModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
-        """Write a checkpoint whole, then drop the oldest ones beyond `keep`.
+        """Write a checkpoint atomically, then delete the oldest ones beyond `keep`.
 
-        `optimizer`: its state, in one piece.
+        Draft and optimizer state must be unsharded.
 
         Raises:
-            StorageError: it could not be written; earlier ones are as they were.
+            StorageError: it could not be written; earlier checkpoints are unchanged.
         """
         path = self.directory / f"step-{state.step:08d}"
         with atomic_directory(path) as scratch:
@@ -83,12 +75,12 @@ class CheckpointStore:
             content = json.dumps(dataclasses.asdict(state))
             (scratch / "state.json").write_text(content + "\n", encoding="utf-8")
         for old in self.all()[: -self.keep]:
-            going = old.rename(old.with_name(f".{old.name}"))  # a kill leaves no half of one
-            shutil.rmtree(going)
+            # renamed first, so that an interrupted deletion leaves no partial checkpoint
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
         return path
 
     def sweep(self) -> None:
-        """Remove what a killed run left half-written."""
+        """Remove incomplete checkpoints of a killed run."""
         for scratch in self.directory.glob(".step-*"):
             shutil.rmtree(scratch)
 
@@ -98,28 +90,28 @@ def _save_optimizer(optimizer: dict[str, Any], path: Path) -> None:
         try:
             torch.save(optimizer, stream)
         except RuntimeError as error:
-            # A full disk is hidden behind torch's own complaint about the torn archive.
+            # torch replaces the error of a full disk by its own error about the archive
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
 
 
 def read_state(checkpoint: Path | None) -> TrainingState:
-    """The state a run goes on from; without a checkpoint, its beginning."""
+    """The state in a checkpoint, or the initial state without one."""
     if checkpoint is None:
         return TrainingState()
     return TrainingState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
 
 
 def read_optimizer(checkpoint: Path | None) -> dict[str, Any] | None:
-    """The optimiser's state of a checkpoint."""
+    """The optimizer's state in a checkpoint, or None without one."""
     if checkpoint is None:
         return None
     return torch.load(checkpoint / "optimizer.pt", weights_only=True)
 
 
 def has_begun(run: RunDirectory) -> bool:
-    """Is there anything of a run that a new start would lose?"""
+    """True if the run directory has metrics, a result or checkpoints."""
     rows = run.metrics.exists() and run.metrics.stat().st_size > 0
     return rows or run.result.exists() or any(run.checkpoints.glob("step-*"))
 
@@ -132,11 +124,13 @@ def check_run_directory(
     resume: bool,
     keep_budget: bool = False,
 ) -> dict[str, str]:
-    """May this run be written here, and with another budget? -> the fingerprints of its inputs.
+    """Check that the run may write to its directory. -> the fingerprints of its inputs.
+
+    `inputs` are the current fingerprints; `keep_budget` refuses another num_steps or max_seconds.
 
     Raises:
-        ConfigError: something else is there, or the same run with another configuration or inputs.
-        StorageError: the place is a file.
+        ConfigError: the directory holds other files, or a run with another configuration or inputs.
+        StorageError: the path is a file.
     """
     may_change = _MAY_CHANGE if keep_budget else _MAY_CHANGE | _BUDGET
     before = run.check(
@@ -147,13 +141,13 @@ def check_run_directory(
 
 
 def clear_set_up(run: RunDirectory) -> None:
-    """Forget what a start prepared that then failed: another configuration may be tried now."""
+    """Delete files of a failed set-up, which may belong to another configuration."""
     shutil.rmtree(run.path / "start", ignore_errors=True)
     for name in ("held_out.jsonl", "packing.jsonl"):
         (run.path / name).unlink(missing_ok=True)
 
 
 def rewind_metrics(run: RunDirectory, step: int) -> None:
-    """Drop the rows of steps that are to be made again."""
+    """Delete the metrics of steps after `step`, which will run again."""
     rows = [row for row in read_jsonl(run.metrics) if row["step"] <= step]
     atomic_write_text(run.metrics, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,13 +1,13 @@
-"""How much of the target a draft of few tokens is held against.
+"""Target scores for the loss of a draft with a restricted vocabulary.
 
-A draft that proposes the tokens K alone is served with an acceptance of sum_K min(p, q), p the target
-over its whole vocabulary. The loss sees the target's logits over K, or over some of K; what they lack
-of the whole is one number a position, the target's log-sum-exp over all tokens. TVD, TVD++ and
-negative log acceptance are taken with it. A KL from the target is infinite where the draft proposes
-nothing, so KL and JSD are taken to the target renormalised over K.
+A draft that proposes only tokens in K has the acceptance sum_K min(p, q), with p normalised over
+the whole vocabulary. The loss receives the target's logits over K or a subset of K, and one number
+per position, the target's log-sum-exp over all tokens. TVD, TVD++ and negative log acceptance use
+both. KL(target || draft) would be infinite, because the draft's probability outside K is 0. KL and
+JSD therefore use the target renormalised over K.
 """
 
-# N positions, T of a row, C of a chunk, D hidden width, V tokens that are compared
+# N positions, T of a row, C of a chunk, D hidden width, V compared tokens
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,42 +26,36 @@ if TYPE_CHECKING:
 
 
 class TargetScores(NamedTuple):
-    """What the target says of each position, over the tokens that are compared.
+    """The target's scores of the compared tokens."""
 
-    Attributes:
-        hidden_ND: Its hidden states; None where labels are all it takes.
-        head: Its head over these tokens, of whose rows the first `vocab_size` count.
-        normalisers_N: Its log-sum-exp over all tokens, where these are some; None where they are all.
-    """
-
-    hidden_ND: Tensor | None
-    head: Head | None
-    vocab_size: int | None
-    normalisers_N: Tensor | None
+    hidden_ND: Tensor | None  # None if the objective uses labels only
+    head: Head | None  # restricted to the compared tokens
+    vocab_size: int | None  # number of valid rows of the head; None: all
+    normalisers_N: Tensor | None  # log-sum-exp over all tokens; None if all are compared
 
     @torch.no_grad()
     def logits(self, rows: slice) -> Tensor | None:
-        """At these positions, [C, V]."""
+        """Logits at these positions, [C, V]."""
         if self.hidden_ND is None:
             return None
-        assert self.head is not None, "hidden states are a target's"
+        assert self.head is not None, "hidden states come from a target"
         return self.head.logits(self.hidden_ND[rows], self.vocab_size)
 
     def normalisers(self, rows: slice) -> Tensor | None:
         return None if self.normalisers_N is None else self.normalisers_N[rows]
 
     def log_probs(self, rows: slice) -> tuple[Tensor | None, Tensor | None]:
-        """Normalised over these tokens, [C, V], and the log of the target's mass on them, [C]."""
+        """Log-probabilities over the compared tokens, [C, V], and their log total mass, [C]."""
         logits_CV = self.logits(rows)
         if logits_CV is None:
             return None, None
         logits_CV = logits_CV.float()
-        whole_C = self.normalisers(rows)
-        log_coverage_C = None if whole_C is None else logits_CV.logsumexp(-1) - whole_C
+        normalisers_C = self.normalisers(rows)
+        log_coverage_C = None if normalisers_C is None else logits_CV.logsumexp(-1) - normalisers_C
         return logits_CV.log_softmax(-1), log_coverage_C
 
     def served_log_probs(self, rows: slice) -> Tensor | None:
-        """Normalised over the whole vocabulary, [C, V]."""
+        """Log-probabilities normalised over the whole vocabulary, [C, V]."""
         log_probs_CV, log_coverage_C = self.log_probs(rows)
         if log_probs_CV is None or log_coverage_C is None:
             return log_probs_CV
@@ -69,43 +63,38 @@ class TargetScores(NamedTuple):
 
 
 class Normalisers:
-    """The target's log-sum-exp over its whole vocabulary, once for states that come up again."""
+    """The target's log-sum-exp over its whole vocabulary, cached for cached hidden states."""
 
     def __init__(self, vocab_size: int, chunk_tokens: int) -> None:
         self._vocab_size = vocab_size
         self._chunk_tokens = chunk_tokens
-        self._known = WeakTensorKeyDictionary()
+        self._cache = WeakTensorKeyDictionary()
 
     @torch.no_grad()
     def of(
         self, rows: Sequence[Row], lengths: Sequence[int], hidden_ND: Tensor, head: Head
     ) -> Tensor:
-        """At these states of the rows, `lengths` of each. -> [N], float32.
+        """Log-sum-exp at the hidden states of these rows, `lengths` per row. -> [N], float32.
 
-        Cost: a pass over the target's whole head for states that are new.
+        Cost: a product with the target's whole head for states that are not cached.
         """
-        found: list[Tensor | None] = [self._recall(row) for row in rows]
-        missing = [index for index, known in enumerate(found) if known is None]
+        keys = [row.target_hidden_TD for row in rows]
+        found = [None if key is None else self._cache.get(key) for key in keys]
+        missing = [index for index, values_T in enumerate(found) if values_T is None]
         if missing:
             states = hidden_ND.split(list(lengths))
-            values_N = self._measure(torch.cat([states[index] for index in missing]), head)
+            values_N = self._compute(torch.cat([states[index] for index in missing]), head)
             parts = values_N.split([lengths[index] for index in missing])
             for index, part_T in zip(missing, parts, strict=True):
                 found[index] = part_T
-                self._keep(rows[index], part_T)
+                key = keys[index]
+                if key is not None:
+                    self._cache[key] = part_T.clone()
         return torch.cat([part_T for part_T in found if part_T is not None])
 
-    def _measure(self, hidden_ND: Tensor, head: Head) -> Tensor:
+    def _compute(self, hidden_ND: Tensor, head: Head) -> Tensor:
         parts = [
             head.logits(hidden_ND[part], self._vocab_size).float().logsumexp(-1)
             for part in chunks(len(hidden_ND), self._chunk_tokens)
         ]
         return torch.cat(parts)
-
-    def _recall(self, row: Row) -> Tensor | None:
-        states_TD = row.target_hidden_TD
-        return None if states_TD is None else self._known.get(states_TD)
-
-    def _keep(self, row: Row, values_T: Tensor) -> None:
-        if row.target_hidden_TD is not None:
-            self._known[row.target_hidden_TD] = values_T.clone()

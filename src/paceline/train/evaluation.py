@@ -1,4 +1,4 @@
-"""How well the draft agrees with the target on held-out text that the target wrote."""
+"""Evaluates the agreement of draft and target on held-out text that the target generates."""
 
 # B texts, T positions, N positions of all texts, C of a chunk, D hidden, V vocabulary
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from paceline.train.loop import Figures
 
 _UNDRAFTED = Lossless().num_undrafted
-_ROWS = 8  # texts written or read at a time
-_CHUNK = 256  # positions whose probabilities exist at a time
+_ROWS = 8  # texts per batch
+_CHUNK = 256  # positions per chunk of probabilities
 
 
 def held_out_text(
@@ -55,28 +55,18 @@ def held_out_text(
     progress: Progress,
     shared: Path | None = None,
 ) -> list[Row]:
-    """What the target writes after the prompts: once a run, then read from `cache`.
+    """The target's completions of the prompts, generated once and then read from `cache`.
 
-    Args:
-        target: Who writes.
-        prompts: Token ids each.
-        settings: How many, how long, how drawn.
-        cache: The run's own file of it.
-        seed: Of what is drawn.
-        progress: Called as texts are written.
-        shared: A file for runs with the same target, prompts, settings and seed: written by the
-            first of them while the others wait, and copied by these.
+    Runs with the same target, prompts, settings and seed may have a `shared` file. The first run
+    writes it while the others wait; each copies it to its cache.
     """
     if not cache.exists():
         text = partial(_text, target, prompts, settings, seed, progress)
-        if shared is None:
-            atomic_write_text(cache, text())
-        else:
-            if not shared.exists():
-                with locked(shared.parent, wait=True):
-                    if not shared.exists():
-                        atomic_write_text(shared, text())
-            atomic_write_text(cache, shared.read_text(encoding="utf-8"))
+        if shared is not None and not shared.exists():
+            with locked(shared.parent, wait=True):
+                if not shared.exists():
+                    atomic_write_text(shared, text())
+        atomic_write_text(cache, text() if shared is None else shared.read_text(encoding="utf-8"))
     return [
         Row([*row["prompt"], *row["completion"]], len(row["prompt"])) for row in read_jsonl(cache)
     ]
@@ -89,13 +79,20 @@ def _text(
     seed: int,
     progress: Progress,
 ) -> str:
-    """A line of JSON for each prompt and what the target wrote after it."""
-    written: dict[int, list[int]] = {}
+    """JSON lines of prompt and completion; the text does not depend on batching."""
+    completions: dict[int, list[int]] = {}
     for group in batches_of_like_length(list(map(len, prompts)), _ROWS):
-        written |= _write(target, {index: prompts[index] for index in group}, settings, seed=seed)
-        progress("held-out text", len(written), len(prompts))
+        generators = [named_generator(seed, "held-out text", index) for index in group]
+        uniforms = [
+            torch.rand(settings.max_new_tokens, generator=rng, dtype=torch.float64)
+            for rng in generators
+        ]
+        part = [prompts[index] for index in group]
+        texts = sample_completions(target, part, torch.stack(uniforms), sampling=settings.sampling)
+        completions |= dict(zip(group, texts, strict=True))
+        progress("held-out text", len(completions), len(prompts))
     return "".join(
-        json.dumps({"prompt": list(prompt), "completion": written[index]}) + "\n"
+        json.dumps({"prompt": list(prompt), "completion": completions[index]}) + "\n"
         for index, prompt in enumerate(prompts)
     )
 
@@ -107,50 +104,26 @@ def text_name(
     settings: Evaluation,
     seed: int,
 ) -> str:
-    """A name for held-out text, of everything that it hangs on; `path` is the target's."""
-    taken = [list(prompt) for prompt in prompts]
-    drawn = settings.sampling.model_dump(mode="json")
+    """Name of held-out text: a hash of everything it depends on. `path` is the target's."""
+    tokens = [list(prompt) for prompt in prompts]
+    sampling = settings.sampling.model_dump(mode="json")
     model = [fingerprint(path), str(target.dtype), target.device.type]
-    parts = [model, taken, settings.max_new_tokens, drawn, seed]
+    parts = [model, tokens, settings.max_new_tokens, sampling, seed]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _write(
-    target: CausalModel, prompts: dict[int, Sequence[int]], settings: Evaluation, *, seed: int
-) -> dict[int, list[int]]:
-    """A completion of each prompt, both by the prompt's number.
-
-    Each number has its own uniform stream, so a text does not depend on how prompts are batched.
-    """
-    uniforms = [
-        torch.rand(
-            settings.max_new_tokens,
-            generator=named_generator(seed, "held-out text", index),
-            dtype=torch.float64,
-        )
-        for index in prompts
-    ]
-    texts = sample_completions(
-        target, list(prompts.values()), torch.stack(uniforms), sampling=settings.sampling
-    )
-    return dict(zip(prompts, texts, strict=True))
-
-
 class PositionScores(NamedTuple):
-    """For each position: sum_v min(p, q); min(1, q(y)/p(y)) of the text's token y; same argmax?
+    """Scores per position; the last two are 0 without a rule."""
 
-    Under a rule, if there is one: sum_v q(v) a(v), and the TVD of what it induces to p; else 0.
-    """
-
-    acceptance_N: Tensor
-    survival_N: Tensor
-    agreement_N: Tensor
-    rule_acceptance_N: Tensor
-    rule_tvd_N: Tensor
+    acceptance_N: Tensor  # sum_v min(p, q)
+    survival_N: Tensor  # min(1, q(y) / p(y)) for the text's token y
+    agreement_N: Tensor  # True if both models have the same argmax
+    rule_acceptance_N: Tensor  # sum_v q(v) a(v), a(v) the rule's acceptance probability
+    rule_tvd_N: Tensor  # TVD between the distribution induced by the rule and p
 
 
 class AgreementEvaluator:
-    """Compares drafts with the target on one set of texts; the target reads them once."""
+    """Compares drafts with the target on fixed texts; the target processes them once."""
 
     headline = "expected_acceptance"
 
@@ -181,17 +154,17 @@ class AgreementEvaluator:
         self.target_hidden_ND = self._hidden(target)
 
     def evaluate(self, draft: TrainableModel) -> Figures:
-        """The draft's figures on these texts.
+        """Evaluate a draft on these texts.
 
-        expected_acceptance: sum over positions of sum_v min(p, q), divided by the positions.
-        greedy_agreement: part of the positions where both have the same likeliest token.
-        block_efficiency: tokens a target pass at `gamma`, by prefix products behind a text's first
-            token, which comes with the prompt; absent where every text has one token. A text shorter
-            than `max_new_tokens` (None: than the longest) ended by itself.
-        expected_acceptance_low and _high, greedy_agreement_low and _high: 95% intervals of the two over
-            texts; absent where there is one text.
-        rule_acceptance, rule_tvd: under a rule, the part of the draft's tokens that it keeps, and how
-            far the text then is from the target's; absent where no rule was given.
+        expected_acceptance: mean over positions of sum_v min(p, q).
+        greedy_agreement: fraction of positions where both models have the same argmax.
+        block_efficiency: tokens per target pass at `gamma`, by prefix products after a text's first
+            token, which comes from the prompt's pass; absent if every text has one token. A text
+            shorter than `max_new_tokens` (None: than the longest) ended with an end token.
+        expected_acceptance_low and _high, greedy_agreement_low and _high: 95% intervals over texts;
+            absent with a single text.
+        rule_acceptance, rule_tvd: fraction of draft tokens that the rule accepts, and TVD of its
+            induced distribution from the target; absent without a rule.
         Paper: Zhou et al. 2023, section 3.
         """
         scores = self._scores(draft)
@@ -222,7 +195,7 @@ class AgreementEvaluator:
         return figures
 
     def _interval(self, values_N: Tensor) -> Interval:
-        """Of a mean of shares over positions; texts are what is independent."""
+        """Interval of a mean of values in [0, 1]; texts are the independent units."""
         sums_B = torch.stack([part.sum() for part in values_N.split(self.lengths)])
         rng = named_generator(0, "intervals of an evaluation")
         return ratio_interval(sums_B, torch.tensor(self.lengths), rng=rng, most=1.0)
@@ -251,19 +224,19 @@ class AgreementEvaluator:
     def _under_rule(
         self, target_log_probs_CV: Tensor, draft_log_probs_CV: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the rule keeps and how far it leads, [C] each; 0 without a rule."""
+        """The rule's acceptance and its TVD from the target, [C] each; 0 without a rule."""
         if self.rule is None:
-            none_C = target_log_probs_CV.new_zeros(len(target_log_probs_CV))
-            return none_C, none_C
+            zeros_C = target_log_probs_CV.new_zeros(len(target_log_probs_CV))
+            return zeros_C, zeros_C
         both = target_log_probs_CV, draft_log_probs_CV
         p_CV, q_CV = (to_probs(logs, self.sampling) for logs in both)
         at = Position(p_CV, q_CV, *(logs.exp() for logs in both))
-        kept_C = (q_CV * self.rule.accept(at)).sum(-1)
-        return kept_C, total_variation(self.rule.induced(at), p_CV)
+        acceptance_C = (q_CV * self.rule.accept(at)).sum(-1)
+        return acceptance_C, total_variation(self.rule.induced(at), p_CV)
 
     @torch.no_grad()
     def _hidden(self, model: TrainableModel) -> Tensor:
-        """Final hidden states where a text's token is predicted, text after text. -> [N, D]."""
+        """Final hidden states that predict the texts' tokens, in order. -> [N, D]."""
         return torch.cat([model.hidden(batch)[batch.mask_BT] for batch in self.batches])
 
     def _log_probs(self, model: TrainableModel, hidden_CD: Tensor) -> Tensor:
@@ -274,6 +247,6 @@ class AgreementEvaluator:
         return spread(log_probs_CK, model.draft_vocabulary, self.vocab_size)
 
     def _drafted(self, values_N: Tensor) -> Tensor:
-        """One row a text, behind its first token, 0 beyond its end. [N] -> [B, T - 1]."""
+        """One zero-padded row per text, without its first token. [N] -> [B, T - 1]."""
         rows_BT = pad_sequence(list(values_N.split(self.lengths)), batch_first=True)
         return rows_BT[:, _UNDRAFTED:]

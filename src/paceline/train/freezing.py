@@ -1,4 +1,4 @@
-"""Parts of a draft that stay as it brought them."""
+"""Freezes embeddings or layers of a draft."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 
 def freeze_embeddings(draft: CausalModel) -> None:
-    """Leave the input embeddings and the output head as the draft brought them."""
+    """Freeze the input embeddings and the output head."""
     for module in (draft.hf.get_input_embeddings(), draft.hf.get_output_embeddings()):
         if module is not None:
             module.requires_grad_(False)
 
 
 def freeze_layers(draft: CausalModel, count: int) -> None:
-    """Leave the first layers as the draft brought them.
+    """Freeze the first `count` layers.
 
     Raises:
-        UsageError: The draft has no layer beside these.
+        UsageError: the draft has no further layer.
     """
     if count == 0:
         return
     _, layers = layer_list(draft.hf)
     if count >= len(layers):
         raise UsageError(
-            f"freeze_layers is {count}, but the draft has {len(layers)} layers; leave at least one to "
-            "train"
+            f"freeze_layers is {count}, but the draft has {len(layers)} layers; "
+            "leave at least one to train"
         )
     for layer in layers[:count]:
         layer.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""When training has stopped making sense, and who may ask it to stop."""
+"""Stops training on divergence or on a signal."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from paceline.train.step import StepFigures
 
 _WINDOW = 50  # steps of the running median
-_SETTLED = 20  # losses before the median means something
-_PATIENCE = 3  # steps in a row: one strange batch is no divergence
+_SETTLED = 20  # minimum number of losses for a median
+_PATIENCE = 3  # consecutive bad steps, so that one outlier batch does not end the run
 
 
 class LossGuard:
-    """Ends a run whose loss or gradient is not finite, or whose loss exploded.
+    """Ends a run whose loss or gradient is not finite, or whose loss explodes.
 
-    A loss is compared with the median of recent losses of the same phase of the run, because another
-    objective has another scale. While another objective is blended in, the loss grows at most in
-    proportion to the steps of the phase, so it stays below twice that median.
+    A loss is compared with the median of recent losses of its phase, because objectives differ in
+    scale. While a second objective is blended in, the loss grows at most linearly in the steps of
+    the phase and stays below twice that median.
     """
 
     def __init__(self, max_ratio: float, recent: Iterable[float] = (), phase: int = 0) -> None:
@@ -39,20 +39,14 @@ class LossGuard:
 
     @property
     def calm(self) -> bool:
-        """Whether this is a state worth saving."""
+        """True if the state is worth saving."""
         return self.num_high == 0 and self.num_bad_gradients == 0
 
     def check(self, step: int, figures: StepFigures, saved: Path | None, *, phase: int = 0) -> None:
-        """Look at one step.
-
-        Args:
-            step: Its number.
-            figures: Its loss and gradient.
-            saved: The last good checkpoint, if any.
-            phase: Losses of another phase are not comparable with this one.
+        """Check one step; `saved` is the last good checkpoint.
 
         Raises:
-            DivergedError: training cannot go on; the message names the last good checkpoint.
+            DivergedError: training diverged; the message names the last good checkpoint.
         """
         if not math.isfinite(figures.loss):
             raise _failure(f"the loss became {figures.loss} at step {step}", saved)
@@ -60,17 +54,17 @@ class LossGuard:
         self.num_bad_gradients = self.num_bad_gradients + 1 if bad else 0
         if self.num_bad_gradients >= _PATIENCE:
             raise _failure(
-                f"the gradient was not finite {_PATIENCE} times up to step {step}", saved
+                f"the gradient was not finite in {_PATIENCE} steps, up to step {step}", saved
             )
         if phase != self.phase:
             self.phase = phase
             self.recent.clear()
-        usual = statistics.median(self.recent) if len(self.recent) >= _SETTLED else math.inf
-        high = figures.loss > self.max_ratio * usual
+        median = statistics.median(self.recent) if len(self.recent) >= _SETTLED else math.inf
+        high = figures.loss > self.max_ratio * median
         self.num_high = self.num_high + 1 if high else 0
         if self.num_high >= _PATIENCE:
             raise _failure(
-                f"the loss exploded: {figures.loss:.4g} at step {step}, usually {usual:.4g}", saved
+                f"the loss exploded: {figures.loss:.4g} at step {step}, median {median:.4g}", saved
             )
         if not high:
             self.recent.append(figures.loss)
@@ -78,22 +72,19 @@ class LossGuard:
 
 def _failure(what: str, saved: Path | None) -> DivergedError:
     where = f"the last good checkpoint is {saved}" if saved else "no checkpoint was saved yet"
-    cure = "start again from it" if saved else "start again"
-    return DivergedError(f"{what}; {where}; {cure} with a smaller optimizer.learning_rate")
+    remedy = "restart from it" if saved else "restart"
+    return DivergedError(f"{what}; {where}; {remedy} with a smaller optimizer.learning_rate")
 
 
 class StopRequest:
-    """Turns Ctrl-C and a polite kill into a wish that is granted between two steps.
-
-    In the middle of a step they would leave half-updated weights. A second Ctrl-C ends at once.
-    """
+    """Defers SIGINT and SIGTERM to the end of a step; a second signal interrupts immediately."""
 
     def __init__(self) -> None:
         self.asked = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        # Python lets only the main thread handle signals.
+        # only the main thread can install signal handlers
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._ask)

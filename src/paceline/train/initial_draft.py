@@ -1,4 +1,4 @@
-"""Drafts made of their targets: some of the layers, narrower ones, or new ones of random weights."""
+"""Derives a draft from its target: a subset of layers, smaller widths, or random weights."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 
 
 class DraftConfig(StrictModel):
-    """What a draft is made of, and where it goes.
+    """Configuration of a new draft.
 
     Attributes:
         target: Hub id, directory or GGUF file of the target.
-        out: The directory to write the draft to.
-        layers: The target's layers to keep, in order.
-        search_layers: So many of them, the best by measured acceptance.
-        hidden_size: With the next three: sizes of a narrower draft, cut out of the target's weights
-            where they matter most; None: the target's own.
-        params: A new draft of random weights with at most this part of the target's parameters.
-        num_layers: Its depth; None: an eighth of the target's.
-        embeddings: Whether it begins with the target's embeddings and head or with random ones.
-        vocabulary: Tokens that the draft may propose, the likeliest in the text; None: all.
-        text: Text to rank tokens, layers and channels by.
-        overwrite: Replace a model that is at `out`; never the target.
-        seed: Of everything random.
+        out: Output directory of the draft.
+        layers: Indices of the target's layers to keep, in order.
+        search_layers: Keep the N layers with the best measured acceptance.
+        hidden_size: Hidden size of a narrower draft, which keeps the target's most important
+            channels; None: the target's.
+        params: Create a draft with random weights and at most this fraction of the target's
+            parameters.
+        num_layers: Layers of a draft with random weights; None: an eighth of the target's.
+        embeddings: Embeddings and head of a draft with random weights: the target's, or random.
+        vocabulary: Number of tokens that the draft may propose, the most likely in the text; None:
+            all.
+        text: Text for ranking tokens, layers and channels.
+        overwrite: Replace a model in `out`, but never the target.
     """
 
     target: str = Field(min_length=1)
@@ -62,96 +63,94 @@ class DraftConfig(StrictModel):
 
     @property
     def narrows(self) -> bool:
-        """Is the draft narrower than its target?"""
-        return any(
-            size is not None
-            for size in (
-                self.hidden_size,
-                self.intermediate_size,
-                self.num_heads,
-                self.num_key_value_heads,
-            )
-        )
+        """True if any width is set."""
+        return any(size is not None for size in self.widths)
+
+    @property
+    def widths(self) -> tuple[int | None, ...]:
+        """The sizes in the order of `Width`; None: the target's."""
+        return self.hidden_size, self.intermediate_size, self.num_heads, self.num_key_value_heads
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> DraftConfig:
+    def _consistent(self) -> DraftConfig:
         cut = {"layers": self.layers, "search_layers": self.search_layers}
         named = [name for name, value in cut.items() if value is not None]
         if self.narrows:
             named.append("a width")
         if self.params is not None and named:
-            raise ValueError(f"params makes a new draft and {named[0]} cuts one out; drop one")
+            raise ValueError(
+                f"got both params (random weights) and {named[0]} (the target's weights); remove "
+                "one of them"
+            )
         if self.layers is not None and self.search_layers is not None:
-            raise ValueError("layers says which and search_layers finds them; drop one")
+            raise ValueError("got both layers and search_layers; remove one of them")
         if self.params is None and not named:
             raise ValueError("give layers, search_layers, a width such as hidden_size, or params")
         if self.params is None and self.num_layers is not None:
-            raise ValueError("num_layers is the depth of a new draft; use search_layers, or params")
+            raise ValueError("num_layers needs params; use search_layers to keep N layers")
         needs = {
             "search_layers": self.search_layers is not None,
             "a width": self.narrows,
             "vocabulary": self.vocabulary is not None,
         }
-        wanting = [name for name, needed in needs.items() if needed]
-        if wanting and self.text is None:
-            raise ValueError(f"{wanting[0]} needs text beside it, to rank by")
-        if self.text is not None and not wanting:
+        ranked = [name for name, needed in needs.items() if needed]
+        if ranked and self.text is None:
+            raise ValueError(f"{ranked[0]} needs text for ranking; set text")
+        if self.text is not None and not ranked:
             raise ValueError(
-                "text ranks tokens, layers or channels, and none is asked for; drop it"
+                "text is set, but is only used with search_layers, a width or vocabulary; unset it"
             )
         return self
 
 
 def check_place(config: DraftConfig) -> None:
-    """Is there nothing at `out` that somebody would miss?
+    """Check that the draft may be written to `out`.
 
     Raises:
-        ConfigError: there is.
+        ConfigError: writing would delete other files or the target.
     """
     out = config.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if Path(config.target).resolve().is_relative_to(out.resolve()):
-        raise ConfigError(f"out {out} is where the target is; choose another")
+        raise ConfigError(f"out {out} contains the target; choose another directory")
     if not (out / "config.json").exists():
-        raise ConfigError(f"out {out} is there and holds no model; choose another")
+        raise ConfigError(f"out {out} exists and is not a model; choose another directory")
     if not config.overwrite:
-        raise ConfigError(f"out {out} holds a model; choose another, or set overwrite=true")
+        raise ConfigError(
+            f"out {out} already contains a model; choose another directory, or set overwrite=true"
+        )
 
 
 def make_draft(
     config: DraftConfig, target: CausalModel, *, progress: Progress = silent
 ) -> tuple[CausalModel, list[int] | None]:
-    """The draft, and which layers of the target it has (None: a new one).
+    """Create the draft. -> the draft, and the target's layers in it (None: random weights).
 
     Raises:
-        UsageError: The target is too small for what is asked, or a text cannot be read.
-        UnsupportedModelError: The target is not laid out as this needs it.
+        UsageError: the target is too small for the configuration, or the text is not readable.
+        UnsupportedModelError: the target's architecture is not supported.
     """
     texts: Sequence[Sequence[int]] = []
     if config.text is not None:
         texts = list(read_texts(config.text, tokenizer_of(target, config.target)))
     if config.params is not None:
-        draft, kept = _new(config, target), None
+        kept = None
+        draft = derive_draft(
+            target,
+            config.params,
+            num_layers=config.num_layers,
+            embeddings=config.embeddings,
+            seed=config.seed,
+        )
     else:
-        draft, kept = _cut_out(config, target, texts, progress)
+        draft, kept = _subset(config, target, texts, progress)
     if config.vocabulary is not None:
         draft = limit_vocabulary(draft, target, texts, config.vocabulary)
     return draft, kept
 
 
-def _new(config: DraftConfig, target: CausalModel) -> CausalModel:
-    assert config.params is not None, "a new draft has a size"
-    return derive_draft(
-        target,
-        config.params,
-        num_layers=config.num_layers,
-        embeddings=config.embeddings,
-        seed=config.seed,
-    )
-
-
-def _cut_out(
+def _subset(
     config: DraftConfig, target: CausalModel, texts: Sequence[Sequence[int]], progress: Progress
 ) -> tuple[CausalModel, list[int]]:
     if config.search_layers is not None:
@@ -165,12 +164,6 @@ def _cut_out(
     draft = subset_layers(target, kept)
     if config.narrows:
         old = width_of(draft)
-        sizes = (
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_heads,
-            config.num_key_value_heads,
-        )
-        chosen = (size or own for size, own in zip(sizes, old, strict=True))
-        draft = subclone(draft, Width(*chosen), measure_importance(draft, texts))
+        sizes = (size or own for size, own in zip(config.widths, old, strict=True))
+        draft = subclone(draft, Width(*sizes), measure_importance(draft, texts))
     return draft, kept

@@ -1,9 +1,8 @@
-"""Which layers of a target make the best draft, by the acceptance that is measured without them.
+"""Searches for the target's layers with the highest acceptance as an untrained draft.
 
-A few layers taken at once accept next to nothing before they are trained, whichever they are, so that
-they cannot be told apart. Taken away one by one they can: each time the layer goes without which the
-rest agrees best with the whole model. At the end every layer that stayed is tried at the places beside
-it, until no such move helps.
+Small subsets of layers cannot be compared directly: without training, all have an acceptance near
+0. The search therefore removes layers one by one, each time the one whose removal leaves the
+highest acceptance. It then replaces single layers by adjacent ones while the acceptance rises.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
 
-_ROWS = 16  # texts that the target writes to be judged by
-_PROMPT = 32  # tokens of each that are given
-_NEW = 32
+_ROWS = 16  # texts that the target generates for evaluation
+_PROMPT = 32  # prompt tokens per text
+_NEW = 32  # generated tokens per text
 
 
 def search_layers(
@@ -40,22 +39,17 @@ def search_layers(
     seed: int = 0,
     progress: Progress = silent,
 ) -> list[int]:
-    """The `count` layers that agree best with all of them on what the target writes, in order.
+    """Find the `count` layers with the highest acceptance. -> their indices, in order.
 
-    Args:
-        target: Whose layers.
-        texts: Their beginnings are the prompts.
-        count: How many layers stay.
-        seed: Of what the target writes.
-        progress: Called as layers go.
+    The target generates evaluation text from the first tokens of `texts`.
 
     Raises:
-        UsageError: The target has fewer layers, or there is no text.
+        UsageError: the target has fewer layers, or all texts are empty.
     """
     _, layers = layer_list(target.hf)
     if not 1 <= count <= len(layers):
         raise UsageError(
-            f"got {count} layers to search for; wanted 1 to the target's {len(layers)}"
+            f"got {count} layers to search for; wanted 1 to {len(layers)}, the target's layers"
         )
     evaluator = _evaluator(target, texts, seed)
     known: dict[tuple[int, ...], float] = {}
@@ -76,7 +70,7 @@ def search_layers(
 def climb(
     chosen: tuple[int, ...], num_layers: int, acceptance: Callable[[tuple[int, ...]], float]
 ) -> tuple[int, ...]:
-    """Move one layer to a place beside it for as long as acceptance rises."""
+    """Replace one layer by an adjacent one while the acceptance rises."""
     while True:
         best = max([chosen, *_neighbours(chosen, num_layers)], key=acceptance)
         if best == chosen:
@@ -94,8 +88,8 @@ def _neighbours(chosen: tuple[int, ...], num_layers: int) -> list[tuple[int, ...
     return [tuple(sorted(layers)) for layers in moved]
 
 
-def _without(layers: tuple[int, ...], gone: int) -> tuple[int, ...]:
-    return tuple(layer for layer in layers if layer != gone)
+def _without(layers: tuple[int, ...], removed: int) -> tuple[int, ...]:
+    return tuple(layer for layer in layers if layer != removed)
 
 
 def _evaluator(
@@ -103,11 +97,9 @@ def _evaluator(
 ) -> AgreementEvaluator:
     prompts = [list(text[:_PROMPT]) for text in texts if len(text)][:_ROWS]
     if not prompts:
-        raise UsageError("got no text to judge layers by; give some documents")
+        raise UsageError("got no text to rank layers with; add documents")
     rng = named_generator(seed, "layer search")
     uniforms = torch.rand(len(prompts), _NEW, generator=rng, dtype=torch.float64)
-    written = sample_completions(target, prompts, uniforms)
-    rows = [
-        Row([*prompt, *text], len(prompt)) for prompt, text in zip(prompts, written, strict=True)
-    ]
+    texts = sample_completions(target, prompts, uniforms)
+    rows = [Row([*prompt, *text], len(prompt)) for prompt, text in zip(prompts, texts, strict=True)]
     return AgreementEvaluator(target, rows, SamplingParams(), gamma=1, vocab_size=target.vocab_size)

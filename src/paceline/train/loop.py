@@ -1,4 +1,4 @@
-"""The training loop: take text, make a step, keep watch, until a budget is spent."""
+"""The training loop: text, optimizer step, metrics and checkpoints, until the budget is spent."""
 
 from __future__ import annotations
 
@@ -32,26 +32,18 @@ Figures = dict[str, float]
 
 
 class Evaluator(Protocol):
-    """Judges the model on held-out text."""
+    """Evaluates the model on held-out text; `headline` is the figure shown in the progress."""
 
     headline: str
-    """The figure that progress shows."""
 
     def evaluate(self, draft: CausalModel) -> Figures:
-        """The model's figures as it is now."""
+        """Figures of the current model."""
         ...
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the loop runs on. Only the main process has an evaluator.
-
-    Attributes:
-        plan: A step's objective, by how far the run is (in [0, 1]) and how many examples it drew.
-        stored_dtype: Of the saved model; None: as it is trained.
-        evaluate_every: Steps from one evaluation to the next; None: none on the way.
-        writing: What a source that writes rounds of text reads and sets.
-    """
+    """Components of the training loop."""
 
     config: TrainSettings
     accelerator: Accelerator
@@ -60,20 +52,20 @@ class Parts:
     stream: TextStream
     run: RunDirectory
     store: CheckpointStore
-    stored_dtype: torch.dtype | None
-    plan: Callable[[float, int], StepPlan]
-    evaluator: Evaluator | None
-    evaluate_every: int | None
+    stored_dtype: torch.dtype | None  # of the saved model; None: as trained
+    plan: Callable[[float, int], StepPlan]  # of position in [0, 1] and number of examples drawn
+    evaluator: Evaluator | None  # only in the main process
+    evaluate_every: int | None  # steps; None: no evaluation during training
     progress: Progress
-    writing: WritingClock = field(default_factory=WritingClock)
+    writing: WritingClock = field(default_factory=WritingClock)  # updated by the source
 
 
 class TrainingLoop:
-    """Steps from a state to the end of the budget.
+    """Runs steps from a state until the budget is spent.
 
-    Under a budget of seconds the schedule moves with the seconds that steps take, never while text
-    is written: a step moves it by the step's share of the time that is left. So it has no jumps,
-    and still ends with the budget.
+    With a time budget, each step advances the schedule by the step's share of the remaining time.
+    Time spent on generating text does not advance it. The schedule therefore has no jumps and still
+    ends with the budget.
     """
 
     def __init__(self, parts: Parts, state: TrainingState) -> None:
@@ -82,12 +74,12 @@ class TrainingLoop:
         self.state = state
         self.guard = LossGuard(parts.config.max_loss_ratio, state.recent_losses, state.phase)
         self.saved = parts.store.latest()
-        self._clock = 0.0  # when the run's seconds began
-        self._moved = 0.0  # when the schedule was moved last
+        self._clock = 0.0  # monotonic time at elapsed_s = 0
+        self._moved = 0.0  # monotonic time of the last schedule update
         self._rate = 0.0
         self._last_save_s = state.elapsed_s
         parts.stream.num_drawn = state.num_drawn
-        # A run that is given more time goes back in its schedule.
+        # a larger time budget moves a resumed run back in its schedule
         state.time_position = min(state.time_position, self._time_spent())
 
     def run(self) -> None:
@@ -95,7 +87,7 @@ class TrainingLoop:
 
         Raises:
             TrainingError: the loss is not finite or exploded.
-            StoppedError: somebody asked to stop; the state is saved.
+            StoppedError: a signal stopped the run; the state is saved.
             StorageError: a checkpoint could not be written.
         """
         self._clock = time.monotonic() - self.state.elapsed_s
@@ -103,14 +95,15 @@ class TrainingLoop:
             while not self._finished():
                 self._advance()
                 stopped = self._agree(stopped=request.asked)
-                if not self._finished():
-                    self._evaluate_if_due()
+                every = self.parts.evaluate_every
+                if every is not None and self.state.step % every == 0 and not self._finished():
+                    self.evaluate()
                 if stopped or self._finished() or self._save_is_due():
                     self._save(always=stopped or self._finished())
                 if stopped:
                     raise StoppedError(
-                        f"stopped after step {self.state.step} as asked; the state is saved in "
-                        f"{self.saved}; resume the run to go on"
+                        f"stopped after step {self.state.step} on request; the state is saved in "
+                        f"{self.saved}; resume the run to continue"
                     )
 
     def _advance(self) -> None:
@@ -138,7 +131,7 @@ class TrainingLoop:
         self._report(f"loss {figures.loss:.3f}")
 
     def _next_batch(self) -> TextBatch:
-        """The step's text; where that cannot be read, the steps so far are saved first."""
+        """The step's text; on an error in the text, the state is saved first."""
         try:
             return self.parts.source.next_batch(self._seconds_left())
         except PromptError as error:
@@ -147,14 +140,15 @@ class TrainingLoop:
                 raise
             self._save(always=True)
             raise PromptError(
-                f"{error}; the state after step {self.state.step} is saved: mend the text, and resume"
+                f"{error}; the state after step {self.state.step} is saved: correct the text and "
+                "resume the run"
             ) from None
 
     def _rate_of_step(self) -> float:
-        """The step's learning rate, asked for when its gradient is there.
+        """The learning rate at the end of the step, called when its gradient is computed.
 
-        How far a step moves a schedule of seconds is not known before. A rate by the position at which
-        the step began would be 0 for the first one.
+        With a time budget, the duration of the step is not known earlier. The position at its start
+        would give the first step a rate of 0.
         """
         self._move_schedule()
         if self.config.max_seconds:
@@ -163,7 +157,7 @@ class TrainingLoop:
         return self._rate
 
     def _move_schedule(self) -> None:
-        """Read the clock; under a budget of seconds, move the schedule by what passed of the step."""
+        """Update the elapsed time and, with a time budget, the schedule."""
         now = time.monotonic()
         self.state.elapsed_s = now - self._clock
         passed_s, left_s = now - self._moved, self._seconds_left()
@@ -179,11 +173,11 @@ class TrainingLoop:
         return max(0.0, self.config.max_seconds - self.state.elapsed_s)
 
     def _position(self) -> float:
-        """How far the schedule is, the step at hand included, in [0, 1]."""
+        """Position of the schedule in [0, 1], including the current step."""
         return min(1.0, max(self._steps_done(), self.state.time_position))
 
     def _spent(self) -> float:
-        """The part of the nearer budget that is spent, in [0, 1]."""
+        """Spent fraction of the budget that ends first, in [0, 1]."""
         return min(1.0, max(self._steps_done(), self._time_spent()))
 
     def _steps_done(self) -> float:
@@ -196,23 +190,18 @@ class TrainingLoop:
         return self._spent() >= 1
 
     def _agree(self, *, stopped: bool) -> bool:
-        """Let all processes read one clock, be at one place of the schedule and stop together."""
+        """Synchronise clock, schedule position and stop request over processes."""
         if self.parts.accelerator.num_processes == 1:
             return stopped
         state = self.state
-        mine = torch.tensor([[state.elapsed_s, state.time_position, float(stopped)]])
-        everyone = self.parts.accelerator.gather(mine.to(self.parts.accelerator.device))
-        assert isinstance(everyone, torch.Tensor)
-        state.elapsed_s, state.time_position, asked = everyone.amax(0).tolist()
+        local = torch.tensor([[state.elapsed_s, state.time_position, float(stopped)]])
+        gathered = self.parts.accelerator.gather(local.to(self.parts.accelerator.device))
+        assert isinstance(gathered, torch.Tensor)
+        state.elapsed_s, state.time_position, asked = gathered.amax(0).tolist()
         return asked > 0
 
-    def _evaluate_if_due(self) -> None:
-        every = self.parts.evaluate_every
-        if every is not None and self.state.step % every == 0:
-            self.evaluate()
-
     def evaluate(self) -> Figures | None:
-        """Figures of the draft as it is now, on the main process; the others wait."""
+        """Evaluate the current model on the main process while the others wait."""
         figures = None
         if self.parts.evaluator is not None:
             figures = self.parts.evaluator.evaluate(self.parts.stepper.draft)
@@ -231,14 +220,14 @@ class TrainingLoop:
         return bool(by_step or by_time)
 
     def _save(self, *, always: bool = False) -> None:
-        """A checkpoint of a state worth coming back to."""
+        """Save a checkpoint, unless a recent step was bad and `always` is False."""
         self._last_save_s = self.state.elapsed_s
         if not (self.guard.calm or always):
             return
         if not self.parts.stepper.is_finite():
             raise DivergedError(
                 f"weights of the draft are not finite after step {self.state.step}; the last good "
-                f"checkpoint is {self.saved}; start again with a smaller optimizer.learning_rate"
+                f"checkpoint is {self.saved}; restart with a smaller optimizer.learning_rate"
             )
         draft, optimizer = self.parts.stepper.whole()
         if self.parts.accelerator.is_main_process:

@@ -1,10 +1,9 @@
-"""What the draft is trained to make small: one divergence, or a weighted sum.
+"""Training objectives: one divergence or a weighted sum of divergences.
 
-Each choice is a tagged model; the mathematics is in `core.divergences`, `core.tvd_plus_plus` and
-`core.rule_losses`.
+The formulas are in `core.divergences`, `core.tvd_plus_plus` and `core.rule_losses`.
 """
 
-# C tokens of a chunk, K drawn tokens of each, V vocabulary
+# C tokens of a chunk, K drawn tokens per position, V vocabulary
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -29,29 +28,20 @@ if TYPE_CHECKING:
 
 
 class Policy(NamedTuple):
-    """What TVD++ knows of a batch: the moments of its rewards, and the tokens drawn here."""
+    """Inputs of TVD++: reward moments of the batch, and the drawn tokens of a chunk."""
 
     moments: RewardMoments
     drawn_CK: Tensor | None
 
 
 class Compared(NamedTuple):
-    """What a term's loss is computed from, at the tokens of a chunk.
+    """Inputs of a term's loss for a chunk, normalised over the V tokens that the draft proposes."""
 
-    Attributes:
-        target_log_probs_CV: Normalised over the V tokens that the draft proposes; None where the
-            objective reads labels alone.
-        draft_log_probs_CV: The same.
-        labels_C: Places of the labels among them.
-        policy: The term's own, for TVD++.
-        log_coverage_C: Log of the target's mass on these tokens; None: it is 1.
-    """
-
-    target_log_probs_CV: Tensor | None
+    target_log_probs_CV: Tensor | None  # None if the objective uses labels only
     draft_log_probs_CV: Tensor
-    labels_C: Tensor
-    policy: Policy | None = None
-    log_coverage_C: Tensor | None = None
+    labels_C: Tensor  # indices among the V tokens
+    policy: Policy | None = None  # for TVD++
+    log_coverage_C: Tensor | None = None  # log of the target's mass on the V tokens; None: 0
 
 
 class ObjectiveTerm(StrictModel, ABC):
@@ -59,11 +49,11 @@ class ObjectiveTerm(StrictModel, ABC):
 
     Attributes:
         weight: Factor of the term's loss.
-        reads_target: Whether it needs the target's probabilities; if not, the labels do.
-        counts_acceptance: Whether it is a figure of what is accepted, and so needs the target's
-            mass on the tokens that the draft does not propose.
-        missed_weight: What each unit of that mass adds to the loss.
-        needs_all_tokens: Why it cannot be taken over a part of the vocabulary; None: it can.
+        reads_target: True if the term needs the target's probabilities, not only labels.
+        counts_acceptance: True if the term is a function of the acceptance, which depends on the
+            target's mass on tokens that the draft does not propose.
+        missed_weight: Loss per unit of this mass.
+        needs_all_tokens: Why the term needs the whole vocabulary; None: it does not.
     """
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -76,35 +66,32 @@ class ObjectiveTerm(StrictModel, ABC):
         return None
 
     def native_term(self) -> Term | None:
-        """This term in C; None: PyTorch computes it.
-
-        What a class declares does not hold for classes derived from it.
-        """
+        """The term's native implementation, not inherited by subclasses; None: PyTorch."""
         return None
 
     @abstractmethod
     def per_token(self, at: Compared) -> Tensor:
-        """The term without its weight, one value a token, [C]."""
+        """The unweighted loss per token, [C]."""
 
     def _seen_target(self, at: Compared) -> Tensor:
-        assert at.target_log_probs_CV is not None, "only labels do without the target"
+        assert at.target_log_probs_CV is not None, "the term needs the target"
         if at.log_coverage_C is None or not self.counts_acceptance:
             return at.target_log_probs_CV
         return at.target_log_probs_CV + at.log_coverage_C[:, None]
 
     def _missed(self, at: Compared) -> Tensor | float:
-        """Of tokens that are not compared |p - q| is p."""
+        """Loss of tokens that the draft does not propose: q = 0, so |p - q| = p."""
         if at.log_coverage_C is None or not self.missed_weight:
             return 0.0
         return self.missed_weight * -torch.expm1(at.log_coverage_C)
 
 
 class DivergenceTerm(ObjectiveTerm):
-    """A term that compares both models at each token. Your own: docs/guides/add_a_divergence.md."""
+    """Base class of divergences; for your own, see docs/guides/add_a_divergence.md."""
 
     @abstractmethod
     def divergence(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-        """One value a token, differentiable in the draft: log-probabilities [..., V] -> [...]."""
+        """Divergence per token, differentiable in the draft. Log-probs [..., V] -> [...]."""
 
     def per_token(self, at: Compared) -> Tensor:
         return self.divergence(self._seen_target(at), at.draft_log_probs_CV) + self._missed(at)
@@ -154,7 +141,7 @@ class JSD(DivergenceTerm):
 
 
 class TVD(DivergenceTerm):
-    """1 - acceptance, sum_v min(p, q); of a draft that proposes some tokens, over those."""
+    """1 - acceptance; the acceptance is sum_v min(p, q), v the tokens that the draft proposes."""
 
     kind: Literal["tvd"] = "tvd"
     counts_acceptance: ClassVar[bool] = True
@@ -168,7 +155,7 @@ class TVD(DivergenceTerm):
 
 
 class NegativeLogAcceptance(DivergenceTerm):
-    """-log acceptance, counted as in TVD."""
+    """-log acceptance, with the acceptance of `TVD`."""
 
     kind: Literal["negative_log_acceptance"] = "negative_log_acceptance"
     counts_acceptance: ClassVar[bool] = True
@@ -181,14 +168,14 @@ class NegativeLogAcceptance(DivergenceTerm):
 
 
 class TVDPlusPlus(ObjectiveTerm):
-    """The slope of TVD with normalised rewards, estimated one way or another.
+    """The policy gradient of TVD with normalised rewards.
 
-    The rewards' moments are those of one part of a step, over all processes: the result hangs on
-    gradient_accumulation_steps, unlike any other objective's.
+    Reward moments are computed per accumulation step, over all processes. The result therefore
+    depends on gradient_accumulation_steps, unlike that of other objectives.
 
     Attributes:
-        estimator: Which tokens the rewards are of, see `core.tvd_plus_plus`.
-        num_samples: Tokens drawn at each position, where they are drawn.
+        estimator: Which tokens have rewards; see `core.tvd_plus_plus`.
+        num_samples: Number of tokens drawn per position, for estimator `sampled`.
     """
 
     kind: Literal["tvd_plus_plus"] = "tvd_plus_plus"
@@ -200,20 +187,20 @@ class TVDPlusPlus(ObjectiveTerm):
     @property
     def needs_all_tokens(self) -> str | None:
         uniform = self.estimator == "uniform"
-        return "tvd_plus_plus uniform weighs all tokens alike" if uniform else None
+        return "tvd_plus_plus uniform weights all tokens equally" if uniform else None
 
     def per_token(self, at: Compared) -> Tensor:
-        assert at.policy is not None, "TVD++ reads the whole batch first"
+        assert at.policy is not None, "TVD++ needs reward moments"
         given = self._seen_target(at), at.draft_log_probs_CV
         return tvd_plus_plus(*given, self.estimator, *at.policy) + self._missed(at)
 
 
 class UnderRule(DivergenceTerm):
-    """What the rule that will be served makes of the draft.
+    """Loss of the draft under the acceptance rule that serving will use.
 
     Attributes:
-        rule: By its tag and parameters, such as `{rule: opt, alpha: 0.2}`.
-        loss: What it rejects, the same in the logarithm, or KL(pi || draft).
+        rule: The rule and its parameters, such as `{rule: opt, alpha: 0.2}`.
+        loss: Rejection probability, negative log acceptance, or KL(pi || draft) to the rule's pi.
     """
 
     kind: Literal["rule"] = "rule"
@@ -222,14 +209,14 @@ class UnderRule(DivergenceTerm):
 
     @property
     def needs_all_tokens(self) -> str | None:
-        return "a rule looks at whole distributions"
+        return "a rule objective needs the full vocabulary"
 
     @model_validator(mode="after")
-    def _has_an_aim(self) -> UnderRule:
+    def _has_target_distribution(self) -> UnderRule:
         even = torch.full((2,), 0.5)
         if self.loss == "forward_kl" and self.rule.aim(Position.of(even, even)) is None:
             raise ValueError(
-                f"{self.rule.name} states no distribution to aim at; use rejection or "
+                f"{self.rule.name} has no target distribution for forward_kl; use rejection or "
                 "negative_log_acceptance as loss"
             )
         return self
@@ -239,7 +226,7 @@ class UnderRule(DivergenceTerm):
 
 
 class CrossEntropy(ObjectiveTerm):
-    """-log draft(label): the labels alone, as when only the target's text can be had."""
+    """-log draft(label); needs only the target's text, not its probabilities."""
 
     kind: Literal["cross_entropy"] = "cross_entropy"
     reads_target: ClassVar[bool] = False
@@ -274,7 +261,7 @@ else:
 
 
 def as_terms(value: Any) -> Any:
-    """Accept `tvd`, `{kind: tvd}`, `{rule: {...}}` and `[{kind: tvd}, forward_kl]` alike."""
+    """Convert `tvd`, `{kind: tvd}`, `{rule: {...}}` or a list of these to a list of terms."""
     terms = value if isinstance(value, list | tuple) else [value]
     return [_as_term(term) for term in terms]
 
@@ -286,12 +273,12 @@ def _as_term(term: Any) -> Any:
 
 
 def reads_target(terms: Sequence[ObjectiveTerm]) -> bool:
-    """Whether the target's probabilities are needed, or labels do."""
+    """True if a term needs the target's probabilities."""
     return any(term.reads_target for term in terms)
 
 
 def counts_acceptance(terms: Sequence[ObjectiveTerm]) -> bool:
-    """Whether a term is of what is accepted, so that it needs the target's whole distribution."""
+    """True if a term is a function of the acceptance."""
     return any(term.counts_acceptance for term in terms)
 
 
@@ -304,15 +291,9 @@ def token_losses(
     *,
     log_coverage_C: Tensor | None = None,
 ) -> Tensor:
-    """The weighted sum of all terms for each token, in nats (TVD: a plain number). -> [C].
+    """Weighted sum of all terms per token, in nats (TVD: in [0, 1]). -> [C].
 
-    Args:
-        terms: The objective.
-        target_log_probs_CV: See `Compared`, as the others.
-        draft_log_probs_CV: The same.
-        labels_C: Places of the labels.
-        policies: A term's own, for TVD++.
-        log_coverage_C: Log of the target's mass on these tokens; None: it is 1.
+    `policies` has the TVD++ inputs of each term; see `Compared` for the other arguments.
     """
     given = target_log_probs_CV, draft_log_probs_CV, labels_C
     losses = [
@@ -323,7 +304,7 @@ def token_losses(
 
 
 def native_terms(terms: Sequence[ObjectiveTerm]) -> list[Term] | None:
-    """The objective in C; None where the class of some term declares no native form."""
-    found = [term.native_term() for term in terms if "native_term" in vars(type(term))]
-    known = [term for term in found if term is not None]
-    return known if len(known) == len(terms) else None
+    """The objective's native terms; None if a term's own class does not define one."""
+    declared = [term.native_term() for term in terms if "native_term" in vars(type(term))]
+    native = [term for term in declared if term is not None]
+    return native if len(native) == len(terms) else None

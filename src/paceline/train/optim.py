@@ -1,7 +1,7 @@
-"""Optimisers and learning-rate schedules, as configuration and as torch objects.
+"""Optimizers and learning-rate schedules.
 
-A schedule is a function of progress, not of a count of steps: progress is the larger of steps done
-and time spent, each as a part of its budget, so one schedule serves both kinds of run.
+A schedule is a function of progress in [0, 1], the larger of the spent fractions of the step budget
+and the time budget.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Constant(StrictModel):
-    """The learning rate stays."""
+    """Constant learning rate."""
 
     kind: Literal["constant"] = "constant"
 
 
 class Linear(StrictModel):
-    """A straight line down to `final_fraction` of the learning rate."""
+    """Linear decay to `final_fraction` of the learning rate."""
 
     kind: Literal["linear"] = "linear"
     final_fraction: Fraction = 0.0
 
 
 class Cosine(StrictModel):
-    """Half a cosine down to `final_fraction` of the learning rate."""
+    """Cosine decay to `final_fraction` of the learning rate."""
 
     kind: Literal["cosine"] = "cosine"
     final_fraction: Fraction = 0.0
 
 
 class CoolDown(StrictModel):
-    """Constant up to `begin`, then half a cosine. Paper: Zhou et al. 2023, Table B.1."""
+    """Constant until `begin`, then cosine decay. Paper: Zhou et al. 2023, Table B.1."""
 
     kind: Literal["cool_down"] = "cool_down"
     begin: float = Field(default=0.5, ge=0, lt=1)
@@ -55,11 +55,11 @@ Schedule = Annotated[Constant | Linear | Cosine | CoolDown, Field(discriminator=
 
 
 class Warmup(StrictModel):
-    """What both optimisers share: a linear rise from 0, then the schedule.
+    """Linear warm-up from 0, multiplied with the schedule.
 
     Attributes:
-        warmup_fraction: Part of the run.
-        warmup_steps: The same as a number of steps; wins where it is given.
+        warmup_fraction: Length of the warm-up, as a fraction of the run.
+        warmup_steps: Length of the warm-up in steps; overrides warmup_fraction.
     """
 
     warmup_fraction: Fraction = 5_000 / 300_000
@@ -67,15 +67,15 @@ class Warmup(StrictModel):
 
 
 class Adafactor(Warmup):
-    """Adafactor (Shazeer and Stern 2018); the learning rate is relative to a weight's size.
+    """Adafactor (Shazeer and Stern 2018); the learning rate is relative to the weights' RMS.
 
     Attributes:
-        floor: `paper` adds 1e-30 to squared gradients, as Shazeer and Stern do. `torch` bounds the
-            rows' mean square from below by 1.2e-7, as `torch.optim.Adafactor` does: gradients below
-            its root, 3.5e-4, make updates of one size, whatever the gradients before them were.
+        floor: `paper` adds 1e-30 to squared gradients, as Shazeer and Stern do. `torch` clamps the
+            rows' mean square to at least 1.2e-7, as `torch.optim.Adafactor` does. Gradients with an
+            RMS below 3.5e-4 then give updates of the same RMS, regardless of earlier gradients.
 
-    Paper: Zhou et al. 2023, Table B.1. Differs: the warm-up is the same part of the run, 1/60,
-    instead of 5,000 steps of whatever length; at 300,000 steps they are one.
+    Paper: Zhou et al. 2023, Table B.1. Differs: the warm-up is 1/60 of the run instead of 5,000
+    steps, which is the same for the paper's 300,000 steps.
     """
 
     kind: Literal["adafactor"] = "adafactor"
@@ -86,7 +86,7 @@ class Adafactor(Warmup):
 
 
 class AdamW(Warmup):
-    """AdamW; weight decay falls on matrices only, not on norms and biases."""
+    """AdamW; weight decay applies to matrices, not to norms and biases."""
 
     kind: Literal["adamw"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
@@ -99,7 +99,7 @@ Optimizer = Annotated[Adafactor | AdamW, Field(discriminator="kind")]
 
 
 def build_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The torch optimiser over the parameters that are trained."""
+    """The torch optimizer of the parameters that require gradients."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -118,16 +118,15 @@ def build_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> to
 
 
 def learning_rate(config: Optimizer, step: int, progress: float) -> float:
-    """The learning rate of step `step` (from 1) that ends at `progress` (in (0, 1])."""
+    """The learning rate of step `step` (from 1), which ends at `progress` in (0, 1]."""
     if config.warmup_steps is not None:
-        rise = step / config.warmup_steps if config.warmup_steps else 1.0
+        warmup = step / config.warmup_steps if config.warmup_steps else 1.0
     else:
-        rise = progress / config.warmup_fraction if config.warmup_fraction else 1.0
-    return config.learning_rate * min(1.0, rise) * _level(config.schedule, progress)
+        warmup = progress / config.warmup_fraction if config.warmup_fraction else 1.0
+    return config.learning_rate * min(1.0, warmup) * _factor(config.schedule, progress)
 
 
-def _level(schedule: Schedule, progress: float) -> float:
-    """The part of the full rate that is left at this progress."""
+def _factor(schedule: Schedule, progress: float) -> float:
     progress = min(progress, 1.0)
     match schedule:
         case Constant():

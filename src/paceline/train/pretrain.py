@@ -1,4 +1,4 @@
-"""Plain next-token training: a model from nothing, or one that goes on learning from text."""
+"""Trains a new or existing model on next-token prediction."""
 
 # N trained positions, D hidden
 from __future__ import annotations
@@ -13,16 +13,10 @@ from paceline.config import StrictModel
 from paceline.core.fused import Head, chunks
 from paceline.core.reduction import Mean
 from paceline.data.collate import Row, collate
-from paceline.data.examples import Example, Lengths, build_examples
+from paceline.data.examples import Lengths, build_examples
 from paceline.data.packing import PackedText
-from paceline.data.prompts import (
-    CorpusConfig,
-    Record,
-    corpus_fingerprint,
-    read_records,
-    stream_records,
-)
-from paceline.data.sources import BatchSource, ExampleStream, FixedText, Shard, TextStream
+from paceline.data.prompts import CorpusConfig, corpus_fingerprint, read_records, stream_records
+from paceline.data.sources import ExampleStream, FixedText, Shard
 from paceline.errors import ContextLengthError, PromptError, UsageError
 from paceline.models.drafts.scratch import NewModel, NewTokenizer, write_new_model
 from paceline.models.loading import (
@@ -34,12 +28,7 @@ from paceline.models.loading import (
 )
 from paceline.models.precision import shapes_of
 from paceline.progress import silent
-from paceline.train.checkpoint import (
-    CheckpointStore,
-    read_optimizer,
-    read_state,
-    rewind_metrics,
-)
+from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_state, rewind_metrics
 from paceline.train.loop import Parts
 from paceline.train.objectives import CrossEntropy
 from paceline.train.optim import AdamW, Optimizer
@@ -55,25 +44,28 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import Tensor
 
+    from paceline.data.examples import Example
+    from paceline.data.prompts import Record
+    from paceline.data.sources import BatchSource, TextStream
     from paceline.models.hf.causal import CausalModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import TrainingState
     from paceline.train.loop import Figures
 
-_ROWS = 32  # held-out texts read at a time
-_CHUNK = 256  # positions whose probabilities exist at a time
+_ROWS = 32  # held-out texts per batch
+_CHUNK = 256  # positions per chunk of probabilities
 
 
 class PretrainData(StrictModel):
-    """The texts.
+    """Training and held-out text.
 
     Attributes:
-        train: Documents, or prompts with completions, of which only completions carry loss.
-        held_out: The same, for evaluation; None: no evaluation.
-        pack_documents: Join documents before cutting them to size, so that no row is padded.
-        streaming: Read the texts as they are needed, for more than memory holds: every text is a
-            document then, packed, shuffled within blocks of a few thousand.
+        train: Documents, or prompts with completions; prompt tokens have no loss.
+        held_out: Text for evaluation, in the same form; None: no evaluation.
+        pack_documents: Concatenate documents before splitting them into rows, without padding.
+        streaming: Stream text that does not fit in memory. All texts are packed as documents and
+            shuffled within blocks.
     """
 
     train: CorpusConfig
@@ -84,21 +76,21 @@ class PretrainData(StrictModel):
     @model_validator(mode="after")
     def _streams_packed(self) -> PretrainData:
         if self.streaming and not self.pack_documents:
-            raise ValueError("streaming packs documents; set pack_documents, or drop streaming")
+            raise ValueError("streaming needs pack_documents; set pack_documents=true")
         return self
 
 
 class PretrainConfig(TrainSettings):
-    """One run of pretraining; see also `TrainSettings`. The model becomes `output/model`.
+    """One pretraining run; see also `TrainSettings`. The model is saved to `output/model`.
 
     Attributes:
-        model: The shape of a new model; or hub id, directory or GGUF file of one to go on from,
-            which is not changed.
-        tokenizer: Of a new model: made from the training text, or that of the model named here.
-        max_prompt_tokens: With max_completion_tokens, the length that documents are cut to.
-        evaluate_every: Steps from one evaluation to the next; None: only before and after.
-        num_evaluated: Held-out texts, at most.
-        stored_dtype: Of the saved weights of a new model.
+        model: Architecture of a new model; or hub id, directory or GGUF file of a model to
+            continue from, which is not changed.
+        tokenizer: Tokenizer of a new model: trained on the text, or that of the named model.
+        max_prompt_tokens: Documents are cut to max_prompt_tokens + max_completion_tokens.
+        evaluate_every: Steps between evaluations; None: only before and after training.
+        num_evaluated: Maximum number of held-out texts.
+        stored_dtype: Data type of the saved weights of a new model.
     """
 
     model: NewModel | str
@@ -113,33 +105,32 @@ class PretrainConfig(TrainSettings):
     optimizer: Optimizer = AdamW()
 
     @model_validator(mode="after")
-    def _shards_what_there_is(self) -> PretrainConfig:
+    def _check_shards(self) -> PretrainConfig:
         if "target" in self.shard:
-            raise ValueError("pretraining has no target to shard; shard the draft, or nothing")
+            raise ValueError("pretraining has no target to shard; remove target from shard")
         if self.shard and self.data.held_out is not None:
             raise ValueError(
-                "a model that is sharded is not evaluated on the way; drop data.held_out and use "
+                "sharded models cannot be evaluated during training; unset data.held_out and run "
                 "trajectory on the checkpoints"
             )
         return self
 
 
 def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
-    """Train a model on text; everything ends up in the run directory.
+    """Train a model on text in the run directory `config.output`.
 
     Args:
-        config: What to do.
-        resume: Go on with the run in `config.output` if there is one; a finished one is left as
-            it is.
-        progress: Called as work goes on.
+        config: The run's configuration.
+        resume: Resume the run if its directory exists; a finished run is not changed.
+        progress: Called with the progress of each stage.
 
     Returns:
-        The run directory: `model/` is the trained model, `result.json` its figures.
+        The run directory, with the trained model in `model/` and its figures in `result.json`.
 
     Raises:
-        UsageError: a model, a text or a setting cannot be used.
-        TrainingError: training failed or was stopped; checkpoints stay.
-        StorageError: something could not be written; checkpoints stay.
+        UsageError: invalid model, text or setting.
+        TrainingError: training failed or was stopped; checkpoints are kept.
+        StorageError: a file could not be written; checkpoints are kept.
     """
     return run_training(
         config,
@@ -152,7 +143,7 @@ def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress
 
 
 def _inputs(config: PretrainConfig) -> dict[str, str]:
-    """Text that is read as it is needed may be mended in mid-run."""
+    """Fingerprints of the inputs, without streamed text, which may be corrected during a run."""
     streaming = config.data.streaming
     marks = {} if streaming else {"data.train": corpus_fingerprint(config.data.train)}
     if config.data.held_out is not None:
@@ -163,9 +154,9 @@ def _inputs(config: PretrainConfig) -> dict[str, str]:
 
 
 class HeldOutLoss:
-    """How well a model predicts texts that it was not trained on.
+    """Evaluates the next-token loss on held-out text.
 
-    Of a draft that proposes some tokens only, those of the texts that are among them.
+    A draft with a restricted vocabulary is evaluated on labels that it can propose.
     """
 
     headline = "loss"
@@ -177,15 +168,16 @@ class HeldOutLoss:
 
     @torch.no_grad()
     def evaluate(self, draft: CausalModel) -> Figures:
-        """loss: nats a token. accuracy: part of the tokens that the model finds likeliest.
+        """Evaluate a model on these texts.
 
-        coverage: part of the texts' tokens that a draft of some tokens may propose.
+        loss: nats per token. accuracy: fraction of labels that are the argmax. coverage: fraction
+        of labels that a draft with a restricted vocabulary can propose.
         """
         head = Head(draft.head_weight, draft.head_bias)
         vocabulary = _vocabulary(draft)
         if vocabulary is not None:
             head = head.rows(*vocabulary)
-        loss, right, count, total = 0.0, 0, 0, 0
+        loss, num_correct, count, total = 0.0, 0, 0, 0
         for batch in self.batches:
             hidden_ND = draft.hidden(batch)[batch.mask_BT]
             labels_N = batch.labels_BT[batch.mask_BT]
@@ -197,18 +189,19 @@ class HeldOutLoss:
                 log_probs_CV = head.log_probs(hidden_ND[rows])
                 labels_C = labels_N[rows]
                 loss -= float(log_probs_CV.gather(-1, labels_C[:, None]).double().sum())
-                right += int((log_probs_CV.argmax(-1) == labels_C).sum())
+                num_correct += int((log_probs_CV.argmax(-1) == labels_C).sum())
             count += len(labels_N)
         if count == 0:
             raise UsageError(
-                "the draft may propose none of the held-out text's tokens; choose another text"
+                "the draft cannot propose any token of the held-out text; choose another text"
             )
-        figures = {"loss": loss / count, "accuracy": right / count, "num_tokens": float(count)}
+        figures = {"loss": loss / count, "accuracy": num_correct / count}
+        figures["num_tokens"] = float(count)
         return figures if vocabulary is None else figures | {"coverage": count / total}
 
 
 def _vocabulary(model: CausalModel) -> tuple[Tensor, Tensor] | None:
-    """The tokens that a draft may propose: its softmax is over these, other labels carry no loss."""
+    """Tokens of a restricted vocabulary and their logit offsets, 0. Other labels have no loss."""
     if model.draft_vocabulary is None:
         return None
     return model.draft_vocabulary, torch.zeros(len(model.draft_vocabulary))
@@ -226,8 +219,8 @@ def _set_up(
     if accelerator.is_main_process:
         store.sweep()
     state = read_state(checkpoint)
-    newest = start if checkpoint is None else checkpoint / "draft"
-    model = load_model(newest, dtype="float32", device=str(accelerator.device))
+    latest = start if checkpoint is None else checkpoint / "draft"
+    model = load_model(latest, dtype="float32", device=str(accelerator.device))
     _check_length(config, model)
     source, stream = _source(config, records, model, shard, run)
     model.hf.requires_grad_(True)
@@ -264,7 +257,6 @@ def _source(
     shard: Shard,
     run: RunDirectory,
 ) -> tuple[BatchSource, TextStream]:
-    """The text that is read as it is needed, or all of it, shuffled."""
     if not config.data.streaming:
         examples = _examples(config, records, model)
         stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=shard)
@@ -288,7 +280,7 @@ def _source(
 def _start(
     config: PretrainConfig, records: Iterable[Record], accelerator: Accelerator, run: RunDirectory
 ) -> str | Path:
-    """The model to begin with; a new one is made once a run, as `start` in its directory."""
+    """The initial model; a new one is created once, as `start` in the run directory."""
     if isinstance(config.model, str):
         return config.model
     out = run.path / "start"
@@ -304,8 +296,8 @@ def _texts(records: Iterable[Record]) -> Iterator[str]:
         for part in parts:
             if isinstance(part, list):
                 raise PromptError(
-                    f"{record.where} has tokens, and a tokenizer is made from text; name the model "
-                    "whose tokenizer made them as tokenizer"
+                    f"{record.where} has token ids, but a new tokenizer needs text; set tokenizer "
+                    "to the model whose tokenizer was used"
                 )
             if part:
                 yield part
@@ -314,7 +306,7 @@ def _texts(records: Iterable[Record]) -> Iterator[str]:
 def _stored_dtype(config: PretrainConfig) -> torch.dtype | None:
     if isinstance(config.model, str):
         return stored_dtype(config.model)
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.stored_dtype]
+    return getattr(torch, config.stored_dtype)
 
 
 def _check_length(config: PretrainConfig, model: CausalModel) -> None:
@@ -322,7 +314,7 @@ def _check_length(config: PretrainConfig, model: CausalModel) -> None:
     if model.max_length is not None and longest > model.max_length:
         raise ContextLengthError(
             f"max_prompt_tokens + max_completion_tokens is {longest}, but the model's context holds "
-            f"{model.max_length}; lower one of the two"
+            f"{model.max_length} tokens; lower one of the two"
         )
 
 
@@ -350,7 +342,7 @@ def _evaluator(config: PretrainConfig, model: CausalModel) -> HeldOutLoss | None
     ]
     if not rows:
         raise PromptError(
-            f"{config.data.held_out.path} has prompts without completions, and nothing else; add "
-            "completions, or leave held_out away"
+            f"{config.data.held_out.path} has only prompts without completions; add completions, "
+            "or unset data.held_out"
         )
     return HeldOutLoss(rows, model.device)

@@ -1,6 +1,9 @@
-"""What TVD++ needs to know of a whole batch before its first loss: draws, and moments of all rewards."""
+"""Computes the token draws and reward moments of a batch for TVD++, before its loss.
 
-# C tokens of a chunk, K drawn tokens of each, N trained positions, V vocabulary
+Both need a pass over the whole batch.
+"""
+
+# C tokens of a chunk, K drawn tokens per position, N trained positions, V vocabulary
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -23,10 +26,10 @@ if TYPE_CHECKING:
 def uniforms_of_terms(
     terms: Sequence[Objective], rows: Sequence[tuple[torch.Generator, int]]
 ) -> list[Tensor | None]:
-    """What each term draws its tokens by: [N, K], or None where it draws none.
+    """Uniforms for each term's draws, [N, K]; None for terms that draw none.
 
-    `rows`: each row's own generator and how many of its positions are trained, so that a row's
-    draws do not depend on the rows beside it.
+    `rows` has a generator and the number of trained positions per row, so that a row's draws do
+    not depend on other rows.
     """
     counts = [_num_drawn(term) for term in terms]
     drawn = [
@@ -44,17 +47,17 @@ def _num_drawn(term: Objective) -> int:
 
 
 def draws_tokens(terms: Sequence[Objective]) -> bool:
-    """Whether any of them does."""
+    """True if any term draws tokens."""
     return any(map(_num_drawn, terms))
 
 
 class Policies:
-    """Of the terms that are TVD++; the others have none."""
+    """Inputs of the TVD++ terms; other terms have none."""
 
     def __init__(
         self, terms: Sequence[Objective], uniforms: Sequence[Tensor | None], add_up: AddUp
     ) -> None:
-        """`uniforms` are those of `uniforms_of_terms`; `add_up` sums a tensor over all processes."""
+        # add_up sums a tensor over all processes
         self._terms = terms
         self._uniforms = uniforms
         self._add_up = add_up
@@ -63,35 +66,35 @@ class Policies:
 
     @torch.no_grad()
     def look_at(self, chunks: Iterable[tuple[Tensor | None, Tensor]]) -> None:
-        """Go through the batch once, in order: log-probabilities of target and draft, [C, V] each."""
-        mine = [i for i, term in enumerate(self._terms) if isinstance(term, TVDPlusPlus)]
-        if not mine:
+        """Process the batch, in order: log-probabilities of target and draft, [C, V] each."""
+        ours = [i for i, term in enumerate(self._terms) if isinstance(term, TVDPlusPlus)]
+        if not ours:
             return
         start = 0
         for target_log_probs_CV, draft_log_probs_CV in chunks:
-            assert target_log_probs_CV is not None, "TVD++ compares with a target"
+            assert target_log_probs_CV is not None, "TVD++ needs a target"
             rows = slice(start, start + len(draft_log_probs_CV))
-            for index in mine:
-                self._look(index, rows, target_log_probs_CV, draft_log_probs_CV)
+            for index in ours:
+                self._add_chunk(index, rows, target_log_probs_CV, draft_log_probs_CV)
             start = rows.stop
-        for index in mine:
+        for index in ours:
             moments = self._moments[index]
             assert moments is not None, "a batch has positions"
             self._moments[index] = RewardMoments(*self._add_up(torch.stack(moments)))
 
-    def _look(self, index: int, rows: slice, target: Tensor, draft: Tensor) -> None:
+    def _add_chunk(self, index: int, rows: slice, target: Tensor, draft: Tensor) -> None:
         term, uniforms_NK = self._terms[index], self._uniforms[index]
         assert isinstance(term, TVDPlusPlus)
         drawn_CK = None
         if uniforms_NK is not None:
             drawn_CK = _draw(draft, uniforms_NK[rows])
             self._drawn[index].append(drawn_CK)
-        here = reward_moments(target, draft, term.estimator, drawn_CK)
-        before = self._moments[index]
-        self._moments[index] = here if before is None else before.plus(here)
+        moments = reward_moments(target, draft, term.estimator, drawn_CK)
+        sums = self._moments[index]
+        self._moments[index] = moments if sums is None else sums.plus(moments)
 
     def of(self, rows: slice) -> list[Policy | None]:
-        """Each term's, at these positions of the batch."""
+        """Inputs of each term at these positions of the batch."""
         return [
             None if moments is None else Policy(moments, torch.cat(drawn)[rows] if drawn else None)
             for moments, drawn in zip(self._moments, self._drawn, strict=True)

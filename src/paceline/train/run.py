@@ -1,12 +1,12 @@
-"""From a configuration to a run directory: what all kinds of training have in common.
+"""Executes a training run: set-up, evaluation, training, saving, evaluation of the saved model.
 
-Set up, figures before, train, save, figures after of what was saved. A stopped run goes on; a finished
-one is left as it is.
+A stopped run is resumed; a finished run is not changed.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
@@ -48,17 +48,14 @@ def run_training(
     resume: bool = False,
     progress: Progress = silent,
 ) -> Path:
-    """Train; the model becomes the directory `product` of the run, its figures `result.json`.
+    """Train, and save the model as `product` in the run directory. -> the run directory.
 
-    `inputs` gives the fingerprints of what every step hangs on beside the configuration, by name.
-
-    Returns:
-        The run directory.
+    `inputs` returns the fingerprints of the run's input files, by name.
 
     Raises:
-        UsageError: a model, a text or a setting cannot be used.
-        TrainingError: training failed or was stopped; checkpoints stay.
-        StorageError: something could not be written; checkpoints stay.
+        UsageError: invalid model, text or setting.
+        TrainingError: training failed or was stopped; checkpoints are kept.
+        StorageError: a file could not be written; checkpoints are kept.
     """
     _check_launcher()
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
@@ -68,22 +65,22 @@ def run_training(
     if _is_finished(run, config):
         return run.path
     with ExitStack() as stack:
-        _take(run, accelerator, stack)
+        _lock(run, accelerator, stack)
         _train(config, set_up, found, accelerator, run, product, progress)
     return run.path
 
 
-def _take(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None:
-    """Nobody else writes the run until the stack ends; what the main process is told, all raise."""
-    refusal: list[PacelineError | None] = [None]
+def _lock(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None:
+    """Lock the run until the stack closes; all processes raise the main process's error."""
+    errors: list[PacelineError | None] = [None]
     if accelerator.is_main_process:
         try:
             stack.enter_context(run.alone())
         except PacelineError as error:
-            refusal = [error]
-    broadcast_object_list(refusal)
-    if refusal[0] is not None:
-        raise refusal[0]
+            errors = [error]
+    broadcast_object_list(errors)
+    if errors[0] is not None:
+        raise errors[0]
 
 
 def _train(
@@ -96,14 +93,14 @@ def _train(
     progress: Progress,
 ) -> None:
     if accelerator.is_main_process:
-        # the result of a smaller budget would pass for this one's if this start is stopped
+        # if this start is stopped, the result of an earlier, smaller budget must not remain
         run.result.unlink(missing_ok=True)
         if not has_begun(run):
             clear_set_up(run)
         before = run.read_manifest() if has_begun(run) else None
         run.write_manifest(config, inputs=inputs, choices=(before or {}).get("choices", {}))
     progress("loading", 0, 1)
-    compiled()  # once a machine, and not in the time of the first step
+    compiled()  # compiles native code now instead of during the first step
     parts, state = set_up(accelerator, run, progress)
     progress("loading", 1, 1)
     loop = TrainingLoop(parts, state)
@@ -116,13 +113,13 @@ def _train(
 
 
 def _check_launcher() -> None:
-    """Weights are dealt out here, layer by layer and each model apart: nobody else may do so, too."""
+    """Refuse accelerate's own sharding, which conflicts with that of `sharding.py`."""
     for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
         if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
             raise ConfigError(
-                f"accelerate is set up for {name}, which Paceline does not train with; launch plain "
-                "processes (torchrun, or accelerate launch --multi_gpu), and set shard to deal out "
-                "weights, gradients and moments as ZeRO-3 does"
+                f"accelerate is configured for {name}, which is not supported; launch with "
+                "torchrun or accelerate launch --multi_gpu, and set shard to shard weights, "
+                "gradients and optimizer state as ZeRO-3 does"
             )
 
 
@@ -132,66 +129,58 @@ def takes_bfloat16(
     accelerator: Accelerator,
     run: RunDirectory,
 ) -> bool:
-    """Whether passes run in bfloat16; weights and sums stay float32.
+    """True if forward and backward passes run in bfloat16.
 
-    "auto" is measured on products of these shapes when a run begins, and kept in its manifest.
+    "auto" times products of these shapes when a run begins and records the choice in its manifest.
     """
-    if config.precision != "auto":
-        return config.precision == "bfloat16"
-    choice = _keep_choice(
-        run,
-        "precision",
-        lambda: choose_precision("training", shapes, accelerator.device),
-        accelerator,
-    )
-    return choice == "bfloat16"
+    precision: str = config.precision
+    if precision == "auto":
+        choose = partial(choose_precision, "training", shapes, accelerator.device)
+        precision = _keep_choice(run, "precision", choose, accelerator)
+    return precision == "bfloat16"
 
 
 def writer_of(
     config: TrainSettings, model: CausalModel, accelerator: Accelerator, run: RunDirectory
 ) -> CausalModel | TrainingWriter:
-    """What a model in training writes with: itself, or copies with weights rounded to bfloat16.
+    """The generator of training text: the model itself, or copies rounded to bfloat16.
 
-    "auto" is measured on the model when a run begins, and kept in its manifest.
+    "auto" times both when a run begins and records the choice in its manifest.
     """
     precision: str = config.precision
     if precision == "auto":
         rows = config.batch_size // config.gradient_accumulation_steps
-        precision = _keep_choice(run, "writing", lambda: choose_writer(model, rows), accelerator)
+        choose = partial(choose_writer, model, rows)
+        precision = _keep_choice(run, "writing", choose, accelerator)
     return TrainingWriter(model) if precision == "bfloat16" else model
 
 
 def _keep_choice(
     run: RunDirectory, name: str, choose: Callable[[], Choice], accelerator: Accelerator
 ) -> str:
-    """The precision that the run keeps under this name; all processes have the main one's."""
-    kept: list[str | None] = [None]
+    """The precision recorded in the manifest under this name, or the main process's choice."""
+    recorded: list[str | None] = [None]
     if accelerator.is_main_process:
-        kept = [run.keep_choice(name, lambda: choose()._asdict())["precision"]]
-    broadcast_object_list(kept)
-    assert kept[0] is not None, "the main process chooses"
-    return kept[0]
+        recorded = [run.keep_choice(name, lambda: choose()._asdict())["precision"]]
+    broadcast_object_list(recorded)
+    assert recorded[0] is not None, "the main process chooses"
+    return recorded[0]
 
 
 def check_batches(
     config: TrainSettings, num_rows: int, shard: Shard, name: str = "batch_size"
 ) -> None:
-    """Can so many rows of a step be dealt out to all processes and parts?
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Raise ConfigError unless the rows divide into processes and accumulation steps."""
     parts = shard.world_size * config.gradient_accumulation_steps
     if num_rows % parts:
         raise ConfigError(
-            f"{name} {num_rows} cannot be dealt out to {shard.world_size} processes "
-            f"with gradient_accumulation_steps {config.gradient_accumulation_steps}; make it a "
-            f"multiple of {parts}"
+            f"{name} {num_rows} cannot be split over {shard.world_size} processes with "
+            f"gradient_accumulation_steps {config.gradient_accumulation_steps}; use a multiple of "
+            f"{parts}"
         )
 
 
 def _is_finished(run: RunDirectory, config: TrainSettings) -> bool:
-    """Whether this run, with this budget, has its result."""
     manifest = run.read_manifest()
     if manifest is None or run.read_result() is None:
         return False
@@ -200,7 +189,7 @@ def _is_finished(run: RunDirectory, config: TrainSettings) -> bool:
 
 
 def _figures_before(run: RunDirectory, loop: TrainingLoop) -> Figures | None:
-    """The untrained model's figures: measured at the start, read when a run goes on."""
+    """Figures of the untrained model: measured, or read from the metrics of a resumed run."""
     if loop.state.step == 0:
         return loop.evaluate()
     rows = [row for row in read_jsonl(run.metrics) if row["step"] == 0]
@@ -210,7 +199,6 @@ def _figures_before(run: RunDirectory, loop: TrainingLoop) -> Figures | None:
 def _finish(
     parts: Parts, draft: CausalModel, state: TrainingState, before: Figures | None, product: str
 ) -> None:
-    """Save the model, and judge what was saved, not what was in memory."""
     run = parts.run
     out = run.path / product
     save_draft(draft, parts.store.tokenizer_source, out, parts.stored_dtype)

@@ -1,4 +1,4 @@
-"""What every kind of training is told: its budget, its steps, its optimiser, its checkpoints."""
+"""Configuration shared by all kinds of training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.train.optim import Adafactor, Optimizer
 
 
 class Checkpoints(StrictModel):
-    """How often the state of training is saved, whichever comes first; and how many are kept."""
+    """When to save checkpoints (whichever is due first), and how many to keep."""
 
     every_steps: int | None = Field(default=None, ge=1)
     every_seconds: float | None = Field(default=120.0, gt=0)
@@ -21,25 +21,25 @@ class Checkpoints(StrictModel):
 
 
 class TrainSettings(StrictModel):
-    """One run of training.
+    """One training run.
 
     Attributes:
-        output: The run directory.
-        mean: Mean over sequences of their means (the paper's), or over tokens.
-        num_steps: Budget in optimiser steps; with it alone a run is deterministic.
-        max_seconds: Budget in seconds of training; set-up and the evaluations before and after do not
-            count. The schedule follows whichever budget is nearer its end.
-        batch_size: Sequences of an optimiser step, over all processes and accumulation.
-        gradient_accumulation_steps: Parts that a step is cut into, to save memory; the result is
-            the same.
-        max_gradient_norm: Longer gradients are shortened to this; None: never.
-        max_loss_ratio: A loss above so many times its running median, several steps in a row, ends
-            the run.
-        chunk_tokens: Tokens whose logits exist at a time.
-        shard: Models whose weights are dealt out over the processes instead of copied to each.
-        precision: Of passes; weights and sums are float32. `auto` times products of the model's shapes
-            in float32 and in bfloat16 when the run begins, and keeps the faster for the whole run.
-        device: `auto` takes the accelerator if there is one.
+        output: Run directory.
+        mean: `sequence`: mean over sequences of their means, as in the paper; `token`: over tokens.
+        num_steps: Budget in optimizer steps. Without max_seconds, the run is deterministic.
+        max_seconds: Budget in seconds, without set-up and the evaluations before and after. With
+            both budgets, the schedule follows the one that ends first.
+        batch_size: Sequences per optimizer step, over all processes and accumulation steps.
+        gradient_accumulation_steps: Split each step into N parts to save memory; the result is the
+            same.
+        max_gradient_norm: Clip gradients to this norm; None: no clipping.
+        max_loss_ratio: End the run if the loss exceeds its running median by this factor in several
+            consecutive steps.
+        chunk_tokens: Number of tokens whose logits are in memory at the same time.
+        shard: Models whose weights are sharded over processes instead of replicated.
+        precision: Precision of forward and backward passes; weights and sums are float32. `auto`
+            times both when the run begins and uses the faster one for the whole run.
+        device: `auto` uses an accelerator if there is one.
     """
 
     output: Path
@@ -59,17 +59,17 @@ class TrainSettings(StrictModel):
     checkpoints: Checkpoints = Checkpoints()
 
     @model_validator(mode="after")
-    def _ends_and_divides(self) -> TrainSettings:
+    def _consistent(self) -> TrainSettings:
         if self.num_steps is None and self.max_seconds is None:
-            raise ValueError("num_steps or max_seconds is needed, or training never ends")
+            raise ValueError("got no budget; set num_steps or max_seconds")
         if self.batch_size % self.gradient_accumulation_steps:
             raise ValueError(
-                f"batch_size {self.batch_size} cannot be cut into gradient_accumulation_steps "
-                f"{self.gradient_accumulation_steps} equal parts; change one of them"
+                f"batch_size {self.batch_size} is not a multiple of gradient_accumulation_steps "
+                f"{self.gradient_accumulation_steps}; change one of them"
             )
         if "draft" in self.shard and isinstance(self.optimizer, Adafactor):
             raise ValueError(
-                "a draft that is sharded needs optimizer.kind adamw: adafactor looks at whole matrices"
+                "a sharded draft needs optimizer.kind adamw, because adafactor needs whole matrices"
             )
         warmup = self.optimizer.warmup_steps
         if warmup is not None and self.num_steps is not None and warmup > self.num_steps:

@@ -1,7 +1,4 @@
-"""One optimiser step: score the text with the target if there is one, move the draft towards it.
-
-Knows nothing of where text comes from, of budgets or files.
-"""
+"""One optimizer step: target scores, draft loss, gradient accumulation and update."""
 
 # B rows, T positions, N trained positions, C tokens of a chunk, D hidden, V vocabulary
 from __future__ import annotations
@@ -22,18 +19,13 @@ from paceline.core.reduction import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.native.divergence_kernels import can_differentiate, losses_and_slopes
 from paceline.train.coverage import Normalisers, TargetScores
-from paceline.train.objectives import (
-    counts_acceptance,
-    native_terms,
-    reads_target,
-    token_losses,
-)
+from paceline.train.objectives import counts_acceptance, native_terms, reads_target, token_losses
 from paceline.train.optim import build_optimizer
 from paceline.train.reward_moments import Policies, draws_tokens, uniforms_of_terms
 from paceline.train.sharding import (
-    deal_out,
     is_finite,
     restore_state,
+    shard_model,
     whole_draft,
     whole_number,
     whole_state,
@@ -55,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What one step says about itself, over all processes; the loss is from before the update."""
+    """Figures of one step, over all processes; the loss is from before the update."""
 
     loss: float
     gradient_norm: float
@@ -63,14 +55,12 @@ class StepFigures:
 
 
 class StepPlan(NamedTuple):
-    """What is particular to one step.
+    """Objective of one step.
 
     Attributes:
-        terms: Its objective.
-        vocabulary: The tokens it is taken over, see `VocabularySample.draw`; None: all.
-        rng_of_row: For an objective that draws tokens: each row's own generator, by the row's number
-            in the step over all processes.
-        phase: Steps of one phase have losses of one scale; another objective begins another phase.
+        vocabulary: Tokens and logit offsets of `VocabularySample.draw`; None: all tokens.
+        rng_of_row: Generator for a row's draws, by its index in the step over all processes.
+        phase: Losses are comparable within a phase; a new objective starts a new phase.
     """
 
     terms: Sequence[Objective]
@@ -80,7 +70,7 @@ class StepPlan(NamedTuple):
 
 
 class DraftLoss(nn.Module):
-    """The draft's pass and its loss as one module, which is what data parallelism wraps."""
+    """The draft's forward pass and loss as one module, for data parallelism."""
 
     def __init__(
         self,
@@ -110,10 +100,7 @@ class DraftLoss(nn.Module):
         uniforms: Sequence[Tensor | None],
         normalisers_N: Tensor | None,
     ) -> Tensor:
-        """Sum over trained positions of weight times loss.
-
-        `normalisers_N`: of a draft that proposes some tokens, the target's log-sum-exp over all.
-        """
+        """Sum over trained positions of weight times loss; see `TargetScores.normalisers_N`."""
         labels_N = batch.labels_BT[batch.mask_BT]
         weights_N = weights_BT[batch.mask_BT]
         vocab_size: int | None = self.vocab_size
@@ -126,24 +113,24 @@ class DraftLoss(nn.Module):
             vocab_size = None
         target = TargetScores(target_hidden_ND, target_head, vocab_size, normalisers_N)
         policies = Policies(plan.terms, uniforms, self.add_up)
-        known = native_terms(plan.terms)
+        native = native_terms(plan.terms)
 
         def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
             target_log_probs_CV, log_coverage_C = target.log_probs(rows)
             given = target_log_probs_CV, draft_log_probs_CV, labels_N[rows], policies.of(rows)
             return token_losses(plan.terms, *given, log_coverage_C=log_coverage_C)
 
-        def slopes_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
+        def loss_and_gradient_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
             given = target.logits(rows), draft_logits_CV, labels_N[rows], weights_N[rows]
-            assert known is not None, "asked below"
-            return losses_and_slopes(known, *given, target.normalisers(rows))
+            assert native is not None, "checked below"
+            return losses_and_slopes(native, *given, target.normalisers(rows))
 
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
             hidden_ND = self.draft.hidden(batch)[batch.mask_BT]
             size = {"chunk_size": self.chunk_tokens, "vocab_size": vocab_size}
-            if known is not None and can_differentiate(hidden_ND):
+            if native is not None and can_differentiate(hidden_ND):
                 return chunked_loss_of_logits(
-                    hidden_ND, draft_head, slopes_of_chunk, weights_N, **size
+                    hidden_ND, draft_head, loss_and_gradient_of_chunk, weights_N, **size
                 )
             policies.look_at(
                 (target.served_log_probs(rows), draft_head.log_probs(hidden_ND[rows], vocab_size))
@@ -153,10 +140,10 @@ class DraftLoss(nn.Module):
 
 
 class Stepper:
-    """Holds the models and the optimiser, and makes steps.
+    """Runs optimizer steps on the draft's parameters that require gradients.
 
-    Trained is what requires a gradient; without a target, only labels teach. The draft stays in evaluation mode: in decoder-only models that means no dropout, which is what
-    Table B.1 asks for, and nothing else.
+    Without a target, the objective must use labels only. The draft stays in evaluation mode, which
+    disables dropout, as in Table B.1, and changes nothing else in decoder-only models.
     """
 
     def __init__(
@@ -176,7 +163,10 @@ class Stepper:
         self.vocab_size = vocab_size
         self._normalisers = Normalisers(vocab_size, config.chunk_tokens)
         draft.hf.eval()
-        _train_padding(draft)
+        # The padding token may be the end-of-text token, whose embedding must be trained. Masked
+        # padding has no gradient anyway.
+        embeddings: Any = draft.hf.get_input_embeddings()
+        embeddings.padding_idx = None
         if target is not None:
             target.hf.eval().requires_grad_(False)
         loss = DraftLoss(
@@ -187,46 +177,44 @@ class Stepper:
             bfloat16=bfloat16,
             add_up=partial(_sum, accelerator),
         )
-        self.loss: nn.Module = self._dealt_out(loss)
+        self.loss: nn.Module = self._distributed(loss)
         self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
 
-    def _dealt_out(self, loss: DraftLoss) -> nn.Module:
-        """Over the processes: what is sharded by parts, else the draft as a copy on each."""
-        together = self.accelerator.num_processes > 1
-        if together and self.target is not None and "target" in self.config.shard:
-            deal_out(self.target, self.target.hf.base_model, self.accelerator)
-        if together and "draft" in self.config.shard:
-            deal_out(self.draft, loss, self.accelerator)
+    def _distributed(self, loss: DraftLoss) -> nn.Module:
+        shard = self.config.shard if self.accelerator.num_processes > 1 else ()
+        if self.target is not None and "target" in shard:
+            shard_model(self.target, self.target.hf.base_model, self.accelerator)
+        if "draft" in shard:
+            shard_model(self.draft, loss, self.accelerator)
             return loss
         return self.accelerator.prepare_model(loss)
 
     def whole(self) -> tuple[CausalModel, dict[str, Any]]:
-        """Draft and optimiser's state in one piece, on the main process; all processes must call."""
+        """The unsharded draft and optimizer state, on the main process. Collective."""
         return whole_draft(self.loss, self.draft), whole_state(self.loss, self.optimizer)
 
     def is_finite(self) -> bool:
-        """Are all weights numbers, on every process?"""
+        """True if all weights are finite, on every process."""
         finite = all(bool(is_finite(weight).all()) for weight in self.parameters)
         (num_bad,) = self._add_up(int(not finite))
         return num_bad == 0
 
     def restore(self, optimizer: dict[str, Any] | None) -> None:
-        """Go on with the state of a checkpoint, if there is one."""
+        """Load the optimizer's state, if it is not None."""
         if optimizer is not None:
             restore_state(self.loss, self.optimizer, optimizer)
 
     def step(
         self, rows: Sequence[Row], learning_rate: float | Callable[[], float], plan: StepPlan
     ) -> StepFigures:
-        """Score the rows, add up gradients over their parts, update unless one is not finite.
+        """Accumulate gradients over parts of the rows, then update unless a gradient is not finite.
 
-        `learning_rate`: a function is called when the gradient is there, on all processes.
-
-        Every part is divided by the units of the whole step, over parts and processes, so that
-        cutting a step up does not change it.
+        A callable `learning_rate` is called on all processes once the gradient is computed. Losses
+        are normalised by the whole step, so that its split into parts does not change the result.
         """
-        parts = self._cut(rows)
+        size = len(rows) // self.config.gradient_accumulation_steps
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         batches = [self._batch(part, plan) for part in parts]
         mean = self.config.mean
         units = sum(count_units(batch.mask_BT, mean) for batch in batches)
@@ -241,14 +229,14 @@ class Stepper:
                 uniforms = self._uniforms(index * len(parts[index]), batch, plan)
                 whole_N = self._normalisers_of(parts[index], batch, hidden_ND, plan.terms)
                 loss = self.loss(batch, weights_BT, hidden_ND, plan, uniforms, whole_N)
-                # Data parallelism averages gradients over processes; these parts are to be summed.
+                # data parallelism averages gradients over processes, but a sum is needed
                 (loss * self.accelerator.num_processes).backward()
             total += loss.detach()
         (loss,) = self._add_up(total)
         return StepFigures(loss, self._update(learning_rate), int(tokens))
 
     def _batch(self, rows: Sequence[Row], plan: StepPlan) -> TokenBatch:
-        """The rows; where labels alone teach, those that the step's vocabulary leaves out are not asked for."""
+        """Collate the rows; without a target, mask labels outside of the step's vocabulary."""
         batch = collate(rows).to(self.accelerator.device)
         if plan.vocabulary is None or reads_target(plan.terms):
             return batch
@@ -257,10 +245,10 @@ class Stepper:
         return dataclasses.replace(batch, mask_BT=batch.mask_BT & known_BT)
 
     def _uniforms(self, first: int, batch: TokenBatch, plan: StepPlan) -> list[Tensor | None]:
-        """By row of the step, which is dealt out in turn: a row draws alike on any process."""
+        """Uniforms that depend on a row's index in the step, not on its process."""
         if not draws_tokens(plan.terms):
             return [None] * len(plan.terms)
-        assert plan.rng_of_row is not None, "a plan that draws tokens brings generators"
+        assert plan.rng_of_row is not None, "draws need generators"
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
         lengths = batch.mask_BT.sum(-1).tolist()
         rows = [
@@ -273,15 +261,18 @@ class Stepper:
     def score(
         self, rows: Sequence[Row], batch: TokenBatch, terms: Sequence[Objective]
     ) -> Tensor | None:
-        """The target's hidden states at the trained positions; None where labels are all it takes."""
+        """The target's hidden states at trained positions, [N, D]; None if only labels are used."""
         if not reads_target(terms):
             return None
         missing = [row for row in rows if row.target_hidden_TD is None]
         if len(missing) == len(rows):
-            return self._read(batch)
-        read = iter(self._states(missing)) if missing else iter(())
+            return self._target_hidden(batch)
+        computed = iter(())
+        if missing:
+            part = collate(missing).to(self.accelerator.device)
+            computed = iter(self._target_hidden(part).split(part.mask_BT.sum(-1).tolist()))
         states = [
-            next(read) if row.target_hidden_TD is None else row.target_hidden_TD for row in rows
+            next(computed) if row.target_hidden_TD is None else row.target_hidden_TD for row in rows
         ]
         return torch.cat([state.to(batch.tokens_BT.device) for state in states])
 
@@ -292,30 +283,21 @@ class Stepper:
         hidden_ND: Tensor | None,
         terms: Sequence[Objective],
     ) -> Tensor | None:
-        """What acceptance over some tokens needs of the whole target; None where nothing is needed."""
+        """See `TargetScores.normalisers_N`; only an acceptance over some tokens needs them."""
         if hidden_ND is None or self.draft.draft_vocabulary is None:
             return None
         if not counts_acceptance(terms):
             return None
-        assert self.target is not None, "hidden states are a target's"
+        assert self.target is not None, "hidden states come from a target"
         lengths = batch.mask_BT.sum(-1).tolist()
         return self._normalisers.of(rows, lengths, hidden_ND, _head(self.target))
 
-    def _states(self, rows: Sequence[Row]) -> Sequence[Tensor]:
-        """Row by row, [T, D] each."""
-        batch = collate(rows).to(self.accelerator.device)
-        return self._read(batch).split(batch.mask_BT.sum(-1).tolist())
-
-    def _read(self, batch: TokenBatch) -> Tensor:
+    def _target_hidden(self, batch: TokenBatch) -> Tensor:
         assert self.target is not None, "a divergence needs a target"
         return self.target.hidden(batch)[batch.mask_BT]
 
-    def _cut(self, rows: Sequence[Row]) -> list[Sequence[Row]]:
-        size = len(rows) // self.config.gradient_accumulation_steps
-        return [rows[start : start + size] for start in range(0, len(rows), size)]
-
     def _update(self, learning_rate: float | Callable[[], float]) -> float:
-        """Clip, update, forget the gradient. -> the gradient's norm before clipping."""
+        """Clip the gradient and update the weights. -> the gradient's norm before clipping."""
         limit = self.config.max_gradient_norm or torch.inf
         norm = whole_number(nn.utils.clip_grad_norm_(self.parameters, limit))
         if callable(learning_rate):
@@ -328,42 +310,26 @@ class Stepper:
         return norm
 
     def _synchronised(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients travel between processes once a step."""
+        """Synchronise gradients only in the last part of a step."""
         if isinstance(self.loss, FSDPModule):
             self.loss.set_requires_gradient_sync(last)
             return contextlib.nullcontext()
         return contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
 
     def _embedded(self) -> contextlib.AbstractContextManager[None]:
-        alone = self.accelerator.distributed_type == DistributedType.NO
-        return rows_added_in_place(self.draft) if alone else contextlib.nullcontext()
+        single = self.accelerator.distributed_type == DistributedType.NO
+        return rows_added_in_place(self.draft) if single else contextlib.nullcontext()
 
     def _add_up(self, *values: Tensor | int) -> list[float]:
-        """Sums over all processes."""
-        stacked = torch.stack(
-            [
-                torch.as_tensor(v, dtype=torch.float32, device=self.accelerator.device)
-                for v in values
-            ]
-        )
-        return _sum(self.accelerator, stacked).tolist()
+        device = self.accelerator.device
+        parts = [torch.as_tensor(value, dtype=torch.float32, device=device) for value in values]
+        return _sum(self.accelerator, torch.stack(parts)).tolist()
 
 
 def _sum(accelerator: Accelerator, values: Tensor) -> Tensor:
-    """Over all processes."""
     summed = accelerator.reduce(values, "sum")
     assert isinstance(summed, Tensor)
     return summed
-
-
-def _train_padding(draft: CausalModel) -> None:
-    """Let the embedding of the padding token have a gradient.
-
-    Masks go by position, so no padding is ever read. Where the token that ends a text is the padding
-    token, too, `nn.Embedding` would leave out the gradient of a token that is.
-    """
-    embeddings: Any = draft.hf.get_input_embeddings()
-    embeddings.padding_idx = None
 
 
 def _head(model: CausalModel) -> Head:

@@ -1,7 +1,7 @@
-"""Many alignments that differ in two ways, such as objective and text, with several seeds each.
+"""Runs a grid of alignments over two dimensions, such as objective and text, and seeds.
 
-A cell is an ordinary run directory, `output/ROW/COLUMN/seed-N`: a sweep that was stopped leaves out
-what has ended and goes on with what has begun.
+Each cell is a run directory `output/ROW/COLUMN/seed-N`. A resumed sweep skips finished runs and
+resumes the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from paceline.progress import Progress
 
-_TEXTS = "held_out"  # beside the rows: what the target wrote for the cells of one seed
+_TEXTS = "held_out"  # directory of held-out text, shared by the cells of a seed
 
 Changes = dict[str, Any]
 Figure = Literal[
@@ -42,18 +42,18 @@ Figure = Literal[
 
 
 class SweepConfig(StrictModel):
-    """What is compared.
+    """Configuration of a sweep.
 
     Attributes:
-        output: The directory of all runs.
-        base: Of every run: what `align` can be told.
-        rows: By name, what a row changes of that.
-        columns: By name, what a column changes.
-        seeds: Of every cell; they decide what is held out, too, so that cells of one seed are paired.
-        figure: Of the aligned drafts; asked for another one, a sweep that has ended reads it.
-        reference: The row that others are compared with; None: the first.
-        workers: Processes that align at once, each with its share of the cores: small models gain
-            nothing from more cores each.
+        output: Directory of all runs.
+        base: Configuration of `align`, shared by all runs.
+        rows: Changes to `base` by row name.
+        columns: Changes to `base` by column name; a row's changes override them.
+        seeds: Seeds of each cell. Cells of the same seed share held-out text and are compared in
+            pairs.
+        figure: Figure to compare; a finished sweep can be read again with another figure.
+        reference: Row that the others are compared with; None: the first.
+        workers: Number of parallel runs, which share the cores; useful for small models.
     """
 
     output: Path
@@ -66,15 +66,20 @@ class SweepConfig(StrictModel):
     workers: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
-    def _knows_its_reference(self) -> SweepConfig:
+    def _consistent(self) -> SweepConfig:
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds {self.seeds} repeat; the same run twice says nothing")
+            raise ValueError(f"seeds {self.seeds} has duplicates; remove them")
         if self.reference is not None and self.reference not in self.rows:
             raise ValueError(
-                f"reference {self.reference} is no row; rows are {', '.join(self.rows)}"
+                f"reference {self.reference} is not a row; choose one of {', '.join(self.rows)}"
             )
         for cell in cells_of(self):
-            _check_figure(self, cell)
+            if not cell.config.data.evaluates:
+                raise ConfigError(
+                    f"{cell.row}, {cell.column} has no held-out text; set data.held_out"
+                )
+            if self.figure.startswith("rule_") and cell.config.evaluation.rule is None:
+                raise ConfigError(f"{self.figure} needs evaluation.rule in base")
         return self
 
 
@@ -88,35 +93,30 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"{self.row}, {self.column}, seed {self.seed}"
 
 
 class Sweep(NamedTuple):
-    """What the runs came to: the figure of each aligned draft, by row, column and seed.
-
-    Of a run that diverged it is not a number, and so is everything that hangs on it.
-    """
+    """The figure of each aligned draft by row, column and seed; NaN for a run that diverged."""
 
     config: SweepConfig
     figures: dict[tuple[str, str, int], float]
 
     def cell(self, row: str, column: str) -> Interval:
-        """Mean over seeds; the interval says what other seeds may give."""
+        """Mean over seeds, with its interval."""
         return mean_interval(self._values(row, (column,)))
 
     def difference(self, row: str, other: str, columns: Iterable[str] | None = None) -> Interval:
-        """Mean of `row` less `other`, paired by column and seed; None: over all columns.
+        """Mean of `row` - `other`, paired by column and seed; None: over all columns.
 
-        Runs of one seed share what is held out, so that a seed counts once, whatever its columns.
+        Runs of a seed share held-out text, so columns are averaged first and seeds are the units.
         """
         chosen = tuple(self.config.columns if columns is None else columns)
-        less = self._values(row, chosen) - self._values(other, chosen)
-        return mean_interval(less.reshape(len(chosen), -1).mean(0))
+        differences = self._values(row, chosen) - self._values(other, chosen)
+        return mean_interval(differences.reshape(len(chosen), -1).mean(0))
 
     @property
     def reference(self) -> str:
-        """The row that others are compared with."""
         return self.config.reference or next(iter(self.config.rows))
 
     def _values(self, row: str, columns: Iterable[str]) -> torch.Tensor:
@@ -126,18 +126,19 @@ class Sweep(NamedTuple):
 
 
 def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
-    """Make every run that has not ended, seed by seed; `output/sweep.json` holds the figures.
+    """Execute all unfinished runs, seed by seed, and write the figures to `output/sweep.json`.
 
     Raises:
-        ConfigError: a cell's texts are too short for the figure, or workers are asked for where
-            several processes were launched.
-        UsageError: a model, a text or a setting cannot be used.
-        TrainingError: a run was stopped, or a worker died again and again; what has ended stays.
-        StorageError: something could not be written; what has ended stays.
+        ConfigError: a cell's texts are too short for the figure, or several workers are configured
+            in a multi-process launch.
+        UsageError: invalid model, text or setting.
+        TrainingError: a run was stopped, or a worker died repeatedly; finished runs are kept.
+        StorageError: a file could not be written; finished runs are kept.
     """
     if config.workers > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            f"workers is {config.workers}, but each run has several processes already; set workers to 1"
+            f"workers is {config.workers}, but each run already uses several processes; "
+            "set workers to 1"
         )
     cells = list(cells_of(config))
     figures: dict[tuple[str, str, int], float] = {}
@@ -146,7 +147,8 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
     for cell, result in _results(config, cells):
         if "diverged" not in result and config.figure not in result["after"]:
             raise ConfigError(
-                f"{cell.config.output} has no {config.figure}; each of its texts is a single token"
+                f"{cell.config.output} has no {config.figure}, because each held-out text is a "
+                "single token; choose another figure"
             )
         found[cell.name] = result
         progress("runs", len(found), len(cells), cell.name)
@@ -161,7 +163,6 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
 
 
 def _results(config: SweepConfig, cells: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Each cell's, as they come."""
     result = partial(_result, texts=config.output / _TEXTS)
     if config.workers == 1:
         return ((cell, result(cell)) for cell in cells)
@@ -171,9 +172,9 @@ def _results(config: SweepConfig, cells: Sequence[Cell]) -> Iterator[tuple[Cell,
 
 
 def _result(cell: Cell, texts: Path) -> dict[str, Any]:
-    """What a run came to; one that diverged would do so again, and is not begun anew."""
+    """Execute a run, unless it has diverged before."""
     run = RunDirectory(cell.config.output)
-    # a schedule that is stretched when it has ended is not that of a run that was as long from the start
+    # a larger budget would stretch the schedule of a finished run
     check_run_directory(run, cell.config, resume=True, keep_budget=True)
     mark, digest = run.path / "diverged.json", config_hash(cell.config)
     known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else {}
@@ -181,18 +182,18 @@ def _result(cell: Cell, texts: Path) -> dict[str, Any]:
         return {"diverged": known["error"]}
     try:
         align(cell.config, resume=True, texts=texts)
-        gc.collect()  # models that hold one another, before the next run's come
+        gc.collect()  # frees models in reference cycles before the next run
     except DivergedError as error:
         known = {"config_hash": digest, "error": str(error)}
         atomic_write_text(mark, json.dumps(known) + "\n")
         return {"diverged": known["error"]}
     result = run.read_result()
-    assert result is not None, "a run that has ended has a result"
+    assert result is not None, "a finished run has a result"
     return {key: result[key] for key in ("num_steps", "elapsed_s", "after")}
 
 
 def cells_of(config: SweepConfig) -> Iterator[Cell]:
-    """Every run, seed by seed."""
+    """All runs, seed by seed."""
     for seed in config.seeds:
         for row, of_row in config.rows.items():
             for column, of_column in config.columns.items():
@@ -203,24 +204,15 @@ def cells_of(config: SweepConfig) -> Iterator[Cell]:
 
 
 def _merged(values: Changes, changes: Changes) -> Changes:
-    """Changes win, key by key of a section too, but for what is chosen as a whole: a kind, or a rule."""
+    """Override values recursively; a section that sets its kind or rule is replaced."""
     merged = dict(values)
     for key, new in changes.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(new, dict) and not _is_choice(old, new):
+        if isinstance(old, dict) and isinstance(new, dict) and not _replaces(old, new):
             new = _merged(old, new)
         merged[key] = new
     return merged
 
 
-def _is_choice(old: Changes, new: Changes) -> bool:
-    """Does the new one name what it is, whatever there was?"""
+def _replaces(old: Changes, new: Changes) -> bool:
     return "kind" in new or isinstance(new.get("rule"), str) or ("rule" in new and "kind" in old)
-
-
-def _check_figure(config: SweepConfig, cell: Cell) -> None:
-    """Will this run have it?"""
-    if not cell.config.data.evaluates:
-        raise ConfigError(f"{cell.row}, {cell.column} has no data.held_out to be judged on")
-    if config.figure.startswith("rule_") and cell.config.evaluation.rule is None:
-        raise ConfigError(f"{config.figure} needs evaluation.rule in base")

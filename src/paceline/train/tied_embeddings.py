@@ -1,7 +1,7 @@
-"""The gradient of an embedding that is the output head, too.
+"""Adds the gradient of tied embeddings in place, row by row.
 
-Autograd makes the embedding's part a matrix as large as the head's, then a third one for their sum.
-Here the few rows that a batch has are added to the gradient where it is.
+Autograd would allocate a full matrix for the embeddings' gradient and another for its sum with the
+head's gradient, although a batch uses only a few rows.
 """
 
 from __future__ import annotations
@@ -20,41 +20,36 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def rows_added_in_place(model: CausalModel) -> Iterator[None]:
-    """The model's passes in here leave their part of a tied embedding's gradient straight in `weight.grad`.
+    """Within this context, forward passes add tied embeddings' gradients directly to `weight.grad`.
 
-    Only for one process: data parallelism hears of a gradient from autograd alone. Embeddings that do
-    more than look up rows are left as they are.
+    For a single process only, because data parallelism synchronises gradients from autograd.
+    Embeddings with further functions, such as padding, are not changed.
     """
     embedding: Any = model.hf.get_input_embeddings()
     head: Any = model.hf.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight and embedding.weight.requires_grad
-    if not (tied and _only_looks_up(embedding)):
+    plain = type(embedding) is nn.Embedding and embedding.padding_idx is None
+    if not tied or not plain or embedding.scale_grad_by_freq:
         yield
         return
-    handle = embedding.register_forward_hook(_leave_rows)
+    handle = embedding.register_forward_hook(_detach_output)
     try:
         yield
     finally:
         handle.remove()
 
 
-def _only_looks_up(embedding: nn.Module) -> bool:
-    if type(embedding) is not nn.Embedding:
-        return False
-    return embedding.padding_idx is None and not embedding.scale_grad_by_freq
-
-
-def _leave_rows(embedding: nn.Embedding, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+def _detach_output(embedding: nn.Embedding, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
     if not output.requires_grad:
         return None
     tokens_BT = inputs[0]
     rows_BTD = output.detach().requires_grad_()
 
-    def add(slopes_BTD: Tensor) -> None:
+    def add(grad_BTD: Tensor) -> None:
         weight = embedding.weight
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
-        weight.grad.index_add_(0, tokens_BT.flatten(), slopes_BTD.flatten(0, 1).to(weight.dtype))
+        weight.grad.index_add_(0, tokens_BT.flatten(), grad_BTD.flatten(0, 1).to(weight.dtype))
 
     rows_BTD.register_hook(add)
     return rows_BTD

@@ -1,8 +1,8 @@
-"""The text that alignment trains on and is judged by, from its configuration."""
+"""Builds the training and held-out text of an alignment run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -36,11 +36,11 @@ def lengths_of(config: AlignConfig) -> Lengths:
 
 
 def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
-    """The training corpus, and what the draft is judged by (None: nothing).
+    """Training records and held-out records (None: no evaluation).
 
     Raises:
-        PromptError: as `read_records`.
-        ConfigError: nothing is left to train on.
+        PromptError: see `read_records`.
+        ConfigError: no training text is left.
     """
     data = config.data
     train = read_records(data.train)
@@ -48,14 +48,14 @@ def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
         return train, read_records(data.held_out)
     if data.held_out_from_train is None:
         return train, None
-    different = list({record.content: record for record in reversed(train)}.values())
-    if data.held_out_from_train >= len(different):
+    unique = list({record.content: record for record in reversed(train)}.values())
+    if data.held_out_from_train >= len(unique):
         raise ConfigError(
             f"data.held_out_from_train is {data.held_out_from_train}, but {data.train.path} has "
-            f"{len(different)} different texts; hold out fewer, or name data.held_out"
+            f"{len(unique)} different texts; hold out fewer, or set data.held_out"
         )
-    order = torch.randperm(len(different), generator=named_generator(config.seed, "held out"))
-    held_out = [different[index] for index in order[: data.held_out_from_train].tolist()]
+    order = torch.randperm(len(unique), generator=named_generator(config.seed, "held out"))
+    held_out = [unique[index] for index in order[: data.held_out_from_train].tolist()]
     taken = {record.content for record in held_out}
     return [record for record in train if record.content not in taken], held_out
 
@@ -63,7 +63,7 @@ def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
 def stream_of(
     config: AlignConfig, records: Sequence[Record], target: CausalModel, shard: Shard
 ) -> ExampleStream:
-    """The training corpus, tokenised and cut to size."""
+    """The tokenised and truncated training corpus."""
     tokenizer = tokenizer_of(target, config.target)
     check_batches(config, config.batch_size, shard)
     check_batches(config, config.pretraining_rows, shard, "rows of pretraining text")
@@ -88,50 +88,32 @@ def source_of(
     progress: Progress,
     writing: WritingClock,
 ) -> MixedText:
-    """Alg. A.2's mix; a recipe that uses one kind of text has fractions of 0 and 1."""
-    read_by = target
-    # a copy for writing takes memory: only for a target that writes
-    own = config.fixed_fraction < 1
-    # a hundred rows at once: what multiplies bfloat16 attends faster in it, too
+    """The mixture of Alg. A.2."""
+    plain_target = target
+    # prepared only if the target generates text, because the copy takes memory
+    generates = config.fixed_fraction < 1 and config.draft_fraction < 1
+    # large bfloat16 batches are faster without preparation
     in_rounds = config.target_rounds is not None and target.dtype == torch.bfloat16
-    if own and config.draft_fraction < 1 and not in_rounds:
+    if generates and not in_rounds:
         target = prepare_for_decoding(target)
-    writers: tuple[tuple[Model, Literal["draft", "target"]], ...]
-    writers = (draft, "draft"), (target, "target")
-    drafted: BatchSource
-    written: BatchSource
-    drafted, written = (
-        SampledText(
-            stream,
-            model,
-            origin,
-            sampling=config.sampling,
-            max_new_tokens=config.max_completion_tokens,
-            eos_token_ids=target.eos_token_ids,
-        )
-        for model, origin in writers
-    )
+    generation: dict[str, Any] = {
+        "sampling": config.sampling,
+        "max_new_tokens": config.max_completion_tokens,
+        "eos_token_ids": target.eos_token_ids,
+    }
+    by_target: BatchSource = SampledText(stream, target, "target", **generation)
     if config.target_rounds is not None:
-        written = TargetRounds(
-            stream,
-            target,
-            config.target_rounds,
-            sampling=config.sampling,
-            max_new_tokens=config.max_completion_tokens,
-            eos_token_ids=target.eos_token_ids,
-            shard=shard,
-            progress=progress,
-            clock=writing,
-        )
-    kept_gb = config.data.keep_states_gb
+        extra = {"shard": shard, "progress": progress, "clock": writing}
+        by_target = TargetRounds(stream, target, config.target_rounds, **generation, **extra)
+    limit_gb = config.data.keep_states_gb
     fixed = FixedText(stream)
     if config.fixed_fraction > 0:
         fixed.check()
     return MixedText(
         stream,
-        fixed if kept_gb is None else ReadText(stream, read_by, kept_gb),
-        drafted,
-        written,
+        fixed if limit_gb is None else ReadText(stream, plain_target, limit_gb),
+        SampledText(stream, draft, "draft", **generation),
+        by_target,
         fixed_fraction=config.fixed_fraction,
         draft_fraction=config.draft_fraction,
     )
@@ -140,10 +122,10 @@ def source_of(
 def pretraining_of(
     config: AlignConfig, target: CausalModel, shard: Shard, run: RunDirectory
 ) -> PackedText | None:
-    """The text that the draft knows, read as it is needed."""
+    """Streamed pretraining text, or None."""
     if config.data.pretraining is None:
         return None
-    assert target.tokenizer is not None, "asked before"
+    assert target.tokenizer is not None, "checked by stream_of"
     return PackedText(
         config.data.pretraining,
         target.tokenizer,

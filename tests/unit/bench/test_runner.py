@@ -336,7 +336,7 @@ def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path
     (tmp_path / "old" / "results.jsonl").write_text('{"schema_version": 0}\n')
     with pytest.raises(UsageError, match=r"row 1 has schema_version 0, this Paceline reads 2"):
         read_rows(tmp_path / "old")
-    with pytest.raises(UsageError, match="has 9 distinct examples, 12 were asked for"):
+    with pytest.raises(UsageError, match="has 9 distinct examples, 12 were requested"):
         bench(settings(folder, tmp_path / "many", num_examples=12))
 
 

@@ -83,7 +83,7 @@ def test_the_statement_counts_the_tests_and_names_the_odds():
     bound = Bound(asked(quality_floor=0.9, confidence=0.95))
     said = statement(bound, [tried(True, None), tried(True), tried(False)])
     assert "2 settings were tested on 8 other examples" in said
-    assert "at most 5% of such runs choose a setting that misses it" in said
+    assert "at most 5% of such runs choose a setting that misses the bound" in said
     assert "by proof" not in said
     proven = statement(bound, [tried(True, None), tried(False)])
     assert "meets it by proof" in proven

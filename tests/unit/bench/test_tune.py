@@ -107,7 +107,7 @@ def test_the_setting_holds_on_unseen_examples_and_decode_reads_it(folder: Path, 
 
 
 def test_a_floor_above_the_targets_quality_takes_more_than_the_proof(folder: Path, tmp_path: Path):
-    with pytest.raises(NotReachedError, match="meets a quality of 50 of the target's"):
+    with pytest.raises(NotReachedError, match="meets 50 of the target's quality"):
         tune(settings(folder, tmp_path / "run", quality_floor=50.0, sampling={"temperature": 1.0}))
 
 
@@ -128,7 +128,7 @@ def test_too_few_examples_of_the_task_are_known_before_a_model_is_loaded(
     folder: Path, tmp_path: Path
 ):
     nowhere = settings(folder, tmp_path, target="nowhere", quality_floor=0.9, num_confirmed=9)
-    with pytest.raises(UsageError, match="has 12 distinct examples, 13 were asked for"):
+    with pytest.raises(UsageError, match="has 12 distinct examples, 13 were requested"):
         tune(nowhere)
 
 
@@ -234,7 +234,7 @@ def test_a_part_of_nothing_is_no_bound(folder: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_bound_that_nothing_meets_is_one_line_with_the_nearest(folder: Path, tmp_path: Path):
-    with pytest.raises(NotReachedError, match=r"meets a quality of 50 of the target's; the best"):
+    with pytest.raises(NotReachedError, match=r"meets 50 of the target's quality; the best"):
         tune(settings(folder, tmp_path / "run", quality_floor=50.0))
     with pytest.raises(NotReachedError, match=r"meets 1e-06 of the target's latency; the fastest"):
         tune(settings(folder, tmp_path / "fast", max_latency=1e-6, num_timed=None))

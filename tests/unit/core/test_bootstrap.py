@@ -190,7 +190,7 @@ def test_a_ratio_of_zero_in_many_units_is_a_point():
         (torch.ones(3), torch.zeros(3), "no units to take a ratio of"),
         (torch.ones(3), torch.ones(2), "wanted 2 vectors of one length"),
         (torch.ones(3, 2), torch.ones(3, 2), "wanted 2 vectors of one length"),
-        (torch.tensor([2.0, -1.0]), torch.ones(2), "not negative; use mean_interval"),
+        (torch.tensor([2.0, -1.0]), torch.ones(2), "numbers of 0 or more; use mean_interval"),
     ],
 )
 def test_nothing_to_divide_is_an_error_of_one_line(tops: Tensor, bottoms: Tensor, said: str):

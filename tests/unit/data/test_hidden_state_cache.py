@@ -16,7 +16,7 @@ _LENGTHS = (2, 9, 3, 7, 4, 6, 2, 3)
 
 @pytest.fixture(autouse=True)
 def _in_threes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.data.hidden_state_cache._TOGETHER", 3)
+    monkeypatch.setattr("paceline.data.hidden_state_cache._GROUP_SIZE", 3)
 
 
 def examples() -> list[Example]:

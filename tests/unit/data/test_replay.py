@@ -86,7 +86,7 @@ def test_packed_models_tell_their_states_too(architecture: str):
 
 def test_a_round_that_is_written_in_parts_is_the_same_round(monkeypatch: pytest.MonkeyPatch):
     whole = rounds(rows=8).next_batch()
-    monkeypatch.setattr("paceline.data.replay._ROWS", 3)
+    monkeypatch.setattr("paceline.data.replay._BATCH_ROWS", 3)
     in_parts = rounds(rows=8).next_batch()
     assert texts([in_parts]) == texts([whole])
     for one, other in zip(in_parts.rows, whole.rows, strict=True):
@@ -153,7 +153,7 @@ def test_a_run_that_is_resumed_near_its_end_writes_no_more_than_it_has_time_for(
 def test_when_no_round_is_begun_any_more_the_latest_ones_are_used_together(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("paceline.data.replay._KEPT", 2)
+    monkeypatch.setattr("paceline.data.replay._KEPT_ROUNDS", 2)
     source = rounds(uses=1)
     written = [texts([source.next_batch() for _ in range(2)]) for _ in range(3)]
     again = [texts([source.next_batch(1e-6) for _ in range(4)]) for _ in range(2)]

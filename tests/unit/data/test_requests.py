@@ -127,5 +127,5 @@ def test_a_record_names_the_system_prompt_that_was_there(tmp_path: Path):
     rows = [{"prompt": "hi"}, {"messages": own}, {"messages": own[1:]}]
     (shard,) = planned(tmp_path, rows, **systems)
     assert [request.system_prompt for request in shard] == ["", "own", "be brief"]
-    with pytest.raises(PromptError, match="line 1 has tokens, and format chat puts a template"):
+    with pytest.raises(PromptError, match="line 1 has tokens, and format chat needs text"):
         planned(tmp_path, [{"tokens": [5, 6]}], format="chat")

@@ -220,7 +220,7 @@ def test_drafts_that_the_engine_does_not_draw_are_refused(folder: Path):
         ("vllm", "0.32.0+cpu", None),
         ("vllm", "0.40.1", "vllm 0.40.1 was not tested with Paceline (tested: 0.32.0)"),
         ("vllm", "", "vllm of an unknown version was not tested"),
-        ("sglang", "0.5", "sglang 0.5 was not tested with Paceline (tested: the format"),
+        ("sglang", "0.5", "sglang 0.5 was not tested with Paceline (tested: its response format"),
     ],
 )
 def test_versions_that_were_not_tested_are_noted(name: str, version: str, said: str | None):
@@ -257,7 +257,7 @@ def test_a_file_that_holds_no_costs_is_one_line(tmp_path: Path, text: str):
 
 
 def test_concurrency_without_an_engine_is_refused(folder: Path):
-    with pytest.raises(PacelineError, match="concurrency is of an engine"):
+    with pytest.raises(PacelineError, match="concurrency needs the costs of an engine"):
         config(folder, costs=None, concurrency=4)
 
 

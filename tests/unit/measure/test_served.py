@@ -349,7 +349,7 @@ def test_every_fault_of_a_server_is_one_line(
         faulty = right | {"/v1/completions": lambda _, s=status: (s, {"error": {"message": "no"}})}
         assert said in broken(folder, faulty)
     shapeless = right | {"/v1/completions": lambda _: (200, {"choices": None})}
-    assert "without a usable choices" in broken(folder, shapeless)
+    assert "with invalid choices" in broken(folder, shapeless)
     half = right | {"/v1/completions": lambda _: (200, '{"choices": [{"token_i')}
     assert "is not JSON" in broken(folder, half)
     assert "serves served, not mine" in broken(folder, right, model="mine")
@@ -359,7 +359,7 @@ def test_every_fault_of_a_server_is_one_line(
         folder, right, key="secret", api_key_env="MY_KEY"
     )
     short = right | {"/v1/completions": lambda _: (200, {"choices": [{"token_ids": [5, 6]}]})}
-    assert "wrote 2 tokens where 24 were requested" in broken(folder, short)
+    assert "generated 2 tokens where 24 were requested" in broken(folder, short)
     assert "answered 404" in broken(folder, {})
 
 

@@ -84,7 +84,7 @@ def test_rows_that_are_there_are_not_measured_again(folder: Path, tmp_path: Path
     assert again[: len(begun)] == begun
     with pytest.raises(UsageError, match="holds a run with another num_prompts"):
         trajectory(config(folder, out, num_prompts=2))
-    with pytest.raises(UsageError, match="is no run directory"):
+    with pytest.raises(UsageError, match="is not a run directory"):
         trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
 
 
@@ -166,5 +166,5 @@ def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tm
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert [stop.label for stop in stops_of(run)] == ["start", "end"]
     shutil.copytree(folder / "draft", moved, dirs_exist_ok=True)
-    with pytest.raises(UsageError, match="began with another draft than is at"):
+    with pytest.raises(UsageError, match=r"the initial draft of .* has changed since the run"):
         list(stops_of(run))

@@ -186,7 +186,7 @@ def test_two_at_once_make_one_entry(gguf_file: Path, tmp_path: Path):
 @pytest.mark.parametrize("keep", [0, 3, 20, 2_000, 30_000])
 def test_a_cut_file_is_refused(gguf_file: Path, tmp_path: Path, keep: int):
     gguf_file.write_bytes(gguf_file.read_bytes()[:keep])
-    with pytest.raises(ModelLoadError, match="not a whole GGUF file") as caught:
+    with pytest.raises(ModelLoadError, match="not a complete GGUF file") as caught:
         load_model(gguf_file)
     assert "download it again" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -195,7 +195,7 @@ def test_a_cut_file_is_refused(gguf_file: Path, tmp_path: Path, keep: int):
 
 def test_something_else_by_the_name_of_gguf_is_refused(tmp_path: Path):
     (tmp_path / "photo.gguf").write_bytes(b"\x89PNG" + bytes(5000))
-    with pytest.raises(ModelLoadError, match="not a whole GGUF file"):
+    with pytest.raises(ModelLoadError, match="not a complete GGUF file"):
         load_model(tmp_path / "photo.gguf")
 
 
@@ -212,7 +212,7 @@ def test_a_gguf_of_an_architecture_that_cannot_roll_back_is_refused_before_it_is
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(_config: object) -> None:
-        raise UnsupportedModelError("mamba keeps a running state")
+        raise UnsupportedModelError("mamba has a recurrent state")
 
     monkeypatch.setattr("paceline.models.gguf.refuse_by_name", refuse)
     with pytest.raises(UnsupportedModelError, match="mamba"):

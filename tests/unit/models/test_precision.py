@@ -115,7 +115,7 @@ def test_writing_is_timed_on_the_model_itself(monkeypatch: pytest.MonkeyPatch):
     assert choose_writer(wrap_model(tiny_hf("gpt2")), 2).precision == "float32"
     model = wrap_model(tiny_hf("llama"))
     if can_pack() and compiled() is not None:
-        assert choose_writer(model, 2).reason.startswith("measured for writing 2 rows: float32")
+        assert choose_writer(model, 2).reason.startswith("measured for generating 2 rows: float32")
     monkeypatch.setenv(precision.VARIABLE, "bfloat16")
     assert choose_writer(model, 2) == ("bfloat16", "PACELINE_PRECISION is set")
 

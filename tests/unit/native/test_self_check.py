@@ -62,9 +62,9 @@ def library_of_this_machine() -> ctypes.CDLL:
     ("name", "spoil", "fault"),
     [
         ("softmax", _warmer, "softmax"),
-        ("best_tokens", _shorter, "drawing"),
-        ("draw_tokens", _rows, "drawing"),
-        ("judge", _sure, "judging"),
+        ("best_tokens", _shorter, "sampling"),
+        ("draw_tokens", _rows, "sampling"),
+        ("judge", _sure, "verification"),
         ("losses_and_slopes", _heavier, "divergences"),
     ],
 )
@@ -75,7 +75,9 @@ def test_every_fault_is_named(name: str, spoil: Any, fault: str):
 def test_a_faulty_library_is_not_used(monkeypatch: pytest.MonkeyPatch):
     library = Faulty("softmax", _warmer)
     monkeypatch.setattr(checked, "library_with", lambda _: library)
-    with pytest.warns(SlowerWarning, match=r"other results than PyTorch \(softmax\), so PyTorch"):
+    with pytest.warns(
+        SlowerWarning, match=r"other results than PyTorch \(softmax\), so PyTorch is used"
+    ):
         assert compiled.__wrapped__() is None
 
 

@@ -45,8 +45,8 @@ def counted(
     return row(rule, [given] * 20)
 
 
-SPEED, CALLS = "measured speedup", "target calls saved a token"
-REJECTION = "accepted part of the judged draft tokens"
+SPEED, CALLS = "measured speedup", "target calls saved per token"
+REJECTION = "acceptance rate"
 AT_QUALITY, IN_TIME = "speedup at the target's quality", "quality within the target's latency"
 
 
@@ -142,7 +142,7 @@ def test_which_is_faster_on_some_examples_only_is_not_decided():
     quick, slow = example(seconds=0.4), example(seconds=0.6)
     cells = row(TokenV3(0.1), [quick, slow] * 10), row(TokenV1(0.1), [slow, quick] * 10)
     found = judged(*cells)["e1", SPEED]
-    assert (found.verdict, found.reason) == ("not decided", "an interval contains the line")
+    assert (found.verdict, found.reason) == ("not decided", "an interval contains the threshold")
     assert found.decisive is not None
     assert found.decisive.difference.low < 0 < found.decisive.difference.high
 
@@ -221,7 +221,7 @@ def test_the_text_names_claim_statistic_pair_and_verdict():
     cells += [steady(TokenV1(0.1), 1.0, 1.5)]
     text = claims.claims_text(Frontier([steady(ALONE), *cells]))
     first, sides = read_tables(text)
-    (line,) = (one for one in first if one[""] == "e1" and one["judged by"] == "ours: latency")
+    (line,) = (one for one in first if one[""] == "e1" and one["evaluated by"] == "ours: latency")
     assert line["claim"] == "token-specific V3 is better than V1"
     assert line["statistic"] == "measured speedup"
     assert line["pair"] == "token_v3 : token_v1"

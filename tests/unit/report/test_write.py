@@ -121,7 +121,7 @@ def test_the_share_counts_resamples_that_reach_it(tmp_path: Path):
     """Two answers: the target's quality is kept unless both picks are the second, 3 of 4 times."""
     alone = row(ALONE, [example(0.5), example(0.5)])
     chow = row(Chow(0.2), [example(1.0), example(0.0)])
-    share = summary_lines(read(tmp_path, [alone, chow]))["chow"]["share"]
+    share = summary_lines(read(tmp_path, [alone, chow]))["chow"]["share (speedup)"]
     assert int(share.rstrip("%")) == pytest.approx(75, abs=5)
 
 
@@ -145,7 +145,7 @@ def test_a_task_without_metric_has_speeds_and_one_clear_line(tmp_path: Path):
     rows = [steady(ALONE, None, metric=None), steady(Chow(0.2), None, 2.0, metric=None)]
     written = write_report(write_rows(tmp_path, rows))
     text = written.path.read_text()
-    line = "The task has no metric, so there is no quality to weigh against speed."
+    line = "The task has no metric, so there is no quality to compare with speed."
     assert text.count(line) == 3  # of the summaries, the claims, the plots
     (cells,) = read_tables(text)
     assert "speedup" in cells[0]
@@ -204,7 +204,7 @@ def test_the_run_is_described(tmp_path: Path):
     results = read_results(tmp_path)
     facts = bench_tables.run_lines(results)
     assert "cells: 4 finished, 0 failed, 1 of the grid not run yet" in facts
-    assert "examples: 20, of which 20 were timed beside the target alone; metric: accuracy" in facts
+    assert "examples: 20, of which 20 were timed with the target alone; metric: accuracy" in facts
     assert {"target: big", "seed: 5", "versions: torch 2.13.0", "cpu_count: 2"} <= set(facts)
     assert any("c0ffee" in fact for fact in facts)
     assert summary_lines(results)["diff"]["cells"] == "0"
@@ -230,7 +230,7 @@ def test_rows_are_those_of_the_bench_that_the_manifest_is_of(tmp_path: Path):
 
 def test_without_manifest_the_report_says_what_is_not_known(tmp_path: Path):
     facts = bench_tables.run_lines(read(tmp_path, ROWS))
-    assert facts[-1] == "there is no manifest.json: models, seed and machine are not known"
+    assert facts[-1] == "no manifest.json: models, seed and machine are unknown"
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_a_report_is_whole_and_the_same_again(tmp_path: Path):
     text = path.read_text()
     assert text.count("against itself: 1.000 [1.000, 1.000].") == 2
     assert "![temperature 0](plots/temperature-0.png)" in text
-    assert "Predicted against measured" not in text
+    assert "Predicted and measured" not in text
 
 
 def test_a_folder_without_rows_asks_for_the_bench(tmp_path: Path):
@@ -306,7 +306,7 @@ def test_a_prediction_that_is_none_is_one_line(tmp_path: Path):
     write_rows(tmp_path, ROWS)
     (tmp_path / "predictions.jsonl").write_text('{"schema_version": 2, "key": "k"}\n')
     with pytest.raises(
-        UsageError, match=r"predictions\.jsonl has a row that is no prediction"
+        UsageError, match=r"predictions\.jsonl has a row that is not a prediction"
     ) as error:
         write_report(tmp_path)
     assert "\n" not in str(error.value)

@@ -130,7 +130,7 @@ def test_more_test_examples_than_exist_are_refused_with_their_number():
         SMALL.examples("test", existing + 1)
     assert str(caught.value) == (
         f"arithmetic has {existing} distinct test examples with these settings, {existing + 1} "
-        "were asked for; ask for fewer or raise max_terms or max_digits"
+        "were requested; request fewer or raise max_terms or max_digits"
     )
 
 
@@ -176,7 +176,7 @@ def test_terms_and_digits_are_within_their_limits():
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_no_examples_cannot_be_asked_for(count: int):
-    with pytest.raises(UsageError, match="ask for at least 1"):
+    with pytest.raises(UsageError, match="request at least 1"):
         TASK.examples("train", count)
 
 

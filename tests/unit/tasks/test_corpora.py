@@ -70,7 +70,7 @@ def test_a_record_without_an_answer_is_named_by_its_line_even_if_it_is_not_chose
     with pytest.raises(PromptError) as caught:
         Pairs(corpus=corpus).examples("test", 1)
     assert str(caught.value).endswith(
-        "a.jsonl line 3 has no answer as text to compare with; give it a completion, or a last "
+        "a.jsonl line 3 has no reference answer as text; give it a completion, or a last "
         "message by the assistant"
     )
 
@@ -118,7 +118,9 @@ def test_what_the_test_corpus_asks_is_left_out_of_training(corpus: CorpusConfig,
     train = write(tmp_path / "train.jsonl", pair(20), known, pair(21))
     task = Pairs(corpus=corpus, train_corpus=train)
     assert sorted(prompts(task.examples("train", 2))) == ["question 20", "question 21"]
-    with pytest.raises(UsageError, match=r"test\.jsonl asks, has 2 distinct examples, 3 were"):
+    with pytest.raises(
+        UsageError, match=r"prompts of .*test\.jsonl, has 2 distinct examples, 3 were"
+    ):
         task.examples("train", 3)
 
 
@@ -144,7 +146,7 @@ def test_repeated_records_are_one_example(tmp_path: Path):
     with pytest.raises(UsageError) as caught:
         Pairs(corpus=corpus).examples("test", 3)
     assert str(caught.value).endswith(
-        "a.jsonl has 2 distinct examples, 3 were asked for; ask for fewer or give more text"
+        "a.jsonl has 2 distinct examples, 3 were requested; request fewer or give more text"
     )
 
 
@@ -181,6 +183,6 @@ def test_plain_text_cannot_be_scored(corpus: CorpusConfig):
     with pytest.raises(UsageError) as caught:
         task.score(task.examples("test", 1)[0], "an answer")
     assert str(caught.value) == (
-        "the text task has no metric; name one that has, such as arithmetic or docstrings, or "
+        "the text task has no metric; use one that has, such as arithmetic or docstrings, or "
         "give prompts with completions as task pairs"
     )

@@ -183,7 +183,7 @@ def test_packages_and_modules_are_read_beside_the_library_and_not_imported(
 @pytest.mark.parametrize(
     ("package", "message"),
     [
-        ("no_such_package", "no package no_such_package is installed; install it or leave it out"),
+        ("no_such_package", "package no_such_package is not installed; install it or leave it out"),
         ("sys", "sys has no Python source to take docstrings from; leave it out"),
     ],
 )
@@ -203,8 +203,8 @@ def test_more_than_there_are_is_refused_with_their_number(library: Path):
     with pytest.raises(UsageError) as caught:
         Docstrings().examples("test", 99)
     assert str(caught.value) == (
-        f"the test split of docstrings has {held_out} distinct examples, 99 were asked for; "
-        "ask for fewer, raise max_body_characters or name packages"
+        f"the test split of docstrings has {held_out} distinct examples, 99 were requested; "
+        "request fewer, raise max_body_characters or name packages"
     )
 
 

@@ -63,7 +63,7 @@ def test_a_task_is_built_from_its_name_or_its_values(chosen: Any, task: Task):
         ("poetry", ["poetry", "arithmetic", "docstrings", "text", "pairs"]),
         ("pairs", ["corpus", "required"]),
         ({"task": "docstrings", "metric": "bleu"}, ["metric", "rougeL", "bleu"]),
-        ({"task": "arithmetic", "min_terms": 9}, ["min_terms is 9, above max_terms, 5"]),
+        ({"task": "arithmetic", "min_terms": 9}, ["min_terms is 9, above max_terms 5"]),
         ({"task": "arithmetic", "terms": 3}, ["terms"]),
         ({}, ["task"]),
     ],

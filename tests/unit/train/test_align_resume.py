@@ -155,13 +155,13 @@ def test_a_run_that_is_resumed_knows_how_long_a_round_of_text_takes(
     state = json.loads((newest / "state.json").read_text())
     (newest / "state.json").write_text(json.dumps(state | {"elapsed_s": 994.0}))
     written: list[int] = []
-    write = replay.TargetRounds._write
+    write = replay.TargetRounds._generate
 
     def spy(self: replay.TargetRounds, number: int, count: int) -> list[Row]:
         written.append(count)
         return write(self, number, count)
 
-    monkeypatch.setattr(replay.TargetRounds, "_write", spy)
+    monkeypatch.setattr(replay.TargetRounds, "_generate", spy)
     align(align_config(folder, tmp_path / "run", num_steps=8, **changes), resume=True)
     assert written == [4]
     assert len(losses(run)) == 8
@@ -173,7 +173,7 @@ def test_a_mistake_that_set_up_finds_leaves_the_directory_free(folder: Path, tmp
     with pytest.raises(PromptError, match="no file at"):
         align(align_config(folder, tmp_path / "run", **held_out(folder) | {"data": wrong}))
     small = {"data": {"train": corpus, "held_out": corpus, "keep_states_gb": 1e-6}}
-    with pytest.raises(ConfigError, match="raise it, or drop it"):
+    with pytest.raises(ConfigError, match="raise it, or unset it"):
         align(align_config(folder, tmp_path / "run", **held_out(folder) | small))
     assert not (tmp_path / "run" / "held_out.jsonl").exists(), "said before the target writes"
     failure = patch("paceline.train.align.AgreementEvaluator", side_effect=KeyboardInterrupt)

@@ -96,7 +96,7 @@ def test_loss_and_gradient_are_those_of_what_is_served(
 @pytest.mark.parametrize("native", ROADS)
 def test_states_that_are_kept_are_normalised_once(folder: Path, tmp_path: Path, native: bool):
     asked: list[int] = []
-    measure = Normalisers._measure
+    measure = Normalisers._compute
 
     def spy(self: Any, hidden_ND: Tensor, *rest: Any) -> Tensor:
         asked.append(len(hidden_ND))
@@ -106,7 +106,7 @@ def test_states_that_are_kept_are_normalised_once(folder: Path, tmp_path: Path, 
     changes: dict[str, Any] = {"draft": str(folder / "few"), "data": data, "num_steps": 4}
     changes |= {"batch_size": 2, "objective": "tvd"}
     road = patch("paceline.train.step.can_differentiate", lambda _: native)
-    with road, patch.object(Normalisers, "_measure", spy):
+    with road, patch.object(Normalisers, "_compute", spy):
         align(align_config(folder, tmp_path / "run", **changes))
         assert asked == [8], "five tokens and three, once"
         changes |= {"objective": "forward_kl"}

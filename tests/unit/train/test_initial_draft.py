@@ -58,14 +58,14 @@ def test_searched_layers_come_out_in_order(folder: Path):
     ("values", "message"),
     [
         ({}, "give layers, search_layers, a width such as hidden_size, or params"),
-        ({"params": 0.1, "layers": [0]}, "params makes a new draft and layers cuts one out"),
-        ({"params": 0.1, "hidden_size": 16}, "params makes a new draft and a width cuts one out"),
-        ({"layers": [0], "search_layers": 1}, "layers says which and search_layers finds them"),
-        ({"layers": [0], "num_layers": 1}, "num_layers is the depth of a new draft"),
+        ({"params": 0.1, "layers": [0]}, "got both params .random weights. and layers"),
+        ({"params": 0.1, "hidden_size": 16}, "got both params .random weights. and a width"),
+        ({"layers": [0], "search_layers": 1}, "got both layers and search_layers"),
+        ({"layers": [0], "num_layers": 1}, "num_layers needs params; use search_layers"),
         ({"search_layers": 1}, "search_layers needs text"),
         ({"hidden_size": 16}, "a width needs text"),
         ({"layers": [0], "vocabulary": 9}, "vocabulary needs text"),
-        ({"layers": [0], "ranked": True}, "text ranks tokens, layers or channels"),
+        ({"layers": [0], "ranked": True}, "text is set, but is only used with search_layers"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(
@@ -85,11 +85,13 @@ def test_only_a_model_is_written_over_and_only_where_that_is_asked_for(
     check_place(draft(tmp_path))
     (tmp_path / "thesis.tex").write_text("x")
     for out in (tmp_path, tmp_path / "thesis.tex"):
-        with pytest.raises(ConfigError, match="holds no model; choose another"):
+        with pytest.raises(ConfigError, match="exists and is not a model; choose another"):
             check_place(draft(out, overwrite=True))
-    with pytest.raises(ConfigError, match="holds a model; choose another, or set overwrite=true"):
+    with pytest.raises(
+        ConfigError, match="contains a model; choose another directory, or set overwrite=true"
+    ):
         check_place(draft(folder / "draft"))
     check_place(draft(folder / "draft", overwrite=True))
     for out in (folder / "target", folder):
-        with pytest.raises(ConfigError, match="is where the target is"):
+        with pytest.raises(ConfigError, match="contains the target"):
             check_place(draft(out, overwrite=True))

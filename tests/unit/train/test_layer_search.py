@@ -52,7 +52,7 @@ def test_layers_that_are_shared_are_looked_at_and_not_copied():
 
 
 def test_what_cannot_be_searched_is_refused():
-    with pytest.raises(UsageError, match="got 5 layers to search for; wanted 1 to the target's 4"):
+    with pytest.raises(UsageError, match="got 5 layers to search for; wanted 1 to 4, the target's"):
         search_layers(tiny_model("llama"), TEXTS, 5)
-    with pytest.raises(UsageError, match="got no text to judge layers by"):
+    with pytest.raises(UsageError, match="got no text to rank layers with"):
         search_layers(tiny_model("llama"), [[]], 2)

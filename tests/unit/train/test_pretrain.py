@@ -165,7 +165,7 @@ def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_pat
         if stage == "training":
             corpus(tmp_path, [*rows[:3], {"text": ""}, *rows[3:]])
 
-    with pytest.raises(PromptError, match=r"line 4.* after step (\d+) is saved: mend") as error:
+    with pytest.raises(PromptError, match=r"line 4.* after step (\d+) is saved: correct") as error:
         pretrain(settings(tmp_path, tmp_path / "run", **changes), progress=spoil)
     made = len([row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row])
     assert made > 1
@@ -187,7 +187,7 @@ def test_a_run_is_not_gone_on_with_on_another_text(tmp_path: Path):
 def test_streams_are_packed(tmp_path: Path):
     text = corpus(tmp_path, [{"text": text} for text in TEXTS])
     data = {"train": text, "streaming": True, "pack_documents": False}
-    with pytest.raises(ConfigError, match="streaming packs documents"):
+    with pytest.raises(ConfigError, match="streaming needs pack_documents"):
         settings(tmp_path, tmp_path / "run", data=data)
 
 
@@ -244,7 +244,9 @@ def test_a_draft_of_some_tokens_is_pretrained_over_these(tmp_path: Path):
     assert first["loss"] == pytest.approx(total / count, rel=1e-4)
 
 
-@pytest.mark.parametrize(("shard", "message"), [("target", "has no target"), ("draft", "not eval")])
+@pytest.mark.parametrize(
+    ("shard", "message"), [("target", "has no target"), ("draft", "cannot be eval")]
+)
 def test_pretraining_shards_what_there_is(shard: str, message: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=message):
         settings(tmp_path, tmp_path / "run", shard=[shard])

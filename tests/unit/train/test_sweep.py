@@ -138,9 +138,9 @@ def test_a_cell_that_cannot_be_is_said_before_any_run(folder: Path, tmp_path: Pa
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="needs evaluation"):
         sweep(config(folder, tmp_path / "out", figure="rule_tvd"))
-    with pytest.raises(ConfigError, match=r"seeds \(0, 0\) repeat"):
+    with pytest.raises(ConfigError, match=r"seeds \(0, 0\) has duplicates"):
         config(folder, tmp_path / "out", seeds=[0, 0])
-    with pytest.raises(ConfigError, match="reference c is no row"):
+    with pytest.raises(ConfigError, match="reference c is not a row"):
         config(folder, tmp_path / "out", reference="c")
 
 

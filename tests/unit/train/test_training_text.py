@@ -62,5 +62,5 @@ def test_holding_out_everything_is_refused(folder: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"is 6, but .* has 6 different texts; hold out fewer"):
         align(align_config(folder, tmp_path / "run", **changes(folder, 6)))
     both = {"data": changes(folder, 2)["data"] | {"held_out": str(folder / "corpus.jsonl")}}
-    with pytest.raises(ConfigError, match="both say what to judge by; drop one"):
+    with pytest.raises(ConfigError, match="got both held_out and held_out_from_train; remove one"):
         align_config(folder, tmp_path / "run", **both)

@@ -1,9 +1,9 @@
-"""Drafts made from a target.
+"""Creation of drafts.
 
-layers.py       some of its layers
-subclone.py     the same, narrower: the parts that matter most
-derive.py       a new model in its architecture
-scratch.py      a new model and tokenizer from nothing
+layers.py           a subset of the target's layers
+subclone.py         narrower layers: the most important channels and heads of the target
+derive.py           a new, smaller model in the target's architecture
+scratch.py          a new model and tokenizer
 restricted_head.py  a draft that proposes only likely tokens
-save.py         an ordinary model directory with the target's tokenizer files
+save.py             saves a draft with the target's tokenizer files
 """

@@ -1,6 +1,6 @@
-"""A new draft in its target's architecture, with random weights and a part of its parameters."""
+"""Creates a smaller draft with random weights in the target's architecture."""
 
-# V vocabulary, D the target's hidden width, W the draft's
+# V vocabulary, D hidden size of the target, W of the draft
 from __future__ import annotations
 
 import copy
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 Embeddings = Literal["target", "random"]
 
-# Of the hidden widths that are tried: the first that the target's is a multiple of.
-_STEPS = (64, 16, 1)
-_ROUND = 16  # inner widths are multiples of it
-_WHOLE = "full_attention"
+_STEPS = (64, 16, 1)  # hidden sizes are multiples of the first that divides the target's
+_ROUND = 16  # inner sizes are multiples of this
+_FULL = "full_attention"
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -34,27 +33,27 @@ def derive_draft(
     embeddings: Embeddings = "target",
     seed: int = 0,
 ) -> CausalModel:
-    """The widest draft of at most `share` of the target's parameters, float32.
+    """Create the widest draft with at most `share` of the target's parameters, in float32.
 
-    An eighth of the target's layers if nothing else is said; inner width, heads and key heads in the
-    target's proportions, heads of its size.
+    Inner size, heads and key heads are in proportion to the target's; the head size is the same.
 
     Args:
         target: Gives architecture, tokenizer and proportions.
-        share: Of its parameters, in (0, 1).
-        num_layers: Depth.
-        embeddings: `target` begins with the target's embeddings and head, in their principal
-            directions where the draft is narrower.
-        seed: Of the random weights.
+        share: Maximum share of the target's parameters, in (0, 1).
+        num_layers: Number of layers; None for an eighth of the target's.
+        embeddings: `target` copies the target's embeddings and head, projected to their principal
+            directions if the draft is narrower; `random` does not.
+        seed: Seed of the random weights.
 
     Raises:
-        UsageError: No draft over this vocabulary is so small, or the target has fewer layers.
-        UnsupportedModelError: The target's sizes are not told in the usual names.
+        UsageError: No draft with this vocabulary is so small, or the target has fewer layers.
+        UnsupportedModelError: The target's config lacks the usual names of sizes.
     """
     config = target.hf.config
     if any(getattr(config, name, None) is None for name in _SIZES):
         raise UnsupportedModelError(
-            f"{config.model_type} does not tell its sizes in the usual names; choose layers of it"
+            f"the config of {config.model_type} lacks one of {', '.join(_SIZES)}; use a subset of "
+            "its layers"
         )
     depth = max(1, round(config.num_hidden_layers / 8)) if num_layers is None else num_layers
     if not 1 <= depth <= config.num_hidden_layers:
@@ -62,13 +61,13 @@ def derive_draft(
     hf = _widest(target, depth, share * target.num_parameters)
     draw_weights(hf, seed)
     if embeddings == "target":
-        _take_embeddings(hf, target.hf)
+        _copy_embeddings(hf, target.hf)
     hf.generation_config = target.hf.generation_config
     return CausalModel(hf.eval(), target.tokenizer)
 
 
 def _widest(target: CausalModel, depth: int, most: float) -> PreTrainedModel:
-    """The widest model of so many layers and at most so many parameters, weights undefined."""
+    """The widest model with at most `most` parameters; its weights are not initialized."""
     kind = type(target.hf)
     smallest = None
     for width in reversed(_widths(target.hf.config)):
@@ -80,13 +79,13 @@ def _widest(target: CausalModel, depth: int, most: float) -> PreTrainedModel:
         smallest = size
     share = 1.0 if smallest is None else smallest / target.num_parameters
     raise UsageError(
-        f"the smallest draft of {depth} layers over this vocabulary has {share:.1%} of the target's "
-        "parameters; ask for more, or cut the target's vocabulary first"
+        f"the smallest draft of {depth} layers with this vocabulary has {share:.1%} of the "
+        "target's parameters; request more, or reduce the target's vocabulary first"
     )
 
 
 def _widths(config: PreTrainedConfig) -> range:
-    """Hidden widths that are tried: round ones, or of whole heads where these make up the width."""
+    """Candidate hidden sizes: multiples of a step, or of a group of heads if these add up to it."""
     if getattr(config, "head_dim", None) is None:
         step = _group(config) * config.hidden_size // config.num_attention_heads
     else:
@@ -95,11 +94,14 @@ def _widths(config: PreTrainedConfig) -> range:
 
 
 def _narrowed(config: PreTrainedConfig, width: int, depth: int) -> PreTrainedConfig:
-    """The same architecture with fewer and narrower layers: heads of the old size, in whole groups."""
+    """The config with fewer and narrower layers, of heads of the same size in complete groups."""
     new: Any = copy.deepcopy(config)
     count = new.num_hidden_layers
     shorten_config(new, [(layer + 1) * count // depth - 1 for layer in range(depth)])
-    _see_far(new, config)
+    # with sliding windows only, the draft would never attend to the beginning of a text
+    types = getattr(config, "layer_types", None) or ()
+    if _FULL in types and _FULL not in new.layer_types:
+        new.layer_types[-1] = _FULL
     group = _group(config)
     groups = max(1, round(new.num_attention_heads // group * width / new.hidden_size))
     if getattr(new, "num_key_value_heads", None) is not None:
@@ -112,20 +114,12 @@ def _narrowed(config: PreTrainedConfig, width: int, depth: int) -> PreTrainedCon
 
 
 def _group(config: PreTrainedConfig) -> int:
-    """Heads that share a key head, or one."""
+    """Query heads per key head."""
     key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return config.num_attention_heads // key_heads
 
 
-def _see_far(new: Any, config: PreTrainedConfig) -> None:
-    """A draft of sliding windows alone would never see the beginning of a text."""
-    kinds = getattr(config, "layer_types", None) or ()
-    if _WHOLE in kinds and _WHOLE not in new.layer_types:
-        new.layer_types[-1] = _WHOLE
-
-
-def _take_embeddings(hf: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Input embeddings and head of the target's, as many of their directions as there is room for."""
+def _copy_embeddings(hf: PreTrainedModel, target: PreTrainedModel) -> None:
     new: Any = hf.get_input_embeddings()
     old: Any = target.get_input_embeddings()
     directions_DW = _directions(old.weight.detach().float(), new.weight.shape[1])
@@ -139,7 +133,7 @@ def _take_embeddings(hf: PreTrainedModel, target: PreTrainedModel) -> None:
 
 
 def _directions(weight_VD: Tensor, width: int) -> Tensor:
-    """Those in which the rows are longest, [D, W]; all of them, unturned, if there is room."""
+    """The principal directions of the rows, [D, W]; the identity if W is D."""
     if width == weight_VD.shape[1]:
         return torch.eye(width, device=weight_VD.device)
     _, vectors_DD = torch.linalg.eigh(weight_VD.T @ weight_VD)

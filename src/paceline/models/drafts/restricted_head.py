@@ -1,4 +1,4 @@
-"""A draft that proposes only likely tokens: most of its head is never read, and that is most of its time."""
+"""Restricts a draft to likely tokens, because its head takes most of its time."""
 
 # V vocabulary, K tokens of the draft vocabulary
 from __future__ import annotations
@@ -17,22 +17,14 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.causal import CausalModel
 
-# A count in the text weighs this much beside the target's own expectation of it.
-_COUNTED = 0.3
-# Tokens of a text that are read.
-_LONGEST = 128
+_COUNT_WEIGHT = 0.3  # weight of the frequency in the texts, relative to the target's probability
+_LONGEST = 128  # tokens processed per text
 
 
 def limit_vocabulary(
     draft: CausalModel, target: CausalModel, texts: Iterable[Sequence[int]], size: int
 ) -> CausalModel:
-    """The same draft, proposing only the tokens that the target expects most often in such texts.
-
-    Tokens that end a text are always among them. Weights are shared with the draft.
-
-    Raises:
-        UsageError: The size is not between 1 and the vocabulary's, or there is no text.
-    """
+    """Restrict a draft to `likeliest_tokens` (same errors); shares the draft's weights."""
     return wrap_model(draft.hf, draft.tokenizer, likeliest_tokens(target, texts, size))
 
 
@@ -45,18 +37,10 @@ def likeliest_tokens(
     num_tokens: int = 4096,
     seed: int = 0,
 ) -> Tensor:
-    """The `size` tokens that the target expects most often in such text, likeliest first, [K].
+    """The `size` tokens that the target generates most often, most likely first, [K].
 
-    Ranked by the target's probability, averaged over the positions of some of the texts, and by how
-    often a token stands in all of them: the one knows what the target likes to write, the other
-    has seen more text. Tokens that end a text are always among them.
-
-    Args:
-        target: Whose text the draft will be asked to foresee.
-        texts: Tokens of one text each.
-        size: How many tokens the draft may propose.
-        num_tokens: Positions to average over.
-        seed: Which texts these are from.
+    Tokens are ranked by the target's mean probability over `num_tokens` positions, of texts chosen
+    with `seed`, plus their weighted frequency in all texts. Stop tokens are always included.
 
     Raises:
         UsageError: The size is not between 1 and the vocabulary's, or there is no text.
@@ -65,8 +49,8 @@ def likeliest_tokens(
     always = [token for token in target.eos_token_ids if token < vocab_size]
     if not max(1, len(always)) <= size <= vocab_size:
         raise UsageError(
-            f"a draft vocabulary of {size} tokens was asked for; wanted at least "
-            f"{max(1, len(always))} and at most the model's {vocab_size}"
+            f"got a draft vocabulary of {size} tokens; wanted at least {max(1, len(always))} and "
+            f"at most the model's {vocab_size}"
         )
     known = [list(text) for text in texts if len(text)]
     if not known:
@@ -83,13 +67,13 @@ def likeliest_tokens(
         num_read += len(tokens)
         if num_read >= num_tokens:
             break
-    score_V = mass_V / num_read + _COUNTED * counts_V / counts_V.sum()
+    score_V = mass_V / num_read + _COUNT_WEIGHT * counts_V / counts_V.sum()
     score_V[always] = torch.inf
     return score_V.argsort(descending=True, stable=True)[:size]
 
 
 def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
-    """How often each token stands in the texts, [V]."""
+    """Count each token in the texts, [V]."""
     counts_V = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
         counts_V += torch.bincount(torch.tensor(text, dtype=torch.int64), minlength=vocab_size)

@@ -1,4 +1,4 @@
-"""A draft saved as an ordinary model directory, with the target's tokenizer files."""
+"""Saves a draft as a model directory with the target's tokenizer files."""
 
 from __future__ import annotations
 
@@ -20,31 +20,24 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.causal import CausalModel
 
-_TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "chat_template*",
-)
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
+_TOKENIZER_FILES += ("merges.txt", "spiece.model", "chat_template*")
 
 
 def save_draft(
     draft: CausalModel, tokenizer_source: str | Path, out: Path, dtype: torch.dtype | None = None
 ) -> None:
-    """Write an ordinary model directory, whole or not at all; an older one there is replaced.
+    """Write a model directory atomically; an existing one is replaced.
 
     Args:
-        draft: What to save.
-        tokenizer_source: Where the target was loaded from (directory, GGUF file or hub id); its
-            tokenizer files are copied byte for byte.
-        out: The directory to make.
-        dtype: What to store the weights in; None stores them as they are.
+        draft: The draft.
+        tokenizer_source: The target's directory, GGUF file or hub id; its tokenizer files are
+            copied byte for byte.
+        out: The directory to create.
+        dtype: Dtype to store the weights in; None for their own.
 
     Raises:
-        StorageError: The disk is full or the place cannot be written.
+        StorageError: The disk is full or the directory cannot be written.
     """
     files = _tokenizer_files(tokenizer_source)
     hf = draft.hf if dtype is None else copy.deepcopy(draft.hf).to(dtype)  # pyright: ignore
@@ -53,7 +46,7 @@ def save_draft(
     with quiet(), atomic_directory(out) as scratch:
         hf.save_pretrained(scratch)
         for weights in scratch.glob("*.safetensors"):
-            # safetensors keeps them from everyone else, who may have to serve them
+            # safetensors sets owner-only permissions, but another user may serve the model
             weights.chmod((scratch / "config.json").stat().st_mode)
         if draft.draft_vocabulary is not None:
             write_draft_vocabulary(scratch, draft.draft_vocabulary)
@@ -61,11 +54,7 @@ def save_draft(
 
 
 def copy_tokenizer(source: str | Path, out: Path) -> None:
-    """Give a model directory the tokenizer files of another model, byte for byte.
-
-    Raises:
-        ModelLoadError: There are none.
-    """
+    """Copy a model's tokenizer files byte for byte; raises a ModelLoadError if it has none."""
     _copy(_tokenizer_files(source), out)
 
 
@@ -74,7 +63,7 @@ def _tokenizer_files(source: str | Path) -> list[Path]:
     files = [path for pattern in _TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
     if not files:
         raise ModelLoadError(
-            f"{source} has no tokenizer files to give to the draft; name the target's own directory"
+            f"{source} has no tokenizer files to copy to the draft; name the target's own directory"
         )
     return files
 

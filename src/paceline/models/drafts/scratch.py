@@ -1,4 +1,4 @@
-"""Models and tokenizers that did not exist before: a Llama of random weights, BPE made from text."""
+"""Creates new models and tokenizers: a Llama with random weights, and BPE trained on text."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 _BYTES = 256
-# Words, numbers digit by digit, runs of signs, each with the space before it; other white space.
+# Words, single digits, and runs of punctuation, each with a preceding space; other white space.
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _STD = 0.02
 
 
 class NewModel(StrictModel):
-    """The shape of a Llama with tied embeddings.
+    """Sizes of a new Llama with tied embeddings.
 
     Attributes:
-        hidden_size: Width, a multiple of num_heads.
-        intermediate_size: Width inside an MLP; None: 8/3 of hidden_size, up to a multiple of 16.
-        num_layers: Depth.
-        num_heads: Attention heads; num_key_value_heads of them have keys and values of their own.
-        max_length: Longest text in tokens.
+        hidden_size: Hidden size, an even multiple of num_heads.
+        intermediate_size: Size of the MLPs; None for 8/3 of hidden_size, rounded up to a multiple
+            of 16.
+        num_layers: Number of layers.
+        num_heads: Attention heads.
+        num_key_value_heads: Key-value heads, a divisor of num_heads; None for num_heads.
+        max_length: Context length in tokens.
     """
 
     kind: Literal["llama"] = "llama"
@@ -65,10 +67,10 @@ class NewModel(StrictModel):
 
 
 class NewTokenizer(StrictModel):
-    """Byte-level BPE made from the training text; every digit is a token of its own.
+    """Byte-level BPE trained on the training text; every digit is a separate token.
 
     Attributes:
-        vocab_size: Tokens at most, the end of text and the 256 bytes included.
+        vocab_size: Maximum number of tokens, including the end of text and the 256 bytes.
     """
 
     kind: Literal["bpe"] = "bpe"
@@ -83,32 +85,32 @@ def write_new_model(
     *,
     seed: int,
 ) -> None:
-    """A model directory of random float32 weights, written whole or not at all.
+    """Write a model directory with random float32 weights, atomically.
 
     Args:
-        shape: Of the model.
-        tokenizer: Made from `texts`, or that of the model named here, file by file.
-        texts: Read only for a tokenizer that is made.
-        out: The directory to make.
-        seed: Of the weights.
+        shape: Sizes of the model.
+        tokenizer: A tokenizer to train on `texts`, or a model whose tokenizer files are copied.
+        texts: Training text of a new tokenizer, otherwise unused.
+        out: The directory to create.
+        seed: Seed of the weights.
 
     Raises:
-        ModelLoadError: the model whose tokenizer is wanted cannot be read.
-        StorageError: the disk is full or the place cannot be written.
+        ModelLoadError: the tokenizer to copy cannot be read.
+        StorageError: the disk is full or the directory cannot be written.
     """
     if isinstance(tokenizer, str):
-        made = load_tokenizer(tokenizer)
+        loaded = load_tokenizer(tokenizer)
     else:
-        made = PreTrainedTokenizerFast(
+        loaded = PreTrainedTokenizerFast(
             tokenizer_object=_train_bpe(tokenizer, texts), eos_token=END_OF_TEXT
         )
-    hf = _new_llama(shape, made, seed)
+    hf = _new_llama(shape, loaded, seed)
     with quiet(), atomic_directory(out) as scratch:
         hf.save_pretrained(scratch)
         if isinstance(tokenizer, str):
             copy_tokenizer(tokenizer, scratch)
         else:
-            made.save_pretrained(scratch)
+            loaded.save_pretrained(scratch)
 
 
 def _new_llama(shape: NewModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -131,7 +133,7 @@ def _new_llama(shape: NewModel, tokenizer: PreTrainedTokenizerBase, seed: int) -
 
 
 def draw_weights(hf: PreTrainedModel, seed: int) -> None:
-    """Fresh matrices: normal of deviation 0.02, less for what adds to the residual stream.
+    """Initialize matrices with std 0.02, or less for projections into the residual stream.
 
     Paper: Radford et al. 2019, section 2.3 (1 / sqrt(residual layers)).
     """
@@ -141,25 +143,25 @@ def draw_weights(hf: PreTrainedModel, seed: int) -> None:
         for name, weight in hf.named_parameters():
             if weight.ndim < 2:
                 continue  # norms start at 1
-            adds = name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight"))
-            std = _STD / math.sqrt(2 * num_layers) if adds else _STD
+            residual = name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight"))
+            std = _STD / math.sqrt(2 * num_layers) if residual else _STD
             weight.copy_(torch.randn(weight.shape, generator=rng) * std)
 
 
 def _train_bpe(spec: NewTokenizer, texts: Iterable[str]) -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
         [
             pre_tokenizers.Split(Regex(_PIECES), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    bpe.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(
         vocab_size=spec.vocab_size,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
-    return made
+    bpe.train_from_iterator(texts, trainer)
+    return bpe

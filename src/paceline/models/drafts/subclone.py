@@ -1,11 +1,11 @@
-"""Weight subcloning: a narrower draft made of the parts of its target that matter most.
+"""Weight subcloning: creates a narrower draft from the most important parts of the target.
 
-Whatever is left out of a sum is made up for by scale. Behind an RMS norm all D channels together have
-the energy D; the D' that stay have D', so the norms' weights grow by sqrt(D / D'), and what heads and
-the MLP's inner channels add to the residual stream by the root of their own ratio.
+Scaling compensates for the parts that are removed. The squared norm of an RMS norm's output equals
+the hidden size, so norm weights are multiplied by sqrt(D / D'), D' the new hidden size. Output
+projections of heads and MLPs are multiplied by the root of the ratio of their input sizes.
 
-Paper: Samragh et al. 2023, sections 3.1 and 3.2. Differs: heads and inner channels are ranked by what they add to the residual stream
-and chosen layer by layer; key heads stay with the query heads they serve.
+Paper: Samragh et al. 2023, sections 3.1 and 3.2. Differs: heads and inner channels are ranked by
+what they add to the residual stream, per layer; key heads stay with their query heads.
 """
 
 # N tokens, D hidden, I inner, H heads, K key heads, S head size
@@ -27,12 +27,12 @@ from paceline.models.llama.forward import LlamaDecoder
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
-_TOKENS = 4096  # to rank by
-_LONGEST = 256  # tokens of a text that are read
+_TOKENS = 4096  # tokens to measure importance on
+_LONGEST = 256  # tokens processed per text
 
 
 class Width(NamedTuple):
-    """Sizes of the draft's layers; the size of a head stays."""
+    """Sizes of a model's layers; the head size does not change."""
 
     hidden: int
     inner: int
@@ -41,7 +41,7 @@ class Width(NamedTuple):
 
 
 class Importance(NamedTuple):
-    """How much each part does on some text: of the whole model, of each layer, of each layer."""
+    """Importance of hidden channels, and of each layer's inner channels and heads."""
 
     hidden_D: Tensor
     inner_LI: Tensor
@@ -51,31 +51,26 @@ class Importance(NamedTuple):
 def width_of(model: CausalModel) -> Width:
     """Sizes of a Llama-like model."""
     config: Any = _checked(model).hf.config
-    return Width(
-        config.hidden_size,
-        config.intermediate_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-    )
+    num_heads, num_key_heads = config.num_attention_heads, config.num_key_value_heads
+    return Width(config.hidden_size, config.intermediate_size, num_heads, num_key_heads)
 
 
 def measure_importance(target: CausalModel, texts: Iterable[Sequence[int]]) -> Importance:
-    """Rank the parts of a Llama-like model by its passes over these texts.
+    """Measure the importance of each part of a Llama-like model on these texts.
 
-    A channel of the residual stream by its mean size behind the norms; an inner channel or a head by
-    the mean length of what it adds to the stream.
+    For a channel of the residual stream: its mean absolute value after the norms. For an inner
+    channel or a head: the mean norm of what it adds to the residual stream.
 
     Raises:
         UsageError: There is no text.
-        UnsupportedModelError: The model is not like a Llama.
+        UnsupportedModelError: The model is not Llama-like.
     """
-    layers = _layers(_checked(target))
-    gatherers = [_Gatherer(layer) for layer in layers]
+    meters = [_ImportanceMeter(layer) for layer in _layers(_checked(target))]
     longest = min(_LONGEST, target.max_length or _LONGEST)
     num_read = 0
     with torch.inference_mode(), evaluating(target.hf), contextlib.ExitStack() as stack:
-        for gatherer in gatherers:
-            stack.enter_context(gatherer.listening())
+        for meter in meters:
+            stack.enter_context(meter.attached())
         for text in texts:
             if len(text):
                 tokens = torch.tensor(list(text[:longest]), device=target.device)
@@ -85,20 +80,20 @@ def measure_importance(target: CausalModel, texts: Iterable[Sequence[int]]) -> I
                 break
     if not num_read:
         raise UsageError("got no text to rank the target's channels by; give some documents")
-    hidden = torch.stack([gatherer.hidden_D for gatherer in gatherers]).sum(0)
-    inner = torch.stack([gatherer.inner_I for gatherer in gatherers])
-    heads = torch.stack([gatherer.heads_H for gatherer in gatherers])
+    hidden = torch.stack([meter.hidden_D for meter in meters]).sum(0)
+    inner = torch.stack([meter.inner_I for meter in meters])
+    heads = torch.stack([meter.heads_H for meter in meters])
     return Importance(hidden / num_read, inner / num_read, heads / num_read)
 
 
 def subclone(target: CausalModel, width: Width, importance: Importance) -> CausalModel:
-    """A model of the same layers, each cut down to the parts that matter most.
+    """Create a model with the same number of layers, each reduced to its most important parts.
 
-    Cut layers away first: `importance` is that of the model given here.
+    To reduce the number of layers as well, do so first: `importance` must be that of `target`.
 
     Raises:
-        UsageError: A size is larger than the target's, or heads cannot be shared out.
-        UnsupportedModelError: The model is not like a Llama.
+        UsageError: A size is larger than the target's, or the numbers of heads are inconsistent.
+        UnsupportedModelError: The model is not Llama-like.
     """
     old = width_of(target)
     _check(width, old)
@@ -108,13 +103,13 @@ def subclone(target: CausalModel, width: Width, importance: Importance) -> Causa
     config.hidden_size, config.intermediate_size = width.hidden, width.inner
     config.num_attention_heads, config.num_key_value_heads = width.num_heads, width.num_key_heads
     hf = type(target.hf)(config).to(target.device)  # pyright: ignore
-    for weight in hf.parameters():  # buffers, such as rope's frequencies, stay as exact as they are
+    for weight in hf.parameters():  # buffers, such as rope frequencies, keep their precision
         weight.data = weight.data.to(target.dtype)
     body: Any = hf.base_model
     source: Any = target.hf.base_model
     scale = math.sqrt(old.hidden / width.hidden)
     with torch.no_grad():
-        for index, (new, layer) in enumerate(zip(_layers_of(body), _layers(target), strict=True)):
+        for index, (new, layer) in enumerate(zip(body.layers, _layers(target), strict=True)):
             heads_H, keys_K = _best_heads(importance.heads_LH[index], old, width)
             inner_I = _best(importance.inner_LI[index], width.inner)
             _fill_attention(new.self_attn, layer.self_attn, hidden_D, heads_H, keys_K)
@@ -131,9 +126,7 @@ def subclone(target: CausalModel, width: Width, importance: Importance) -> Causa
     return CausalModel(hf.eval(), target.tokenizer)
 
 
-class _Gatherer:
-    """Hears of the passes of one layer."""
-
+class _ImportanceMeter:
     def __init__(self, layer: Any) -> None:
         self._layer = layer
         attention, mlp = layer.self_attn, layer.mlp
@@ -147,13 +140,13 @@ class _Gatherer:
         self._norms_I = mlp.down_proj.weight.detach().float().norm(dim=0)
 
     @contextlib.contextmanager
-    def listening(self) -> Generator[None]:
+    def attached(self) -> Generator[None]:
         layer = self._layer
         handles = [
-            layer.input_layernorm.register_forward_hook(self._hear_norm),
-            layer.post_attention_layernorm.register_forward_hook(self._hear_norm),
-            layer.self_attn.o_proj.register_forward_pre_hook(self._hear_heads),
-            layer.mlp.down_proj.register_forward_pre_hook(self._hear_inner),
+            layer.input_layernorm.register_forward_hook(self._add_hidden),
+            layer.post_attention_layernorm.register_forward_hook(self._add_hidden),
+            layer.self_attn.o_proj.register_forward_pre_hook(self._add_heads),
+            layer.mlp.down_proj.register_forward_pre_hook(self._add_inner),
         ]
         try:
             yield
@@ -161,15 +154,15 @@ class _Gatherer:
             for handle in handles:
                 handle.remove()
 
-    def _hear_norm(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    def _add_hidden(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
         self.hidden_D += output.float().abs().flatten(0, -2).sum(0).cpu()
 
-    def _hear_heads(self, _module: nn.Module, inputs: tuple[Tensor]) -> None:
+    def _add_heads(self, _module: nn.Module, inputs: tuple[Tensor]) -> None:
         heads_NHS = inputs[0].float().reshape(-1, len(self.heads_H), self._size)
         added_NHD = torch.einsum("nhs,hsd->nhd", heads_NHS, self._out_HSD)
         self.heads_H += added_NHD.norm(dim=-1).sum(0).cpu()
 
-    def _hear_inner(self, _module: nn.Module, inputs: tuple[Tensor]) -> None:
+    def _add_inner(self, _module: nn.Module, inputs: tuple[Tensor]) -> None:
         inner_NI = inputs[0].float().flatten(0, -2).abs()
         self.inner_I += (inner_NI.sum(0) * self._norms_I).cpu()
 
@@ -200,17 +193,15 @@ def _fill(new: nn.Linear, old: nn.Linear, rows: Tensor, columns: Tensor, scale: 
 
 
 def _best(importance: Tensor, count: int) -> Tensor:
-    """The most important ones, in their order."""
     return importance.argsort(descending=True, stable=True)[:count].sort().values
 
 
 def _best_heads(importance_H: Tensor, old: Width, new: Width) -> tuple[Tensor, Tensor]:
-    """Query heads and key heads that stay: the best groups, and in each its best query heads."""
+    """The query and key heads to keep: the best groups, each with its best query heads."""
     groups_KG = importance_H.reshape(old.num_key_heads, -1)
     per_group = new.num_heads // new.num_key_heads
     best_KG = groups_KG.argsort(dim=-1, descending=True, stable=True)[:, :per_group].sort(-1).values
-    worth_K = groups_KG.gather(-1, best_KG).sum(-1)
-    keys_K = _best(worth_K, new.num_key_heads)
+    keys_K = _best(groups_KG.gather(-1, best_KG).sum(-1), new.num_key_heads)
     heads_KG = best_KG[keys_K] + keys_K[:, None] * groups_KG.shape[1]
     return heads_KG.flatten(), keys_K
 
@@ -227,33 +218,30 @@ def _check(width: Width, old: Width) -> None:
             )
     if width.hidden % width.num_heads:
         raise UsageError(
-            f"a hidden size of {width.hidden} is no multiple of {width.num_heads} heads, as every "
-            "engine wants it; change one of them"
+            f"the hidden size {width.hidden} is not a multiple of {width.num_heads} heads, which "
+            "engines require; change one of them"
         )
     if width.num_heads % width.num_key_heads:
         raise UsageError(
-            f"{width.num_heads} heads cannot be shared out among {width.num_key_heads} key heads; "
-            "make the one a multiple of the other"
+            f"{width.num_heads} heads are not a multiple of {width.num_key_heads} key heads; "
+            "change one of them"
         )
     if width.num_heads // width.num_key_heads > old.num_heads // old.num_key_heads:
         raise UsageError(
-            f"{width.num_heads} heads for {width.num_key_heads} key heads is more for each than the "
-            f"target's {old.num_heads} for {old.num_key_heads}; keep more key heads"
+            f"{width.num_heads} heads for {width.num_key_heads} key heads are more per key head "
+            f"than the target's {old.num_heads} for {old.num_key_heads}; keep more key heads"
         )
 
 
 def _checked(model: CausalModel) -> CausalModel:
     if not LlamaDecoder.supports(model.hf):
         raise UnsupportedModelError(
-            f"{model.hf.config.model_type} is not laid out like a Llama, so it cannot be made narrower; "
-            "choose layers of it, or a new draft by --params"
+            f"{model.hf.config.model_type} is not Llama-like, so it cannot be made narrower; use a "
+            "subset of its layers, or a new draft (--params)"
         )
     return model
 
 
 def _layers(model: CausalModel) -> list[Any]:
-    return _layers_of(model.hf.base_model)
-
-
-def _layers_of(body: Any) -> list[Any]:
+    body: Any = model.hf.base_model
     return list(body.layers)

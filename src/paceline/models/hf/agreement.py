@@ -1,7 +1,7 @@
-"""Whether a fast way to read a model gives what transformers gives.
+"""Compares the logits of a faster forward pass with those of transformers.
 
-Compilers, libraries and graph captures have faults that nobody sees in fluent text. So every fast
-path reads a first block when it is made, and is dropped if its logits are not those of the model.
+Bugs of compilers, libraries and graph captures do not show in generated text. So every faster pass
+is tested on a small batch when it is created, and is not used if its logits differ.
 
 Shape suffixes: V vocabulary.
 """
@@ -23,54 +23,49 @@ if TYPE_CHECKING:
 AnyModel = TypeVar("AnyModel", bound="HfModel")
 
 EXACT = 0.01
-"""Largest difference of a logit, in standard deviations of the logits, where both compute in float32."""
+"""Tolerance for passes in float32, in standard deviations of the logits."""
 ROUNDED = 0.5
-"""The same where one of them rounds to 16 bits. A misread token or position moves logits by more than 1."""
+"""Tolerance if a pass rounds to 16 bits; wrong tokens or positions change logits by more than 1."""
 
 
 def tolerance_for(dtype: torch.dtype) -> float:
-    """How far logits of a model in this dtype may be apart, in standard deviations."""
     return EXACT if dtype == torch.float32 else ROUNDED
 
 
-def trial_tokens(model: HfModel) -> list[int]:
-    """Three tokens that a model is tried on."""
+def _trial_tokens(model: HfModel) -> list[int]:
     return [token % model.vocab_size for token in (7, 11, 5)]
 
 
 @torch.inference_mode()
 def plain_logits(model: HfModel) -> Tensor:
-    """Logits after two and after three trial tokens, by transformers and without a cache, [2, V]."""
-    tokens = torch.tensor([trial_tokens(model)], device=model.device)
+    """Logits after two and after three trial tokens, by transformers without a cache, [2, V]."""
+    tokens = torch.tensor([_trial_tokens(model)], device=model.device)
     logits = model.hf(input_ids=tokens, use_cache=False).logits
     return logits[0, 1:, : model.vocab_size].float()
 
 
 def rolled_back_logits(model: HfModel, session: ModelSession) -> Tensor:
-    """The same logits, each from a row of a ragged batch; one row has read a wrong token before."""
-    first, second, third = trial_tokens(model)
+    """The same logits by a session, from two ragged rows, one of which rolls back a wrong token."""
+    first, second, third = _trial_tokens(model)
     session.prefill([[first], [first, second, first]])
     session.rollback([0, 1])
     return session.extend(torch.tensor([[second], [third]]))[:, 0]
 
 
 def difference(wanted: Tensor, got: Tensor) -> float:
-    """The largest distance of two logits, in standard deviations; NaN and infinity count as infinite.
+    """Maximum difference in standard deviations; NaN counts as infinite.
 
-    Tokens outside of a draft vocabulary, -inf in `got`, are left out.
+    Tokens outside the draft vocabulary (-inf in `got`) are ignored.
     """
     known = got != -torch.inf
-    apart = (wanted - got)[known].abs().max() / (wanted.std() + 1e-6)
-    return float(apart.nan_to_num(nan=torch.inf))
+    largest = (wanted - got)[known].abs().max() / (wanted.std() + 1e-6)
+    return float(largest.nan_to_num(nan=torch.inf))
 
 
-def unless_wrong(model: AnyModel, name: str, tolerance: float) -> AnyModel | None:
-    """The model, if the sessions that it starts read as its `hf` does; else None, and one warning.
+def checked_or_none(model: AnyModel, name: str, tolerance: float) -> AnyModel | None:
+    """Return the model if its sessions agree with its `hf`; else warn and return None.
 
-    Args:
-        model: Prepared with a fast path.
-        name: Of that path, for the warning.
-        tolerance: See `EXACT` and `ROUNDED`.
+    `name` is the name of the faster pass, for the warning.
     """
     wanted = plain_logits(model)
     try:
@@ -80,13 +75,16 @@ def unless_wrong(model: AnyModel, name: str, tolerance: float) -> AnyModel | Non
     except RuntimeError as error:
         fault = f"failed ({str(error).strip().splitlines()[0]})"
     else:
-        apart = difference(wanted, got)
-        if apart <= tolerance:
+        largest = difference(wanted, got)
+        if largest <= tolerance:
             return model
-        fault = f"gives other logits (by {apart:.2g} standard deviations, allowed {tolerance:g})"
+        fault = (
+            f"gives logits that differ from transformers by {largest:.2g} standard deviations "
+            f"(allowed {tolerance:g})"
+        )
     warnings.warn(
-        f"{name} {fault} than transformers for this {model.hf.config.model_type}; it is not used, and "
-        "the model runs more slowly: please report this, with the output of paceline env",
+        f"{name} {fault} for this {model.hf.config.model_type}; it is not used, and the model runs "
+        "more slowly: please report this, with the output of paceline env",
         SlowerWarning,
         stacklevel=3,
     )

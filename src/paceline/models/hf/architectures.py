@@ -1,7 +1,6 @@
-"""What a configuration tells: architectures that cannot forget tokens, and how long texts may get.
+"""Refuses architectures that cannot roll back, and computes context lengths.
 
-Known ones that cannot are refused by name before any weight is read. Every other model has to show
-that it can, on three tokens: see rollback.py.
+Known architectures are refused from the configuration alone; others are tested, see rollback.py.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from paceline.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# keep running sums or convolutions over the text instead of its keys and values
-_RUNNING_STATE = """
+# recurrent or convolutional state instead of keys and values
+_RECURRENT = """
     bailing_hybrid bamba falcon_h1 falcon_mamba glm5_next granitemoehybrid inkling inkling_text
     inkling2 inkling2_text jamba kimi_linear lfm2 lfm2_moe lfm3 mamba mamba2 minimax nemotron_h
     olmo_hybrid qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen3_next qwen4_exp
@@ -27,40 +26,39 @@ ADVICE = (
 
 
 def refuse_by_name(config: PreTrainedConfig) -> None:
-    """Refuse what is known not to work, from the configuration alone.
+    """Refuse unsupported architectures, from the configuration alone.
 
     Raises:
-        UnsupportedModelError: An encoder-decoder, or layers that keep a running state.
+        UnsupportedModelError: An encoder-decoder, dynamic rope, recurrent or unknown layers.
     """
     name = config.model_type
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"{name} is an encoder-decoder, and Paceline decodes with decoder-only models; {ADVICE}"
+            f"{name} is an encoder-decoder, but Paceline supports decoder-only models; {ADVICE}"
         )
-    if {name, text.model_type} & set(_RUNNING_STATE.split()):
+    if {name, text.model_type} & set(_RECURRENT.split()):
         raise UnsupportedModelError(
-            f"{name} keeps a running state, which cannot forget rejected tokens; {ADVICE}"
+            f"{name} has a recurrent state, which cannot be rolled back; {ADVICE}"
         )
-    ropes = _ropes(text)
-    if any(rope.get("rope_type") == "dynamic" for rope in ropes):
+    if any(rope.get("rope_type") == "dynamic" for rope in _ropes(text)):
         raise UnsupportedModelError(
-            f"{name} uses rope of the kind dynamic, which moves old positions when the text grows; set "
+            f"{name} uses rope_type dynamic, which changes old positions when the text grows; set "
             "another rope_type in config.json"
         )
-    strange = set(getattr(text, "layer_types", None) or ()) - _ROLLS_BACK
-    if strange:
+    unknown = set(getattr(text, "layer_types", None) or ()) - _ROLLS_BACK
+    if unknown:
         raise UnsupportedModelError(
-            f"{name} has layers of the kind {', '.join(sorted(strange))}, which Paceline cannot roll "
+            f"{name} has layers of type {', '.join(sorted(unknown))}, which Paceline cannot roll "
             f"back; {ADVICE}"
         )
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """Longest text that keeps every position where it was; None if nothing limits it.
+    """The context length, or None if there is no limit.
 
-    With rope of the kind longrope, that is the original context: beyond it all positions are
-    rescaled, and what the cache holds would no longer be what a plain pass computes.
+    With rope_type longrope it is the original context length: a longer text rescales all positions,
+    and the cache would differ from a pass without a cache.
     """
     text = config.get_text_config(decoder=True)
     limits: list[Any] = [getattr(text, "max_position_embeddings", None)]
@@ -72,7 +70,6 @@ def context_length(config: PreTrainedConfig) -> int | None:
 
 
 def _ropes(text: PreTrainedConfig) -> list[dict[str, Any]]:
-    """Rope settings, of which some models have one for each kind of layer."""
-    settings = getattr(text, "rope_parameters", None) or {}
+    settings = getattr(text, "rope_parameters", None) or {}  # nested per layer type in some models
     nested = [value for value in settings.values() if isinstance(value, dict)]
     return nested or [settings]

@@ -1,4 +1,4 @@
-"""What all models of transformers have in common.
+"""Base class of transformers models.
 
 Shape suffixes: B batch, N new tokens, W cache width, D hidden, V vocabulary.
 """
@@ -27,11 +27,11 @@ class ForwardPass(Protocol):
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
-        """Logits of the last `keep` columns (0: all); -inf outside of the draft vocabulary."""
+        """Logits of the last `keep` columns (0: all); -inf outside the draft vocabulary."""
         ...
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
-        """Hear of every pass's hidden states after the final norm, [B, N, D]; call it to stop."""
+        """Call `listener` with final hidden states, [B, N, D]; returns a function to remove it."""
         ...
 
 
@@ -40,10 +40,10 @@ class HfModel:
 
     Attributes:
         hf: The transformers model.
-        tokenizer: Its tokenizer, or None for a wrapped model without one.
+        tokenizer: Its tokenizer, or None.
         decoder: The forward pass of sessions.
-        vocab_size: Tokens the tokenizer can name; logit columns beyond are padding and never leave.
-        max_length: Longest text, None if the architecture sets no limit.
+        vocab_size: Tokens of the tokenizer; logits beyond are padding and are removed.
+        max_length: Context length, None if the architecture sets no limit.
         eos_token_ids: Tokens that end a text.
         num_parameters: Distinct weights; tied ones count once.
     """
@@ -55,7 +55,6 @@ class HfModel:
         decoder: ForwardPass,
         start: Callable[[Any], ModelSession],
     ) -> None:
-        """`start` begins a session of this model."""
         self.hf = hf
         self.tokenizer = tokenizer
         self.decoder = decoder
@@ -74,7 +73,6 @@ class HfModel:
         return self.hf.dtype
 
     def start_session(self) -> ModelSession:
-        """Begin an empty session."""
         return self._start(self)
 
     @property
@@ -84,7 +82,7 @@ class HfModel:
 
 
 def named_tokens(tokenizer: PreTrainedTokenizerBase | None, width: int) -> int:
-    """Tokens that can be told apart: logits beyond are padding."""
+    """The vocabulary size without padding, given the width of the logits."""
     if tokenizer is None:
         return width
     return min(width, max(tokenizer.get_vocab().values()) + 1)
@@ -93,7 +91,6 @@ def named_tokens(tokenizer: PreTrainedTokenizerBase | None, width: int) -> int:
 def _eos_token_ids(
     hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[int, ...]:
-    """From the generation settings, else the config, else the tokenizer."""
     text_config = hf.config.get_text_config(decoder=True)
     for source in (hf.generation_config, hf.config, text_config, tokenizer):
         found = getattr(source, "eos_token_id", None)
@@ -106,7 +103,7 @@ def _eos_token_ids(
 
 @contextlib.contextmanager
 def evaluating(hf: PreTrainedModel) -> Iterator[None]:
-    """Dropout off while reading, whatever the training loop has set."""
+    """Switch the model to evaluation mode, and restore its mode afterwards."""
     training = hf.training
     if training:
         hf.eval()

@@ -1,4 +1,4 @@
-"""Keys and values of a batch of texts, right-aligned where torch reads them, with room to grow.
+"""A key-value cache with preallocated buffers, whose rows may end at different columns.
 
 Shape suffixes: B batch, N new tokens, W width, H heads, D head size.
 """
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class RoomyCache(Cache):
-    """One set of keys and values a layer, whole also where the model looks through a window.
+    """Keys and values of all layers; sliding-window layers keep all tokens, too.
 
     Attributes:
-        ends: The column behind each row's last token, where they differ; None: all rows end together.
-        plan: Of the reader that wants to keep something between its passes.
+        ends: The column after each row's last token; None if all rows end at the same column.
+        plan: Data that a forward pass keeps between calls.
     """
 
     def __init__(self) -> None:
@@ -34,16 +34,10 @@ class RoomyCache(Cache):
         return self.layers[index]  # pyright: ignore[reportReturnType]
 
     def ends_of(self, batch: int) -> list[int]:
-        """The column behind each row's last token."""
         return self.ends or [self.get_seq_length()] * batch
 
-    def forget(self, counts: Sequence[int]) -> None:
-        """Drop the last tokens of each row, in place: rows may end at different columns then."""
-        ends = [end - count for end, count in zip(self.ends_of(len(counts)), counts, strict=True)]
-        self.end_at(ends)
-
     def end_at(self, ends: list[int]) -> None:
-        """Say behind which columns the rows end; columns up to there are in use."""
+        """Set the column after each row's last token, and the number of columns in use."""
         width = max(ends)
         self.ends = None if min(ends) == width else ends
         layers: Any = self.layers
@@ -52,7 +46,7 @@ class RoomyCache(Cache):
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int], batch: int) -> None:
-        """Keep these rows of the batch, in this order, where they are or further ahead."""
+        """Keep only these rows of the batch, in increasing order."""
         ends = self.ends_of(batch)
         for index in range(len(self.layers)):
             self.layer(index).keep(rows)
@@ -60,7 +54,7 @@ class RoomyCache(Cache):
 
     @torch.inference_mode()
     def adopt(self, rows: Sequence[int], other: RoomyCache, batch: int) -> None:
-        """Put the rows of another cache in the places of these of the batch."""
+        """Replace these rows of the batch by the rows of another cache."""
         ends = self.ends_of(batch)
         for row, end in zip(rows, other.ends_of(len(rows)), strict=True):
             ends[row] = end
@@ -70,9 +64,9 @@ class RoomyCache(Cache):
 
     @torch.inference_mode()
     def realign(self, rows: Sequence[int], ends: Sequence[int], width: int) -> None:
-        """Keep the `width` columns before column ends[b] of each of these rows, as its last.
+        """Copy these rows so that all end at column `width`; row b ended at column ends[b].
 
-        Columns before a row's first token hold whatever was there: finite, and masked.
+        Columns before a row's first token hold arbitrary finite values and are masked.
         """
         columns_BW = (torch.tensor(ends)[:, None] - width + torch.arange(width)).clamp(min=0)
         for index in range(len(self.layers)):
@@ -81,75 +75,74 @@ class RoomyCache(Cache):
 
 
 class RoomyLayer(DynamicLayer):
-    """Appending copies the new tokens only. Stored as [B, H, W, D], which products read in one go.
+    """Keys and values of one layer in buffers [B, H, capacity, D].
 
     Attributes:
         width: Columns in use.
-        rooms: Keys and values, columns not in use included; another list whenever they move.
+        buffers: Keys and values; a new list whenever they are reallocated.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.width = 0
-        self.rooms: list[Tensor] = []
+        self.buffers: list[Tensor] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """The transformers way in: [B, H, N, D]."""
         return self.append(key_states, value_states)
 
     def append(self, keys_BHND: Tensor, values_BHND: Tensor) -> tuple[Tensor, Tensor]:
-        """Add tokens; all keys and values so far, [B, H, W, D]."""
-        start, end = self.width, self.make_room(keys_BHND, values_BHND)
-        for room, new in zip(self.rooms, (keys_BHND, values_BHND), strict=True):
-            room[:, :, start:end] = new
-        keys, values = self.rooms
+        """Append new tokens; returns all keys and values, [B, H, W, D]."""
+        start, end = self.width, self.grow(keys_BHND, values_BHND)
+        for buffer, new in zip(self.buffers, (keys_BHND, values_BHND), strict=True):
+            buffer[:, :, start:end] = new
+        keys, values = self.buffers
         return keys[:, :, :end], values[:, :, :end]
 
-    def make_room(self, keys_BHND: Tensor, values_BHND: Tensor) -> int:
-        """Widen by the columns of such tokens, to be written by the caller; the new width."""
+    def grow(self, keys_BHND: Tensor, values_BHND: Tensor) -> int:
+        """Add columns for tokens that the caller writes; returns the new width."""
         if not self.is_initialized:
             self.lazy_initialization(keys_BHND, values_BHND)
-            self.rooms = [_room(keys_BHND, 0), _room(values_BHND, 0)]
+            self.buffers = [_allocate(keys_BHND, 0), _allocate(values_BHND, 0)]
         end = self.width + keys_BHND.shape[2]
-        self._reach(end)
+        self._reserve(end)
         self.width = end
         return end
 
-    def _reach(self, end: int) -> None:
-        if end > self.rooms[0].shape[2]:
-            rooms = [_room(old, end) for old in self.rooms]
-            for room, old in zip(rooms, self.rooms, strict=True):
-                room[:, :, : self.width] = old[:, :, : self.width]
-            self.rooms = rooms
+    def _reserve(self, end: int) -> None:
+        if end > self.buffers[0].shape[2]:
+            buffers = [_allocate(old, end) for old in self.buffers]
+            for buffer, old in zip(buffers, self.buffers, strict=True):
+                buffer[:, :, : self.width] = old[:, :, : self.width]
+            self.buffers = buffers
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Move rows ahead, each to a place that is not needed any more; nothing is allocated."""
+        """Keep only these rows, moved in place to the front."""
         assert all(new <= old for new, old in enumerate(rows)), "rows keep their order"
-        for room in self.rooms:
+        for buffer in self.buffers:
             for new, old in enumerate(rows):
                 if new != old:
-                    room[new] = room[old]
-        self.rooms = [room[: len(rows)] for room in self.rooms]
+                    buffer[new] = buffer[old]
+        self.buffers = [buffer[: len(rows)] for buffer in self.buffers]
 
     def adopt(self, rows: Sequence[int], other: RoomyLayer) -> None:
-        """Write the rows of another layer over these, from the first column on."""
-        self._reach(other.width)
-        for room, theirs in zip(self.rooms, other.rooms, strict=True):
+        """Overwrite these rows by the rows of another layer."""
+        self._reserve(other.width)
+        for buffer, theirs in zip(self.buffers, other.buffers, strict=True):
             for row, new in zip(rows, theirs, strict=True):
-                room[row, :, : other.width] = new[:, : other.width]
+                buffer[row, :, : other.width] = new[:, : other.width]
 
     def select(self, rows_B: Tensor, columns_BW: Tensor) -> None:
-        """Replace the contents by these columns of these rows."""
+        """Keep only these columns of these rows."""
         selected: list[Tensor] = []
-        for room in self.rooms:
-            _, heads, width, _ = room.shape
+        for buffer in self.buffers:
+            _, heads, width, _ = buffer.shape
             heads_BH1 = (rows_B[:, None] * heads + torch.arange(heads))[..., None]
-            flat = (heads_BH1 * width + columns_BW[:, None]).flatten().to(room.device)
-            kept = room.flatten(0, 2).index_select(0, flat)
-            selected.append(kept.view(len(rows_B), heads, -1, room.shape[3]))
-        self.rooms = selected
+            flat = (heads_BH1 * width + columns_BW[:, None]).flatten().to(buffer.device)
+            kept = buffer.flatten(0, 2).index_select(0, flat)
+            selected.append(kept.view(len(rows_B), heads, -1, buffer.shape[3]))
+        self.buffers = selected
         self.width = columns_BW.shape[1]
 
     def get_seq_length(self) -> int:
@@ -159,10 +152,7 @@ class RoomyLayer(DynamicLayer):
         self.width -= abs(tokens_to_remove)
 
 
-def _room(new_BHND: Tensor, width: int) -> Tensor:
-    """Space for so many columns and many more: whenever it runs out, all of them move.
-
-    Not filled: a column is read only once it is written.
-    """
+def _allocate(new_BHND: Tensor, width: int) -> Tensor:
+    # larger than needed, because growing copies all columns
     batch, heads, _, size = new_BHND.shape
     return new_BHND.new_empty(batch, heads, width + width // 2 + 64, size)

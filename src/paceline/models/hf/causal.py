@@ -1,4 +1,4 @@
-"""Any decoder-only transformers model as a Paceline model: sessions to decode, hidden states to train.
+"""Decoder-only transformers models: sessions for decoding, hidden states for training.
 
 Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, V vocabulary.
 """
@@ -18,7 +18,7 @@ from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.hf.base import HfModel, evaluating
-from paceline.models.hf.rollback import prove_rollback
+from paceline.models.hf.rollback import check_rollback
 from paceline.models.hf.session import CausalSession
 
 if TYPE_CHECKING:
@@ -35,10 +35,9 @@ class CausalModel(HfModel):
     """A decoder-only model and its tokenizer; see `HfModel` for its other attributes.
 
     Attributes:
-        draft_vocabulary: The tokens that sessions give a chance, likeliest first, [K]; None for all.
-            It bounds what a draft proposes, and where the model is like a Llama it makes the head
-            that much smaller.
-        weight_change: Largest change of a weight by preparing the model for decoding, relative to
+        draft_vocabulary: The only tokens that sessions may sample, most likely first, [K]; None for
+            all. It also makes the head of Llama-like models smaller.
+        weight_change: Maximum rounding error of a weight after `prepare_for_decoding`, relative to
             the largest weight of its matrix.
     """
 
@@ -50,29 +49,31 @@ class CausalModel(HfModel):
         decoder: ForwardPass | None = None,
         start: Callable[[Any], ModelSession] = CausalSession,
     ) -> None:
-        """`decoder` and `start`: a faster forward pass, and sessions that use it: see prepare.py."""
+        """`decoder` and `start` are a forward pass and the sessions that use it: see prepare.py."""
         super().__init__(hf, tokenizer, decoder or HfDecoder(hf, draft_vocabulary), start)
         self.draft_vocabulary = draft_vocabulary
         self.weight_change = 0.0
 
     def without_draft_vocabulary(self) -> CausalModel:
-        """The same model proposing all tokens, as engines have it, which do not read its list."""
+        """The same model without the restriction, as engines that ignore the list run it."""
         if self.draft_vocabulary is None:
             return self
         return CausalModel(self.hf, self.tokenizer)
 
     @property
     def head_weight(self) -> Tensor:
-        """Output projection, [V, D], padding rows included: logits = hidden @ head_weight^T + head_bias.
+        """Output projection, [V, D], padding rows included.
+
+        logits = hidden @ head_weight^T + head_bias.
 
         Raises:
             UnsupportedModelError: The model scales or caps its logits after the projection.
-            ModelLoadError: Its logits are no numbers.
+            ModelLoadError: Its logits are not finite.
         """
         if not self._logits_are_projected:
             raise UnsupportedModelError(
-                f"{self.hf.config.model_type} scales or caps its logits after the output projection, so "
-                "it can decode but not be trained or scored by hidden states; choose another model"
+                f"{self.hf.config.model_type} scales or caps its logits after the output "
+                "projection, which only decoding supports; choose another model to train or score"
             )
         return self._head.weight
 
@@ -88,8 +89,8 @@ class CausalModel(HfModel):
             got = F.linear(self.hidden(Texts(tokens)), self._head.weight, self.head_bias).float()
         if not bool(wanted.isfinite().all()):
             raise ModelLoadError(
-                f"this {self.hf.config.model_type} gives logits that are NaN or infinite, so its "
-                "weights are damaged; copy or make it again"
+                f"the logits of this {self.hf.config.model_type} are NaN or infinite; its weights "
+                "are damaged: copy or create it again"
             )
         return float((wanted - got).abs().max()) <= 0.01 * float(wanted.abs().max())
 
@@ -101,7 +102,7 @@ class CausalModel(HfModel):
 
 
 class HfDecoder:
-    """The forward pass of transformers, given only what the batch needs."""
+    """The forward pass of transformers."""
 
     def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> None:
         self.hf = hf
@@ -110,7 +111,7 @@ class HfDecoder:
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
-        # without holes neither mask nor positions are needed, and most models are faster without
+        # without padding, most models are faster without mask and positions
         ragged = {} if ends_B is None else _mask_and_positions(ends_B, tokens_BN)
         logits = self.hf(
             input_ids=tokens_BN,
@@ -128,7 +129,6 @@ class HfDecoder:
 
 
 def _mask_and_positions(ends_B: Tensor, tokens_BN: Tensor) -> dict[str, Tensor]:
-    """Which columns hold a token of their row, and the position of each new token in its row."""
     count, device = tokens_BN.shape[1], tokens_BN.device
     width = int(ends_B.max())
     mask_BW = torch.arange(width) >= (width - ends_B)[:, None]
@@ -144,9 +144,9 @@ def wrap_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_vocabulary: Tensor | None = None,
 ) -> CausalModel:
-    """A transformers model that you already hold, as a Paceline model.
+    """Wrap a transformers model as a Paceline model.
 
-    `draft_vocabulary` holds the only tokens that it may propose, likeliest first, [K]; None for all.
+    `draft_vocabulary` lists the only tokens it may propose, most likely first, [K]; None for all.
 
     Raises:
         UnsupportedModelError: The architecture cannot roll back.
@@ -158,13 +158,13 @@ def wrap_model(
         )
     if draft_vocabulary is not None:
         draft_vocabulary = draft_vocabulary.to(hf_model.device)
-    prove_rollback(CausalModel(hf_model, tokenizer))  # of all logits, whatever is proposed
+    check_rollback(CausalModel(hf_model, tokenizer))  # compares the logits of all tokens
     return CausalModel(hf_model, tokenizer, draft_vocabulary=draft_vocabulary)
 
 
 @contextlib.contextmanager
 def recorded_hidden_states(model: CausalModel) -> Iterator[list[Tensor]]:
-    """What sessions of this model see after the final norm, a tensor [B, N, D] a pass."""
+    """Record the final hidden states of the model's sessions, one tensor [B, N, D] per pass."""
     recorded: list[Tensor] = []
     stop = model.decoder.listen(recorded.append)
     try:

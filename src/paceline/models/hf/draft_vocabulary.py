@@ -1,8 +1,7 @@
-"""The file beside a draft's weights that lists the tokens which it may propose.
+"""Reads and writes the list of tokens that a draft may propose, a file in its model directory.
 
-The model directory stays an ordinary one with the whole head, for engines that do not know the list.
-Any draft distribution leaves the text exactly the target's, so the list costs acceptance, never
-exactness.
+The weights still include the full head, for engines that ignore the list. With a lossless rule, the
+restriction may reduce acceptance but does not change the output distribution.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from paceline.errors import ModelLoadError
 
 _FILE = "draft_vocabulary.json"
 EXPORTED = "paceline_export.json"
-"""Marks an export, and says whether the draft vocabulary is baked into its head."""
+"""Marks an export; tells whether the draft vocabulary is baked into its head."""
 
 
 def write_draft_vocabulary(directory: Path, tokens_K: Tensor) -> None:
-    """Put it beside the weights."""
     (directory / _FILE).write_text(json.dumps({"tokens": tokens_K.tolist()}), "utf-8")
 
 
 def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
-    """What a model directory says, likeliest first, [K]; None if it says nothing.
+    """The list of a model directory, most likely first, [K]; None if there is none.
 
     Raises:
         ModelLoadError: The file is damaged or belongs to another model.
@@ -44,16 +42,16 @@ def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
         valid = False
     if not valid:
         raise ModelLoadError(
-            f'{path} is damaged: wanted {{"tokens": [...]}} with different token numbers below '
-            f"{vocab_size}; make the draft again, or delete the file to draft from all tokens"
+            f'{path} is damaged: wanted {{"tokens": [...]}} with distinct token ids below '
+            f"{vocab_size}; create the draft again, or delete the file to draft from all tokens"
         )
     return tokens  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def is_baked(path: str | Path) -> bool:
-    """Is this an export, a directory or a file in one, whose head only finds listed tokens likeliest?"""
-    place = Path(path).expanduser()
-    marker = (place if place.is_dir() else place.parent) / EXPORTED
+    """True for an export (its directory or a file in it) whose head is limited to listed tokens."""
+    local = Path(path).expanduser()
+    marker = (local if local.is_dir() else local.parent) / EXPORTED
     if not marker.exists():
         return False
     try:

@@ -1,4 +1,4 @@
-"""Proof that a model can forget its last tokens: an unheard-of architecture is refused rather than wrong."""
+"""Checks that a model can roll back its cache, and refuses architectures that cannot."""
 
 from __future__ import annotations
 
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.base import HfModel
 
-# proved over random sequences of reading and rolling back by tests/property/test_session.py
+# tested with random sequences of session calls in tests/property/test_session.py
 PROVEN = ("bloom", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "opt", "qwen2", "qwen3")
 
 
-def prove_rollback(model: HfModel) -> None:
-    """Read three tokens in a ragged batch with a roll-back, and compare with a plain pass.
-
-    Raises:
-        UnsupportedModelError: The cache is not plain keys and values, or the logits differ.
-    """
+def check_rollback(model: HfModel) -> None:
+    """Raise an UnsupportedModelError if logits differ after a rollback, or on other caches."""
     name = model.hf.config.model_type
     if name in PROVEN:
         return
@@ -42,12 +38,12 @@ def prove_rollback(model: HfModel) -> None:
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
         reason = str(e).strip().split("\n")[0]
         raise UnsupportedModelError(
-            f"{name} failed a trial of reading and rolling back three tokens ({reason}); {ADVICE}"
+            f"{name} failed a test of rolling back the cache ({reason}); {ADVICE}"
         ) from e
     if not difference(wanted, got) <= tolerance_for(model.dtype):
         raise UnsupportedModelError(
-            f"{name} gives other logits after a roll-back than in a plain pass, so its text would be "
-            f"wrong; {ADVICE}"
+            f"{name} gives different logits after a rollback than without a cache, so its output "
+            f"would be wrong; {ADVICE}"
         )
 
 
@@ -58,5 +54,5 @@ def _rolled_back_logits(model: HfModel) -> Tensor:
     plain = [isinstance(layer, DynamicLayer) and layer.is_initialized for layer in layers]
     text_config = model.hf.config.get_text_config(decoder=True)
     if len(layers) != text_config.num_hidden_layers or not all(plain):
-        raise ValueError("its cache is not one set of keys and values a layer")
+        raise ValueError("its cache is not one set of keys and values per layer")
     return logits

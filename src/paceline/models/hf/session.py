@@ -1,9 +1,9 @@
-"""Texts that a decoder-only transformers model has read.
+"""Sessions of decoder-only transformers models.
 
-The cache keeps every row right-aligned: the newest token of each row sits in the last column, and
-columns to the left of a shorter row are masked. Rolling rows back by different counts moves each
-row's keys and values to the right. Distances between tokens of a row then never depend on the other
-rows, so rotary, sliding-window and ALiBi models stay right; learned positions are given per row.
+During a pass, cache rows are right-aligned: each row's newest token is in the last column, and the
+columns left of shorter rows are masked. After a ragged rollback, rows are shifted to the right. So
+distances between tokens of a row do not depend on other rows, as rotary, sliding-window and ALiBi
+models need; learned positions are passed per row.
 
 Shape suffixes: B batch, N new tokens, W cache width, V vocabulary.
 """
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class CausalSession(ModelSession):
-    """Keys and values of a batch of texts, right-aligned."""
+    """A session with a `RoomyCache`."""
 
     def __init__(self, model: HfModel) -> None:
         super().__init__(model.vocab_size, model.max_length)
         self.model = model
         self.cache = RoomyCache()
-        self._device = model.device  # asked once: transformers looks through all weights for it
+        self._device = model.device  # cached, because transformers iterates over weights to find it
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         lengths = [len(row) for row in tokens]
@@ -47,14 +47,17 @@ class CausalSession(ModelSession):
         return self._read(tokens_BN, [length + count for length in self.lengths], keep=0)
 
     def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
-        """Logits of the last `keep` columns (0: all); row b is ends[b] tokens long afterwards."""
-        self._align()
+        """Logits of the last `keep` columns (0: all); ends[b] is the new length of row b."""
+        if self.cache.ends is not None:
+            self.cache.realign(range(len(self.lengths)), self.cache.ends, max(self.lengths))
         tokens_BN = tokens_BN.to(self._device)
         with torch.inference_mode(), evaluating(self.model.hf):
-            return self.model.decoder(tokens_BN, self.cache, _ragged(ends), keep).float()
+            ends_B = None if min(ends) == max(ends) else torch.tensor(ends)
+            return self.model.decoder(tokens_BN, self.cache, ends_B, keep).float()
 
     def _rollback(self, counts: Sequence[int]) -> None:
-        self.cache.forget(counts)
+        ends = self.cache.ends_of(len(counts))
+        self.cache.end_at([end - count for end, count in zip(ends, counts, strict=True)])
 
     def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         fresh = self._fresh()
@@ -63,26 +66,14 @@ class CausalSession(ModelSession):
         return logits_RV
 
     def _fresh(self) -> CausalSession:
-        """An empty session that reads as this one does."""
         return CausalSession(self.model)
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
         ends = self.cache.ends_of(len(self.lengths))
-        # torch wants the first column in use: some row must begin there
+        # a pass needs a row whose first token is in the first column
         begins = any(ends[row] == self.lengths[row] for row in rows)
         if begins and list(rows) == sorted(set(rows)):
             self.cache.keep(rows, len(self.lengths))
         else:
             longest = max(self.lengths[row] for row in rows)
             self.cache.realign(rows, [ends[row] for row in rows], longest)
-
-    def _align(self) -> None:
-        """Let all rows end at one column, as torch reads them."""
-        if self.cache.ends is not None:
-            rows = range(len(self.lengths))
-            self.cache.realign(rows, self.cache.ends, max(self.lengths))
-
-
-def _ragged(ends: Sequence[int]) -> Tensor | None:
-    """The ends of rows of different lengths, [B]."""
-    return None if min(ends) == max(ends) else torch.tensor(ends)

@@ -1,11 +1,11 @@
-"""Llama-like models in as few calls as possible: faster than any transformers model is read.
+"""Fast forward passes for Llama-like models.
 
-packing.py        16-bit weights for processors that have no 16-bit arithmetic; for any model
+packing.py        16-bit weights for processors without 16-bit arithmetic, for any model
 int8.py           8-bit weights for drafts
-cpu_weights.py    the weights as native/transformer.c reads them
-cpu.py            few tokens in one call of it
-cpu_session.py    sessions that read few tokens so, and draw and judge whole blocks
-forward.py        the whole forward pass in PyTorch
+cpu_weights.py    copies the weights into the layout of native/transformer.c
+cpu.py            the compiled forward pass (native/transformer.c) for few tokens
+cpu_session.py    sessions that use the compiled pass and serve whole blocks
+forward.py        the forward pass in PyTorch, with fused projections
 cuda.py           passes of fixed shapes, recorded as CUDA graphs
-cuda_session.py   sessions that replay them
+cuda_session.py   sessions that replay CUDA graphs
 """

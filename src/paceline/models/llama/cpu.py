@@ -1,7 +1,7 @@
-"""A Llama-like model laid out for transformer.c, which reads a few tokens of it in one call.
+"""The compiled forward pass (native/transformer.c) of a Llama-like model over few tokens.
 
-Only where nothing is lost: on a CPU, matrices that bfloat16 holds exactly or that were rounded to 8
-bits before, a C compiler with OpenMP. Everywhere else the models read through torch.
+It needs a C compiler with OpenMP, and matrices that bfloat16 represents exactly or that are already
+rounded to 8 bits. Otherwise PyTorch is used.
 
 Shape suffixes: B batch, N new tokens, D hidden, S head size.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class _Plan:
-    """A pass over a cache, laid out once: good while its keys and values stay where they are."""
+    """Reusable arguments of passes over one cache; valid until its buffers are reallocated."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class _Plan:
     ) -> None:
         self.this_pass = this_pass
         self.lengths, self.ends = lengths, ends
-        self.logits, self.probs, self.raw, self.room = torch.empty(4, most_logits)
-        self._cache = weakref.proxy(cache)  # it holds the plan: both go as soon as nobody reads
+        self.logits, self.probs, self.raw, self.residual = torch.empty(4, most_logits)
+        self._cache = weakref.proxy(cache)  # the cache owns the plan: avoid a reference cycle
         self._layers = layers
-        self._rooms = (layers[0].rooms, layers[-1].rooms)
-        self._held = held  # what the pass points to
+        self._buffers = (layers[0].buffers, layers[-1].buffers)
+        self._held = held  # keeps the memory alive that the pass points to
 
-    def holds(self, count: int) -> bool:
-        """Have the rooms stayed, and is there place for so many more columns?"""
-        first, last = self._layers[0], self._layers[-1]  # the others move with them
-        stayed = first.rooms is self._rooms[0] and last.rooms is self._rooms[1]
-        return stayed and first.width + count <= self.this_pass.room
+    def fits(self, count: int) -> bool:
+        """True if the buffers were not reallocated and have space for `count` more columns."""
+        first, last = self._layers[0], self._layers[-1]  # all layers are reallocated together
+        same = first.buffers is self._buffers[0] and last.buffers is self._buffers[1]
+        return same and first.width + count <= self.this_pass.room
 
     def prepare(
         self,
@@ -70,7 +70,7 @@ class _Plan:
         logits: Tensor,
         states: Tensor | None = None,
     ) -> Pass:
-        """The pass that reads so many tokens a row; row b is lengths[b] tokens long afterwards."""
+        """Set up a pass over `count` tokens per row; row b is lengths[b] tokens long afterwards."""
         this = self.this_pass
         this.states = _data(states)
         this.count, this.width, this.keep = count, self._layers[0].width + count, keep
@@ -79,34 +79,33 @@ class _Plan:
         self.ends[:] = [end + count for end in self._cache.ends_of(len(lengths))]
         return this
 
-    def lay_out(
+    def set_inputs(
         self, block: Block, drafted: Drafted, uniforms: UniformRows, *, raw: bool
     ) -> tuple[object, ...]:
-        """What the block's rule looks at; -> what the block points to from then on."""
-        assert drafted.probs_BPV is not None, "drawn tokens come with their distributions"
+        """Set the inputs of the block's rule; returns the objects whose memory it points to."""
+        assert drafted.probs_BPV is not None, "sampled tokens come with their distributions"
         probs = _for_c(drafted.probs_BPV, torch.float32)
         raws = None if drafted.raw_BPV is None else _for_c(drafted.raw_BPV, torch.float32)
         check_shapes(block, probs, raws)
         accept = _array("d", uniforms.accept, block.batch * block.gamma)
         choose = _array("d", [uniforms.next], block.batch)
         block.places, block.draft, block.draft_raw = probs.shape[1], _data(probs), _data(raws)
-        block.target, block.room = _data(self.probs), _data(self.room)
+        block.target, block.room = _data(self.probs), _data(self.residual)
         block.target_raw = _data(self.raw if raw else None)
         block.accept_uniforms, block.next_uniforms = _address(accept), _address(choose)
         return probs, raws, accept, choose
 
     def widen(self, count: int) -> None:
-        """Take so many more columns a row into use."""
         self._cache.end_at([end + count for end in self._cache.ends_of(len(self.lengths))])
 
 
 class NativeLlama:
-    """Reads a few tokens in one call.
+    """The compiled forward pass.
 
     Attributes:
-        vocab_size: Width of its logits.
-        most_tokens: Of a pass; beyond, torch is as fast or faster.
-        listeners: Hear of the hidden states behind the logits of every pass, [B, N, D].
+        vocab_size: Width of the logits.
+        most_tokens: Maximum tokens of a pass; beyond, PyTorch is as fast or faster.
+        listeners: Called with the final hidden states of every pass, [B, N, D].
     """
 
     def __init__(
@@ -118,12 +117,12 @@ class NativeLlama:
         round_activations: bool = False,
         library: ctypes.CDLL | None = None,
     ) -> None:
-        """`round_activations`: products may round activations to bfloat16, which tiles multiply faster.
+        """`round_activations`: products may round inputs to bfloat16, which is faster with AMX.
 
-        `library`: the compiled sources; by default those for this processor.
+        `library`: the compiled sources; None for the library of this processor.
         """
         library = library or compiled()
-        assert library is not None, "NativeLlama needs a compiled library; ask `can_copy` first"
+        assert library is not None, "NativeLlama needs a compiled library; call `can_copy` first"
         self._library = library
         self.most_tokens: int = library.most_tokens(round_activations)
         self._weights = NativeWeights(
@@ -133,39 +132,39 @@ class NativeLlama:
         self.vocab_size: int = self._model.vocab
         body: Any = hf.base_model
         self._rotary: nn.Module = body.rotary_emb
-        self._turns = (torch.zeros(0), torch.zeros(0))
+        self._rotations = (torch.zeros(0), torch.zeros(0))
         self.listeners: list[Callable[[Tensor], None]] = []
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, lengths: Sequence[int], keep: int
     ) -> Tensor:
-        """Logits of the last `keep` columns (0: all); row b is lengths[b] tokens long afterwards."""
+        """Logits of the last `keep` columns (0: all); lengths[b] is the new length of row b."""
         batch, count = tokens_BN.shape
         keep = keep or count
         plan = self._plan(cache, batch, count)
         logits = torch.empty(batch, keep, self.vocab_size)
         tokens_BN = tokens_BN.contiguous()
         assert tokens_BN.dtype == torch.int64, "tokens are int64"
-        assert tokens_BN.device.type == "cpu", "the compiled pass reads on the CPU"
+        assert tokens_BN.device.type == "cpu", "the compiled pass runs on the CPU"
         states = self._states(batch, keep)
         this_pass = plan.prepare(count, lengths, keep, tokens_BN.data_ptr(), logits, states)
         plan.widen(count)
         self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
-        self._tell(states)
+        self._notify(states)
         return logits
 
     def is_fast_for(self, num_tokens: int) -> bool:
-        """Whether PyTorch would be slower at so many tokens."""
+        """True if this is faster than PyTorch for so few tokens."""
         return num_tokens <= self.most_tokens
 
     def draw(
         self, request: DrawRequest, cache: RoomyCache, lengths: Sequence[int], vocab_size: int
     ) -> Drafted:
-        """Serve the request; row b is lengths[b] tokens long when it begins to draw."""
+        """Serve the request; row b has lengths[b] tokens before its first token is drawn."""
         plan, uniforms = request.plan, request.uniforms
         batch, count = len(request.unread), len(request.unread[0])
         layout = self._plan(cache, batch, count + plan.num_passes - 1)
-        assert plan.num_passes == 1 or not self.listeners, "only of the last pass would be heard"
+        assert plan.num_passes == 1 or not self.listeners, "listeners get the last pass only"
         read, states = _array("q", request.unread, batch * count), self._states(batch, 1)
         this_pass = layout.prepare(count, lengths, 1, _address(read), layout.logits, states)
         shape = (batch, plan.num_passes, vocab_size)
@@ -188,7 +187,7 @@ class NativeLlama:
             ctypes.byref(self._model), ctypes.byref(this_pass), ctypes.byref(draft)
         )
         assert has_mass, NO_MASS
-        self._tell(states)
+        self._notify(states)
         return drawn
 
     def judge(
@@ -199,24 +198,22 @@ class NativeLlama:
         lengths: Sequence[int],
         vocab_size: int,
     ) -> Judgement:
-        """Serve the request; row b is lengths[b] tokens long when read."""
+        """Serve the request; row b has lengths[b] tokens after the pass, before any rollback."""
         drafted, sampling = request.drafted, request.sampling
         batch, gamma = drafted.tokens_BG.shape
         layout = self._plan(cache, batch, gamma + 1)
         states = self._states(batch, gamma + 1)
         this_pass = layout.prepare(gamma + 1, lengths, gamma + 1, None, layout.logits, states)
         tokens_BG = _for_c(drafted.tokens_BG, torch.int64)
-        last, counts = (
-            _array("q", [request.newest], batch),
-            _array("q", [request.num_drafted], batch),
-        )
+        rows = (request.newest, request.num_drafted)
+        last, counts = (_array("q", [row], batch) for row in rows)
         num_accepted, next_tokens = (array("q", bytes(8 * batch)) for _ in range(2))
         block = Block(rule, batch, gamma, gamma, vocab_size, _data(tokens_BG), _address(counts))
         block.num_accepted, block.next_tokens = _address(num_accepted), _address(next_tokens)
         held = None
         if request.uniforms is not None:
             raw = request.rule.uses_confidence and not sampling.untempered
-            held = layout.lay_out(block, drafted, request.uniforms, raw=raw)
+            held = layout.set_inputs(block, drafted, request.uniforms, raw=raw)
         layout.widen(gamma + 1)
         has_mass = self._library.judge_ahead(
             ctypes.byref(self._model),
@@ -227,43 +224,40 @@ class NativeLlama:
         )
         del held  # the block pointed to it
         assert has_mass, NO_MASS
-        self._tell(states)
+        self._notify(states)
         return Judgement(num_accepted.tolist(), next_tokens.tolist())
 
     def _states(self, batch: int, keep: int) -> Tensor | None:
-        """Room for hidden states, if anybody listens."""
         return torch.empty(batch, keep, self._model.hidden) if self.listeners else None
 
-    def _tell(self, states: Tensor | None) -> None:
+    def _notify(self, states: Tensor | None) -> None:
         for listener in self.listeners:
-            assert states is not None, "whoever listens began before the pass"
+            assert states is not None, "a listener was added during the pass"
             listener(states)
 
     def _plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
-        """The cache's plan, with room for so many more tokens a row."""
         plan: _Plan | None = cache.plan
-        if plan is None or not plan.holds(count):
+        if plan is None or not plan.fits(count):
             plan = cache.plan = self._new_plan(cache, batch, count)
         return plan
 
     def _new_plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
-        """Make room for so many more tokens a row, and lay out the passes that fit in it."""
         layers = [cache.layer(index) for index in range(self._model.num_layers)]
         new = torch.empty(batch, self._model.key_heads, count, self._model.head_size)
         for layer in layers:
-            layer.make_room(new, new)
+            layer.grow(new, new)
             layer.width -= count
-        room = layers[0].rooms[0].shape[2]
-        assert all(layer.rooms[0].shape[2] == room for layer in layers), "layers grow together"
-        cos, sin = turns = self._turns_up_to(room)
+        room = layers[0].buffers[0].shape[2]
+        assert all(layer.buffers[0].shape[2] == room for layer in layers), "layers grow together"
+        cos, sin = rotations = self._rotations_up_to(room)
         threads = torch.get_num_threads()
         size = self._library.workspace_size(
             ctypes.byref(self._model), self.most_tokens, room, threads
         )
         workspace = torch.empty(size)
         array = ctypes.c_void_p * self._model.num_layers
-        keys = array(*[layer.rooms[0].data_ptr() for layer in layers])
-        values = array(*[layer.rooms[1].data_ptr() for layer in layers])
+        keys = array(*[layer.buffers[0].data_ptr() for layer in layers])
+        values = array(*[layer.buffers[1].data_ptr() for layer in layers])
         lengths, ends = ((ctypes.c_int64 * batch)() for _ in range(2))
         this_pass = Pass(
             threads=threads,
@@ -277,26 +271,26 @@ class NativeLlama:
             room=room,
             workspace=workspace.data_ptr(),
         )
-        held = (turns, workspace, keys, values)
+        held = (rotations, workspace, keys, values)
         most_logits = self.most_tokens * self.vocab_size
         return _Plan(cache, layers, this_pass, lengths, ends, most_logits, held)
 
-    def _turns_up_to(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of at least so many positions, [positions, S / 2]."""
-        if len(self._turns[0]) < length:
-            positions = torch.arange(max(length, 2 * len(self._turns[0]), 1024))
-            turns = self._rotary(torch.zeros(1), position_ids=positions[None])
+    def _rotations_up_to(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of at least `length` positions, [positions, S / 2]."""
+        if len(self._rotations[0]) < length:
+            positions = torch.arange(max(length, 2 * len(self._rotations[0]), 1024))
+            rotations = self._rotary(torch.zeros(1), position_ids=positions[None])
             half = self._model.head_size // 2
-            self._turns = tuple(turn[0, :, :half].contiguous() for turn in turns)
-        return self._turns
+            self._rotations = tuple(table[0, :, :half].contiguous() for table in rotations)
+        return self._rotations
 
 
-def _array(letter: str, rows: Sequence[Sequence[float]], count: int) -> array[Any]:
-    """The rows one behind the other, int64 (q) or float64 (d): made faster than a tensor."""
-    numbers: array[Any] = array(letter)
+def _array(typecode: str, rows: Sequence[Sequence[float]], count: int) -> array[Any]:
+    """The concatenated rows as int64 (q) or float64 (d); faster than building a tensor."""
+    numbers: array[Any] = array(typecode)
     for row in rows:
         numbers.extend(row)
-    assert len(numbers) == count, f"got {len(numbers)} numbers, the rows hold {count}"
+    assert len(numbers) == count, f"got {len(numbers)} numbers, wanted {count}"
     return numbers
 
 
@@ -309,6 +303,5 @@ def _data(tensor: Tensor | None) -> int | None:
 
 
 def _for_c(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """As the library reads it; nothing to do for what it wrote itself."""
-    assert tensor.device.type == "cpu", "the compiled pass reads on the CPU"
+    assert tensor.device.type == "cpu", "the compiled pass runs on the CPU"
     return tensor.to(dtype).contiguous()

@@ -1,4 +1,4 @@
-"""Texts of a Llama-like model whose few new tokens are read, drawn and judged in one compiled call."""
+"""Sessions of Llama-like models on the CPU: a pass over few tokens is one call into C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CompiledSession(CausalSession):
-    """As `CausalSession`, but few tokens go through the compiled pass."""
+    """A `CausalSession` that uses the compiled pass for few tokens."""
 
     def __init__(self, model: HfModel, native: NativeLlama) -> None:
         super().__init__(model)
@@ -32,10 +32,9 @@ class CompiledSession(CausalSession):
             return None
         if self._native.listeners and passes > 1:
             return None
-        lengths = self._longer(batch, new + passes - 1)
-        drawn = self._native.draw(
-            request, self.cache, [length - passes + 1 for length in lengths], self.vocab_size
-        )
+        lengths = self._extended_lengths(batch, new + passes - 1)
+        begins = [length - passes + 1 for length in lengths]
+        drawn = self._native.draw(request, self.cache, begins, self.vocab_size)
         self.lengths = lengths
         return drawn
 
@@ -43,18 +42,18 @@ class CompiledSession(CausalSession):
         batch, gamma = request.drafted.tokens_BG.shape
         if not self._native.is_fast_for(batch * (gamma + 1)) or not request.only_temperature:
             return None
-        known = native_rule(request.asked_rule)
-        if known is None:
+        rule = native_rule(request.asked_rule)
+        if rule is None:
             return None
-        lengths = self._longer(batch, gamma + 1)
-        judgement = self._native.judge(request, known, self.cache, lengths, self.vocab_size)
+        lengths = self._extended_lengths(batch, gamma + 1)
+        judgement = self._native.judge(request, rule, self.cache, lengths, self.vocab_size)
         self.lengths = lengths
         return judgement
 
     def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
         if not self._native.is_fast_for(tokens_BN.numel()):
             return super()._read(tokens_BN, ends, keep=keep)
-        # who listens hears of all columns
+        # listeners receive all columns
         logits = self._native(tokens_BN, self.cache, ends, 0 if self._native.listeners else keep)
         return logits[:, -keep:]
 

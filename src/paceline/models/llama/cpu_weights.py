@@ -1,4 +1,4 @@
-"""A Llama-like model's weights as transformer.c reads them: copied and packed."""
+"""Copies a Llama-like model's weights into the packed layout of native/transformer.c."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-_PART = 4096  # rows that are rounded at a time: a multiple of what any library packs together
-_STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles by position alone
+_PART = 4096  # rows converted at a time: a multiple of the packing block size of every library
+_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # angles depend on position only
 
 
 class NativeWeights:
-    """Copies of a model's weights, for as long as this object lives.
-
-    Attributes:
-        model: Where they lie; its sizes.
-    """
+    """Owns packed copies of a model's weights; `model` is the C structure that points to them."""
 
     def __init__(
         self,
@@ -37,7 +33,7 @@ class NativeWeights:
         int8: bool,
         round_activations: bool = False,
     ) -> None:
-        """`round_activations`: products may round what comes to bfloat16."""
+        """`round_activations`: products may round their inputs to bfloat16."""
         self._library = library
         self._int8 = int8
         self._round_activations = round_activations
@@ -46,7 +42,7 @@ class NativeWeights:
         head: Any = hf.get_output_embeddings()
         first = body.layers[0].self_attn
         embeddings = self._bfloat16([body.embed_tokens.weight])
-        # in order, so that logits are written from one end to the other
+        # sorted, so that logits are written in memory order
         rows = None if draft_vocabulary is None else draft_vocabulary.sort().values
         tied = head.weight is body.embed_tokens.weight and rows is None and not int8
         bias = head.bias if rows is None or head.bias is None else head.bias[rows]
@@ -97,7 +93,7 @@ class NativeWeights:
 
     def _bfloat16(self, weights: Sequence[Tensor], rows: Tensor | None = None) -> Matrix:
         count = sum(map(len, weights)) if rows is None else len(rows)
-        packed = self._room(count, weights[0].shape[1], 2)
+        packed = self._buffer(count, weights[0].shape[1], 2)
         self._pack_rounded(weights, rows, packed)
         return Matrix(packed, None, self._round_activations)
 
@@ -105,46 +101,42 @@ class NativeWeights:
         if len(weights) > 1:
             self._pack(_stacked(weights, rows).bfloat16(), packed)
             return
-        (weight,) = weights  # embeddings may be large: part by part, each with whole blocks of rows
+        (weight,) = weights  # embeddings may be large, so convert whole blocks of rows at a time
         for start in range(0, len(weight if rows is None else rows), _PART):
             part = slice(start, start + _PART)
             chosen = weight.detach()[part] if rows is None else weight.detach()[rows[part]]
-            behind = self._library.packed_size(start, weight.shape[1], 2)
-            self._pack(chosen.bfloat16(), packed + behind)
+            offset = self._library.packed_size(start, weight.shape[1], 2)
+            self._pack(chosen.bfloat16(), packed + offset)
 
     def _packed(self, weight: Tensor) -> int:
-        """Where it lies, in the order of the library's passes."""
         rows, size = weight.shape
-        packed = self._room(rows, size, weight.element_size())
+        packed = self._buffer(rows, size, weight.element_size())
         self._pack(weight, packed)
         return packed
 
-    def _room(self, rows: int, size: int, num_bytes: int) -> int:
-        room = self._library.packed_size(rows, size, num_bytes)
-        return self._hold(torch.empty(room, dtype=torch.uint8))
+    def _buffer(self, rows: int, size: int, num_bytes: int) -> int:
+        total = self._library.packed_size(rows, size, num_bytes)
+        return self._hold(torch.empty(total, dtype=torch.uint8))
 
     def _pack(self, weight: Tensor, packed: int) -> None:
         weight = weight.contiguous()
         self._library.pack(weight.data_ptr(), *weight.shape, weight.element_size(), packed)
 
     def _float(self, *weights: Tensor | None) -> int | None:
-        """Where these vectors lie, one behind the other; None for none."""
-        known = [weight for weight in weights if weight is not None]
-        if not known:
-            return None
-        return self._hold(_stacked(known).float())
+        """The address of the concatenated vectors; None if there are none."""
+        given = [weight for weight in weights if weight is not None]
+        return self._hold(_stacked(given).float()) if given else None
 
     def _hold(self, tensor: Tensor) -> int:
-        """Its address, for as long as this object lives."""
+        """The tensor's address, valid while this object lives."""
         self._held.append(tensor.contiguous())
         return self._held[-1].data_ptr()
 
 
 def can_copy(hf: PreTrainedModel, *, int8: bool = False, in_training: bool = False) -> bool:
-    """Is this Llama-like model one that transformer.c reads without loss, here?
+    """True if the compiled pass supports this Llama-like model without loss of precision.
 
-    With `int8`: once its linear layers are rounded to 8 bits; `in_training`: once all of it is
-    rounded to bfloat16.
+    `int8` permits rounding linear layers to 8 bits, `in_training` rounding weights to bfloat16.
     """
     body: Any = hf.base_model
     kinds = nn.Embedding if int8 else nn.Linear | nn.Embedding
@@ -156,7 +148,7 @@ def can_copy(hf: PreTrainedModel, *, int8: bool = False, in_training: bool = Fal
         all(size % 16 == 0 for size in sizes)
         and attention.head_dim % 8 == 0
         and all(layer.bias is None for layer in plain)
-        and getattr(body.rotary_emb, "rope_type", None) in _STEADY_ROPE
+        and getattr(body.rotary_emb, "rope_type", None) in _STATIC_ROPE
         and getattr(hf.config, "partial_rotary_factor", 1.0) in (None, 1.0)
         and (in_training or all(_is_bfloat16(layer.weight) for layer in layers))
         and compiled() is not None
@@ -164,7 +156,7 @@ def can_copy(hf: PreTrainedModel, *, int8: bool = False, in_training: bool = Fal
 
 
 def window_of(attention: Any) -> int | None:
-    """How far back this layer looks; a model without layer types has one window for all."""
+    """The layer's sliding window; without layer types, all layers share the model's window."""
     types = getattr(attention.config, "layer_types", None)
     if types is not None and types[attention.layer_idx] != "sliding_attention":
         return None

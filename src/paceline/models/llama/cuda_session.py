@@ -1,8 +1,6 @@
-"""Texts in rooms of a fixed size, read by passes that a GPU replays: see cuda.py.
+"""Sessions that replay CUDA graphs: see cuda.py. A block is two replays and one host sync.
 
-A block is two replays, and the host waits once: for how many tokens stay, and for the next one.
-
-Shape suffixes: B batch, R rows of the room (B or more), N new tokens, G drawn ones, H judged ones, V vocabulary.
+Shape suffixes: B batch, R buffer rows (at least B), N new tokens, G gamma, H G + 1, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.models.llama.cuda import FixedReader, FixedReaders
 
-_SPARE = 64  # columns behind a prompt, so that a short answer needs no larger room
-_MOST_RECORDED = 16  # tokens of a pass; beyond, what a launch takes no longer matters
+_SPARE = 64  # extra columns after a prompt, so that short answers need no larger buffers
+_MOST_RECORDED = 16  # tokens of a recorded pass; launch overhead is negligible for longer ones
 
 
 class FixedSession(ModelSession):
-    """Keys and values of a batch of texts, each token's at its position."""
+    """A session with fixed-size buffers."""
 
     def __init__(
         self, readers: FixedReaders, device: torch.device, vocab_size: int, max_length: int | None
@@ -51,14 +49,14 @@ class FixedSession(ModelSession):
         width = max(lengths)
         reader = self._hold(len(tokens), width + _SPARE)
         tokens_BN = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens])
-        inputs = self._in_room(tokens_BN), self._in_room(torch.tensor(lengths))
+        inputs = self._padded(tokens_BN), self._padded(torch.tensor(lengths))
         return reader.logits_of_prompts(*inputs)[: len(tokens)].float()
 
     @torch.inference_mode()
     def _extend(self, tokens_BN: Tensor) -> Tensor:
         batch, count = tokens_BN.shape
-        reader = self._with_room(count)
-        inputs = self._in_room(tokens_BN), self._lengths()
+        reader = self._reserve(count)
+        inputs = self._padded(tokens_BN), self._padded(torch.tensor(self.lengths))
         if count > _MOST_RECORDED:
             return reader.logits(*inputs)[:batch].float()
         (logits_RNV,) = reader.run(
@@ -72,11 +70,11 @@ class FixedSession(ModelSession):
         new, passes = len(request.unread[0]), plan.num_passes
         if request.seen_BV is not None or passes == 0 or new > _MOST_RECORDED:
             return None
-        lengths = self._longer(batch, new + passes - 1)
-        reader = self._with_room(new + passes - 1)
-        inputs = [self._in_room(torch.tensor(request.unread)), self._lengths()]
+        lengths = self._extended_lengths(batch, new + passes - 1)
+        reader = self._reserve(new + passes - 1)
+        inputs = [self._padded(torch.tensor(rows)) for rows in (request.unread, self.lengths)]
         if uniforms is not None:
-            inputs.append(self._in_room(_float64(uniforms)))
+            inputs.append(self._padded(torch.tensor(uniforms, dtype=torch.float64)))
         key = ("draw", new, plan, uniforms is None, self.vocab_size)
         drawn = reader.run(key, functools.partial(_draw, reader, plan, self.vocab_size), inputs)
         self.lengths = lengths
@@ -91,18 +89,15 @@ class FixedSession(ModelSession):
         rule = request.asked_rule
         if request.seen_BV is not None or not is_capturable(rule) or gamma >= _MOST_RECORDED:
             return None
-        lengths = self._longer(batch, gamma + 1)
-        reader = self._with_room(gamma + 1)
-        given = [
-            torch.tensor(request.newest),
-            drafted.tokens_BG,
-            torch.tensor(request.num_drafted),
-        ]
+        lengths = self._extended_lengths(batch, gamma + 1)
+        reader = self._reserve(gamma + 1)
+        newest, num_drafted = torch.tensor(request.newest), torch.tensor(request.num_drafted)
+        given = [newest, drafted.tokens_BG, num_drafted]
         if uniforms is not None:
-            assert drafted.probs_BPV is not None, "drawn tokens come with their distributions"
+            assert drafted.probs_BPV is not None, "sampled tokens come with their distributions"
             given += [*uniforms.tensors(), drafted.probs_BPV]
             given += [] if drafted.raw_BPV is None else [drafted.raw_BPV]
-        inputs = [self._lengths(), *map(self._in_room, given)]
+        inputs = [self._padded(torch.tensor(self.lengths)), *map(self._padded, given)]
         key = ("judge", rule, sampling, *(part.shape[1:] for part in given), self.vocab_size)
         work = functools.partial(_judge, reader, rule, sampling, self.vocab_size)
         (verdict_2R,) = reader.run(key, work, inputs)
@@ -111,15 +106,15 @@ class FixedSession(ModelSession):
         return Judgement(num_accepted, next_tokens)
 
     def _rollback(self, counts: Sequence[int]) -> None:
-        """What lies beyond `lengths` is masked, and overwritten by the next tokens."""
+        """Columns beyond `lengths` are masked, and the next tokens overwrite them."""
 
     @torch.inference_mode()
     def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         fresh = FixedSession(self._readers, self._device, self.vocab_size, self.max_length)
         logits_RV = fresh._prefill(prompts)
         width = max(map(len, prompts))
-        reader = self._with_room(max(0, width - max(self.lengths)))
-        reader.take_over(fresh._held[0], range(len(rows)), width, rows)
+        reader = self._reserve(max(0, width - max(self.lengths)))
+        reader.copy_rows(fresh._held[0], range(len(rows)), width, rows)
         return logits_RV
 
     @torch.inference_mode()
@@ -128,14 +123,14 @@ class FixedSession(ModelSession):
         if rows_for(len(rows)) < reader.num_rows:
             self._move(rows, reader.num_columns)
         else:
-            reader.take_over(reader, rows, max(self.lengths))
+            reader.copy_rows(reader, rows, max(self.lengths))
 
     def _hold(self, num_rows: int, num_columns: int) -> FixedReader:
         self._held[:] = [self._readers.take(num_rows, num_columns)]
         return self._held[0]
 
-    def _with_room(self, count: int) -> FixedReader:
-        """The reader, with room for so many tokens more in every row."""
+    def _reserve(self, count: int) -> FixedReader:
+        """The reader, with space for `count` more tokens in every row."""
         needed = max(self.lengths) + count
         if not self._held:
             return self._hold(len(self.lengths), needed + _SPARE)
@@ -144,16 +139,12 @@ class FixedSession(ModelSession):
         return self._held[0]
 
     def _move(self, rows: Sequence[int], num_columns: int) -> None:
-        """Let another reader hold these rows."""
         old = self._held[0]
-        self._hold(len(rows), num_columns).take_over(old, rows, max(self.lengths))
+        self._hold(len(rows), num_columns).copy_rows(old, rows, max(self.lengths))
         self._readers.give_back(old)
 
-    def _lengths(self) -> Tensor:
-        return self._in_room(torch.tensor(self.lengths))
-
-    def _in_room(self, values: Tensor) -> Tensor:
-        """On the device, a row for each of the room's: the first one's again where there is no text."""
+    def _padded(self, values: Tensor) -> Tensor:
+        """The values on the device, with the first row repeated for unused buffer rows."""
         values = values.to(self._device, non_blocking=True)
         spare = self._held[0].num_rows - len(values)
         return torch.cat([values, values[:1].expand(spare, *values.shape[1:])]) if spare else values
@@ -199,10 +190,6 @@ def _judge(
     drafted = Drafted(drafted_RG, probs_RGV, raw_RGV)
     verdict = judge_block(logits_RHV, drafted, num_drafted_R, rule, sampling, uniforms)
     return [torch.stack([verdict.num_accepted_B, verdict.next_tokens_B])]
-
-
-def _float64(rows: Sequence[Sequence[float]]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
 
 
 def _give_all_back(readers: FixedReaders, held: list[FixedReader]) -> None:

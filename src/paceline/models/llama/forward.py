@@ -1,9 +1,8 @@
-"""Llama-like models read a few tokens with as few calls into torch as possible.
+"""A forward pass of Llama-like models in PyTorch, with fused projections for low overhead.
 
-At one to eight tokens a pass the transformers modules spend a third of the time between operators.
-This is the same arithmetic with packed weights, query, key and value in one product, gate and up in
-another. Where it can be compiled, native/transformer.c does better still for few tokens. Used by
-`prepare_for_decoding`; everything else goes through transformers.
+With one to eight tokens per pass, the modules of transformers spend a third of the time between
+operators. This pass does the same arithmetic with packed weights: one product for query, key and
+value, one for gate and up. It uses native/transformer.c for few tokens where that is possible.
 
 Shape suffixes: B batch, N new tokens, W cache width, H heads, D head size.
 """
@@ -31,29 +30,24 @@ if TYPE_CHECKING:
 
     MakeLinear = Callable[[Sequence[nn.Module]], Callable[[Tensor], Tensor]]
 
-# Rows from which plain products read a token twice as fast as the fused operator.
-_MANY_ROWS = 8
-_FEW_TOKENS = 16  # of a row, on a GPU: the scores of more would take too much memory
+_MANY_ROWS = 8  # from here, plain products are twice as fast as the fused attention operator
+_FEW_TOKENS = 16  # per row on a GPU; the scores of more tokens need too much memory
 
 _ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 class CacheLayer(Protocol):
-    """Where a layer leaves its keys and values."""
-
     def append(self, keys_BHND: Tensor, values_BHND: Tensor) -> tuple[Tensor, Tensor]:
-        """Add those of new tokens; all that these may look at, [B, H, W, D]."""
+        """Append new tokens; returns all keys and values, [B, H, W, D]."""
         ...
 
 
 class Cache(Protocol):
-    """What a pass asks of a cache."""
-
     def layer(self, index: int) -> CacheLayer: ...
 
 
 class LlamaDecoder:
-    """The whole forward pass of a Llama-like model; weights other than the matrices are shared."""
+    """The forward pass of a Llama-like model."""
 
     def __init__(
         self,
@@ -66,12 +60,11 @@ class LlamaDecoder:
         compiled: bool = True,
         round_activations: bool = False,
     ) -> None:
-        """`int8_of`: the model that `hf` is the rounded copy of; see int8.py.
+        """Build the pass; `make_linear` makes one product of several linear layers, see packing.py.
 
-        `compiled`: read few tokens in a compiled pass where that can be done; `round_activations`: which may round
-        what comes into products to bfloat16, where they are faster for it.
-
-        `change`: how far `make_linear`'s products may move a logit, relative to the largest.
+        `int8_of` is the model that `hf` is a rounded copy of, see int8.py. `compiled` allows the
+        compiled pass for few tokens; its logits may differ by `change`, relative to the largest.
+        With `round_activations`, its products may round inputs to bfloat16.
         """
         body: Any = hf.base_model
         self.embed: nn.Module = body.embed_tokens
@@ -95,9 +88,9 @@ class LlamaDecoder:
                 self.native = native
             else:
                 warnings.warn(
-                    f"the compiled pass gives other logits than PyTorch for this {hf.config.model_type}; "
-                    "it is not used, and the model runs more slowly: please report this, with the "
-                    "output of paceline env",
+                    "the compiled pass gives different logits than PyTorch for this "
+                    f"{hf.config.model_type}; it is not used, and the model runs more slowly: "
+                    "please report this, with the output of paceline env",
                     SlowerWarning,
                     stacklevel=2,
                 )
@@ -113,7 +106,6 @@ class LlamaDecoder:
 
     @property
     def listening(self) -> bool:
-        """Does anybody hear of passes?"""
         return bool(self._listeners)
 
     @property
@@ -126,23 +118,19 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def _agrees_with(self, native: NativeLlama) -> bool:
-        """Does it give what this pass gives? Compilers err, and nobody else would notice."""
+        """Compare both passes on one batch, because a compiler bug would go unnoticed otherwise."""
         tokens_BN = torch.arange(6).view(2, 3)
         wanted = self(tokens_BN, RoomyCache(), None, 0)
         got = native(tokens_BN, RoomyCache(), [3, 3], 0)
-        size = float(wanted[wanted.isfinite()].abs().max())
-        return torch.allclose(wanted, got, rtol=0, atol=self._change * size)
+        largest = float(wanted[wanted.isfinite()].abs().max())
+        return torch.allclose(wanted, got, rtol=0, atol=self._change * largest)
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
-        """Logits of the last `keep` columns (0: all), [B, N, V].
+        """Logits of the last `keep` columns (0: all), [B, N, V]; tokens are right-aligned.
 
-        Args:
-            tokens_BN: New tokens, right-aligned.
-            cache: What the rows hold; extended in place.
-            ends_B: Length of each row after this pass; None if all rows fill the whole width.
-            keep: How many columns to give logits for.
+        `ends_B` is the length of each row after this pass; None if all rows have the full width.
         """
         count, device = tokens_BN.shape[1], tokens_BN.device
         width = cache.get_seq_length() + count
@@ -168,27 +156,27 @@ class LlamaDecoder:
     ) -> Tensor:
         """Hidden states of the last `keep` columns (0: all) after the final norm, [B, N, D].
 
-        `mask_of` gives 0 where a new token sees a column, by the window of a layer; None: plain causality.
+        `mask_of` returns the additive mask for a sliding window, or None for a plain causal mask.
         """
         x = self.embed(tokens_BN).float()
         cos, sin = self.rotary(x, position_ids=positions_BN)
         half = cos.shape[-1] // 2
-        sin[..., :half] *= -1  # so that turning a vector by half its length is all that is left
-        turn = (cos[:, :, None], sin[:, :, None])
+        sin[..., :half] *= -1  # rotate_half then becomes a roll by half the head size
+        rotation = (cos[:, :, None], sin[:, :, None])
         masks: dict[int | None, Tensor | None] = {}
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             if layer.window not in masks:
                 masks[layer.window] = mask_of(layer.window)
-            # Behind the last layer's keys and values, only columns that give logits matter.
-            x = layer(x, turn, masks[layer.window], cache, index, keep if index == last else 0)
+            # After its keys and values, the last layer computes only the columns that are kept.
+            x = layer(x, rotation, masks[layer.window], cache, index, keep if index == last else 0)
         x = self.norm(x)
         for listener in self._listeners:
             listener(x)
         return x
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., D] -> [..., V]; -inf outside of the draft vocabulary."""
+        """[..., D] -> [..., V]; -inf outside the draft vocabulary."""
         logits = self.head(states)
         if self.draft_vocabulary is None:
             return logits
@@ -215,14 +203,14 @@ class _Layer:
     def __call__(
         self,
         x: Tensor,
-        turn: tuple[Tensor, Tensor],
+        rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
         cache: Cache,
         index: int,
         keep: int,
     ) -> Tensor:
-        """The last `keep` columns (0: all) behind this layer, [B, keep or N, D]."""
-        mixed = self._attend(self.before_attention(x), turn, mask, cache, index)
+        """The last `keep` columns (0: all) of this layer's output, [B, keep or N, D]."""
+        mixed = self._attend(self.before_attention(x), rotation, mask, cache, index)
         if keep:
             x, mixed = x[:, -keep:], mixed[:, -keep:]
         x = x + self.out(mixed)
@@ -232,7 +220,7 @@ class _Layer:
     def _attend(
         self,
         x: Tensor,
-        turn: tuple[Tensor, Tensor],
+        rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
         cache: Cache,
         index: int,
@@ -240,25 +228,28 @@ class _Layer:
         batch, count, _ = x.shape
         heads = self.query_heads
         mixed_BNHD = self.qkv(x).view(batch, count, -1, self.head_size)
-        turned_BNHD = mixed_BNHD[:, :, : heads + self.key_heads]
+        rotated_BNHD = mixed_BNHD[:, :, : heads + self.key_heads]
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = turned_BNHD[:, :, :heads], turned_BNHD[:, :, heads:]
-            turned_BNHD = torch.cat([self.query_norm(query), self.key_norm(key)], 2)
-        cos, sin = turn
-        turned_BNHD = turned_BNHD * cos + turned_BNHD.roll(self.head_size // 2, -1) * sin
+            query, key = rotated_BNHD[:, :, :heads], rotated_BNHD[:, :, heads:]
+            rotated_BNHD = torch.cat([self.query_norm(query), self.key_norm(key)], 2)
+        cos, sin = rotation
+        rotated_BNHD = rotated_BNHD * cos + rotated_BNHD.roll(self.head_size // 2, -1) * sin
         keys_BHWD, values_BHWD = cache.layer(index).append(
-            turned_BNHD[:, :, heads:].transpose(1, 2),
-            mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2).to(turned_BNHD.dtype),
+            rotated_BNHD[:, :, heads:].transpose(1, 2),
+            mixed_BNHD[:, :, heads + self.key_heads :].transpose(1, 2).to(rotated_BNHD.dtype),
         )
-        query_BHND = turned_BNHD[:, :, :heads].transpose(1, 2)
+        query_BHND = rotated_BNHD[:, :, :heads].transpose(1, 2)
         if _few_queries(query_BHND, mask):
             mixed_BHND = self._attend_in_groups(query_BHND, keys_BHWD, values_BHWD, mask)
         else:
+            dtype = keys_BHWD.dtype
+            if mask is not None and mask.dtype != dtype:
+                mask = mask.clamp(min=torch.finfo(dtype).min).to(dtype)  # stays finite
             mixed_BHND = F.scaled_dot_product_attention(
-                query_BHND.to(keys_BHWD.dtype),
+                query_BHND.to(dtype),
                 keys_BHWD,
                 values_BHWD,
-                attn_mask=_as_precise(mask, keys_BHWD.dtype),
+                attn_mask=mask,
                 is_causal=mask is None and count > 1,
                 scale=self.scaling,
                 enable_gqa=heads > self.key_heads,
@@ -268,9 +259,9 @@ class _Layer:
     def _attend_in_groups(
         self, query_BHND: Tensor, keys_BKWD: Tensor, values_BKWD: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Few new tokens a row: the queries that share a key are the rows of a small product."""
+        """Attention with plain products, one for all queries that share a key head."""
         batch, _, count, _ = query_BHND.shape
-        # scaled first: in 16 bits what comes out could be too large
+        # scale first, because the scores may overflow 16 bits
         query = (query_BHND * self.scaling).reshape(batch * self.key_heads, -1, self.head_size)
         query = query.to(keys_BKWD.dtype)
         scores = torch.bmm(query, keys_BKWD.flatten(0, 1).transpose(1, 2)).float()
@@ -282,25 +273,14 @@ class _Layer:
 
 
 def _few_queries(query_BHND: Tensor, mask: Tensor | None) -> bool:
-    """Are plain products faster than the fused operator, which is made for many queries a row?
-
-    On a GPU that one is the fastest without a mask alone.
-    """
+    """True if plain products are faster than fused attention; on a GPU only with a mask."""
     batch, _, count, _ = query_BHND.shape
     if query_BHND.device.type == "cuda":
         return mask is not None and count <= _FEW_TOKENS
     return count == 1 and batch >= _MANY_ROWS
 
 
-def _as_precise(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The mask in that precision, still finite."""
-    if mask is None or mask.dtype == dtype:
-        return mask
-    return mask.clamp(min=torch.finfo(dtype).min).to(dtype)
-
-
 def _head(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> nn.Linear:
-    """The output projection, or its rows of these tokens."""
     whole: Any = hf.get_output_embeddings()
     if draft_vocabulary is None:
         return whole
@@ -314,7 +294,7 @@ def _head(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> nn.Linear:
 def _mask(
     count: int, width: int, ends_B: Tensor | None, window: int | None, device: torch.device
 ) -> Tensor | None:
-    """0 where a new token sees a column, [B or 1, 1, N, W]; None if plain causality says it all."""
+    """Additive mask [B or 1, 1, N, W], or None if a causal mask is sufficient."""
     reach = width if window is None else min(window, width)
     if ends_B is None and reach == width and count in (1, width):
         return None
@@ -325,14 +305,12 @@ def _mask(
         seen = seen[None, None]
     else:
         seen = (seen & (columns_W >= (width - ends_B)[:, None, None]))[:, None]
-    # Not -inf: before a row's first token nothing is seen, and what stands there must stay finite.
+    # Not -inf: columns before a row's first token attend to nothing and must stay finite.
     zeros = torch.zeros(seen.shape, device=device)
     return zeros.masked_fill_(~seen, torch.finfo(torch.float32).min)
 
 
 class _Norm:
-    """Root-mean-square norm in float32."""
-
     def __init__(self, norm: Any) -> None:
         self._weight = norm.weight.detach().float()
         self._eps = norm.variance_epsilon

@@ -1,7 +1,7 @@
-"""8-bit weights for a draft: half the bytes a pass, and its mistakes cost speed, never exactness.
+"""8-bit weights for drafts: half the memory traffic of 16 bits; errors cost speed, not exactness.
 
-Every row of a matrix has a scale, its largest weight / 127 or a little more. The rounded copy holds the very weights
-that the 8-bit pass reads, so what is measured on it is what is served.
+Each matrix row has a scale, its largest absolute weight / 127, rounded up. The rounded copy holds
+exactly the weights of the 8-bit pass, so measurements on it also hold for the 8-bit pass.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ LARGEST = 127
 
 
 def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers in [-127, 127] and a scale a row: weight = numbers * scales. [R, D] -> [R, D], [R]."""
+    """Quantize to int8 in [-127, 127] with one scale per row: weight = numbers * scales.
+
+    [R, D] -> [R, D], [R]. Scales have four significant bits, so float16 represents the products.
+    """
     largest_R = weight.detach().float().abs().amax(-1)
-    # A scale of four significant bits: times seven bits of number, float16 still holds the product.
     mantissa_R, exponent_R = torch.frexp(largest_R / LARGEST)
     scales_R = torch.ldexp((16 * mantissa_R).ceil() / 16, exponent_R)
     scales_R = torch.where(largest_R > 0, scales_R, 1.0)
@@ -31,7 +33,7 @@ def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def rounded_copy(hf: PreTrainedModel) -> PreTrainedModel:
-    """The model in float32 with every linear layer rounded so; embeddings stay as they are."""
+    """A float32 copy of the model whose linear layers are rounded; embeddings are not rounded."""
     rounded = copy.deepcopy(hf).float()
     head: Any = rounded.get_output_embeddings()
     if head.weight is rounded.get_input_embeddings().weight:

@@ -1,8 +1,8 @@
 """16-bit weights for processors without 16-bit arithmetic.
 
-Reading one token is bound by memory: every weight is fetched once and used once. Halving the weights
-halves the time. FBGEMM multiplies float32 activations by float16 weights and sums in float32, so for
-a checkpoint that is stored in 16 bits nothing is lost; many tokens at once are as fast as in float32.
+A pass over one token is memory-bound, so half the weight bytes take half the time. FBGEMM
+multiplies float32 activations by float16 weights and accumulates in float32: 16-bit checkpoints
+lose nothing, and passes over many tokens are as fast as in float32.
 """
 
 from __future__ import annotations
@@ -24,27 +24,26 @@ if TYPE_CHECKING:
 
     Product = Callable[[Tensor], Tensor]
 
-# largest change of a weight, relative to the largest weight of its matrix
-EXACT = 2.0**-16  # float16 holds the matrix but for weights too small to matter
-ROUNDED = 2.0**-11  # float16 rounds the matrix; anything beyond is overflow
+# maximum change of a weight, relative to the largest weight of its matrix
+EXACT = 2.0**-16  # float16 is exact, except for negligibly small weights
+ROUNDED = 2.0**-11  # float16 rounds; a larger change is an overflow
 
-# a product of rows x weights beyond this is worth waking the other threads for
-_SHARED_WORK = 1 << 19
+_SHARED_WORK = 1 << 19  # rows x weights above which a product uses several threads
 
 
 def half_precision_change(weight: Tensor) -> float:
-    """How far float16 moves a weight, at most, relative to the largest; infinite on overflow."""
+    """Maximum rounding error in float16, relative to the largest weight; infinite on overflow."""
     largest = float(weight.abs().max())
     change = float((weight.half().float() - weight).abs().max())
     return change / largest if largest else 0.0
 
 
 class Packer:
-    """Turns linear layers into products with float16 weights, where that changes them little enough.
+    """Converts linear layers to products with float16 weights, if the error is within a tolerance.
 
     Attributes:
         num_packed: Products packed so far; the others stay in float32.
-        largest_change: Of the packed ones, see `half_precision_change`.
+        largest_change: Maximum `half_precision_change` of the packed products.
     """
 
     def __init__(self, tolerance: float) -> None:
@@ -53,7 +52,6 @@ class Packer:
         self.largest_change = 0.0
 
     def __call__(self, layers: Sequence[nn.Module]) -> Product:
-        """One product that gives the outputs of all these layers, concatenated."""
         weight, bias = _stacked(layers).float(), _stacked_bias(layers)
         change = half_precision_change(weight)
         if change > self.tolerance:
@@ -62,18 +60,15 @@ class Packer:
         self.largest_change = max(self.largest_change, change)
         if weight.numel() >= _SHARED_WORK or not _has_serial_kernel():
             return _parallel(weight, bias)
-        # Packed a second time by the first batch that is large enough, if there ever is one.
-        shared = functools.cache(lambda: _parallel(_stacked(layers).float(), bias))
-        alone = _serial(weight, bias)
-        enough = _SHARED_WORK / len(weight)
-        return lambda x: alone(x) if x.numel() < enough else shared()(x)
+        # The first large batch packs the weights again for the parallel kernel.
+        parallel = functools.cache(lambda: _parallel(_stacked(layers).float(), bias))
+        serial = _serial(weight, bias)
+        threshold = _SHARED_WORK / len(weight)
+        return lambda x: serial(x) if x.numel() < threshold else parallel()(x)
 
 
 def bfloat16_product(layers: Sequence[nn.Module]) -> Product:
-    """Products that round what comes to bfloat16, as this processor multiplies it; float32 comes out.
-
-    Layers in bfloat16 share the weight.
-    """
+    """One product that rounds inputs to bfloat16 and returns float32; shares bfloat16 weights."""
     weight, bias = _merged(layers).bfloat16(), _stacked_bias(layers)
 
     def product(x: Tensor) -> Tensor:
@@ -84,14 +79,14 @@ def bfloat16_product(layers: Sequence[nn.Module]) -> Product:
 
 
 def merged_product(layers: Sequence[nn.Module]) -> Product:
-    """One product for layers side by side, in their own precision; they share the weight."""
+    """One product of several layers, in their dtype; shares the weights."""
     weight, bias = _merged(layers), _stacked_bias(layers)
     bias = None if bias is None else bias.to(weight.dtype)
     return lambda x: F.linear(x.to(weight.dtype), weight, bias)
 
 
 def _merged(layers: Sequence[Any]) -> Tensor:
-    """The weights of layers one behind the other; the layers' own are parts of it from then on."""
+    """The concatenated weights; the layers' weights become views of the result."""
     if len(layers) == 1:
         return layers[0].weight.detach()
     weight = _stacked(layers)
@@ -102,8 +97,6 @@ def _merged(layers: Sequence[Any]) -> Tensor:
 
 
 class PackedLinear(nn.Module):
-    """Stands where a linear layer stood, and still shows its weight to code that asks for it."""
-
     def __init__(self, layer: nn.Module, product: Product) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
@@ -114,7 +107,7 @@ class PackedLinear(nn.Module):
 
 
 def packed_copy(hf: PreTrainedModel, packer: Packer) -> PreTrainedModel:
-    """The model with its linear layers packed; everything else is shared with the original."""
+    """A copy of the model with packed linear layers; it shares all other tensors."""
     shared = {id(tensor): tensor for tensor in (*hf.parameters(), *hf.buffers())}
     layers = [module for module in hf.modules() if isinstance(module, nn.Linear | Conv1D)]
     packed = {id(layer): PackedLinear(layer, packer([layer])) for layer in layers}
@@ -126,12 +119,11 @@ def _stacked(layers: Sequence[nn.Module]) -> Tensor:
 
 
 def _weight(layer: Any) -> Tensor:
-    """[out, in]; GPT-2 keeps it the other way round."""
+    # [out, in]; GPT-2 stores the transpose
     return layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
 
 
 def _stacked_bias(layers: Sequence[Any]) -> Tensor | None:
-    """Float32; None if no layer has one."""
     if all(layer.bias is None for layer in layers):
         return None
     biases = [x.weight.new_zeros(len(_weight(x))) if x.bias is None else x.bias for x in layers]
@@ -140,7 +132,7 @@ def _stacked_bias(layers: Sequence[Any]) -> Tensor | None:
 
 @functools.cache
 def can_pack() -> bool:
-    """Is FBGEMM there (x86 only)?"""
+    """True if FBGEMM is available (x86 only)."""
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
@@ -151,7 +143,7 @@ def _parallel(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _serial(weight: Tensor, bias: Tensor | None) -> Product:
-    """One thread and a sixth of the overhead of a call, which counts for small matrices."""
+    """Single-threaded, with a sixth of the overhead per call, for small matrices."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated
         packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
@@ -162,7 +154,7 @@ def _serial(weight: Tensor, bias: Tensor | None) -> Product:
 
 @functools.cache
 def _has_serial_kernel() -> bool:
-    """Deprecated in torch 2.13 with no date; tried once here, where its warning goes nowhere."""
+    # deprecated since torch 2.13; the trial call also consumes the warning
     if not hasattr(torch, "fbgemm_linear_fp16_weight"):
         return False
     with warnings.catch_warnings():

@@ -142,7 +142,7 @@ def test_a_source_without_a_tokenizer_is_refused(model_directory: Path, tmp_path
     draft = subset_layers(load_model(model_directory), [0])
     for path in model_directory.glob("tokenizer*"):
         path.unlink()
-    with pytest.raises(ModelLoadError, match="no tokenizer files to give"):
+    with pytest.raises(ModelLoadError, match="no tokenizer files to copy"):
         save_draft(draft, model_directory, tmp_path / "draft")
 
 

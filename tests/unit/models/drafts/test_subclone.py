@@ -147,9 +147,12 @@ def test_a_narrow_draft_is_saved_loaded_and_decodes(tmp_path: Path):
     [
         (Width(33, 48, 4, 2), "hidden of the draft is 33; wanted 1 to the target's 32"),
         (Width(32, 0, 4, 2), "inner of the draft is 0"),
-        (Width(30, 48, 4, 2), "a hidden size of 30 is no multiple of 4 heads"),
-        (Width(30, 48, 3, 2), "3 heads cannot be shared out among 2 key heads"),
-        (Width(32, 48, 4, 1), "4 heads for 1 key heads is more for each than the target's 4 for 2"),
+        (Width(30, 48, 4, 2), "the hidden size 30 is not a multiple of 4 heads"),
+        (Width(30, 48, 3, 2), "3 heads are not a multiple of 2 key heads"),
+        (
+            Width(32, 48, 4, 1),
+            "4 heads for 1 key heads are more per key head than the target's 4 for 2",
+        ),
     ],
 )
 def test_widths_that_cannot_be_are_refused(width: Width, message: str):
@@ -160,7 +163,7 @@ def test_widths_that_cannot_be_are_refused(width: Width, message: str):
 
 
 def test_other_architectures_and_no_text_are_refused():
-    with pytest.raises(UnsupportedModelError, match="gpt2 is not laid out like a Llama"):
+    with pytest.raises(UnsupportedModelError, match="gpt2 is not Llama-like"):
         measure_importance(tiny_model("gpt2"), [TEXT])
     with pytest.raises(UsageError, match="got no text to rank"):
         measure_importance(tiny_model("llama"), [])

@@ -47,7 +47,7 @@ def test_packed_weights_that_read_wrong_are_not_used(
     monkeypatch.setattr(parallel, lambda weight, _bias: lambda x: x @ weight.T * 1.1)
     monkeypatch.setattr("paceline.models.llama.forward.can_copy", lambda *_, **__: False)
     with pytest.warns(
-        SlowerWarning, match=f"packed weights gives other .* for this {architecture}"
+        SlowerWarning, match=f"packed weights gives logits that differ .* for this {architecture}"
     ):
         assert prepare_for_decoding(model) is model
 
@@ -61,7 +61,7 @@ def test_fused_layers_of_a_bfloat16_model_that_read_wrong_are_not_used(
     monkeypatch.setattr("paceline.models.llama.forward.can_copy", lambda *_, **__: False)
     states = LlamaDecoder.states
     monkeypatch.setattr(LlamaDecoder, "states", lambda *a, **k: states(*a, **k).roll(1, -1))
-    with pytest.warns(SlowerWarning, match="reading fused layers gives other logits"):
+    with pytest.warns(SlowerWarning, match="the fused pass gives logits that differ"):
         assert prepare_for_decoding(model) is model
 
 
@@ -70,7 +70,7 @@ def test_recorded_passes_that_read_wrong_are_not_used(monkeypatch: pytest.Monkey
     assert isinstance(in_fixed_shapes(model).start_session(), FixedSession)
     logits = FixedReader.logits
     monkeypatch.setattr(FixedReader, "logits", lambda *a: logits(*a).flip(-1))
-    with pytest.warns(SlowerWarning, match="reading recorded passes gives other logits"):
+    with pytest.warns(SlowerWarning, match="the recorded pass gives logits that differ"):
         assert isinstance(in_fixed_shapes(model).start_session(), CausalSession)
 
 
@@ -95,7 +95,7 @@ def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
     read = NativeLlama.__call__
     monkeypatch.setattr(NativeLlama, "__call__", lambda *a: read(*a).flip(-1))
     writing = TrainingWriter(model)
-    with pytest.warns(SlowerWarning, match="copy of a model in training gives other logits"):
+    with pytest.warns(SlowerWarning, match="copy of a model in training gives logits that differ"):
         session = writing.start_session()
     assert torch.equal(session.prefill([[5]]), wanted)
     assert torch.equal(writing.start_session().prefill([[5]]), wanted), "checked once, not again"

@@ -354,7 +354,7 @@ def test_a_library_that_reads_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         NativeLlama, "__call__", lambda self, tokens, *_: torch.ones(*tokens.shape, self.vocab_size)
     )
-    with pytest.warns(SlowerWarning, match="gives other logits than PyTorch for this llama"):
+    with pytest.warns(SlowerWarning, match="gives different logits than PyTorch for this llama"):
         model = prepared()
     assert reader(model) is None
 
