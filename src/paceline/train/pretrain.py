@@ -313,8 +313,8 @@ def _check_length(config: PretrainConfig, model: CausalModel) -> None:
     longest = config.max_prompt_tokens + config.max_completion_tokens
     if model.max_length is not None and longest > model.max_length:
         raise ContextLengthError(
-            f"max_prompt_tokens + max_completion_tokens is {longest}, but the model's context holds "
-            f"{model.max_length} tokens; lower one of the two"
+            f"max_prompt_tokens + max_completion_tokens is {longest}, but the model's context "
+            f"holds {model.max_length} tokens; lower one of the two"
         )
 
 
