@@ -133,11 +133,15 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
 def _lock(directory: Path, *, wait: bool) -> int:
     """Lock the directory and return its descriptor; retry if the path was removed or recreated."""
     while True:
-        directory.mkdir(parents=True, exist_ok=True)
         try:
+            directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(directory, os.O_RDONLY)
         except FileNotFoundError:
             continue  # removed by the previous owner
+        except FileExistsError:
+            if directory.exists() and not directory.is_dir():
+                raise
+            continue  # mkdir found it, and then the previous owner removed it
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if os.path.samestat(os.fstat(handle), directory.stat()):

@@ -67,7 +67,7 @@ def test_keys_are_listed_with_default_and_meaning(run: Run):
     lines = out.splitlines()
     assert "target: (required)" in lines
     steps = lines.index("num_steps: null")
-    assert lines[steps - 1].startswith("# Budget in optimiser steps")
+    assert lines[steps - 1].startswith("# Budget in optimizer steps")
     assert "batch_size: 32" in lines
     assert 'precision: "auto"  # one of auto, float32, bfloat16' in lines
     assert any("kind: jsd" in line for line in lines)

@@ -115,7 +115,7 @@ def test_a_server_that_cannot_start_is_one_line_with_its_last_words(run, pair_fo
         ),
         (["--engine", "tgi"], "'vllm'"),
         (["--engine", "transformers", "--url", "http://x"], "has no url"),
-        (["--engine", "llamacpp", "--set", "drafting=probabilistic"], "a setting of vllm"),
+        (["--engine", "llamacpp", "--set", "drafting=probabilistic"], "is for vllm, not llamacpp"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(run, pair_folder, more, said):

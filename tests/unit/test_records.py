@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import stat
@@ -20,6 +21,7 @@ from paceline.records import (
     atomic_directory,
     atomic_write_text,
     config_hash,
+    locked,
     read_jsonl,
     storage_errors,
 )
@@ -294,6 +296,27 @@ for _ in range(60):
         time.sleep(0.001)
         mark.unlink()
 """
+
+
+def test_a_directory_that_is_removed_while_it_is_created_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make, calls = os.mkdir, itertools.count()
+
+    def removed_at_once(path: Path, mode: int = 0o777) -> None:
+        if next(calls) == 0:  # another process made it, and removed it before is_dir() looked
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", removed_at_once)
+    with locked(tmp_path / "folder"):
+        assert (tmp_path / "folder").is_dir()
+
+
+def test_a_lock_on_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError), locked(tmp_path / "file"):
+        pass
 
 
 def test_processes_that_wait_are_let_in_one_at_a_time_though_the_directory_comes_and_goes(

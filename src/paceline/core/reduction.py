@@ -1,6 +1,6 @@
 """Mean of token losses, by sequence or by token.
 
-An optimiser step over several batches or processes passes the total count, because a mean of
+An optimizer step over several batches or processes passes the total count, because a mean of
 batch means differs from the mean of the step.
 """
 
@@ -26,7 +26,7 @@ def token_weights(mask_BT: Tensor, *, mean: Mean, total: Tensor | float | None =
     """Weights of the token losses, so that the weighted sum is the mean. -> [B, T].
 
     mean="sequence": mean over each sequence's tokens, then over sequences; "token": over all
-    tokens. `total` is `count_units` of the whole optimiser step; None: of this batch only.
+    tokens. `total` is `count_units` of the whole optimizer step; None: of this batch only.
 
     Raises:
         ValueError: every position is masked.

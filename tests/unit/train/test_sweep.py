@@ -3,7 +3,7 @@ import math
 import multiprocessing
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -63,16 +63,18 @@ def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     written: list[int] = []
-    write = evaluation._write
+    write, sample = evaluation._text, Mock(wraps=evaluation.sample_completions)
 
-    def counting(*args: Any, **named: Any) -> dict[int, list[int]]:
-        written.append(named["seed"])
-        return write(*args, **named)
+    def counting(*args: Any) -> str:
+        written.append(args[3])
+        return write(*args)
 
-    monkeypatch.setattr(evaluation, "_write", counting)
+    monkeypatch.setattr(evaluation, "_text", counting)
+    monkeypatch.setattr(evaluation, "sample_completions", sample)
     made = config(folder, tmp_path / "out")
     sweep(made)
-    assert written == [0, 1], "three prompts are one batch"
+    assert written == [0, 1]
+    assert sample.call_count == 2, "three prompts are one batch"
     shared = sorted((tmp_path / "out" / "held_out").iterdir())
     assert len(shared) == 2
     texts = {path.read_text() for path in (tmp_path / "out").rglob("seed-*/held_out.jsonl")}
