@@ -18,10 +18,7 @@ def in_engine_seconds(
 ) -> list[ResultRow]:
     """Set the seconds of each row to number of steps x seconds per step, without the prefill.
 
-    Args:
-        rows: Rows of the target alone, and of rules with blocks of a fixed length.
-        costs: Costs of the engine's steps.
-        concurrency: Number of requests that the engine serves concurrently.
+    Rows must be of the target alone, or of a rule with blocks of a fixed length.
     """
     found: list[ResultRow] = []
     for row in rows:

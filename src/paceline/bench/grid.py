@@ -11,12 +11,7 @@ from paceline.config import StrictModel
 from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
 from paceline.decode.draft_policies import FixedLength, PolicyChoice
-from paceline.decode.strategies import (
-    AnyStrategy,
-    Autoregressive,
-    DecodingConfig,
-    Speculative,
-)
+from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
 
 StrategyChoice = Annotated[AnyStrategy, Field(discriminator="strategy")]
 

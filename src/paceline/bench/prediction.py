@@ -58,12 +58,8 @@ def predict(
 ) -> list[Prediction]:
     """Predict cells that have a rule and blocks of a fixed length.
 
-    Args:
-        work: Models and prompts.
-        rows: Result rows; cells whose sampling has no row of the target alone are skipped.
-        cells: Cells with a rule.
-        progress: Progress callback.
-        passes: Gives the costs of passes for gammas; None: passes are timed.
+    Cells whose sampling has no finished row of the target alone are skipped. `passes`: gives the
+    costs of passes for gammas; None: passes are timed.
     """
     found: list[Prediction] = []
     for row in rows:

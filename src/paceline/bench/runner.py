@@ -121,11 +121,11 @@ def groups(cells: Sequence[DecodingConfig]) -> Iterator[tuple[int, list[Decoding
 
 
 def run_together(
-    work: Workbench, cells: Sequence[DecodingConfig], told: Callable[[float], None]
+    work: Workbench, cells: Sequence[DecodingConfig], report: Callable[[float], None]
 ) -> list[ResultRow]:
     """Answer every example with each cell and the target alone, interleaved.
 
-    A cell stops at its first error; the others continue. `told` gets the finished fraction.
+    A cell stops at its first error; the others continue. `report` gets the finished fraction.
     """
     running = [_Cell(work, cell) for cell in cells]
     alone = DecodingConfig(strategy=Autoregressive(), sampling=cells[0].sampling)
@@ -141,7 +141,7 @@ def run_together(
                 baseline = _time_alone(work, target, number)
         for cell in running:
             cell.set_baseline(baseline)
-        told((number + 1) / len(work.examples))
+        report((number + 1) / len(work.examples))
     return [cell.row() for cell in running]
 
 

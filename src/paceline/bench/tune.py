@@ -15,7 +15,7 @@ target even if its random answers above temperature 0 score lower. Steps 1 to 3 
 from __future__ import annotations
 
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.bench.engine_seconds import in_engine_seconds
 from paceline.bench.measured_frontier import Frontier
@@ -78,8 +78,7 @@ def _tune(
     bound = Bound(config)
     pair = cache(lambda: _load(config, costs))
     choosing, confirming = (_Examples(config, costs, name, pair, progress) for name in _STEPS)
-    for step in (choosing, confirming):
-        step.load()  # raises if a prompt is too long, before anything is measured
+    _ = choosing.work, confirming.work  # raises if a prompt is too long
     candidates = propose(choosing, config)
     run.write_manifest(config)  # only after models and task were loaded
     for stale in (run.path / _FILE, run.result):  # possibly of another bound
@@ -107,12 +106,9 @@ def _tune(
 
 def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
     """The block lengths with known costs, and no rules unless configured: engines have none."""
-    changes: dict[str, Any] = {
-        "num_speculative_tokens": costs.usable(config.block_lengths, config.concurrency)
-    }
-    if "rules" not in config.model_fields_set:
-        changes["rules"] = ()
-    return config.model_copy(update=changes)
+    gammas = costs.usable(config.block_lengths, config.concurrency)
+    rules = config.rules if "rules" in config.model_fields_set else ()
+    return config.model_copy(update={"num_speculative_tokens": gammas, "rules": rules})
 
 
 def _load(config: TuneConfig, costs: EngineCosts | None) -> Pair:
@@ -164,20 +160,8 @@ class _Examples:
         """Models and examples, loaded on first use."""
         return prepare(self._setting, self.progress, self._pair())
 
-    def load(self) -> None:
-        """Load models and examples.
-
-        Raises:
-            UsageError: they cannot be used.
-        """
-        _ = self.work
-
     def rows(self, cells: Sequence[DecodingConfig]) -> list[ResultRow]:
-        """Rows of these cells and the target alone; finished cells are not run again.
-
-        Raises:
-            UsageError: the target alone cannot answer these examples.
-        """
+        """Rows of these cells and the target alone; finished cells are not run again."""
         folder, cells = self._setting.output, [self.alone, *cells]
         missing = unfinished(cells, self._context, read_rows(folder, self._context))
         if missing:
@@ -189,11 +173,7 @@ class _Examples:
         return found
 
     def measure(self, cells: Sequence[DecodingConfig]) -> Frontier:
-        """Figures of the cells and the target alone; failed cells are added to `failed`.
-
-        Raises:
-            NotReachedError: the bound is relative to the target's quality, which is 0.
-        """
+        """Figures of the cells and the target alone; failed cells are added to `failed`."""
         rows = self.rows(cells)
         self.failed += [
             FailedCell(decoding=row.decoding, error=row.error or "no reason recorded")
@@ -244,9 +224,7 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     return [lossless, *spread(others, config.num_candidates)]
 
 
-def undominated(
-    candidates: Sequence[tuple[Prediction, DecodingConfig]],
-) -> list[DecodingConfig]:
+def undominated(candidates: Sequence[tuple[Prediction, DecodingConfig]]) -> list[DecodingConfig]:
     """Candidates faster than all with a lower surprisal, in the order of surprisal."""
     order = sorted(candidates, key=lambda c: (c[0].predicted_surprisal, -c[0].predicted_speedup))
     kept: list[DecodingConfig] = []

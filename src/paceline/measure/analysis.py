@@ -9,6 +9,7 @@ lossless.
 # T positions, V vocabulary
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -151,62 +152,41 @@ def analyze_rules(
     rows: list[RuleRow] = []
     for number, rule in enumerate(rules):
         rejection_BT, survival_BT, *means_BT = (total[number] for total in totals)
-        drafted = _DraftedPositions(rule, rejection_BT, survival_BT, mask_BT, budget_B)
         tvd, kl, surprisal = (float(part_BT.sum() / mask_BT.sum()) for part_BT in means_BT)
-        rows.append(
-            RuleRow(
-                rule,
-                {gamma: drafted.rejection_rate(gamma, seed) for gamma in gammas},
-                tvd,
-                kl,
-                surprisal,
-                {gamma: drafted.block_efficiency(gamma) for gamma in gammas},
-                {gamma: drafted.per_block(gamma) for gamma in gammas},
-            )
-        )
+        parts = rule, rejection_BT, survival_BT, mask_BT, budget_B
+        figures = {gamma: _block_figures(*parts, gamma, seed) for gamma in gammas}
+        rates = {gamma: rate for gamma, (rate, _, _) in figures.items()}
+        taus = {gamma: tau for gamma, (_, tau, _) in figures.items()}
+        drafted = {gamma: per_block for gamma, (_, _, per_block) in figures.items()}
+        rows.append(RuleRow(rule, rates, tvd, kl, surprisal, taus, drafted))
     return rows
 
 
-class _DraftedPositions:
-    """Positions of the texts that blocks draft under a rule."""
-
-    def __init__(
-        self,
-        rule: Rule,
-        rejection_BT: Tensor,
-        survival_BT: Tensor,
-        mask_BT: Tensor,
-        budget_B: Tensor,
-    ) -> None:
-        first = rule.num_undrafted
-        self._rejection_BT, self._survival_BT = rejection_BT[:, first:], survival_BT[:, first:]
-        self._mask_BT, self._budget_B = mask_BT[:, first:], budget_B - first
-        self._is_empty = not self._mask_BT.any()
-
-    def block_efficiency(self, gamma: int) -> float:
-        if self._is_empty:
-            return 1.0
-        return block_efficiency_from_text(
-            1 - self._rejection_BT, self._survival_BT, self._mask_BT, gamma, budget=self._budget_B
-        )
-
-    def per_block(self, gamma: int) -> float:
-        if self._is_empty:
-            return 0.0
-        return drafted_per_block(self._survival_BT, self._mask_BT, gamma, budget=self._budget_B)
-
-    def rejection_rate(self, gamma: int, seed: int) -> Interval:
-        """Rejected / examined drafted tokens."""
-        undefined = Interval(float("nan"), float("nan"), float("nan"))
-        if self._is_empty:
-            return undefined
-        examined_BT = judged_places(self._survival_BT, self._mask_BT, gamma, budget=self._budget_B)
-        examined_B = examined_BT.sum(-1)
-        if not examined_B.any():
-            return undefined
-        rejected_B = (examined_BT * self._rejection_BT.double()).sum(-1)
-        rng = named_generator(seed, "bootstrap")
-        return ratio_interval(rejected_B, examined_B, rng=rng, most=1.0)
+def _block_figures(
+    rule: Rule,
+    rejection_BT: Tensor,
+    survival_BT: Tensor,
+    mask_BT: Tensor,
+    budget_B: Tensor,
+    gamma: int,
+    seed: int,
+) -> tuple[Interval, float, float]:
+    """Rejected / examined drafted tokens, block efficiency, and drafted tokens per block."""
+    first, undefined = rule.num_undrafted, Interval(math.nan, math.nan, math.nan)
+    rejection_BT, survival_BT = rejection_BT[:, first:], survival_BT[:, first:]
+    mask_BT, budget_B = mask_BT[:, first:], budget_B - first
+    if not mask_BT.any():
+        return undefined, 1.0, 0.0
+    blocks = survival_BT, mask_BT, gamma
+    tau = block_efficiency_from_text(1 - rejection_BT, *blocks, budget=budget_B)
+    per_block = drafted_per_block(*blocks, budget=budget_B)
+    examined_BT = judged_places(*blocks, budget=budget_B)
+    examined_B = examined_BT.sum(-1)
+    if not examined_B.any():
+        return undefined, tau, per_block
+    rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
+    rng = named_generator(seed, "bootstrap")
+    return ratio_interval(rejected_B, examined_B, rng=rng, most=1.0), tau, per_block
 
 
 def _positions(

@@ -190,8 +190,7 @@ def read_costs(path: Path) -> EngineCosts:
         UsageError: Some gamma lacks the costs at some batch size.
     """
     found = read_result(EngineCosts, path, _WRITER)
-    complete = {(0, size) for size in found.batch_sizes}
-    complete |= {(gamma, size) for gamma in found.gammas for size in found.batch_sizes}
+    complete = {(gamma, size) for gamma in (0, *found.gammas) for size in found.batch_sizes}
     if not found.gammas or complete != {(one.gamma, one.batch_size) for one in found.steps}:
         raise UsageError(
             f"{path} lacks the costs of some gamma or batch size; write it again with `{_WRITER}`"

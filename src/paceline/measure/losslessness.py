@@ -210,6 +210,11 @@ def check_greedy(
         *(models.target, models.draft, rule, config.gamma, sampling),
         draft_sampling=config.draft_sampling,
     )
+
+    def gap(prompt: Sequence[int], tokens: Sequence[int]) -> float:
+        return logit_gap(models.reference, prompt, tokens, config.sampling, vocab_size)
+
+    vocab_size = check_same_vocabulary(models.reference, models.draft)
     written: dict[int, Generation] = {}
     for group in batches_of_like_length(list(map(len, prompts)), _REFERENCE_BATCH_SIZE):
         batch = plain.generate([prompts[row] for row in group], config.max_new_tokens)
@@ -228,7 +233,7 @@ def check_greedy(
             cut = split == len(have.tokens) and have.stop_reason == "context"
             if split is None or cut:
                 num_identical += 1
-            elif _is_tie(models, prompts[row], want.tokens[:split], config):
+            elif gap(prompts[row], want.tokens[:split]) < config.tie:
                 num_ties += 1
             else:
                 first_difference = first_difference or _describe(row, split, want, have)
@@ -248,14 +253,6 @@ def first_split(wanted: Sequence[int], got: Sequence[int]) -> int | None:
         if want != have:
             return position
     return None if len(wanted) == len(got) else min(len(wanted), len(got))
-
-
-def _is_tie(
-    models: Models, prompt: Sequence[int], tokens: Sequence[int], config: VerifyConfig
-) -> bool:
-    vocab_size = check_same_vocabulary(models.reference, models.draft)
-    gap = logit_gap(models.reference, prompt, tokens, config.sampling, vocab_size)
-    return gap < config.tie
 
 
 def logit_gap(

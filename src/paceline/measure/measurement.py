@@ -116,16 +116,10 @@ def measure_models(
     known_texts: list[list[int]] | None = None,
     costs: EngineCosts | None = None,
 ) -> Measurement:
-    """Measure two loaded models on tokenized prompts.
+    """Measure two models, loaded and prepared for decoding, on tokenized prompts.
 
-    Args:
-        target: Prepared for decoding.
-        draft: Prepared for decoding.
-        prompts: As tokens.
-        config: Configuration; its models and prompts are not loaded.
-        progress: Progress callback.
-        known_texts: Texts from `sample_texts` for the first prompts; missing ones are appended.
-        costs: Costs of an engine, used instead of timing passes.
+    `known_texts`: texts from `sample_texts` for the first prompts; missing ones are appended.
+    `costs`: costs of an engine, used instead of timing passes.
     """
     prompts = prompts[: config.num_prompts]
     completions = _complete(target, prompts, config, known_texts, progress)

@@ -7,22 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from paceline.config import StrictModel
-from paceline.core.rules import (
-    BiLDRule,
-    Chow,
-    ChowLog,
-    Diff,
-    DiffLog,
-    Lenient,
-    Lossless,
-    Lossy,
-    Opt,
-    OptLog,
-    RuleChoice,
-    TokenV1,
-    TokenV2,
-    TokenV3,
-)
+from paceline.core import rules as core_rules
+from paceline.core.rules import RuleChoice
 from paceline.environment import environment
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassTimer
@@ -39,21 +25,21 @@ if TYPE_CHECKING:
     from paceline.models.contract import Model
 
 DEFAULT_RULES: tuple[RuleChoice, ...] = (
-    Lossless(),
-    *(Lenient("linear", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2, 0.1)),
-    *(Lenient("square", epsilon) for epsilon in (0.8, 0.6, 0.4)),
-    *(Lenient("exponential", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2)),
-    *(Lossy(alpha, "tuned") for alpha in (0.2, 0.4, 0.6, 0.8, 0.9)),
-    *(BiLDRule(threshold) for threshold in (1.0, 2.0, 3.0, 5.0, 8.0)),
-    *(Chow(alpha) for alpha in (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)),
-    *(ChowLog(alpha) for alpha in (0.5, 1.0, 2.0, 3.0, 4.0)),
-    *(Diff(alpha) for alpha in (-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.6)),
-    *(DiffLog(alpha) for alpha in (-2.0, -1.0, 0.0, 0.5, 1.0, 2.0)),
-    *(Opt(alpha) for alpha in (-0.4, 0.0, 0.2, 0.4, 0.6, 0.9)),
-    *(OptLog(alpha) for alpha in (-2.0, 0.0, 1.0, 2.0, 4.0)),
-    *(TokenV1(alpha) for alpha in (0.0, 0.2, 0.4, 0.6)),
-    *(TokenV2(alpha) for alpha in (0.0, 0.1, 0.2, 0.4, 0.6)),
-    *(TokenV3(alpha) for alpha in (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)),
+    core_rules.Lossless(),
+    *(core_rules.Lenient("linear", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2, 0.1)),
+    *(core_rules.Lenient("square", epsilon) for epsilon in (0.8, 0.6, 0.4)),
+    *(core_rules.Lenient("exponential", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2)),
+    *(core_rules.Lossy(alpha, "tuned") for alpha in (0.2, 0.4, 0.6, 0.8, 0.9)),
+    *(core_rules.BiLDRule(threshold) for threshold in (1.0, 2.0, 3.0, 5.0, 8.0)),
+    *(core_rules.Chow(alpha) for alpha in (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)),
+    *(core_rules.ChowLog(alpha) for alpha in (0.5, 1.0, 2.0, 3.0, 4.0)),
+    *(core_rules.Diff(alpha) for alpha in (-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.6)),
+    *(core_rules.DiffLog(alpha) for alpha in (-2.0, -1.0, 0.0, 0.5, 1.0, 2.0)),
+    *(core_rules.Opt(alpha) for alpha in (-0.4, 0.0, 0.2, 0.4, 0.6, 0.9)),
+    *(core_rules.OptLog(alpha) for alpha in (-2.0, 0.0, 1.0, 2.0, 4.0)),
+    *(core_rules.TokenV1(alpha) for alpha in (0.0, 0.2, 0.4, 0.6)),
+    *(core_rules.TokenV2(alpha) for alpha in (0.0, 0.1, 0.2, 0.4, 0.6)),
+    *(core_rules.TokenV3(alpha) for alpha in (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)),
 )
 
 

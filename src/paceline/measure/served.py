@@ -115,10 +115,9 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
     speed = None
     if plain is not None:
-        ties = None
-        if config.sampling.greedy:
-            ties = _near_ties(pair.target, requests, plain.served, drafted.served)
-        speed = _speed(plain.served, drafted.served, ties, config.seed)
+        sides = plain.served, drafted.served
+        ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
+        speed = _speed(*sides, ties, config.seed)
     return ServedMeasurement(
         config=config,
         engine=drafted.name,

@@ -271,15 +271,13 @@ def _figures(counts: Counts, seed: int) -> BlockFigures:
         rng = named_generator(seed, "served figures")
         return IntervalRow.of(ratio_interval(over_B, under_B, rng=rng))
 
-    positions = counts.by_position_BG
+    by_position = None
+    if counts.by_position_BG is not None:
+        by_position = [share(one_B, counts.blocks_B) for one_B in counts.by_position_BG.unbind(-1)]
     return BlockFigures(
         block_efficiency=share(counts.accepted_B + counts.blocks_B, counts.blocks_B),
         draft_acceptance_rate=share(counts.accepted_B, counts.drafted_B),
-        acceptance_by_position=(
-            None
-            if positions is None
-            else [share(position_B, counts.blocks_B) for position_B in positions.unbind(-1)]
-        ),
+        acceptance_by_position=by_position,
     )
 
 

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from paceline.progress import Progress
 
 
-def _speculative(
-    target: Model, draft: Model, gamma: int, config: MeasureConfig
-) -> SpeculativeDecoder:
-    return SpeculativeDecoder(
-        *(target, draft, None, gamma, config.sampling), draft_sampling=config.draft_sampling
-    )
-
-
 def time_best(
     target: Model,
     draft: Model,
@@ -41,7 +33,10 @@ def time_best(
     timed_prompts = prompts[: config.timed_prompts]
 
     def decoder_of(gamma: int) -> SpeculativeDecoder:
-        return _speculative(target, draft, gamma, config)
+        settings = gamma, config.sampling
+        return SpeculativeDecoder(
+            target, draft, None, *settings, draft_sampling=config.draft_sampling
+        )
 
     def fits(row: GammaRow) -> bool:
         decoder = decoder_of(row.gamma)
@@ -60,13 +55,13 @@ def time_best(
             progress=progress,
         )
     timer = PassTimer(target, draft, middle, [], config.sampling, config.draft_sampling)
-    timed = _time_requests(target, draft, timed_prompts[choosing:], chosen, timer, config, progress)
+    decoders = AutoregressiveDecoder(target, config.sampling), decoder_of(chosen.gamma)
+    timed = _time_requests(decoders, timed_prompts[choosing:], chosen, timer, config, progress)
     return chosen, tried, timed
 
 
 def _time_requests(
-    target: Model,
-    draft: Model,
+    decoders: tuple[AutoregressiveDecoder, SpeculativeDecoder],
     prompts: Sequence[Sequence[int]],
     chosen: GammaRow,
     timer: PassTimer,
@@ -75,8 +70,7 @@ def _time_requests(
 ) -> SpeedRow:
     """Paired timing at the chosen gamma; single passes are timed between the requests."""
     times = time_pairs(
-        AutoregressiveDecoder(target, config.sampling),
-        _speculative(target, draft, chosen.gamma, config),
+        *decoders,
         prompts,
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.bootstrap import ratio_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
 from paceline.errors import UsageError
-from paceline.measure.acceptance import TextScores, budgets_of, score_texts
+from paceline.measure.acceptance import budgets_of, score_texts
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, sample_texts
 from paceline.measure.results import IntervalRow
@@ -121,17 +121,19 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
     stops = [stop for run in config.runs for stop in stops_of(run)]
-    target_fingerprint = fingerprint(config.target)
-    run = _check_output(config, target_fingerprint)
+    inputs = {"target_fingerprint": fingerprint(config.target)}
+    run = RunDirectory(config.output)
+    begun = (config.output / "rows.jsonl").exists() or any(config.output.glob("texts/*.json"))
+    run.check(config, begun=begun, resume=True, may_change={"output", "runs"}, inputs=inputs)
     with run.alone():
-        return _measure(config, stops, run, target_fingerprint, progress)
+        return _measure(config, stops, run, inputs, progress)
 
 
 def _measure(
     config: TrajectoryConfig,
     stops: Sequence[Stop],
     run: RunDirectory,
-    target_fingerprint: str,
+    inputs: dict[str, str],
     progress: Progress,
 ) -> list[TrajectoryRow]:
     file = config.output / "rows.jsonl"
@@ -142,7 +144,7 @@ def _measure(
     target = load_model(config.target)
     tokenizer_of(target, config.target)
     prompts = {task: _prompts(config, task, target) for task in config.tasks}
-    run.write_manifest(config, target_fingerprint=target_fingerprint)
+    run.write_manifest(config, **inputs)
     cases = [(task, sampling) for task in config.tasks for sampling in config.samplings]
     # prepared only if a text is missing
     writer = functools.cache(functools.partial(prepare_for_decoding, target))
@@ -223,8 +225,14 @@ def _row(
     ratio = draft.num_parameters / target.num_parameters
     budget_B = budgets_of(target, texts[0], config.max_new_tokens)
     gammas = usable_gammas(config.gammas, int(lengths_B.max()), int(budget_B.max()))
-    taus = {gamma: _tau(scores, gamma, budget_B, config.seed) for gamma in gammas}
-    rng = named_generator(config.seed, "bootstrap")
+
+    def interval(over_B: Tensor, under_B: Tensor, most: float) -> IntervalRow:
+        rng = named_generator(config.seed, "bootstrap")
+        return IntervalRow.of(ratio_interval(over_B, under_B, rng=rng, most=most))
+
+    taus = {
+        gamma: interval(*scores.tokens_and_blocks(gamma, budget_B), gamma + 1) for gamma in gammas
+    }
     return TrajectoryRow(
         stop=stop,
         task=task,
@@ -232,17 +240,10 @@ def _row(
         num_texts=len(lengths_B),
         num_tokens=int(lengths_B.sum()),
         parameter_ratio=ratio,
-        expected_acceptance=IntervalRow.of(
-            ratio_interval(scores.acceptance_BT.sum(-1), lengths_B, rng=rng, most=1.0)
-        ),
-        block_efficiency={gamma: IntervalRow.of(tau) for gamma, tau in taus.items()},
+        expected_acceptance=interval(scores.acceptance_BT.sum(-1), lengths_B, 1.0),
+        block_efficiency=taus,
         mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
     )
-
-
-def _tau(scores: TextScores, gamma: int, budget_B: Tensor, seed: int) -> Interval:
-    rng = named_generator(seed, "bootstrap")
-    return ratio_interval(*scores.tokens_and_blocks(gamma, budget_B), rng=rng, most=gamma + 1)
 
 
 def _prompts(config: TrajectoryConfig, task: str, target: CausalModel) -> list[list[int]]:
@@ -277,15 +278,6 @@ def _texts(
         atomic_write_text(file, json.dumps({"prompts": prompts, "completions": completions}))
     found = json.loads(file.read_text("utf-8"))
     return found["prompts"], found["completions"]
-
-
-def _check_output(config: TrajectoryConfig, target_fingerprint: str) -> RunDirectory:
-    """Refuse an output directory with other texts; only the list of runs may change."""
-    run = RunDirectory(config.output)
-    begun = (config.output / "rows.jsonl").exists() or any(config.output.glob("texts/*.json"))
-    may_change, inputs = {"output", "runs"}, {"target_fingerprint": target_fingerprint}
-    run.check(config, begun=begun, resume=True, may_change=may_change, inputs=inputs)
-    return run
 
 
 def _identity(stop: Stop) -> tuple[str, str, str]:
