@@ -30,7 +30,7 @@ SPEED_COLUMNS = {
         "seconds per token of the target alone / of this cell, for whole requests; both are timed "
         "interleaved on the same examples."
     ),
-    "decoding speedup": "the same from the first token on; `-` if whole answers arrive at once.",
+    "decoding speedup": "the same after the first token; `-` if whole answers arrive at once.",
     "relative latency": "1 / speedup.",
     "rejection rate": "rejected / examined drafted tokens.",
     "deferral rate": "target passes / tokens, without the prompt pass; 1 for the target alone.",
