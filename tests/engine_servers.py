@@ -23,9 +23,9 @@ Route = Callable[[dict[str, Any]], Answer]
 class Speculating:
     """A target that writes with greedy drafts, or alone, and counts blocks as an engine does.
 
-    `behind_end`: its last block drafts in full, beyond the end of the text, and counts all it accepts, as
-    vLLM and SGLang do. `empty_blocks`: a last block without room for a draft counts; for llama-server it does
-    not.
+    `behind_end`: its last block drafts in full, beyond the end of the text, and counts all it
+    accepts, as vLLM and SGLang do. `empty_blocks`: a last block without room for a draft counts;
+    for llama-server it does not.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What texts of cascades follow, by enumeration in Python floats; nothing here comes from paceline."""
+"""What texts of cascades follow, by enumeration in Python floats; nothing comes from paceline."""
 
 from __future__ import annotations
 

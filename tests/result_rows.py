@@ -28,7 +28,7 @@ def example(
     first_tokens: int = 1,
     prefill_tokens: int = 1,
 ) -> ExampleRow:
-    """An answer of 11 tokens in a second, as the target alone gives it; baseline_s None: untimed."""
+    """An answer of 11 tokens in a second, as the target alone gives it; no baseline_s: untimed."""
     beside = None
     if baseline_s is not None:
         beside = Baseline(

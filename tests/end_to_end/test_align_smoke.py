@@ -37,7 +37,7 @@ def test_a_smoke_configuration_raises_the_acceptance_and_ends_in_a_draft(name: s
 
 
 def test_the_quick_configuration_compares_before_and_after(tmp_path: Path):
-    """On its own training text, a little of which it holds out; in steps instead of seconds here."""
+    """On its own training text, a little of which is held out; in steps instead of seconds here."""
     folder = write_pair(tmp_path / "tiny")
     rows = [
         {"text": f"the {word} sat on the mat {number}"} for number in range(9) for word in "abc"

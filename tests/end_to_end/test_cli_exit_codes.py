@@ -1,4 +1,4 @@
-"""A crash is no verdict: whatever a command raises, one line comes out and an exit code that says so."""
+"""A crash is no verdict: whatever a command raises, one line and an exit code say so."""
 
 import errno
 import io
@@ -147,7 +147,10 @@ def test_a_log_that_cannot_be_written_changes_nothing_else(
 def test_output_that_a_full_disk_does_not_take_is_an_error_and_not_a_success():
     """Unbuffered, too: then a library may write first and keep the error to itself."""
     for unbuffered in ("", "1"):
-        program = f"from paceline.cli.main import main; import sys; sys.argv = {['paceline', '--help']}; main()"
+        program = (
+            "from paceline.cli.main import main; import sys; "
+            "sys.argv = ['paceline', '--help']; main()"
+        )
         done = subprocess.run(
             ["/bin/sh", "-c", f'exec "{sys.executable}" -c "$1" > /dev/full', "sh", program],
             stderr=subprocess.PIPE,

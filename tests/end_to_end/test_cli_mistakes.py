@@ -1,4 +1,4 @@
-"""What users get wrong: one line that names the place, and exit code 2 (3 where a place cannot be written)."""
+"""What users get wrong: one line that names the place, and exit code 2 (3 if writing fails)."""
 
 import io
 import json

@@ -33,7 +33,8 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
     pair = ["--target", target, "--draft", draft]
     run = ["--output", output]
     smoke = ["--set", "num_steps=1", "--set", "batch_size=2", "--set", f"data.train={corpus}"]
-    base = f"{{target: {target}, draft: {draft}, num_steps: 1, data: {{train: {corpus}, held_out: {corpus}}}}}"
+    data = f"{{train: {corpus}, held_out: {corpus}}}"
+    base = f"{{target: {target}, draft: {draft}, num_steps: 1, data: {data}}}"
     grid = ["--set", "rows={a: {}}", "--set", "columns={b: {}}", "--set", f"base={base}"]
     bench = ["--set", f"task={{task: text, corpus: {corpus}}}", *run, *SHORT]
     return {

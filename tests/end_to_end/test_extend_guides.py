@@ -1,4 +1,4 @@
-"""What the guides "add a ..." show is one new file outside of the package, and it works as printed."""
+"""What the guides "add a ..." show is one new file outside the package, and works as printed."""
 
 import json
 import os

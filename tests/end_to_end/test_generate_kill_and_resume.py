@@ -1,4 +1,4 @@
-"""generate-data, killed with SIGKILL at ten random moments, ends with the records of a run that was not.
+"""generate-data, killed by SIGKILL at ten random moments, ends with the records of one left alone.
 
 One child process imports the libraries once and forks: every fork is a run that is killed from
 outside after a random time, or goes on to the end.

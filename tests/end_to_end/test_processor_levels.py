@@ -1,8 +1,8 @@
 """The kernels, sessions, writing and alignment, under every level below this machine's own.
 
-A processor without AMX or AVX-512 takes other code paths, in the C sources and in the libraries below
-torch. The limit holds for a whole process, so each level has one of its own. The products of every
-level are tested in one process by tests/unit/native/test_products.py.
+A processor without AMX or AVX-512 takes other code paths, in the C sources and in the libraries
+below torch. The limit holds for a whole process, so each level has one of its own. The products of
+every level are tested in one process by tests/unit/native/test_products.py.
 """
 
 import os

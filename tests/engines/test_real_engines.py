@@ -1,7 +1,8 @@
-"""The demo's draft in the engines themselves: `make engines` sets them up and runs this, about half an hour.
+"""The demo's draft in the engines themselves: `make engines` sets them up and runs this.
 
-Every result is kept in runs/engines. `make test` leaves these out; there, small servers that answer as the
-engines do meet the same code (`tests/unit/measure/test_served.py`).
+It takes about half an hour. Every result is kept in runs/engines. `make test` leaves these out;
+there, small servers that answer as the engines do meet the same code
+(`tests/unit/measure/test_served.py`).
 """
 
 import json
@@ -171,7 +172,7 @@ def test_costs_of_llama_server_give_a_verdict_for_it(run: Run, export):
 
 @needs("llamacpp")
 def test_a_draft_of_some_tokens_with_its_list_baked_in_and_without(run: Run, export):
-    """The demo's draft was trained to propose 12,288 tokens; llama.cpp drafts from all unless they are baked in."""
+    """The draft proposes 12,288 tokens; llama.cpp drafts from all unless these are baked in."""
     target = export("gguf-target-f32", TARGET, "llamacpp", "--dtype", "float32")
     more = ("--target", str(TARGET), "--dtype", "float32", "--set", "draft_vocabulary=bake")
     baked = export("gguf-baked-f32", DRAFT, "llamacpp", *more)

@@ -250,8 +250,8 @@ def test_gkd_trains_on_text_of_the_draft_as_the_last_step_left_it(
     assert continuation(drafts[0], row, 8) != continuation(drafts[2], row, 8)
 
 
-# argv: a configuration. Each process leaves the bytes that it holds beside it: of the target's weights,
-# of the draft's, and of the moments.
+# argv: a configuration. Each process leaves the bytes that it holds beside it: of the target's
+# weights, of the draft's, and of the moments.
 _PROCESS = textwrap.dedent("""
     import json, os, sys
     from pathlib import Path
@@ -266,8 +266,10 @@ _PROCESS = textwrap.dedent("""
     def counting(step, file):
         def counted(self, *arguments):
             figures = step(self, *arguments)
-            weights = ({id(w): w for w in m.hf.parameters()}.values() for m in (self.target, self.draft))
-            moments = [m for state in self.optimizer.state.values() for m in state.values() if m.dim()]
+            models = (self.target, self.draft)
+            weights = ({id(w): w for w in m.hf.parameters()}.values() for m in models)
+            states = self.optimizer.state.values()
+            moments = [m for state in states for m in state.values() if m.dim()]
             file.write_text(json.dumps([*map(num_bytes, weights), num_bytes(moments)]))
             return figures
         return counted

@@ -1,4 +1,4 @@
-"""Packed text: every token of every document once an epoch, in order; any row can be gone on from."""
+"""Packed text: every token of every document once an epoch, in order; it resumes at any row."""
 
 import json
 from pathlib import Path

@@ -34,7 +34,7 @@ def table(order: int, seed: int) -> torch.Tensor:
 class Pair:
     """A target and a draft, as models and as functions in Python floats.
 
-    `draft_shaping`: how the draft draws, without a penalty, which is the target's; None: as the target.
+    `draft_shaping`: how the draft draws, but for the penalty (the target's); None: as the target.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Pair:
 
 
 def length(gamma: int) -> int:
-    """Room for the prompt pass's own token and, behind it, a block accepted whole with its bonus."""
+    """Room for the prompt pass's own token and, behind it, a block all accepted with its bonus."""
     return max(4, gamma + 2)
 
 

@@ -1,8 +1,8 @@
 """Block efficiency predicted from plain text of the target is what speculative decoding then gives.
 
-Texts end with an end-of-text token or at the budget, most of them within a few blocks. Both sides are
-ratios of sums over independent texts; a test fails where they differ by more than 4.5 standard errors
-of the difference, odds of a false alarm below 1e-5 for each.
+Texts end with an end-of-text token or at the budget, most of them within a few blocks. Both sides
+are ratios of sums over independent texts; a test fails where they differ by more than 4.5 standard
+errors of the difference, odds of a false alarm below 1e-5 for each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROMPT = [3, 1]
 
 
 def pair(end_chance: float) -> tuple[TableModel, TableModel]:
-    """Five tokens, of which 0 ends a text; after some tokens the draft is good, after others bad."""
+    """Five tokens, of which 0 ends a text; after some the draft is good, after others bad."""
     tables: list[Tensor] = []
     for seed, spread in ((1, 1.0), (2, 1.4)):
         rng = torch.Generator().manual_seed(seed)

@@ -2,9 +2,9 @@
 
 As `test_distributions.py`: n texts from fixed seeds, one chi-square for each pair of neighbouring
 places against an enumeration in Python floats, and failure where the smallest of these 3 to 5
-p-values is below 1e-4: odds of a false alarm at most 5 in 10,000 for a test under other seeds, about
-1 in 50 for the whole file. q is what the draft really proposes: one-hot where it is greedy. The
-mutants at the end show that these tests find a q that is not the proposal.
+p-values is below 1e-4: odds of a false alarm at most 5 in 10,000 for a test under other seeds,
+about 1 in 50 for the whole file. q is what the draft really proposes: one-hot where it is greedy.
+The mutants at the end show that these tests find a q that is not the proposal.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """The first token follows the rule: the first three tokens of a text against their exact joint law.
 
 A rule that changes the text judges the first token as any other, drafted by the draft behind the
-prompt. n texts from fixed seeds; one chi-square over all triples of the first three tokens against an
-enumeration in Python floats, and failure below 1e-4, which are the odds of a false alarm of each test
-under other seeds; about 50 such tests. The mutant takes the first token from the target's pass over
-the prompt, as lossless decoding does, and must be caught under every rule.
+prompt. n texts from fixed seeds; one chi-square over all triples of the first three tokens against
+an enumeration in Python floats, and failure below 1e-4, which are the odds of a false alarm of each
+test under other seeds; about 50 such tests. The mutant takes the first token from the target's pass
+over the prompt, as lossless decoding does, and must be caught under every rule.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """Coverage of the intervals in simulated requests, and how often they say GO at a speedup of 1.
 
 Coverage in a simulation of n samples is binomial; the floors lie 4 standard deviations below what
-larger simulations found (the table in `paceline.core.bootstrap`), odds of a false alarm below 1e-4 for
-each case under another seed.
+larger simulations found (the table in `paceline.core.bootstrap`), odds of a false alarm below 1e-4
+for each case under another seed.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def lengths(kind: str, count: int, rng: torch.Generator) -> Tensor:
 def requests(kind: str, same: bool, count: int, rng: torch.Generator) -> Requests:
     """Requests that take 0.5 for the prompt, then 1 a token, or 1.6 a block of 1 to 2.9 tokens.
 
-    How many tokens a block gives is the text's own; both ways share how slow a request is. `same`: both
-    write texts of one length, as greedy decoding does.
+    How many tokens a block gives is the text's own; both ways share how slow a request is. `same`:
+    both write texts of one length, as greedy decoding does.
     """
     normals = torch.randn(3, count, generator=rng, dtype=torch.float64)
     slow, *noise = (0.1 * normals[0]).exp(), *(0.03 * normals[1:]).exp()

@@ -1,9 +1,9 @@
 """Broken decoders that the tests of `test_distributions.py` must catch, by the same procedure.
 
-Each mutant is a bug that somebody had. A mutant counts as caught where the smallest p-value is below
-1e-4, the threshold at which those tests fail, with n = 1,000 texts, half as many as there. What no
-such test can see is a draft that is merely bad (a token missing from its cache): the text stays exact then, and
-`test_decode_speculative.py` looks into the sessions instead.
+Each mutant is a bug that somebody had. A mutant counts as caught where the smallest p-value is
+below 1e-4, the threshold at which those tests fail, with n = 1,000 texts, half as many as there.
+What no such test can see is a draft that is merely bad (a token missing from its cache): the text
+stays exact then, and `test_decode_speculative.py` looks into the sessions instead.
 """
 
 from collections.abc import Callable, Sequence

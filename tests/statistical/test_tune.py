@@ -30,7 +30,7 @@ def floor_of(floor: float, confidence: float) -> Bound:
 
 
 def measured(draws: torch.Generator) -> Frontier:
-    """Settings of different speeds that all miss the floor, by scores of their own on new examples."""
+    """Settings of different speeds that all miss the floor, by their own scores on new examples."""
     alone = row(ALONE, [example(0.5)] * NUM_EXAMPLES)
     cells = [
         row(Chow(0.1 + number / 100), [example(s, 1 / (1.5 + number / 10)) for s in scores])
@@ -88,10 +88,10 @@ def test_a_floor_is_missed_no_more_often_than_stated():
 def test_rare_losses_pass_the_floor_no_more_often_than_stated(
     floor: float, confidence: float, count: int
 ):
-    """Exact, by enumeration: answers are right or wrong, and one is lost with probability 1 - floor.
+    """Exact, by enumeration: answers are right or wrong; one is lost with probability 1 - floor.
 
-    A setting just below the floor is chosen if it loses few answers of the choosing examples and few
-    enough of the confirming ones.
+    A setting just below the floor is chosen if it loses few answers of the choosing examples and
+    few enough of the confirming ones.
     """
     bound = floor_of(floor, confidence)
 
@@ -103,7 +103,7 @@ def test_rare_losses_pass_the_floor_no_more_often_than_stated(
 
 
 def test_without_the_example_that_is_counted_as_lost_the_floor_is_missed_too_often():
-    """The mutant asks how many resamples of the answers as they are meet the floor: all, if none is lost."""
+    """The mutant resamples the answers as they are: if none is lost, all meet the floor."""
 
     def passes(lost: int) -> bool:
         cell = row(Chow(0.1), [example(1.0)] * (64 - lost) + [example(0.0)] * lost)

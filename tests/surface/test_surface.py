@@ -27,7 +27,8 @@ NAMES = {
     "paceline.core.sampling": "SamplingParams to_probs",
     "paceline.core.divergences": "forward_kl reverse_kl jsd tvd negative_log_acceptance",
     "paceline.core.rules": (
-        "Lossless Lenient Lossy BiLDRule Chow ChowLog Diff DiffLog Opt OptLog TokenV1 TokenV2 TokenV3"
+        "Lossless Lenient Lossy BiLDRule Chow ChowLog Diff DiffLog Opt OptLog "
+        "TokenV1 TokenV2 TokenV3"
     ),
     "paceline.core.speed": (
         "block_efficiency_iid predicted_speedup mbsu break_even_acceptance best_gamma"
@@ -111,8 +112,8 @@ OPTIONS = {
     "bench": "--target --draft --output --max-seconds --config --set",
     "report": "",
     "tune": (
-        "--target --draft --output --task --quality-floor --max-latency --temperature --config --set "
-        "--json"
+        "--target --draft --output --task --quality-floor --max-latency --temperature --config "
+        "--set --json"
     ),
     "demo": "--target --out",
     "validate": "--set",

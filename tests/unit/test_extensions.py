@@ -1,4 +1,4 @@
-"""A user's own variants in configurations: made, written and read again, and refused in one line."""
+"""A user's own variants in configurations: made, written, read again, and refused in one line."""
 
 import sys
 from pathlib import Path

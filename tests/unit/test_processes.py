@@ -11,7 +11,7 @@ from paceline.train.guard import StopRequest
 
 
 def _interrupted(item: int) -> bool:
-    """Ctrl-C, which a terminal sends to all processes, while this one trains: is it asked to stop?"""
+    """Ctrl-C, sent by a terminal to all processes, while this one trains: is it asked to stop?"""
     with StopRequest() as request:
         os.kill(os.getpid(), signal.SIGINT)
         return request.asked

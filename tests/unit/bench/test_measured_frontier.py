@@ -41,7 +41,7 @@ def test_figures_are_ratios_of_sums():
 
 
 def test_what_came_with_the_prompt_or_in_the_first_block_is_left_out_token_by_token():
-    """11 tokens in 1 s, of which 3 came in a first block at 0.2 s; the target alone: 10 in 0.9 s."""
+    """11 tokens in 1 s, of which 3 came in a first block at 0.2 s; target alone: 10 in 0.9 s."""
     block = example(first_s=0.2, baseline_first_s=0.1, calls=4, first_tokens=3, prefill_tokens=0)
     cell = row(Chow(0.2), [block] * 3)
     found = Frontier([row(ALONE, [example()] * 3), cell])
@@ -105,7 +105,7 @@ def test_of_one_example_nothing_is_known():
 
 
 def test_all_cells_are_resampled_together():
-    """Hard for one is hard for all: a cell that scores as the target is its equal in every resample."""
+    """Hard for one is hard for all: a cell that scores as the target equals it in all resamples."""
     examples = [example(1.0), example(0.2), example(0.6), example(0.0)]
     alone, cell = row(ALONE, examples), row(Chow(0.2), examples)
     found = Frontier([alone, cell])

@@ -1,4 +1,4 @@
-"""A bench runs every cell once, keeps what is done, records what fails, and measures what decoding does."""
+"""A bench runs every cell once, keeps what is done, records failures and measures decoding."""
 
 import os
 import shutil
@@ -289,7 +289,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_manifest_of_the_rows(
 def test_cells_and_the_target_alone_take_every_turn(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """An order that depended on the example's number would time all timed ones in the same order."""
+    """An order that depended on the example's number would time all timed ones in one order."""
     order: list[str] = []
     plain = runner.time_request
 

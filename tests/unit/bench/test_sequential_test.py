@@ -114,7 +114,7 @@ def test_confirming_takes_more_than_a_lucky_mean():
 
 
 def test_a_setting_that_lost_nothing_in_too_few_examples_is_not_confirmed():
-    """79 right answers of 79 come with probability 0.98^79 = 0.203 from a setting that keeps 0.98."""
+    """79 right answers of 79 have probability 0.98^79 = 0.203 for a setting that keeps 0.98."""
     config = asked(quality_floor=0.98, confidence=0.8, num_confirmed=79)
     assert config.least_confirmed == 80
     perfect = steady(Chow(0.2), 1.0, 2.0, count=79)

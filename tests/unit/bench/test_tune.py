@@ -259,7 +259,7 @@ def test_a_latency_budget_is_met_without_a_metric(folder: Path, tmp_path: Path):
 
 
 def test_with_an_engines_costs_its_seconds_and_its_drafts_decide(folder: Path, tmp_path: Path):
-    """A block of 1 costs as much as three steps there, one of 3 as much as one: blocks of 3 it is."""
+    """A block of 1 costs as much as three steps there, one of 3 as much as one: 3 is chosen."""
     costs = write_costs(folder, step(0, 0.01), step(1, 0.03), step(3, 0.01))
     wanted = settings(
         folder, tmp_path / "run", quality_floor=0.5, sampling={"temperature": 0.5}, costs=str(costs)

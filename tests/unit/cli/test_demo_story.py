@@ -1,4 +1,4 @@
-"""What the demo keeps of an earlier run: only what is still true of this configuration and draft."""
+"""What the demo keeps of an earlier run: only what still holds for this configuration and draft."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Cascade rules on three tokens by hand, and against loops in double precision for any distributions."""
+"""Cascade rules on three tokens by hand, and for any distributions against loops in float64."""
 
 import math
 from itertools import pairwise

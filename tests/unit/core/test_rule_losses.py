@@ -27,7 +27,8 @@ DRAFT = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
         # .5 < .5 - alpha TVD only for a negative alpha
         (Opt(0.1), 0.0),
         (Opt(-0.1), 0.3),
-        # p < .5 gives up tokens 1 and 2, .8 of q: pi = (.2 + .4, .24, .16), min(pi, q) = .2 + .24 + .16
+        # p < .5 gives up tokens 1 and 2, .8 of q: pi = (.2 + .4, .24, .16),
+        # min(pi, q) = .2 + .24 + .16
         (TokenV3(0.0), 0.4),
     ],
 )
@@ -66,7 +67,7 @@ def test_under_the_lossless_rule_it_is_tvd_with_its_slope():
     ids=lambda rule: rule.rule,
 )
 def test_slopes_are_those_of_small_steps(rule: Rule, kind: RuleLoss):
-    """Central differences; none of these logits lies so near a decision that the step crosses it."""
+    """Central differences; no logit here lies so near a decision that the step crosses it."""
     target, logits = pair()
     wanted, step = torch.zeros_like(logits), 1e-6
     for index in range(logits.numel()):

@@ -150,8 +150,8 @@ def engine(
 
     `kept`, of gamma numbers: gets the expected blocks whose first, second, ... draft stays.
 
-    Every draft of up to gamma tokens, every number of accepted ones, every recovered or bonus token,
-    from the first token to the end of text or of the budget.
+    Every draft of up to gamma tokens, every number of accepted ones, every recovered or bonus
+    token, from the first token to the end of text or of the budget.
     """
     q = DRAFT.tolist()
     starts = [dict.fromkeys(range(3), 0.0) for _ in range(budget + 1)]

@@ -1,4 +1,4 @@
-"""TVD++ by hand, against its identity, by enumeration, and against what it could be mistaken for."""
+"""TVD++ by hand, against its identity, by enumeration and against what it may be mistaken for."""
 
 import math
 
@@ -120,7 +120,7 @@ def mean_of_draws(target: Tensor, logits: Tensor, drawn_from: Tensor) -> Tensor:
 
 
 def test_many_draws_come_near_the_exact_slope_and_draws_of_the_target_do_not():
-    """n = 20,000; the standard error of a slope is below 1 / sqrt(4000) = 0.016, four of them allowed."""
+    """n = 20,000; a slope's standard error is below 1 / sqrt(4000) = 0.016; four are allowed."""
     target, logits = pair(2)
     exact = slope(target, logits, "exact")
     right = mean_of_draws(target, logits, logits.log_softmax(-1))

@@ -204,7 +204,7 @@ class RecoversFromConfidences(Rule):
 
 
 def test_a_residual_that_uses_confidences_is_given_the_untempered_distributions_of_its_position():
-    """Position 1 of two rejects; its raw rows alone mix to (0.1, 0.2, 0.7), on a grid of uniforms."""
+    """On a grid of uniforms. Position 1 of two rejects; its raw rows mix to (0.1, 0.2, 0.7)."""
     rows, other = 1000, [0.8, 0.1, 0.1]
     target_raw = torch.tensor([other, [0.2, 0.3, 0.5], other]).expand(rows, 3, 3)
     draft_raw = torch.tensor([other, [0.0, 0.1, 0.9]]).expand(rows, 2, 3)

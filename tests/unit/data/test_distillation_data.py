@@ -1,4 +1,4 @@
-"""generate-data on tiny models: what is written is what the target writes, once each, whatever happens."""
+"""generate-data on tiny models: each text the target writes is written once, whatever happens."""
 
 import itertools
 import json

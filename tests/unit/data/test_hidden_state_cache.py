@@ -1,4 +1,4 @@
-"""Fixed text whose states the target tells once: the right ones, and the same whenever they are asked for."""
+"""Fixed text whose states the target tells once: the right ones, the same whenever asked for."""
 
 import pytest
 import torch

@@ -198,7 +198,7 @@ def test_a_directory_of_text_is_read_as_its_files_are(tmp_path: Path):
 
 
 def test_tokens_that_say_how_they_ended_are_as_they_are(tmp_path: Path):
-    """The target may stop at another token than its tokenizer's end of text: nothing comes after it."""
+    """The target may stop at a token other than its tokenizer's end of text: nothing follows it."""
     tokens = {"prompt_tokens": [3, 4], "completion_tokens": [5, 9]}
     text = {"prompt": "a", "completion": "b"}
     rows = [row | {"stop_reason": reason} for row in (tokens, text) for reason in ("eos", "length")]

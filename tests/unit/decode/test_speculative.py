@@ -161,7 +161,7 @@ def test_tokens_outside_the_targets_support_are_never_kept(sampling: SamplingPar
     for generation in decoder.generate([[0], [5]], 40):
         assert set(generation.tokens) <= {0, 1}
         assert generation.stats.num_accepted == 0
-        # The last block has room for one token and drafts nothing; nor is a prefill's token drafted.
+        # The last block has room for one token and drafts nothing; no prefill's token is drafted.
         recovered = 39 - generation.stats.num_prefill_tokens
         assert (generation.stats.num_recovered, generation.stats.num_bonus) == (recovered, 1)
 

@@ -141,7 +141,7 @@ def test_a_tokenizer_that_splits_otherwise_is_refused_and_one_that_says_it_other
 def test_an_export_that_gives_something_else_is_not_kept(
     to: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The mutants: tokens of the head change places; a matrix is written with the wrong sign or order."""
+    """The mutants: tokens of the head swapped; a matrix written with the wrong sign or order."""
     folder = models(tmp_path)
     run(folder, to=to)
     before = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
@@ -200,7 +200,7 @@ def test_a_gguf_draft_has_the_targets_roles_of_tokens(tmp_path: Path):
 
 
 def test_the_angles_of_llama_3_are_divided_as_its_formula_says(tmp_path: Path):
-    """By hand: wavelengths below 64 / 4 stay, those above 64 / 1 are divided by 8, between: a mixture."""
+    """By hand: wavelengths below 64 / 4 stay, above 64 / 1 are divided by 8, between: a mixture."""
     import gguf
 
     rope = {

@@ -1,4 +1,4 @@
-"""The command of an export serves what was measured, and a measurement of something else is refused."""
+"""The command of an export serves what was measured; a measurement of anything else is refused."""
 
 import json
 import shlex

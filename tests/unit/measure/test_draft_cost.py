@@ -44,8 +44,8 @@ def test_a_draft_pays_where_its_block_s_tokens_make_up_for_what_the_block_costs(
     gamma, acceptance = found.easiest
     assert acceptance == min(found.break_even.values())
     assert str(found) == (
-        f"in Paceline's decoder a pass costs 0.10 of the target's; it breaks even at an acceptance of {acceptance:.2f} "
-        f"(gamma {gamma})"
+        "in Paceline's decoder a pass costs 0.10 of the target's; "
+        f"it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
     )
 
 

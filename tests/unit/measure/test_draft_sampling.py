@@ -131,7 +131,7 @@ def test_a_rule_is_predicted_to_do_what_it_does_with_such_drafts(rule: Rule, dra
 def test_passes_are_timed_with_the_settings_of_each_model(
     temperature: float, drafts_at: float, q: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """`q`: whether drafting states distributions, which decoding does only where they are judged."""
+    """`q`: whether drafting states distributions; decoding does only where they are judged."""
     drawn: list[tuple[float, bool]] = []
 
     def spy(session: ModelSession, request: DrawRequest) -> Drafted:

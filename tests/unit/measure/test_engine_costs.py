@@ -106,7 +106,7 @@ COSTS = costs_of(
 
 
 def test_costs_give_the_engines_own_speedup():
-    """By hand: a block of 3 takes 19 ms and a step 10, so 1.8 tokens per block are 18 / 19 of the speed."""
+    """By hand: a block of 3 takes 19 ms, a step 10, so 1.8 tokens a block are 18 / 19 the speed."""
     passes = COSTS.pass_costs([1, 2, 3], 1)
     assert passes.expected_speedup(1.8, 3) == pytest.approx(18 / 19)
     assert passes.expected_speedup(1.8, 2) == pytest.approx(18 / 17), (
@@ -114,7 +114,8 @@ def test_costs_give_the_engines_own_speedup():
     )
     assert passes.expected_speedup(1.5, 1) == pytest.approx(1)
     assert passes.cost_ratio == pytest.approx(0.5)
-    # by a text's end a block drafted 1.5 of 3 tokens: half of what drafting adds, unless it drafts on
+    # by a text's end a block drafted 1.5 of 3 tokens: half of what drafting adds,
+    # unless it drafts on
     assert COSTS.block_s(3, 1, 1.5) == pytest.approx(0.0145)
     in_full = COSTS.model_copy(update={"drafts_in_full": True})
     assert in_full.block_s(3, 1, 1.5) == pytest.approx(0.019)
@@ -190,7 +191,7 @@ def test_measure_takes_an_engines_costs_and_its_way_of_drafting(folder: Path):
 
 
 def test_an_engine_that_ignores_a_drafts_list_is_measured_with_all_tokens(folder: Path):
-    """The draft is the target with a list of a few tokens, so only the list keeps it from agreeing."""
+    """The draft is the target with a list of few tokens; only the list keeps it from agreeing."""
     model = load_model(folder / "target", dtype="float32")
     save_draft(
         CausalModel(model.hf, model.tokenizer, draft_vocabulary=torch.arange(3, 9)),

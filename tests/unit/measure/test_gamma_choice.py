@@ -55,7 +55,7 @@ def test_few_requests_are_all_for_the_verdict():
 
 
 class Clock:
-    """A target pass takes 10 seconds and a draft pass 1, but more in a text than when it is timed alone."""
+    """A target pass takes 10 seconds, a draft pass 1, but more in a text than timed alone."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, draft_s: int) -> None:
         tables = torch.full((2, 5, 5), 0.1)

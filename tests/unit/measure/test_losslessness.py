@@ -147,7 +147,7 @@ def test_border_tokens_do_not_hide_the_broken_rule(sampling: SamplingParams, tol
 
 
 def tied(penalised: bool) -> TableModel:
-    """Token 0 is in every prompt; its log p ties with that of token 1 with the penalty or without."""
+    """Token 0 is in every prompt; its log p ties with token 1's, with the penalty or without."""
     best = 0.5
     second = best**1.25 * (1 - 2e-5) if penalised else best - 1e-6
     rest = (1 - best - second) / 2

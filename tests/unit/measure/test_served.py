@@ -1,4 +1,4 @@
-"""Figures of an engine beside the prediction, against servers that speculate with the same two models."""
+"""Figures of an engine beside the prediction, against servers speculating with the same models."""
 
 import copy
 import json

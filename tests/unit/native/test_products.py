@@ -110,7 +110,7 @@ def matrices(library: Any, weight: Tensor) -> list[tuple[Products, Tensor]]:
 
 
 def largest_error(got: Tensor, x: Tensor, weight: Tensor, *, fixed_point: bool) -> float:
-    """In roundings of float32 of what was added up; an entry's place may hang on the largest one."""
+    """In roundings of float32 of what was added up; an entry's place may hang on the largest."""
     wanted = x.double() @ weight.T
     allowed = x.double().abs() @ weight.abs().T
     if fixed_point:

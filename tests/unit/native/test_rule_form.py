@@ -1,4 +1,4 @@
-"""Every rule in C: its verdicts are those of torch, and its distributions those of the closed forms."""
+"""Every rule in C: its verdicts are torch's, and its distributions those of the closed forms."""
 
 import math
 from dataclasses import replace

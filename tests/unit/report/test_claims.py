@@ -79,7 +79,7 @@ def test_beta_one_may_save_two_calls_in_a_hundred_tokens_less():
 
 
 def test_the_token_cascade_is_judged_by_target_calls_whatever_its_implementation_costs():
-    """It calls the target 3 times in 10 tokens where Chow calls it 5 times, and is slower all the same."""
+    """It calls the target 3 times in 10 tokens, Chow 5 times, and it is slower all the same."""
     cells = (counted(Chow(0.1), 5, 0.5), counted(TokenByToken(alpha=0.1), 3, 0.9))
     found = verdicts(*cells)
     assert found["d1", CALLS] == "did not hold"
@@ -116,7 +116,7 @@ def test_the_best_rule_has_to_beat_every_other_one():
 
 
 def test_of_a_broken_claim_the_pair_that_broke_it_is_shown():
-    """OPT is faster on some examples, slower on most: undecided. Lossy is a little faster on all."""
+    """OPT is faster on some examples, slower on most: undecided. Lossy is a bit faster on all."""
     erratic = row(Opt(0.1), [example(1.0, 0.05), *[example(1.0, 0.62)] * 4] * 4)
     steadily = [steady(rule, 1.0, 1.5) for rule in RIVALS[1:-1]]
     cells = erratic, *steadily, steady(Lossy(0.1), 1.0, 2.02)
@@ -130,7 +130,7 @@ def test_of_a_broken_claim_the_pair_that_broke_it_is_shown():
 
 
 def test_two_statistics_of_one_claim_may_disagree():
-    """V3 is the fastest at the target's quality, but another rule answers better within its latency."""
+    """V3 is fastest at the target's quality, but another answers better within its latency."""
     others = [steady(rule, 1.0, 1.5) for rule in RIVALS[1:]]
     found = verdicts(steady(TokenV3(0.1), 1.0, 2.0), steady(Opt(0.1), 1.2, 1.5), *others)
     assert found["a", AT_QUALITY] == "held"
@@ -195,9 +195,9 @@ def test_every_group_of_a_claim_is_a_family_of_the_benches():
 def test_equal_families_are_rarely_told_apart():
     """200 benches of 40 answers in which both families are equally fast and equally good.
 
-    The odds are 5% if the interval is exact and about 6% with 40 answers: more than 24 of 200 happens
-    once in 38,000 at 5%, once in 2,000 at 6%; the seed is fixed. The mutant, which takes every answer
-    for two, decides about 17% of them.
+    The odds are 5% if the interval is exact and about 6% with 40 answers: more than 24 of 200
+    happens once in 38,000 at 5%, once in 2,000 at 6%; the seed is fixed. The mutant, which takes
+    every answer for two, decides about 17% of them.
     """
     draws = torch.Generator().manual_seed(3)
     decided = {1: 0, 2: 0}

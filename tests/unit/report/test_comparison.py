@@ -72,8 +72,8 @@ def test_the_larger_family_counts_with_the_best_of_as_many_cells_as_the_smaller_
 def test_more_cells_of_the_same_worth_are_no_advantage():
     """200 benches in which all cells are alike: six cells against two, told apart by luck alone.
 
-    The mean difference is 0 if the numbers are made alike; at n = 200 benches it is 5 standard errors
-    away from that once in 2 million. The mutant takes the best of all six cells.
+    The mean difference is 0 if the numbers are made alike; at n = 200 benches it is 5 standard
+    errors away from that once in 2 million. The mutant takes the best of all six cells.
     """
     draws = torch.Generator().manual_seed(5)
     fair, unfair = [], []
@@ -129,7 +129,7 @@ def test_quality_within_the_targets_latency_is_that_of_cells_no_slower():
 
 
 def test_quality_at_high_speed_is_that_of_cells_at_the_upper_quartile():
-    """Speeds 1, 2, 3, 4, 5 have their 75th percentile at 4; the oracle and the target are not asked."""
+    """Speeds 1, 2, 3, 4, 5 have their 75th percentile at 4; oracle and target are not asked."""
     cells = [
         steady(Chow(0.1), 1.0, 1.0),
         steady(Chow(0.2), 0.9, 2.0),

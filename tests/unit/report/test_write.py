@@ -211,7 +211,7 @@ def test_the_run_is_described(tmp_path: Path):
 
 
 def test_rows_are_those_of_the_bench_that_the_manifest_is_of(tmp_path: Path):
-    """A first bench, another one in the same folder, and the first one again, which had no more to do."""
+    """A first bench, another in the same folder, and the first again, with no more to do."""
     others = [one.model_copy(update={"context": "0ther"}) for one in ROWS[:2]]
     write_rows(tmp_path, [*ROWS, *others])
     write_manifest(tmp_path)

@@ -240,7 +240,8 @@ def test_under_a_budget_of_seconds_the_schedule_moves_with_the_seconds_of_steps_
     rows = read_jsonl(run / "metrics.jsonl")
     # the loop looks at the clock before the text, after it, before the update and after it
     assert [row["elapsed_s"] for row in rows] == [round(4 * k / 64, 3) for k in range(1, 25)]
-    # by hand, in ticks: step j begins with 98 - 4 j left, has its gradient at 97 - 4 j and ends at 96 - 4 j
+    # by hand, in ticks: step j begins with 98 - 4 j left, has its gradient at 97 - 4 j
+    # and ends at 96 - 4 j
     for step in (1, 10, 20, 24):
         left = math.prod((96 - 4 * j) / (98 - 4 * j) for j in range(1, step))
         left *= (97 - 4 * step) / (98 - 4 * step)

@@ -144,7 +144,7 @@ def test_pretraining_text_goes_on_where_it_was(folder: Path, tmp_path: Path):
 def test_a_run_that_is_resumed_knows_how_long_a_round_of_text_takes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A round takes 7 seconds; with 6 seconds left, one of its four batches takes a third of them."""
+    """A round takes 7 seconds; with 6 left, one of its four batches takes a third of them."""
     ticks = itertools.count(0, 7)
     monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     changes = {"fixed_fraction": 0.0, "draft_fraction": 0.0, "max_seconds": 1000.0}

@@ -89,7 +89,8 @@ def test_a_draft_that_is_its_target_is_always_accepted(pair: Pair):
     )
     assert figures["expected_acceptance"] == pytest.approx(1.0, abs=1e-6)
     assert figures["greedy_agreement"] == 1.0
-    # Behind the first token: one text of 4 tokens, cut there, 3 and 1; nine of 2 that ended, in 1 block
+    # Behind the first token: one text of 4 tokens, cut there, 3 and 1;
+    # nine of 2 that ended, in 1 block
     assert figures["block_efficiency"] == pytest.approx((4 + 9 * 2) / (2 + 9), abs=1e-5)
 
 

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def served_losses(folder: Path) -> tuple[dict[str, float], Any]:
-    """1 - sum_K min(p, q) and its log, token by token through transformers; and the draft with their sum."""
+    """1 - sum_K min(p, q) and its log, token by token in transformers; the draft with their sum."""
     target = load_model(folder / "target", dtype="float32").hf.double()
     few = load_model(folder / "few", dtype="float32")
     draft, tokens_K = few.hf.double(), few.draft_vocabulary

@@ -89,7 +89,7 @@ def test_an_objective_of_a_smaller_scale_is_not_held_to_the_larger_one():
 def test_weights_that_move_in_a_straight_line_never_double_the_median_of_their_phase(
     num_steps: int,
 ):
-    """From nothing to another objective: loss n / N after n of N steps, the worst case of a blend."""
+    """From nothing to another objective: loss n / N after n of N steps, a blend's worst case."""
     guard = LossGuard(2.01, [1e-6] * 50)
     for step in range(1, num_steps + 1):
         guard.check(step, figures(1e-6 + step / num_steps), SAVED, phase=1)

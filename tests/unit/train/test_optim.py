@@ -103,7 +103,7 @@ def by_algorithm_4(
 
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-2, 1.0])
 def test_adafactor_with_the_floor_of_its_paper_is_algorithm_4(size: float):
-    """Gradients that shrink: later updates are smaller than those that a normalised gradient makes."""
+    """Gradients that shrink: later updates are smaller than those of a normalised gradient."""
     start = [[0.5, -0.25, 1.0], [0.1, 0.7, -0.4]]
     pattern = [[[1.0, -2.0, 0.5], [0.3, 0.0, 4.0]], [[0.2, 0.1, -0.1], [0.05, 0.3, 0.2]]]
     grads = [[[size * v for v in row] for row in g] for g in (*pattern, *pattern[1:])]

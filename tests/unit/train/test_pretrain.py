@@ -1,4 +1,4 @@
-"""Pretraining: a model from nothing learns, goes on where it was stopped, and says how well it does."""
+"""Pretraining: a model from nothing learns, resumes where it was stopped, and says how it does."""
 
 import json
 import math

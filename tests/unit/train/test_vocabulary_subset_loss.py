@@ -129,7 +129,7 @@ def test_forward_kl_over_some_tokens_is_to_the_target_renormalised():
 
 @pytest.mark.parametrize("estimator", ["exact", "uniform"])
 def test_tvd_plus_plus_over_some_tokens_rewards_by_the_whole_target(estimator: str):
-    """Both tokens have their due: no token is wanted more than it is proposed, and all rewards are 0."""
+    """Both tokens have their due: none is wanted more than it is proposed; all rewards are 0."""
     term = TVDPlusPlus(estimator=estimator)
     logits = torch.tensor([[0.6, 0.4]], dtype=torch.float64).log().requires_grad_()
     served = P[:2].log()[None]

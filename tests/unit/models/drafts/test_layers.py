@@ -24,7 +24,7 @@ def logits_of(hf: nn.Module) -> torch.Tensor:
 
 
 def skip_layers(hf: nn.Module, kept: list[int]) -> torch.Tensor:
-    """The target's own logits when the other layers pass their input on: the draft by another road."""
+    """The target's own logits when the other layers pass input on: the draft by another road."""
     (layers,) = [m for m in hf.modules() if isinstance(m, nn.ModuleList) and len(m) == 4]
     for index, layer in enumerate(layers):
         if index not in kept:

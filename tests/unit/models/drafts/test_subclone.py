@@ -1,4 +1,4 @@
-"""Narrower copies: exact where nothing that counts is lost, right in their choice, refused by name."""
+"""Narrower copies: exact where nothing that counts is lost, rightly chosen, refused by name."""
 
 import math
 from pathlib import Path

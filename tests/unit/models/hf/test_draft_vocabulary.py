@@ -1,4 +1,4 @@
-"""A draft that proposes few tokens: which ones, what its sessions say, what is saved and refused."""
+"""A draft that proposes few tokens: which, what its sessions say, what is saved and refused."""
 
 import json
 from pathlib import Path

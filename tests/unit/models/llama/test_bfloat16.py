@@ -1,4 +1,4 @@
-"""Models in bfloat16 on a CPU: compiled passes for few tokens, torch for many; copies for writing."""
+"""Models in bfloat16 on a CPU: compiled passes for few tokens, torch for many; copies to write."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""The compiled pass: exact to the bit whatever the company, and absent without a word where it must be."""
+"""The compiled pass: exact to the bit in any company, and silently absent where it must be."""
 
 import subprocess
 from collections.abc import Callable

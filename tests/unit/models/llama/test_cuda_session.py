@@ -1,4 +1,4 @@
-"""Sessions in rooms of a fixed size: the text of any other, no question to the device, rooms used again.
+"""Sessions in rooms of fixed size: the text of any other, no question to the device, rooms reused.
 
 No GPU here: what a GPU would replay is done anew each time. A meta device stands for it where only
 shapes count: it has no numbers, so whoever asks for one fails.
