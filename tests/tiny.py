@@ -9,20 +9,28 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
     BloomConfig,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    MarianConfig,
+    MBartConfig,
     MistralConfig,
+    MT5Config,
     OPTConfig,
+    PegasusConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    T5Config,
+    UMT5Config,
 )
 
-from paceline.models import CausalModel, wrap_model
+from paceline.models import HfModel, wrap_model
 
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>")
 _MERGES = (("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("a", "n"), ("Ġ", "a"), ("e", "r"))
@@ -81,19 +89,69 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     ),
 }
 
+_T5_LIKE = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    # buckets that distances in the tests' texts fall into
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "decoder_start_token_id": 2,
+    "initializer_factor": 1.3,  # so that texts depend on their sources
+}
+_GATED = {**_T5_LIKE, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+_BART_LIKE = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "init_std": 0.3,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+ENCODER_DECODERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "t5": (T5Config, {**_T5_LIKE, "feed_forward_proj": "relu"}),
+    "t5_v1_1": (T5Config, _GATED),
+    "mt5": (MT5Config, _GATED),
+    "umt5": (UMT5Config, _GATED),
+    "bart": (BartConfig, _BART_LIKE),
+    "mbart": (MBartConfig, _BART_LIKE),
+    "marian": (MarianConfig, {**_BART_LIKE, "init_std": 1.0}),
+    "pegasus": (PegasusConfig, _BART_LIKE),
+}
+"""T5 has a tied head, whose input it scales; the others have heads of their own."""
+
 
 def tiny_hf(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A random transformers model of four layers and 61 tokens; the same seed, the same weights."""
-    config_class, settings = CONFIGS[architecture]
+    """A random transformers model of 61 tokens and few layers; the same seed, the same weights."""
+    known = CONFIGS if architecture in CONFIGS else ENCODER_DECODERS
+    config_class, settings = known[architecture]
     defaults = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     config = config_class(**{**defaults, **settings, **overrides})
+    kind = AutoModelForCausalLM if known is CONFIGS else AutoModelForSeq2SeqLM
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
+        model = kind.from_config(config)
+        if known is ENCODER_DECODERS and not config.tie_word_embeddings:
+            _untie_head(model)
     return model.eval()
 
 
-def tiny_model(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> CausalModel:
+def _untie_head(model: Any) -> None:
+    """Random weights of their own: BART-like models tie their heads whatever the config says."""
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(0.4 * torch.randn_like(head.weight))
+
+
+def tiny_model(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> HfModel:
     """The same, wrapped and without a tokenizer."""
     return wrap_model(tiny_hf(architecture, seed=seed, **overrides))
 
@@ -112,10 +170,14 @@ def tiny_tokenizer(*, extra_tokens: tuple[str, ...] = ()) -> PreTrainedTokenizer
     )
 
 
-def tiny_pair(architecture: str = "llama", **overrides: Any) -> tuple[CausalModel, CausalModel]:
+def tiny_pair(architecture: str = "llama", **overrides: Any) -> tuple[HfModel, HfModel]:
     """Target and draft with one tokenizer: different random weights, the draft of two layers."""
     tokenizer = tiny_tokenizer()
     width = {"vocab_size": len(tokenizer)}
+    fewer = {"num_hidden_layers": 2}
+    if architecture in ENCODER_DECODERS:
+        known = ENCODER_DECODERS[architecture][1]
+        fewer = {name: 2 for name in ("num_decoder_layers", "decoder_layers") if name in known}
     target = tiny_hf(architecture, seed=0, **width, **overrides)
-    draft = tiny_hf(architecture, seed=1, num_hidden_layers=2, **width, **overrides)
+    draft = tiny_hf(architecture, seed=1, **fewer, **width, **overrides)
     return wrap_model(target, tokenizer), wrap_model(draft, tokenizer)

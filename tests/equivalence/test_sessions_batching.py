@@ -5,7 +5,7 @@ import torch
 
 from paceline.errors import ContextLengthError, PromptError, UnsupportedModelError
 from paceline.models import prepare_for_decoding, wrap_model
-from paceline.models.hf.rollback import PROVEN
+from paceline.models.hf.rollback import DECODER_ONLY, ENCODER_DECODERS, PROVEN
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
 from paceline.native import compiled
@@ -35,7 +35,7 @@ def test_batch_of_three_equals_three_batches_of_one(architecture: str):
         close(third_BNV[row], alone.extend(BLOCK[row : row + 1, :1])[0])
 
 
-@pytest.mark.parametrize("architecture", PROVEN)
+@pytest.mark.parametrize("architecture", DECODER_ONLY)
 def test_one_by_one_equals_a_block_equals_a_prompt(architecture: str):
     model, text = tiny_model(architecture), [5, 6, 7, 8, 9, 10, 11, 12]
     prompt, block, single = (model.start_session() for _ in range(3))
@@ -44,6 +44,32 @@ def test_one_by_one_equals_a_block_equals_a_prompt(architecture: str):
     for token in text:
         last = single.extend(torch.tensor([[token]]))
     close(last[0, -1], wanted)
+
+
+@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+def test_one_by_one_equals_a_block_after_a_source(architecture: str):
+    model, text = tiny_model(architecture), [5, 6, 7, 8, 9, 10, 11, 12]
+    block, single = (model.start_session() for _ in range(2))
+    for session in (block, single):
+        session.prefill([[20, 21, 22]])
+    wanted = block.extend(torch.tensor([text]))[0, -1]
+    for token in text:
+        last = single.extend(torch.tensor([[token]]))
+    close(last[0, -1], wanted)
+
+
+@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+def test_rows_of_sources_may_be_repeated_and_reordered(architecture: str):
+    model = tiny_model(architecture)
+    session = model.start_session()
+    session.prefill(PROMPTS)
+    session.keep_rows([2, 1, 2])
+    logits_BNV = session.extend(torch.tensor([[1], [2], [3]]))
+    assert session.lengths == [2, 2, 2]
+    for row, (source, token) in enumerate((([10, 11, 12], 1), ([9], 2), ([10, 11, 12], 3))):
+        alone = model.start_session()
+        alone.prefill([source])
+        close(logits_BNV[row], alone.extend(torch.tensor([[token]]))[0])
 
 
 def test_a_row_that_was_emptied_reads_a_new_text_and_leaves_the_others_alone():

@@ -4,14 +4,15 @@ The plain pass is the reference: one row alone, no cache, no padding, no mask.
 """
 
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from paceline.models import CausalModel, prepare_for_decoding, wrap_model
+from paceline.models import HfModel, prepare_for_decoding, wrap_model
+from paceline.models.contract import decoder_prompt_of
 from paceline.models.fakes import TableModel
 from paceline.models.hf.rollback import PROVEN
 from paceline.models.llama.cuda_session import FixedSession
@@ -31,12 +32,12 @@ step = st.tuples(
 
 
 @cache
-def model_of(architecture: str) -> CausalModel:
+def model_of(architecture: str) -> HfModel:
     return tiny_model(architecture)
 
 
 @cache
-def packed_model_of(architecture: str) -> CausalModel:
+def packed_model_of(architecture: str) -> HfModel:
     """Weights that float16 holds exactly, as if from a 16-bit checkpoint, and packed."""
     hf = tiny_hf(architecture).to(torch.float16).to(torch.float32)
     prepared = prepare_for_decoding(wrap_model(hf))
@@ -45,7 +46,7 @@ def packed_model_of(architecture: str) -> CausalModel:
 
 
 @cache
-def native_model_of(architecture: str, weights: Literal["auto", "int8"]) -> CausalModel:
+def native_model_of(architecture: str, weights: Literal["auto", "int8"]) -> HfModel:
     """Weights that bfloat16 holds exactly, or rounded to 8 bits, read by transformer.c."""
     prepared = prepare_for_decoding(wrap_model(tiny_hf(architecture).bfloat16().float()), weights)
     assert isinstance(prepared.decoder, LlamaDecoder)
@@ -53,12 +54,28 @@ def native_model_of(architecture: str, weights: Literal["auto", "int8"]) -> Caus
     return prepared
 
 
-def plain_logits(model: CausalModel | TableModel, tokens: list[int]) -> torch.Tensor:
+class Row(NamedTuple):
+    """What a row holds: tokens, and for an encoder-decoder the source that they are read beside."""
+
+    tokens: list[int]
+    source: list[int] | None = None
+
+
+def row_of(model: HfModel | TableModel, prompt: list[int]) -> Row:
+    start = decoder_prompt_of(model)
+    return Row(list(prompt)) if start is None else Row(list(start), list(prompt))
+
+
+def plain_logits(model: HfModel | TableModel, row: Row) -> torch.Tensor:
     """After every token of one row, [N, V]."""
+    tokens, source = row
     if isinstance(model, TableModel):
         return torch.stack([model.log_probs(tokens[: end + 1]) for end in range(len(tokens))])
+    text = {"input_ids": torch.tensor([tokens])}
+    if source is not None:
+        text = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([tokens])}
     with torch.inference_mode():
-        return model.hf(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+        return model.hf(**text, use_cache=False).logits[0]
 
 
 def assert_same(got: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -66,10 +83,10 @@ def assert_same(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def play(
-    model: CausalModel | TableModel, prompts: list[list[int]], steps: list[tuple[str, int]]
+    model: HfModel | TableModel, prompts: list[list[int]], steps: list[tuple[str, int]]
 ) -> None:
     """Run the steps on a session and, in parallel, on plain lists of tokens."""
-    session, rows = model.start_session(), [list(row) for row in prompts]
+    session, rows = model.start_session(), [row_of(model, prompt) for prompt in prompts]
     logits_BV = session.prefill(prompts)
     for row, got in zip(rows, logits_BV, strict=True):
         assert_same(got, plain_logits(model, row)[-1])
@@ -84,27 +101,33 @@ def play(
                 count = draw(4, 1)[0] + 1
                 new = [draw(VOCABULARY, count) for _ in rows]
                 logits_BNV = session.extend(torch.tensor(new))
-                rows = [row + added for row, added in zip(rows, new, strict=True)]
+                rows = [
+                    row._replace(tokens=row.tokens + added)
+                    for row, added in zip(rows, new, strict=True)
+                ]
                 for row, got in zip(rows, logits_BNV, strict=True):
                     assert_same(got, plain_logits(model, row)[-count:])
             case "rollback":
-                counts = [draw(len(row) + 1, 1)[0] for row in rows]
+                counts = [draw(len(row.tokens) + 1, 1)[0] for row in rows]
                 session.rollback(counts)
-                rows = [row[: len(row) - gone] for row, gone in zip(rows, counts, strict=True)]
+                rows = [
+                    row._replace(tokens=row.tokens[: len(row.tokens) - gone])
+                    for row, gone in zip(rows, counts, strict=True)
+                ]
             case "refill":
                 order = torch.randperm(len(rows), generator=rng).tolist()
                 chosen = order[: draw(len(rows), 1)[0] + 1]
                 new = [draw(VOCABULARY, draw(9, 1)[0] + 1) for _ in chosen]
                 logits_RV = session.refill(chosen, new)
                 for index, prompt, got in zip(chosen, new, logits_RV, strict=True):
-                    rows[index] = prompt
-                    assert_same(got, plain_logits(model, prompt)[-1])
+                    rows[index] = row_of(model, prompt)
+                    assert_same(got, plain_logits(model, rows[index])[-1])
             case "keep_rows":
                 order = torch.randperm(len(rows), generator=rng).tolist()
                 kept = order[: draw(len(rows), 1)[0] + 1]
                 session.keep_rows(kept)
                 rows = [rows[index] for index in kept]
-        assert session.lengths == [len(row) for row in rows]
+        assert session.lengths == [len(row.tokens) for row in rows]
 
 
 few = settings(
@@ -181,7 +204,7 @@ def test_the_compiled_pass_changes_nothing(
 
 
 @cache
-def fixed_model_of(architecture: str) -> CausalModel:
+def fixed_model_of(architecture: str) -> HfModel:
     """As a GPU reads it, but nothing is recorded here."""
     prepared = in_fixed_shapes(tiny_model(architecture))
     assert isinstance(prepared.start_session(), FixedSession)

@@ -130,8 +130,9 @@ def _predict(
         costs = passes(positive)
     else:
         # without the last token, so that a block after it stays within the context
-        text = [*work.prompts[0], *row.examples[0].tokens[:-1]]
-        costs = PassTimer(*work.pair, text, positive, sampling, drafts).run(_PASSES)
+        begun = row.examples[0].tokens[:-1]
+        timed = PassTimer(*work.pair, work.prompts[0], positive, sampling, drafts, begun)
+        costs = timed.run(_PASSES)
     target, draft = work.pair
     analyzed = analyze_rules(
         *(target, draft, work.prompts, texts, rules, sampling, gammas),

@@ -26,9 +26,10 @@ def demo(
     from paceline.cli.draft import parse_layers
     from paceline.cli.preflight import check_demo
 
-    story = Story(target, out, layers=parse_layers(layers))
+    kept = parse_layers("--layers", layers)
+    story = Story(target, out, layers=kept)
     wanted = story.plan(config or Path("configs/align/demo.yaml"), minutes)  # fail early
-    check_demo(target, out, parse_layers(layers), dry_run=dry_run)
+    check_demo(target, out, kept, dry_run=dry_run)
     story.prepare()
     # A weak draft shows on few texts; the final figures need narrow intervals.
     before = [story.measure("before", story.start, t, prompts=32, timed=8) for t in (1.0, 0.0)]

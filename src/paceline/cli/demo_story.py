@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.decode import Generation
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
     from paceline.progress import Progress
 
 _PROMPT_TOKENS = 32
@@ -60,14 +60,14 @@ class Story:
         self.target = target
         self.out = out
         self.layers = layers
-        self._drafts: dict[str, CausalModel] = {}
+        self._drafts: dict[str, HfModel] = {}
         self._texts: dict[float, list[list[int]]] = {}
         self.start = out / "draft-before"
         self.aligned = out / "align" / "draft"
         self.docs = PythonDocs(*(out / "data" / f"{name}.jsonl" for name in PythonDocs._fields))
 
     @functools.cached_property
-    def _loaded(self) -> CausalModel:
+    def _loaded(self) -> HfModel:
         return load_model(self.target)
 
     @functools.cached_property
@@ -75,7 +75,7 @@ class Story:
         return "int8" if can_read_int8(self._loaded) else "auto"
 
     @functools.cached_property
-    def _ready(self) -> CausalModel:
+    def _ready(self) -> HfModel:
         return prepare_for_decoding(self._loaded)
 
     def prepare(self) -> None:
@@ -140,7 +140,7 @@ class Story:
         draft = self._draft(config.draft)
         return measure_models(self._ready, draft, tokens, config, progress, texts)
 
-    def _draft(self, path: str) -> CausalModel:
+    def _draft(self, path: str) -> HfModel:
         """Load a draft once and prepare it for decoding."""
         if path not in self._drafts:
             draft = load_model(path, dtype=self._loaded.dtype)

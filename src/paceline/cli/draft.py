@@ -10,20 +10,21 @@ from paceline.cli.console import progress_bars, stdout
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
+    from paceline.train.layer_search import KeptLayers
 
 
 def draft(
     target: options.Target = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Output directory; must be new without --set overwrite=true."),
+        Path | None, typer.Option(help="Output directory; new, or --set overwrite=true.")
     ] = None,
     config: options.ConfigFile = None,
     layers: Annotated[str | None, typer.Option(help="Layers to keep, such as 0,1,2,29.")] = None,
     search_layers: Annotated[
         int | None, typer.Option(help="Keep the N best layers by acceptance; needs --text.")
     ] = None,
+    encoder_layers: Annotated[str | None, typer.Option(help="Encoder layers to keep.")] = None,
     params: Annotated[
         float | None, typer.Option(help="New draft: maximum fraction of the target's parameters.")
     ] = None,
@@ -32,7 +33,7 @@ def draft(
         int | None, typer.Option(help="Number of tokens the draft may propose; needs --text.")
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Text for the ranking: .txt, .jsonl, .parquet or a data set.")
+        str | None, typer.Option(help="Text for ranking: .txt, .jsonl, .parquet or a data set.")
     ] = None,
     time_passes: Annotated[
         bool, typer.Option("--time/--no-time", help="Time forward passes of draft and target.")
@@ -40,10 +41,7 @@ def draft(
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Create a draft model from the target.
-
-    Keeps some of its layers (--layers, --search-layers) or creates a smaller model (--params).
-    """
+    """Create a draft from some of the target's layers, or a smaller new model (--params)."""
     from paceline.cli.preflight import check_draft
     from paceline.measure.draft_cost import time_draft
     from paceline.models import load_model
@@ -57,7 +55,8 @@ def draft(
         overrides,
         target=target,
         out=out,
-        layers=layers and parse_layers(layers),
+        layers=layers and parse_layers("--layers", layers),
+        encoder_layers=encoder_layers and parse_layers("--encoder-layers", encoder_layers),
         search_layers=search_layers,
         params=params,
         num_layers=num_layers,
@@ -71,23 +70,25 @@ def draft(
     save_draft(small, wanted.target, wanted.out, stored_dtype(wanted.target))
     stdout.print(f"{wanted.out}: {_description(small, kept, model)}")
     if time_passes:
-        stored = load_model(wanted.out, dtype=model.dtype)  # saving may round the weights
-        stdout.print(str(time_draft(model, stored)))
+        # loaded again, because saving may round the weights
+        stdout.print(str(time_draft(model, load_model(wanted.out, dtype=model.dtype))))
 
 
-def _description(draft: "CausalModel", kept: list[int] | None, target: "CausalModel") -> str:
-    origin = "new" if kept is None else f"layers {','.join(map(str, kept))}"
+def _description(draft: "HfModel", kept: "KeptLayers | None", target: "HfModel") -> str:
+    origin = "new" if kept is None else f"layers {','.join(map(str, kept.decoder))}"
+    if kept is not None and kept.encoder is not None:
+        origin += f" and encoder layers {','.join(map(str, kept.encoder))}"
     share = draft.num_parameters / target.num_parameters
     limit = draft.draft_vocabulary
     proposes = "" if limit is None else f", proposes {len(limit):,} tokens"
     return f"{origin}, {draft.num_parameters:,} parameters ({share:.1%}){proposes}"
 
 
-def parse_layers(text: str) -> list[int]:
-    """Parse `0,1,2,29`."""
+def parse_layers(option: str, text: str) -> list[int]:
+    """Parse `0,1,2,29`, the value of this option."""
     try:
         return [int(layer) for layer in text.split(",")]
     except ValueError:
         raise UsageError(
-            f"--layers wants comma-separated numbers, such as 0,1,2,29; got {text!r}"
+            f"{option} wants comma-separated numbers, such as 0,1,2,29; got {text!r}"
         ) from None

@@ -56,6 +56,11 @@ class Preflight:
         size = f", {found.num_parameters:,} parameters" if found.num_parameters else ""
         limit = "no limit" if found.max_length is None else f"{found.max_length:,} tokens"
         layers = f"{found.architecture} of {found.num_layers} layers"
+        if found.num_encoder_layers:
+            layers = (
+                f"{found.architecture} of {found.num_encoder_layers} encoder and "
+                f"{found.num_layers} decoder layers"
+            )
         self._lines.append(f"{role}: {path}, {layers}{size}, context {limit}")
         return found
 
@@ -93,9 +98,12 @@ class Preflight:
             PromptError: a prompt cannot be read; the message names the line.
             ContextLengthError: a prompt does not fit; the message names the line.
         """
-        tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
+        models = list(models)
+        encoder = any(model.decoder_prompt is not None for model in models)
         limits = [model.max_length for model in models if model.max_length is not None]
+        sources = [m.max_source_length for m in models if m.max_source_length is not None]
         records = list(_first_records(corpus, count))
+        tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
         lengths: list[int] = []
         num_cut = 0
         for record, num_new in zip(records, new_tokens, strict=False):
@@ -105,7 +113,12 @@ class Preflight:
             if max_tokens is not None and length > max_tokens:
                 num_cut += record.kind == "document"
                 length = max_tokens
-            if limits and length + num_new > min(limits):
+            if sources and length > min(sources):
+                raise ContextLengthError(
+                    f"{record.where} has {length:,} tokens, but the encoder holds "
+                    f"{min(sources):,}; set max_prompt_tokens"
+                )
+            if limits and not encoder and length + num_new > min(limits):
                 raise ContextLengthError(
                     f"{record.where} has {length:,} tokens and needs {num_new:,} more, but the "
                     f"context holds {min(limits):,}; set max_prompt_tokens or lower max_new_tokens"

@@ -5,10 +5,10 @@ They take seconds: they read configurations, tokenizers, weight headers and text
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.cli.inputs import FLOAT32_BYTES, Preflight
-from paceline.errors import ContextLengthError, UsageError
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,16 +110,14 @@ def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
 
 def check_generate_data(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `generate-data`."""
+    from paceline.models.compatibility import check_fits
+
     found = Preflight()
     models = found.pair(config.target, config.draft)
     found.text("prompts", config.prompts)
-    limits = [model.max_length for model in models if model.max_length is not None]
-    wanted = config.max_prompt_tokens + config.max_new_tokens
-    if limits and wanted > min(limits):
-        raise ContextLengthError(
-            f"max_prompt_tokens + max_new_tokens is {wanted:,}, but the models' context holds "
-            f"{min(limits):,}; lower one of the two"
-        )
+    lengths = config.max_prompt_tokens, config.max_new_tokens
+    for model in cast("Any", models):
+        check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), model.path)
     found.output(config.output)
     found.end(dry_run=dry_run)
 
@@ -160,6 +158,8 @@ def check_draft(config: Any, *, dry_run: bool) -> None:
     target = found.model("target", config.target)
     if config.layers is not None and target.num_layers:
         check_layers(config.layers, target.num_layers)
+    if config.encoder_layers is not None and target.num_encoder_layers:
+        check_layers(config.encoder_layers, target.num_encoder_layers)
     if config.text is not None:
         found.text("text", config.text)
     found.output(config.out)

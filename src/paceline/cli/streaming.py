@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
     from paceline.decode.strategies import DecodingConfig
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
 
 COLOURS = {
     "prefill": None,
@@ -72,7 +72,7 @@ def _standard_input() -> bytes:
 
 
 def stream_text(
-    target: CausalModel,
+    target: HfModel,
     decoder: Decoder,
     text: str,
     *,
@@ -98,7 +98,7 @@ def stream_text(
 
 def load_decoder(
     path: str, draft: str | None, draft_weights: Literal["auto", "int8"], config: DecodingConfig
-) -> tuple[CausalModel, Decoder]:
+) -> tuple[HfModel, Decoder]:
     """Load the target, and a decoder for it: autoregressive without a draft."""
     target = load_model(path)
     tokenizer_of(target, path)
@@ -109,7 +109,7 @@ def load_decoder(
     return target, build_decoder(config, target, small)
 
 
-def _encode(text: str, target: CausalModel, *, chat: bool) -> list[int]:
+def _encode(text: str, target: HfModel, *, chat: bool) -> list[int]:
     assert target.tokenizer is not None
     record = Record("the prompt", "prompt", text=text)
     if chat:
@@ -122,7 +122,7 @@ def _encode(text: str, target: CausalModel, *, chat: bool) -> list[int]:
     return encode(record, target.tokenizer)[0]
 
 
-def _pieces(target: CausalModel, blocks: list[Block]) -> Iterator[tuple[str, str]]:
+def _pieces(target: HfModel, blocks: list[Block]) -> Iterator[tuple[str, str]]:
     """Text and source of each token of the last block; incomplete characters are held back."""
     tokens = [token for block in blocks[:-1] for token in block.tokens]
     printed = _whole(target, tokens)
@@ -133,7 +133,7 @@ def _pieces(target: CausalModel, blocks: list[Block]) -> Iterator[tuple[str, str
         printed = text
 
 
-def _whole(target: CausalModel, tokens: list[int]) -> str:
+def _whole(target: HfModel, tokens: list[int]) -> str:
     assert target.tokenizer is not None
     text = target.tokenizer.decode(tokens, skip_special_tokens=True)
     assert isinstance(text, str)
@@ -141,7 +141,7 @@ def _whole(target: CausalModel, tokens: list[int]) -> str:
 
 
 def _finish(
-    target: CausalModel, blocks: list[Block], elapsed: float, *, show: bool, as_json: bool
+    target: HfModel, blocks: list[Block], elapsed: float, *, show: bool, as_json: bool
 ) -> None:
     tokens = [token for block in blocks for token in block.tokens]
     sources = [source for block in blocks for source in block.sources]

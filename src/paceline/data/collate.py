@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.models.contract import Texts, pad
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,12 +25,17 @@ _PADDING = 0  # any id works: padding is on the right, where causal attention ne
 class Row:
     """A training text; tokens before `trained_from` are context and carry no loss.
 
-    `target_hidden_TD`: cached target hidden states that predict each trained token, if available.
+    Attributes:
+        tokens: Tokens of the decoder.
+        trained_from: Index of the first token with loss.
+        target_hidden_TD: Cached target hidden states that predict each trained token, or None.
+        source: Encoder input of an encoder-decoder; None for a decoder-only model.
     """
 
     tokens: Sequence[int]
     trained_from: int
     target_hidden_TD: Tensor | None = None
+    source: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         assert 1 <= self.trained_from < len(self.tokens), "a row needs context and a trained token"
@@ -43,17 +50,20 @@ class TokenBatch:
         attention_BT: 1 = token, 0 = padding; None if no row is padded.
         labels_BT: The next token at each position.
         mask_BT: 1 = the label at this position carries loss.
+        source: Encoder inputs; None for a decoder-only model.
     """
 
     tokens_BT: Tensor
     attention_BT: Tensor | None
     labels_BT: Tensor
     mask_BT: Tensor
+    source: Texts | None = None
 
     def to(self, device: torch.device) -> TokenBatch:
         attention = None if self.attention_BT is None else self.attention_BT.to(device)
         labels, mask = self.labels_BT.to(device), self.mask_BT.to(device)
-        return TokenBatch(self.tokens_BT.to(device), attention, labels, mask)
+        source = None if self.source is None else self.source.to(device)
+        return TokenBatch(self.tokens_BT.to(device), attention, labels, mask, source)
 
 
 def collate(rows: Sequence[Row]) -> TokenBatch:
@@ -75,4 +85,7 @@ def collate(rows: Sequence[Row]) -> TokenBatch:
         attention_BT[index, :length] = 1
         mask_BT[index, row.trained_from - 1 : length] = True
     padded = not bool(attention_BT.all())
-    return TokenBatch(tokens_BT, attention_BT if padded else None, labels_BT, mask_BT)
+    sources = [row.source for row in rows if row.source is not None]
+    assert len(sources) in (0, len(rows)), "all rows have a source, or none"
+    source = pad(sources) if sources else None
+    return TokenBatch(tokens_BT, attention_BT if padded else None, labels_BT, mask_BT, source)

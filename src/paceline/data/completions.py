@@ -21,6 +21,7 @@ from paceline.core.sampling import (
     to_probs,
 )
 from paceline.decode.block import draw
+from paceline.models.contract import decoder_contexts
 from paceline.progress import silent
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def sample_completions(
     logits_BV = session.prefill(prompts)
     seen_BV = None
     if sampling.repetition_penalty != 1:
-        seen_BV = seen_tokens(prompts, logits_BV.shape[-1]).to(logits_BV.device)
+        contexts = decoder_contexts(model, prompts)
+        seen_BV = seen_tokens(contexts, logits_BV.shape[-1]).to(logits_BV.device)
         logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
     tokens = as_list(sample(to_probs(logits_BV, sampling), uniforms_BN[:, 0]))
     unfinished = list(range(len(prompts)))

@@ -13,7 +13,7 @@ from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import plan_shards
 from paceline.data.shards import ShardStore
 from paceline.errors import ConfigError, GenerationError
-from paceline.models.loading import fingerprint, load_tokenizer
+from paceline.models.loading import encoder_decoder_at, fingerprint, load_tokenizer
 from paceline.processes import in_processes
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
@@ -46,7 +46,8 @@ def generate_data(
     """
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
-    shards = plan_shards(config, load_tokenizer(config.target))
+    encoder = encoder_decoder_at(config.target)
+    shards = plan_shards(config, load_tokenizer(config.target), encoder=encoder)
     digest = _digest(config, shards)
     inputs = {"plan": digest}
     begun = bool(store.written())

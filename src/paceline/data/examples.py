@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.data.tokens import encode, warn_of_cut_prompts
+from paceline.data.tokens import encode, truncated, warn_of_cut_prompts
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
@@ -23,21 +23,24 @@ class Example:
     """A training text, or a prompt without a completion.
 
     Attributes:
-        tokens: Prompt and completion.
+        tokens: Prompt and completion; for an encoder-decoder, decoder prompt and completion.
         prompt_length: Number of leading tokens used as the prompt for on-policy generation.
         trained_from: Index of the first token with loss when the text is used unchanged; None if
             there is no completion.
         where: Source location, for error messages.
+        source: Encoder input; None for a decoder-only model.
     """
 
     tokens: Sequence[int]
     prompt_length: int
     trained_from: int | None
     where: str
+    source: Sequence[int] | None = None
 
     @property
     def prompt(self) -> list[int]:
-        return list(self.tokens[: self.prompt_length])
+        """The model's input."""
+        return list(self.tokens[: self.prompt_length] if self.source is None else self.source)
 
 
 class Lengths(NamedTuple):
@@ -55,8 +58,12 @@ def build_examples(
     eos_token_id: int | None,
     train_document_prompts: bool = True,
     pack_documents: bool = False,
+    decoder_prompt: Sequence[int] | None = None,
 ) -> list[Example]:
     """Tokenise records and truncate them to the limits.
+
+    With the `decoder_prompt` of an encoder-decoder, all prompts and documents are encoder inputs
+    and only completions carry loss. For a decoder-only model:
 
     Prompts are truncated on the left (with a warning), completions on the right. Documents are
     split into consecutive chunks of `lengths.prompt + lengths.completion` tokens. The first
@@ -68,9 +75,10 @@ def build_examples(
     examples: list[Example] = []
     num_cut = num_prompts = 0
     packed: list[int] = []
+    encoder = decoder_prompt is not None
     for record in records:
         prompt, completion = encode(record, tokenizer)
-        if record.kind == "document":
+        if record.kind == "document" and not encoder:
             text = append_eos(prompt, eos_token_id)
             if pack_documents:
                 packed += text
@@ -79,15 +87,19 @@ def build_examples(
             continue
         num_prompts += 1
         num_cut += len(prompt) > lengths.prompt
-        prompt = prompt[-lengths.prompt :]
-        tokens, trained_from = prompt, None
+        prompt = truncated(prompt, lengths.prompt, record, encoder=encoder)
+        context = prompt if decoder_prompt is None else list(decoder_prompt)
+        tokens, trained_from = context, None
         if completion is not None:
             whole = completion if record.open_ended else append_eos(completion, eos_token_id)
-            tokens = prompt + whole[: lengths.completion]
-            trained_from = len(prompt)
-        examples.append(Example(array("i", tokens), len(prompt), trained_from, record.where))
+            tokens = context + whole[: lengths.completion]
+            trained_from = len(context)
+        source = array("i", prompt) if encoder else None
+        examples.append(
+            Example(array("i", tokens), len(context), trained_from, record.where, source)
+        )
     examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)
-    warn_of_cut_prompts(num_cut, num_prompts, lengths.prompt)
+    warn_of_cut_prompts(num_cut, num_prompts, lengths.prompt, encoder=encoder)
     if not examples:
         raise PromptError(
             f"no document from {records[0].where} on has the two tokens that training needs; "

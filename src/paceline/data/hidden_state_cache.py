@@ -3,16 +3,18 @@
 # N trained positions of a batch, T of a row, D hidden size
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.data.collate import Row, collate
+from paceline.data.collate import collate
 from paceline.data.sources import FixedText, TextBatch
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from paceline.data.collate import Row
     from paceline.data.sources import ExampleStream
     from paceline.models.contract import TrainableModel
 
@@ -67,4 +69,4 @@ class ReadText:
         for example, row, states_TD in zip(examples, rows, states, strict=True):
             # A copy, since a view would keep the hidden states of the whole group in memory.
             kept_TD = states_TD.to("cpu", copy=True)
-            self._rows[example] = Row(row.tokens, row.trained_from, kept_TD)
+            self._rows[example] = dataclasses.replace(row, target_hidden_TD=kept_TD)

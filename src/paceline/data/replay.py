@@ -8,6 +8,7 @@ only the draft's forward and backward pass.
 # R rows, W longest prompt, T trained positions, D hidden size
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections import deque
@@ -19,10 +20,9 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.data.collate import Row
 from paceline.data.completions import sample_completions
-from paceline.data.sources import ExampleStream, TextBatch
-from paceline.models.hf.causal import recorded_hidden_states
+from paceline.data.sources import ExampleStream, TextBatch, rows_of
+from paceline.models.hf.base import recorded_hidden_states
 from paceline.progress import silent
 from paceline.rng import named_generator
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.core.sampling import SamplingParams
+    from paceline.data.collate import Row
     from paceline.data.sources import Shard
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
 
 
@@ -69,7 +70,7 @@ class TargetRounds:
     def __init__(
         self,
         stream: ExampleStream,
-        model: CausalModel,
+        model: HfModel,
         rounds: Rounds,
         *,
         sampling: SamplingParams,
@@ -157,11 +158,14 @@ class TargetRounds:
                 eos_token_ids=self.eos_token_ids,
                 progress=self.progress,
             )
-        starts = [1 if self.rounds.train_prompts else len(prompt) for prompt in prompts]
-        kept = [len(prompt) - start + 1 for prompt, start in zip(prompts, starts, strict=True)]
+        rows = rows_of(self.model, prompts, completions)
+        starts = [1 if self.rounds.train_prompts else row.trained_from for row in rows]
+        kept = [row.trained_from - start + 1 for row, start in zip(rows, starts, strict=True)]
         hidden = _states_by_row(recorded, completions, kept)
-        parts = zip(prompts, completions, starts, hidden, strict=True)
-        return [Row([*prompt, *text], start, states_TD) for prompt, text, start, states_TD in parts]
+        return [
+            dataclasses.replace(row, trained_from=start, target_hidden_TD=states_TD)
+            for row, start, states_TD in zip(rows, starts, hidden, strict=True)
+        ]
 
 
 def _states_by_row(

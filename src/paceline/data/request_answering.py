@@ -10,6 +10,7 @@ from paceline.data.shards import Answer, ShardStore
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import ContextLengthError
 from paceline.models import load_model, prepare_for_decoding
+from paceline.models.compatibility import check_fits
 from paceline.models.loading import fingerprint, tokenizer_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.data.requests import GenerateDataConfig, Request, Shard
     from paceline.decode import Generation
     from paceline.decode.decoder import Decoder
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.models.loading import DType
 
 
@@ -33,18 +34,26 @@ class Answerer:
         self.target = self._load(config.target, config.dtype)
         self.draft = None if config.draft is None else self._load(config.draft, self.target.dtype)
         self.tokenizer = tokenizer_of(self.target, config.target)
-        wanted = config.max_prompt_tokens + config.max_new_tokens
-        room = self._decoder(1.0).room([0])  # includes the draft's context and one block
-        if room is not None and wanted > room + 1:
-            raise ContextLengthError(
-                f"max_prompt_tokens + max_new_tokens is {wanted}, but these models support only "
-                f"{room + 1}; lower one of the two"
-            )
+        self._check_lengths()
         self.dtype = str(self.target.dtype).removeprefix("torch.")
         configurable = self.target.device.type == "cpu" and self.dtype == "bfloat16"
         self.activations = config.activations if configurable else self.dtype
         self.target_fingerprint = fingerprint(config.target)
         self.draft_fingerprint = "" if config.draft is None else fingerprint(config.draft)
+
+    def _check_lengths(self) -> None:
+        config = self.config
+        lengths = config.max_prompt_tokens, config.max_new_tokens
+        for model in (self.target, self.draft):
+            if model is not None:
+                check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), "the model")
+        room = self._decoder(1.0).room([0])  # includes one block
+        wanted = sum(lengths) if self.target.decoder_prompt is None else 1 + config.max_new_tokens
+        if room is not None and wanted > room + 1:
+            raise ContextLengthError(
+                f"prompts and new tokens need a context of {wanted}, but these models support only "
+                f"{room + 1}; lower max_prompt_tokens or max_new_tokens"
+            )
 
     def answer(self, shard: Shard) -> list[Answer]:
         """One record per request, in order."""
@@ -59,7 +68,7 @@ class Answerer:
         pairs = zip(requests, generations, strict=True)
         return [self._record(request, generation) for request, generation in pairs]
 
-    def _load(self, source: str, dtype: DType | torch.dtype) -> CausalModel:
+    def _load(self, source: str, dtype: DType | torch.dtype) -> HfModel:
         model = load_model(source, dtype=dtype)
         return prepare_for_decoding(model, activations=self.config.activations)
 

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from paceline.config import StrictModel
 from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.data.tokens import encode, warn_of_cut_prompts
+from paceline.data.tokens import encode, truncated, warn_of_cut_prompts
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
@@ -114,13 +114,17 @@ class Shard(NamedTuple):
     requests: tuple[Request, ...]
 
 
-def plan_shards(config: GenerateDataConfig, tokenizer: PreTrainedTokenizerBase) -> list[Shard]:
+def plan_shards(
+    config: GenerateDataConfig, tokenizer: PreTrainedTokenizerBase, *, encoder: bool = False
+) -> list[Shard]:
     """Distribute the run's requests over files; deterministic for a configuration and its prompts.
+
+    `encoder`: the target is an encoder-decoder.
 
     Raises:
         PromptError: no prompts, a malformed one, a duplicate id, or no chat template.
     """
-    requests = plan_requests(config, read_records(config.prompts), tokenizer)
+    requests = plan_requests(config, read_records(config.prompts), tokenizer, encoder=encoder)
     parts: list[tuple[Request, ...]] = []
     for temperature in sorted(set(config.temperatures)):
         chosen = [request for request in requests if request.temperature == temperature]
@@ -131,7 +135,11 @@ def plan_shards(config: GenerateDataConfig, tokenizer: PreTrainedTokenizerBase) 
 
 
 def plan_requests(
-    config: GenerateDataConfig, records: Sequence[Record], tokenizer: PreTrainedTokenizerBase
+    config: GenerateDataConfig,
+    records: Sequence[Record],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    encoder: bool = False,
 ) -> list[Request]:
     """The requests in the order of the prompts, without duplicates of greedy answers."""
     requests: list[Request] = []
@@ -141,8 +149,8 @@ def plan_requests(
     for index, (name, record) in enumerate(_named(records)):
         encoded: dict[str, list[int]] = {}
         greedy: set[str] = set()  # system prompts of the greedy answers
-        # The target continues a document, so its first tokens are the prompt.
-        continues = record.kind == "document" and config.format == "plain"
+        # A decoder-only target continues a document, so its first tokens are the prompt.
+        continues = record.kind == "document" and config.format == "plain" and not encoder
         for answer in range(config.num_per_prompt):
             round_, position = divmod(index + answer, num_temperatures)
             temperature = config.temperatures[position]
@@ -162,13 +170,13 @@ def plan_requests(
                     id=f"{name}/{answer}",
                     source=record.where,
                     system_prompt=system,
-                    tokens=tuple(tokens[:limit] if continues else tokens[-limit:]),
+                    tokens=tuple(truncated(tokens, limit, prompt, encoder=encoder)),
                     temperature=temperature,
                     seed=_seed(config.seed, f"{name}/{answer}"),
                     cut=cut,
                 )
             )
-    warn_of_cut_prompts(num_cut, len(records), limit)
+    warn_of_cut_prompts(num_cut, len(records), limit, encoder=encoder)
     return requests
 
 

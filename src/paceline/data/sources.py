@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.data.collate import Row
 from paceline.data.completions import sample_completions
 from paceline.errors import PromptError
+from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class FixedText:
                 f"{example.where} has a prompt but no completion, and fixed text needs both; "
                 "add completions, or set fixed_fraction to 0"
             )
-        return Row(example.tokens, example.trained_from)
+        return Row(example.tokens, example.trained_from, source=example.source)
 
 
 class SampledText:
@@ -163,9 +164,19 @@ class SampledText:
             sampling=self.sampling,
             eos_token_ids=self.eos_token_ids,
         )
-        pairs = zip(prompts, completions, strict=True)
-        rows = [Row([*prompt, *completion], len(prompt)) for prompt, completion in pairs]
-        return TextBatch(rows, self.origin)
+        return TextBatch(rows_of(self.model, prompts, completions), self.origin)
+
+
+def rows_of(
+    model: Model, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+) -> list[Row]:
+    """Training texts of generated completions; prompts carry no loss."""
+    encodes = decoder_prompt_of(model) is not None
+    parts = zip(prompts, decoder_contexts(model, prompts), completions, strict=True)
+    return [
+        Row([*context, *text], len(context), source=prompt if encodes else None)
+        for prompt, context, text in parts
+    ]
 
 
 class MixedText:

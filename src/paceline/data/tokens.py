@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.data.prompts import CorpusConfig, Record, Text, read_records
 from paceline.errors import PromptError
@@ -22,20 +22,27 @@ def read_prompts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_tokens: int | None = None,
+    encoder: bool = False,
 ) -> list[list[int]]:
     """Read the prompts of a corpus as tokens, without completions.
 
     Documents longer than `max_tokens` keep their first tokens. Prompts and chats keep their last
-    tokens, where the question usually is, and a warning counts those that were truncated.
+    tokens, where the question usually is, and a warning counts those that were truncated. Inputs of
+    an `encoder` keep their first tokens and the end-of-text token, also with a warning.
 
     Raises:
         PromptError: as `read_records`, or a record cannot be tokenised.
     """
-    return encode_prompts(read_records(corpus), tokenizer, max_tokens=max_tokens)
+    records = read_records(corpus)
+    return encode_prompts(records, tokenizer, max_tokens=max_tokens, encoder=encoder)
 
 
 def encode_prompts(
-    records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int | None = None
+    records: Iterable[Record],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_tokens: int | None = None,
+    encoder: bool = False,
 ) -> list[list[int]]:
     """Tokenise the prompts of records; see `read_prompts`."""
     prompts: list[list[int]] = []
@@ -43,14 +50,20 @@ def encode_prompts(
     for record in records:
         tokens, _ = encode(record, tokenizer)
         if max_tokens is not None and len(tokens) > max_tokens:
-            if record.kind == "document":
-                tokens = tokens[:max_tokens]
-            else:
-                tokens = tokens[-max_tokens:]
-                num_cut += 1
+            num_cut += encoder or record.kind != "document"
+            tokens = truncated(tokens, max_tokens, record, encoder=encoder)
         prompts.append(tokens)
-    warn_of_cut_prompts(num_cut, len(prompts), max_tokens)
+    warn_of_cut_prompts(num_cut, len(prompts), max_tokens, encoder=encoder)
     return prompts
+
+
+def truncated(tokens: list[int], limit: int, record: Record, *, encoder: bool) -> list[int]:
+    """At most `limit` tokens of a prompt; see `read_prompts`."""
+    if len(tokens) <= limit:
+        return tokens
+    if encoder:  # tokenizers end encoder inputs with the end-of-text token
+        return [*tokens[: limit - 1], tokens[-1]]
+    return tokens[:limit] if record.kind == "document" else tokens[-limit:]
 
 
 def read_texts(
@@ -66,12 +79,15 @@ def read_texts(
         yield tokens + (completion or [])
 
 
-def warn_of_cut_prompts(num_cut: int, num_prompts: int, max_tokens: int | None) -> None:
-    """Warn once if prompts were truncated on the left."""
+def warn_of_cut_prompts(
+    num_cut: int, num_prompts: int, max_tokens: int | None, *, encoder: bool = False
+) -> None:
+    """Warn once if prompts were truncated."""
     if num_cut:
+        side = "right" if encoder else "left"
         warnings.warn(
             f"{num_cut} of {num_prompts} prompts are longer than {max_tokens} tokens and are "
-            "truncated on the left; raise the limit to keep them whole",
+            f"truncated on the {side}; raise the limit to keep them whole",
             stacklevel=3,
         )
 
@@ -94,7 +110,7 @@ def encode(
         raise PromptError(f"{record.where} has no tokens; a prompt needs at least one")
     if completion_text is None:
         return prompt, None
-    completion = _encode_text(completion_text, record, tokenizer, special=False)
+    completion = _encode_text(completion_text, record, tokenizer, special=False, as_target=True)
     eos = tokenizer.eos_token_id
     if eos in completion:
         # Chat templates add a line break after the end-of-text token.
@@ -103,7 +119,12 @@ def encode(
 
 
 def _encode_text(
-    text: Text, record: Record, tokenizer: PreTrainedTokenizerBase, *, special: bool
+    text: Text,
+    record: Record,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    special: bool,
+    as_target: bool = False,
 ) -> list[int]:
     if isinstance(text, str):
         if len(text) > _MAX_CHARACTERS:
@@ -112,7 +133,9 @@ def _encode_text(
                 f"{_MAX_CHARACTERS:,}; split it into several documents"
             )
         # verbose=False: no warning for documents longer than the context; they are split later.
-        tokens = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        # Some translation models tokenise the target language differently.
+        texts: dict[str, Any] = {"text_target" if as_target else "text": text}
+        tokens = tokenizer(**texts, add_special_tokens=special, verbose=False)["input_ids"]
         return cast("list[int]", tokens)
     if max(text) >= len(tokenizer):
         raise PromptError(

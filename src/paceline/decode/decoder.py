@@ -17,8 +17,9 @@ from paceline.core.sampling import (
     seen_tokens,
     to_probs,
 )
-from paceline.decode.text import start_texts
+from paceline.decode.text import Limits, start_texts
 from paceline.errors import UsageError
+from paceline.models.contract import decoder_prompt_of, forced_eos_of, max_source_length_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,8 +90,7 @@ class Decoder(ABC):
 
     def room(self, prompt: Sequence[int]) -> int | None:
         """New tokens that fit after this prompt; None if the model sets no limit."""
-        limit = self._usable_length()
-        return None if limit is None else limit - len(prompt)
+        return self._limits().room(prompt)
 
     def context_in_words(self) -> str:
         """The maximum text length as a phrase for messages."""
@@ -114,13 +114,26 @@ class Decoder(ABC):
             max_new_tokens=max_new_tokens,
             seed=seed,
             stops=frozenset(stops),
-            max_length=self._usable_length(),
-            context=self.context_in_words(),
-            vocab_size=self.vocab_size,
+            limits=self._limits(),
         )
 
+    def _limits(self) -> Limits:
+        sources = [max_source_length_of(model) for model in self._models()]
+        return Limits(
+            vocab_size=self.vocab_size,
+            max_length=self._usable_length(),
+            max_source_length=min((limit for limit in sources if limit is not None), default=None),
+            decoder_prompt=decoder_prompt_of(self.target),
+            forced_eos=forced_eos_of(self.target),
+            in_words=self.context_in_words(),
+        )
+
+    def _models(self) -> tuple[Model, ...]:
+        """The models that process prompts."""
+        return (self.target,)
+
     def _usable_length(self) -> int | None:
-        """Maximum length of a text, prompt included."""
+        """Maximum number of decoder tokens of a text."""
         return self.target.max_length
 
     def _num_reserved(self) -> int:
@@ -137,7 +150,7 @@ class Decoder(ABC):
         self, slots: BatchSlots, target: ModelSession, *others: ModelSession
     ) -> Iterator[tuple[Text, Block]]:
         """Prefill the first batch of prompts."""
-        prompts = [text.context for text in slots.texts]
+        prompts = [text.prompt for text in slots.texts]
         logits_BV = target.prefill(prompts)
         for session in others:
             session.prefill(prompts)
@@ -155,7 +168,7 @@ class Decoder(ABC):
                     for session in (target, *others):
                         session.keep_rows(live)
                 return
-            prompts = [text.context for text in texts]
+            prompts = [text.prompt for text in texts]
             logits_RV = target.refill(rows, prompts)
             for session in others:
                 session.refill(rows, prompts)

@@ -52,6 +52,9 @@ class SequenceCascade(Decoder):
         self._rewriter = AutoregressiveDecoder(target, self.sampling)
         self._rewriter.vocab_size = shared_vocab_size
 
+    def _models(self) -> tuple[Model, ...]:
+        return self.target, self.draft
+
     def _usable_length(self) -> int | None:
         return shared_context(self.target, self.draft)
 
@@ -76,7 +79,7 @@ class SequenceCascade(Decoder):
         session = self._start_session(self.draft)
         responses = [_Response() for _ in texts]
         rows = list(range(len(texts)))
-        logits_BV = session.prefill([text.context for text in texts])
+        logits_BV = session.prefill([text.prompt for text in texts])
         while True:
             live = [(texts[row], responses[row]) for row in rows]
             if self.sampling.repetition_penalty != 1:

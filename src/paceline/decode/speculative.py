@@ -86,6 +86,9 @@ class SpeculativeDecoder(Decoder):
         self.judges_first = not self.rule.exact
         self._drafts_argmax = self._verifies_argmax and self.draft_sampling.greedy
 
+    def _models(self) -> tuple[Model, ...]:
+        return self.target, self.draft
+
     def _usable_length(self) -> int | None:
         limit = shared_context(self.target, self.draft)
         if limit is None:

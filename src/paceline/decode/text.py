@@ -6,7 +6,7 @@ The result therefore does not depend on the other texts of the batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -23,18 +23,61 @@ if TYPE_CHECKING:
 _UNIFORMS_PER_DRAW = 64
 
 
+class Limits(NamedTuple):
+    """What the models of a decoder allow.
+
+    Attributes:
+        vocab_size: Valid token ids are below it.
+        max_length: Maximum number of decoder tokens; None: no limit.
+        max_source_length: Maximum number of encoder tokens; None: no limit, or no encoder.
+        decoder_prompt: See `contract.EncoderDecoder`; None: decoder-only.
+        forced_eos: See `contract.EncoderDecoder`.
+        in_words: `max_length` as a phrase for error messages.
+    """
+
+    vocab_size: int
+    max_length: int | None
+    max_source_length: int | None
+    decoder_prompt: tuple[int, ...] | None
+    forced_eos: int | None
+    in_words: str
+
+    def context(self, prompt: Sequence[int]) -> list[int]:
+        """The decoder's tokens before the first new one."""
+        return list(prompt if self.decoder_prompt is None else self.decoder_prompt)
+
+    def room(self, prompt: Sequence[int]) -> int | None:
+        """New tokens that fit after this prompt; None: no limit."""
+        return None if self.max_length is None else self.max_length - len(self.context(prompt))
+
+
 class Text:
-    """A prompt (`context`), and the `tokens` generated so far."""
+    """A prompt, and the `tokens` generated so far.
+
+    Attributes:
+        prompt: The model's input.
+        context: The decoder's tokens before the first new one: the prompt of a decoder-only model.
+    """
 
     def __init__(
-        self, prompt: Sequence[int], budget: int, stops: Collection[int], seed: int, *, cut: bool
+        self,
+        prompt: Sequence[int],
+        budget: int,
+        stops: Collection[int],
+        seed: int,
+        *,
+        cut: bool,
+        context: Sequence[int] | None = None,
+        forced_eos: int | None = None,
     ) -> None:
-        self.context = list(prompt)
+        self.prompt = list(prompt)
+        self.context = self.prompt if context is None else list(context)
         self.tokens: list[int] = []
         self.stop_reason: StopReason | None = None
         self._budget = budget
         self._stops = stops
         self._cut = cut
+        self._forced_eos = forced_eos
         self.num_accepted = 0
         self.num_examined = 0
         self._blocks: list[Block] = []
@@ -48,7 +91,7 @@ class Text:
 
     @property
     def decoded(self) -> int:
-        """Length of the text, prompt included."""
+        """Number of decoder tokens."""
         return len(self.context) + len(self.tokens)
 
     def newest(self, count: int) -> list[int]:
@@ -104,7 +147,11 @@ class Text:
         self, new: Sequence[tuple[int, Source]]
     ) -> tuple[tuple[int, ...], tuple[Source, ...]]:
         """Append tokens until the text ends; returns those appended, and their sources."""
-        for count, (token, _) in enumerate(new, 1):
+        new = list(new)
+        for count, (token, source) in enumerate(new, 1):
+            if self._forced_eos is not None and self.remaining == 1 and not self._cut:
+                token = self._forced_eos
+                new[count - 1] = (token, source)
             self.tokens.append(token)
             if token in self._stops:
                 self.stop_reason = "eos"
@@ -139,17 +186,13 @@ def start_texts(
     max_new_tokens: int,
     seed: int | Sequence[int],
     stops: Collection[int],
-    max_length: int | None,
-    context: str,
-    vocab_size: int,
+    limits: Limits,
 ) -> list[Text]:
     """Validate a request and create one `Text` per prompt.
 
-    `context` describes `max_length` in error messages.
-
     Raises:
         UsageError: no prompt, an invalid budget, or seeds that do not match the prompts.
-        ContextLengthError: no new token fits after a prompt.
+        ContextLengthError: no new token fits after a prompt, or an encoder input is too long.
     """
     if not prompts:
         raise PromptError("got no prompt; give at least one list of token ids")
@@ -160,20 +203,41 @@ def start_texts(
         raise UsageError(f"got {len(seeds)} seeds for {len(prompts)} prompts; give one each")
     texts: list[Text] = []
     for row, (prompt, row_seed) in enumerate(zip(prompts, seeds, strict=True)):
-        if not prompt:
-            raise PromptError(f"prompt {row} is empty; every prompt needs at least one token")
-        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-            raise PromptError(
-                f"prompt {row} has token ids from {min(prompt)} to {max(prompt)}, the vocabulary "
-                f"goes from 0 to {vocab_size - 1}; encode it with the target's tokenizer"
+        room = _room(prompt, limits, row if len(prompts) > 1 else None)
+        budget = max_new_tokens if room is None else min(max_new_tokens, room)
+        texts.append(
+            Text(
+                prompt,
+                budget,
+                stops,
+                row_seed,
+                cut=budget < max_new_tokens,
+                context=limits.context(prompt),
+                forced_eos=limits.forced_eos,
             )
-        room = max_new_tokens if max_length is None else max_length - len(prompt)
-        if room < 1:
-            name = "the prompt" if len(prompts) == 1 else f"prompt {row}"
-            raise ContextLengthError(
-                f"{name} has {len(prompt):,} tokens and {context}; shorten the prompt, or set "
-                "max_prompt_tokens where there is one"
-            )
-        budget = min(max_new_tokens, room)
-        texts.append(Text(prompt, budget, stops, row_seed, cut=room < max_new_tokens))
+        )
     return texts
+
+
+def _room(prompt: Sequence[int], limits: Limits, row: int | None) -> int | None:
+    """New tokens that fit after this prompt; raises if it cannot be used. `row`: its number."""
+    if not prompt:
+        raise PromptError(f"prompt {row or 0} is empty; every prompt needs at least one token")
+    if not 0 <= min(prompt) <= max(prompt) < limits.vocab_size:
+        raise PromptError(
+            f"prompt {row or 0} has token ids from {min(prompt)} to {max(prompt)}, the vocabulary "
+            f"goes from 0 to {limits.vocab_size - 1}; encode it with the target's tokenizer"
+        )
+    name = "the prompt" if row is None else f"prompt {row}"
+    advice = "shorten the prompt, or set max_prompt_tokens where there is one"
+    longest = limits.max_source_length
+    if longest is not None and len(prompt) > longest:
+        raise ContextLengthError(
+            f"{name} has {len(prompt):,} tokens and the encoder holds {longest}; {advice}"
+        )
+    room = limits.room(prompt)
+    if room is not None and room < 1:
+        raise ContextLengthError(
+            f"{name} has {len(prompt):,} tokens and {limits.in_words}; {advice}"
+        )
+    return room

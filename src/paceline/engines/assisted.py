@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.core.sampling import SamplingParams
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
 
 _PAD = 0  # unused with one text; transformers warns without it
 
@@ -43,7 +43,7 @@ class Transformers(Engine):
     version = transformers.__version__
     conventions = Conventions(drafts_first_token=True)
 
-    def __init__(self, target: CausalModel, draft: CausalModel | None, gamma: int) -> None:
+    def __init__(self, target: HfModel, draft: HfModel | None, gamma: int) -> None:
         self._target: Any = target.hf
         self._draft: Any = None if draft is None else draft.hf
         self._gamma = gamma

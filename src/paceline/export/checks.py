@@ -19,7 +19,7 @@ from paceline.models.gguf import convert_gguf
 from paceline.models.loading import load_tokenizer
 
 if TYPE_CHECKING:
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
 
 TOLERANCE = 1e-5
 """Largest allowed difference of float32 logits, relative to the largest logit."""
@@ -55,17 +55,17 @@ class Reference:
         logits: Logits of each text, [T, V] for the V tokens of the tokenizer.
     """
 
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: HfModel) -> None:
         self.tokenizer: Any = model.tokenizer
         self.listed = model.draft_vocabulary
         self.texts = _texts(model)
-        self.logits = [_logits(model.hf, text)[:, : model.vocab_size] for text in self.texts]
+        self.logits = [_logits(model, text)[:, : model.vocab_size] for text in self.texts]
 
 
 def check_directory(folder: Path, reference: Reference, *, baked: bool) -> Checks:
     """Read a model directory back in float32; raises ExportError if logits or tokens differ."""
     found = load_model(folder, dtype="float32", device="cpu")
-    checks = _compare(reference, found.hf, load_tokenizer(folder), baked=baked)
+    checks = _compare(reference, found, load_tokenizer(folder), baked=baked)
     _check_difference(checks)
     return checks
 
@@ -88,7 +88,7 @@ def check_gguf(
         settings = json.loads(path.read_text("utf-8")) | {"rope_parameters": rope}
         path.write_text(json.dumps(settings), "utf-8")
         found = load_model(scratch, dtype="float32", device="cpu")
-        checks = _compare(reference, found.hf, load_tokenizer(scratch), baked=baked)
+        checks = _compare(reference, found, load_tokenizer(scratch), baked=baked)
     if exact:
         _check_difference(checks)
     elif checks.agreement < LEAST_AGREEMENT:
@@ -109,7 +109,7 @@ def _check_difference(checks: Checks) -> None:
         )
 
 
-def _compare(reference: Reference, found: Any, tokenizer: Any, *, baked: bool) -> Checks:
+def _compare(reference: Reference, found: HfModel, tokenizer: Any, *, baked: bool) -> Checks:
     num_texts = _check_tokenizer(reference.tokenizer, tokenizer)
     num_positions = num_same = 0
     difference = largest = 0.0
@@ -150,7 +150,7 @@ def _check_tokenizer(ours: Any, theirs: Any) -> int:
     return len(SAMPLES)
 
 
-def _texts(model: CausalModel) -> list[Tensor]:
+def _texts(model: HfModel) -> list[Tensor]:
     """Token ids of `SAMPLES` and of random texts, [1, T] each."""
     longest = min(_LENGTH, model.max_length or _LENGTH)
     rng = torch.Generator().manual_seed(0)
@@ -161,5 +161,6 @@ def _texts(model: CausalModel) -> list[Tensor]:
 
 
 @torch.inference_mode()
-def _logits(hf: Any, tokens_1T: Tensor) -> Tensor:
-    return hf(input_ids=tokens_1T, use_cache=False).logits[0].float()
+def _logits(model: HfModel, tokens_1T: Tensor) -> Tensor:
+    tokens: list[int] = tokens_1T[0].tolist()
+    return model.plain_logits(model.trial_batch(tokens, source=tokens))[0].float()

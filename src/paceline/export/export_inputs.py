@@ -24,7 +24,7 @@ from paceline.records import RunDirectory
 
 if TYPE_CHECKING:
     from paceline.export.export_config import ExportConfig
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card
 _NUM_STRINGS = 100
@@ -68,7 +68,7 @@ class Sources:
     """
 
     config: ExportConfig
-    model: CausalModel
+    model: HfModel
     stored: torch.dtype
     target: Target | None
     run: dict[str, Any] | None
@@ -95,6 +95,11 @@ def read_sources(config: ExportConfig) -> Sources:
         check_same_reading(target, inspect_model(model_directory(config.model)))
     measurement = None if config.measurement is None else read_measurement(config, named)
     model = load_model(config.model, dtype="float32", device="cpu")
+    if model.decoder_prompt is not None and config.to != "transformers":
+        raise UsageError(
+            f"{config.model} is an encoder-decoder, which {config.to} cannot serve with a draft; "
+            "use --to transformers"
+        )
     if config.draft_vocabulary == "bake" and model.draft_vocabulary is None:
         raise UsageError(
             f"draft_vocabulary=bake: {config.model} has no draft vocabulary, so there is nothing "
@@ -197,7 +202,7 @@ def read_measurement(config: ExportConfig, target: str | None) -> Measurement:
     return found
 
 
-def _stored(config: ExportConfig, model: CausalModel) -> torch.dtype:
+def _stored(config: ExportConfig, model: HfModel) -> torch.dtype:
     if config.dtype in ("auto", "q8_0"):
         return stored_dtype(config.model) or model.dtype
     return getattr(torch, config.dtype)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gguf import GGMLQuantizationType, GGUFWriter
 
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """model_type -> llama.cpp's architecture."""
@@ -30,7 +30,7 @@ _BLOCK = 32  # weights per q8_0 block
 
 
 def write_gguf(
-    model: CausalModel,
+    model: HfModel,
     path: Path,
     *,
     stored: str,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.core.sampling import SamplingParams
-    from paceline.engines.commands import DraftSampling, EngineName
+    from paceline.engines.commands import DraftSampling, EngineName, Server
     from paceline.export.export_config import ExportConfig
     from paceline.export.export_inputs import Sources
     from paceline.measure import Measurement
@@ -58,7 +58,12 @@ def plan_launch(sources: Sources, draft: Path) -> Launch | None:
     served = config.served_target or target.path
     if not loads(config.to, served):
         served = "TARGET"  # a note says how to create it
-    command = _command(config.to, served, str(draft), gamma, drafting)
+    if config.to == "transformers":
+        encodes = sources.model.decoder_prompt is not None
+        kind = "AutoModelForSeq2SeqLM" if encodes else "AutoModelForCausalLM"
+        command = _transformers(served, str(draft), gamma, kind)
+    else:
+        command = _command(config.to, served, str(draft), gamma, drafting)
     return Launch(command, gamma, _WORDS[drafting], measured)
 
 
@@ -67,9 +72,7 @@ def loads(engine: EngineName, model: str) -> bool:
     return model.endswith(".gguf") == (engine == "llamacpp")
 
 
-def _command(engine: EngineName, target: str, draft: str, gamma: int, drafting: str) -> str:
-    if engine == "transformers":
-        return _transformers(target, draft, gamma)
+def _command(engine: Server, target: str, draft: str, gamma: int, drafting: str) -> str:
     sampling = "probabilistic" if drafting == "probabilistic" else "greedy"
     arguments = draft_arguments(engine, Drafting(draft, gamma, sampling))
     return shlex.join([*PROGRAMS[engine], *target_arguments(engine, target), *arguments])
@@ -132,12 +135,12 @@ def _gamma(config: ExportConfig, measurement: Measurement | None) -> tuple[int, 
     return (measurement.speed.gamma if measurement.speed else best.gamma), True
 
 
-def _transformers(target: str, draft: str, gamma: int) -> str:
+def _transformers(target: str, draft: str, gamma: int, kind: str) -> str:
     return (
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f"from transformers import {kind}, AutoTokenizer\n"
         f"tokenizer = AutoTokenizer.from_pretrained({target!r})\n"
-        f"target = AutoModelForCausalLM.from_pretrained({target!r})\n"
-        f"draft = AutoModelForCausalLM.from_pretrained({draft!r})"
+        f"target = {kind}.from_pretrained({target!r})\n"
+        f"draft = {kind}.from_pretrained({draft!r})"
         f"  # drafts {gamma} tokens per block\n"
         'inputs = tokenizer("A prompt", return_tensors="pt")\n'
         "texts = target.generate(**inputs, assistant_model=draft, max_new_tokens=128)"

@@ -13,10 +13,10 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
 
 
-def set_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) -> None:
+def set_rows(model: HfModel, num_rows: int, *, only: Tensor | None = None) -> None:
     """Give embedding and head `num_rows` rows.
 
     New rows of the head are the mean of the others, so the logit of a new token is the mean of the
@@ -39,6 +39,14 @@ def set_rows(model: CausalModel, num_rows: int, *, only: Tensor | None = None) -
         )
     hf: Any = model.hf
     head = hf.get_output_embeddings()
+    if model.decoder_prompt is not None:
+        if num_rows == head.weight.shape[0] and only is None:
+            return
+        raise UsageError(
+            f"{hf.config.model_type} is an encoder-decoder, whose embeddings cannot be resized: it "
+            f"has {head.weight.shape[0]} rows and the target {num_rows}; build the draft from the "
+            "target, and leave draft_vocabulary=bake out"
+        )
     if getattr(head, "bias", None) is not None:
         raise UsageError(
             f"the output projection of {hf.config.model_type} has a bias, which the export does "

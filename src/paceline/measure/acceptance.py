@@ -24,6 +24,7 @@ from paceline.core.sampling import (
 from paceline.core.speed import drafted_per_block, tokens_and_blocks
 from paceline.data.batching import batches_of_like_length
 from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.contract import decoder_contexts, decoder_prompt_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +74,8 @@ class TextScores(NamedTuple):
 def budgets_of(writer: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
     """Maximum number of new tokens of each text within the generating model's context. -> [B]."""
     longest = writer.max_length
-    free = [max_new_tokens if longest is None else longest - len(prompt) for prompt in prompts]
+    contexts = decoder_contexts(writer, prompts)
+    free = [max_new_tokens if longest is None else longest - len(context) for context in contexts]
     return torch.tensor(free).clamp(max=max_new_tokens)
 
 
@@ -98,7 +100,10 @@ def score_texts(
     samplings = sampling, proposal_params(sampling, draft_sampling)
     parts: list[list[Tensor]] = []
     done: list[int] = []
-    limit = min((m.max_length for m in (target, draft) if m.max_length is not None), default=None)
+    limit = None  # prompts of an encoder-decoder take no space in its decoder
+    if decoder_prompt_of(target) is None:
+        limits = [m.max_length for m in (target, draft) if m.max_length is not None]
+        limit = min(limits, default=None)
     lengths = [list(map(len, texts)) for texts in (prompts, completions)]
     progress("scoring", 0, len(prompts))
     for rows in batches_of_like_length(lengths[0], _BATCH_SIZE, lengths[1], limit):
@@ -129,7 +134,7 @@ def _score_batch(
     target_logits_BTV = _forced_logits(target, prompts, tokens_BT)[..., :vocab_size]
     draft_logits_BTV = _forced_logits(draft, prompts, tokens_BT)[..., :vocab_size]
     agreement_BT = draft_logits_BTV.argmax(-1) == target_logits_BTV.argmax(-1)
-    seen_BTV = _seen(prompts, tokens_BT, vocab_size, sampling)
+    seen_BTV = _seen(decoder_contexts(target, prompts), tokens_BT, vocab_size, sampling)
     p_BTV = to_probs(_penalised(target_logits_BTV, seen_BTV, sampling), sampling)
     q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), draft_sampling)
     # 1 - TVD instead of the sum of minima: exactly 1 if p = q. Rounding must not make it negative.
@@ -173,7 +178,7 @@ def forced_logits(
     """Logits of a model before each token of one text, repetition penalty applied, [T, V]."""
     tokens_1T = torch.tensor([list(tokens)])
     logits_1TV = _forced_logits(model, [prompt], tokens_1T)[..., :vocab_size]
-    seen_1TV = _seen([prompt], tokens_1T, vocab_size, sampling)
+    seen_1TV = _seen(decoder_contexts(model, [prompt]), tokens_1T, vocab_size, sampling)
     return _penalised(logits_1TV, seen_1TV, sampling)[0]
 
 
@@ -187,12 +192,12 @@ def _forced_logits(model: Model, prompts: Sequence[Sequence[int]], tokens_BT: Te
 
 
 def _seen(
-    prompts: Sequence[Sequence[int]], tokens_BT: Tensor, vocab_size: int, sampling: SamplingParams
+    contexts: Sequence[Sequence[int]], tokens_BT: Tensor, vocab_size: int, sampling: SamplingParams
 ) -> Tensor | None:
     """Tokens that occur before each position, [B, T, V]; None without a repetition penalty."""
     if sampling.repetition_penalty == 1:
         return None
-    return mark_seen(tokens_BT[:, :-1], seen_tokens(prompts, vocab_size))
+    return mark_seen(tokens_BT[:, :-1], seen_tokens(contexts, vocab_size))
 
 
 def _penalised(logits_BTV: Tensor, seen_BTV: Tensor | None, sampling: SamplingParams) -> Tensor:

@@ -14,7 +14,7 @@ from paceline.measure.latency import PassTimer
 from paceline.models import prepare_for_decoding
 
 if TYPE_CHECKING:
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
 
 _GAMMAS = (1, 2, 3, 4, 5)
 _REPEATS = 20
@@ -49,7 +49,7 @@ class DraftCost(NamedTuple):
 
 
 @torch.inference_mode()
-def time_draft(target: CausalModel, draft: CausalModel, *, seed: int = 0) -> DraftCost:
+def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> DraftCost:
     """Time both models, prepared for decoding, after a context of random tokens."""
     share = draft.num_parameters / target.num_parameters
     served, ready = prepare_for_decoding(target), prepare_for_decoding(draft)

@@ -23,6 +23,7 @@ from paceline.decode.block import draw, judge
 from paceline.decode.result import count_blocks
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class PassCosts(NamedTuple):
 
 
 class PassTimer:
-    """Times the parts of decoding after one prompt, interleaved."""
+    """Times the parts of decoding after one prompt and tokens generated from it, interleaved."""
 
     def __init__(
         self,
@@ -87,15 +88,20 @@ class PassTimer:
         gammas: Sequence[int],
         sampling: SamplingParams,
         draft_sampling: SamplingParams | None = None,
+        generated: Sequence[int] = (),
     ) -> None:
         shared = check_same_vocabulary(target, draft)
         self._target, self._draft = target.start_session(), draft.start_session()
+        if decoder_prompt_of(target) is None:
+            prompt, generated = [*prompt, *generated], ()
         for session in (self._target, self._draft):
             session.vocab_size = shared
             session.prefill([prompt])
+            if generated:
+                session.extend(torch.tensor([list(generated)]))
         self._sampling = sampling
         self._draft_sampling = proposal_params(sampling, draft_sampling)
-        self._token = prompt[-1]
+        self._token = [*decoder_contexts(target, [prompt])[0], *generated][-1]
         self._gammas = gammas
         self._seconds: dict[tuple[str, int], list[float]] = {}
         for _ in range(2):  # warm-up

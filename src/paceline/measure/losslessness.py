@@ -153,7 +153,12 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     """
     target = load_model(config.target, dtype=config.dtype, device=config.device)
     tokenizer = tokenizer_of(target, config.target)
-    prompts = read_prompts(config.prompts, tokenizer, max_tokens=config.max_prompt_tokens)
+    prompts = read_prompts(
+        config.prompts,
+        tokenizer,
+        max_tokens=config.max_prompt_tokens,
+        encoder=target.decoder_prompt is not None,
+    )
     draft = load_model(config.draft, dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)
     ready = prepare_for_decoding(draft, config.draft_weights)

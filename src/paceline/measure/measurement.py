@@ -130,9 +130,10 @@ def measure_models(
     longest = int(scores.mask_BT.sum(-1).max())
     gammas = usable_gammas(config.gammas, longest, int(budget_B.max()))
     # passes are timed in the middle of a typical text
-    middle = [*prompts[0], *completions[0]][: len(prompts[0]) + config.max_new_tokens // 2]
+    begun = completions[0][: config.max_new_tokens // 2]
     if costs is None:
-        timer = PassTimer(target, draft, middle, gammas, config.sampling, config.draft_sampling)
+        samplings = config.sampling, config.draft_sampling
+        timer = PassTimer(target, draft, prompts[0], gammas, *samplings, generated=begun)
         passes = timer.run(config.pass_repeats, progress)
     else:
         passes = costs.pass_costs(gammas, config.concurrency)
@@ -141,7 +142,7 @@ def measure_models(
     chosen = max(rows, key=lambda row: row.expected_speedup)
     tried, timed, expected = list[TriedRow](), None, None
     if config.timed_prompts:  # also if no speedup is expected, to measure a NO-GO
-        chosen, tried, timed = time_best(target, draft, prompts, rows, middle, config, progress)
+        chosen, tried, timed = time_best(target, draft, prompts, rows, begun, config, progress)
     if costs is None:
         verdict = judge(acceptance, chosen, timed)
     else:

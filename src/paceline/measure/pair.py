@@ -19,7 +19,7 @@ from paceline.progress import Progress, silent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
     from paceline.models.contract import Model
 
 
@@ -59,8 +59,8 @@ class PairConfig(ModelsConfig):
 class Pair(NamedTuple):
     """Both models prepared for decoding."""
 
-    target: CausalModel
-    draft: CausalModel
+    target: HfModel
+    draft: HfModel
 
     @property
     def tokenizer(self):
@@ -99,7 +99,12 @@ def load_prompts(config: PairConfig, pair: Pair) -> list[list[int]]:
     Raises:
         PromptError: there are no prompts, or one is malformed.
     """
-    return read_prompts(config.prompts, pair.tokenizer, max_tokens=config.max_prompt_tokens)
+    return read_prompts(
+        config.prompts,
+        pair.tokenizer,
+        max_tokens=config.max_prompt_tokens,
+        encoder=pair.target.decoder_prompt is not None,
+    )
 
 
 def sample_texts(

@@ -109,8 +109,9 @@ def analyze_models(
     longest = max(len(text) for text in texts)
     gammas = usable_gammas(config.gammas, longest, config.max_new_tokens)
     # passes are timed in the middle of a typical text
-    middle = [*prompts[0], *texts[0]][: len(prompts[0]) + config.max_new_tokens // 2]
-    timer = PassTimer(target, draft, middle, gammas, config.sampling, config.draft_sampling)
+    begun = texts[0][: config.max_new_tokens // 2]
+    samplings = config.sampling, config.draft_sampling
+    timer = PassTimer(target, draft, prompts[0], gammas, *samplings, generated=begun)
     costs = timer.run(config.pass_repeats, progress)
     found = analyze_rules(
         *(target, draft, prompts, texts, config.rules, config.sampling, gammas),

@@ -16,14 +16,14 @@ from paceline.engines.engine_choice import Setup, check_choice, client_of, conne
 from paceline.engines.start import started
 from paceline.engines.versions import untested
 from paceline.environment import environment
-from paceline.errors import EngineError
+from paceline.errors import EngineError, UsageError
 from paceline.measure.engine_costs import EngineCosts
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split, logit_gap
 from paceline.measure.pair import Pair
 from paceline.measure.results import IntervalRow
 from paceline.measure.served_costs import StepTimer, mean_context
 from paceline.measure.served_figures import Agreement, BlockFigures, ServedConfig, compare_served
-from paceline.models import CausalModel, load_model
+from paceline.models import HfModel, load_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.models.inspection import inspect_model
@@ -193,6 +193,11 @@ def load_scored(config: ServedConfig) -> Pair:
     target = load_model(paths[0], dtype=config.dtype, device=config.device)
     draft = load_model(paths[1], dtype=target.dtype, device=config.device)
     check_same_vocabulary(target, draft)
+    if target.decoder_prompt is not None:
+        raise UsageError(
+            f"{config.target} is an encoder-decoder, which {choice.engine} cannot serve with a "
+            "draft through Paceline; leave --engine out"
+        )
     if draft.draft_vocabulary is not None and not is_baked(served[1]):
         draft = draft.without_draft_vocabulary()
     return Pair(target, draft)
@@ -315,7 +320,7 @@ def _check_drafted(config: ServedConfig, answer: Served) -> None:
 
 
 def _near_ties(
-    target: CausalModel,
+    target: HfModel,
     requests: Sequence[Request],
     plain: Sequence[Served],
     drafted: Sequence[Served],

@@ -25,7 +25,7 @@ def time_best(
     draft: Model,
     prompts: Sequence[Sequence[int]],
     rows: Sequence[GammaRow],
-    middle: Sequence[int],
+    begun: Sequence[int],
     config: MeasureConfig,
     progress: Progress,
 ) -> tuple[GammaRow, list[TriedRow], SpeedRow]:
@@ -54,7 +54,8 @@ def time_best(
             seed=config.seed + len(timed_prompts) * config.timed_repeats,  # not used by time_pairs
             progress=progress,
         )
-    timer = PassTimer(target, draft, middle, [], config.sampling, config.draft_sampling)
+    samplings = config.sampling, config.draft_sampling
+    timer = PassTimer(target, draft, prompts[0], [], *samplings, generated=begun)
     decoders = AutoregressiveDecoder(target, config.sampling), decoder_of(chosen.gamma)
     timed = _time_requests(decoders, timed_prompts[choosing:], chosen, timer, config, progress)
     return chosen, tried, timed

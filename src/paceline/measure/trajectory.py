@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
     from paceline.progress import Progress
 
 _SCHEMA = 2
@@ -212,8 +212,8 @@ def stops_of(path: Path) -> Iterator[Stop]:
 
 
 def _row(
-    target: CausalModel,
-    draft: CausalModel,
+    target: HfModel,
+    draft: HfModel,
     stop: Stop,
     case: tuple[str, SamplingParams],
     texts: tuple[list[list[int]], list[list[int]]],
@@ -246,15 +246,17 @@ def _row(
     )
 
 
-def _prompts(config: TrajectoryConfig, task: str, target: CausalModel) -> list[list[int]]:
+def _prompts(config: TrajectoryConfig, task: str, target: HfModel) -> list[list[int]]:
     assert target.tokenizer is not None, "checked before"
     corpus = config.tasks[task]
     longest = corpus.max_prompt_tokens or config.max_prompt_tokens
-    return read_prompts(corpus, target.tokenizer, max_tokens=longest)[: config.num_prompts]
+    encoder = target.decoder_prompt is not None
+    prompts = read_prompts(corpus, target.tokenizer, max_tokens=longest, encoder=encoder)
+    return prompts[: config.num_prompts]
 
 
 def _texts(
-    writer: Callable[[], CausalModel],
+    writer: Callable[[], HfModel],
     prompts: list[list[int]],
     config: TrajectoryConfig,
     case: tuple[str, SamplingParams],

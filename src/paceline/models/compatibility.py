@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.errors import VocabularyMismatchError
+from paceline.errors import ContextLengthError, UsageError, VocabularyMismatchError
+from paceline.models.contract import decoder_prompt_of, max_source_length_of
 
 if TYPE_CHECKING:
     from paceline.models.contract import Model
@@ -20,7 +21,9 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
 
     Raises:
         VocabularyMismatchError: A token has different ids, or one of the models lacks a token.
+        UsageError: One of the models is an encoder-decoder, or their decoder prompts differ.
     """
+    _check_same_kind(target, draft)
     width = max(target.vocab_size, draft.vocab_size)
     target_ids, draft_ids = _token_ids(target, width), _token_ids(draft, width)
     if target_ids is not None and draft_ids is not None and target_ids != draft_ids:
@@ -35,6 +38,54 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
             f"{draft.vocab_size}; {_ADVICE}"
         )
     return shared
+
+
+def check_fits(
+    model: Model, num_prompt: int, num_new: int, names: tuple[str, str], who: str
+) -> None:
+    """Check that prompts and new tokens of these lengths fit a model.
+
+    `names` are the settings of both lengths and `who` is the model, for the message.
+
+    Raises:
+        ContextLengthError: They do not fit.
+    """
+    prompt_name, new_name = names
+    decoder_prompt, limit = decoder_prompt_of(model), model.max_length
+    if decoder_prompt is None:
+        if limit is not None and num_prompt + num_new > limit:
+            raise ContextLengthError(
+                f"{prompt_name} + {new_name} is {num_prompt + num_new:,}, but {who}'s context "
+                f"holds {limit:,} tokens; lower one of the two"
+            )
+        return
+    source_limit = max_source_length_of(model)
+    if source_limit is not None and num_prompt > source_limit:
+        raise ContextLengthError(
+            f"{prompt_name} is {num_prompt:,}, but {who}'s encoder holds {source_limit:,} tokens; "
+            "lower it"
+        )
+    if limit is not None and len(decoder_prompt) + num_new > limit:
+        raise ContextLengthError(
+            f"{new_name} is {num_new:,}, but {who}'s decoder holds {limit:,} tokens, "
+            f"{len(decoder_prompt)} of which begin every text; lower it"
+        )
+
+
+def _check_same_kind(target: Model, draft: Model) -> None:
+    prompts = decoder_prompt_of(target), decoder_prompt_of(draft)
+    if prompts[0] == prompts[1]:
+        return
+    kinds = ["decoder-only" if prompt is None else "an encoder-decoder" for prompt in prompts]
+    if None in prompts:
+        raise UsageError(
+            f"the target is {kinds[0]} and the draft is {kinds[1]}; choose a draft of the same kind"
+        )
+    raise UsageError(
+        f"the decoder of the target begins with the tokens {list(prompts[0] or ())} and that of "
+        f"the draft with {list(prompts[1] or ())}; set the draft's decoder_start_token_id and "
+        "forced_bos_token_id to the target's"
+    )
 
 
 def _token_ids(model: Model, width: int) -> dict[str, int] | None:

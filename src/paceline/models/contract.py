@@ -4,7 +4,11 @@ A session processes tokens, rolls back the last ones, refills rows and removes r
 sample, verify or stop, but it may serve a whole block if it has a faster implementation. Rows may
 differ in length. Prompts are passed as lists, logits are returned as tensors.
 
-Shape suffixes: B batch, N new tokens, V vocabulary (logits over it).
+The prompt of a decoder-only model is the beginning of its text. The prompt of an encoder-decoder is
+its encoder input (source); the text of its decoder begins with `decoder_prompt`. Lengths always
+count decoder tokens.
+
+Shape suffixes: B batch, N new tokens, T text, S source, V vocabulary (logits over it).
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
+
 from paceline.errors import ContextLengthError, PromptError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
@@ -31,7 +36,7 @@ class ModelSession(ABC):
     After any sequence of calls, logits equal those of a new session that processes the kept tokens.
 
     Attributes:
-        lengths: Number of tokens per row; empty before the first call.
+        lengths: Number of decoder tokens per row; empty before the first call.
         vocab_size: Width of the logits. A decoder reduces it to the vocabulary two models share.
     """
 
@@ -52,7 +57,7 @@ class ModelSession(ABC):
         assert not self.lengths, "prefill starts a session; extend continues one"
         self._check_prompts(tokens)
         logits_BV = self._prefill(tokens)
-        self.lengths = [len(row) for row in tokens]
+        self.lengths = self._lengths_after(tokens)
         return self._without_padding(logits_BV)
 
     def extend(self, tokens_BN: Tensor) -> Tensor:
@@ -99,8 +104,8 @@ class ModelSession(ABC):
         self._check_prompts(prompts)
         logits_RV = self._refill(rows, prompts)
         self.lengths = list(self.lengths)
-        for row, prompt in zip(rows, prompts, strict=True):
-            self.lengths[row] = len(prompt)
+        for row, length in zip(rows, self._lengths_after(prompts), strict=True):
+            self.lengths[row] = length
         return self._without_padding(logits_RV)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -121,14 +126,17 @@ class ModelSession(ABC):
     def _without_padding(self, logits: Tensor) -> Tensor:
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 
+    def _lengths_after(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """The lengths of rows that hold only these prompts."""
+        return [len(prompt) for prompt in prompts]
+
     def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        lengths = [len(prompt) for prompt in prompts]
-        if not lengths or min(lengths) == 0:
+        if not prompts or not all(len(prompt) for prompt in prompts):
             raise PromptError(
                 "got an empty prompt; every prompt needs at least one token, for example the "
                 "beginning-of-text token"
             )
-        self._check_room(lengths)
+        self._check_room(self._lengths_after(prompts))
 
     def _check_room(self, lengths: Sequence[int]) -> None:
         longest = max(lengths)
@@ -185,12 +193,54 @@ class Model(Protocol):
         ...
 
 
+class EncoderDecoder(Model, Protocol):
+    """An encoder-decoder; its prompts are encoder inputs.
+
+    Attributes:
+        decoder_prompt: Tokens that every decoder text begins with: `decoder_start_token_id`, and a
+            forced first token. They are not part of a generation.
+        max_source_length: Maximum number of encoder tokens, or None if there is no limit.
+        forced_eos: Token that replaces the last one if a text reaches `max_new_tokens`, or None.
+    """
+
+    @property
+    def decoder_prompt(self) -> tuple[int, ...]: ...
+
+    @property
+    def max_source_length(self) -> int | None: ...
+
+    @property
+    def forced_eos(self) -> int | None: ...
+
+
+def decoder_prompt_of(model: Model) -> tuple[int, ...] | None:
+    """`EncoderDecoder.decoder_prompt`; None for a decoder-only model."""
+    return getattr(model, "decoder_prompt", None)
+
+
+def max_source_length_of(model: Model) -> int | None:
+    """`EncoderDecoder.max_source_length`; None for a decoder-only model."""
+    return getattr(model, "max_source_length", None)
+
+
+def forced_eos_of(model: Model) -> int | None:
+    """`EncoderDecoder.forced_eos`; None for a decoder-only model."""
+    return getattr(model, "forced_eos", None)
+
+
+def decoder_contexts(model: Model, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The decoder's tokens before the first new one, for each prompt."""
+    decoder_prompt = decoder_prompt_of(model)
+    return [list(prompt if decoder_prompt is None else decoder_prompt) for prompt in prompts]
+
+
 class Batch(Protocol):
     """A batch of texts, padded on the right.
 
     Attributes:
-        tokens_BT: Token ids.
+        tokens_BT: Token ids; of the decoder for an encoder-decoder.
         attention_BT: 1 = token, 0 = padding; None if no row is padded.
+        source: Encoder inputs, a batch of its own; None for a decoder-only model.
     """
 
     @property
@@ -199,10 +249,32 @@ class Batch(Protocol):
     @property
     def attention_BT(self) -> Tensor | None: ...
 
+    @property
+    def source(self) -> Batch | None: ...
+
 
 class Texts(NamedTuple):
+    """The plain implementation of `Batch`."""
+
     tokens_BT: Tensor
     attention_BT: Tensor | None = None
+    source: Batch | None = None
+
+    def to(self, device: torch.device) -> Texts:
+        """Move tokens and mask to a device."""
+        attention = None if self.attention_BT is None else self.attention_BT.to(device)
+        return Texts(self.tokens_BT.to(device), attention, self.source)
+
+
+def pad(rows: Sequence[Sequence[int]]) -> Texts:
+    """Texts padded on the right; no mask if none is shorter than the longest."""
+    width = max(len(row) for row in rows)
+    tokens_BT = torch.zeros(len(rows), width, dtype=torch.int64)
+    attention_BT = torch.zeros_like(tokens_BT)
+    for index, row in enumerate(rows):
+        tokens_BT[index, : len(row)] = torch.tensor(list(row))
+        attention_BT[index, : len(row)] = 1
+    return Texts(tokens_BT, None if bool(attention_BT.all()) else attention_BT)
 
 
 class TrainableModel(Model, Protocol):

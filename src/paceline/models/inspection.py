@@ -7,15 +7,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from safetensors import safe_open
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
 
 from paceline.errors import ModelLoadError
-from paceline.models.hf.architectures import context_length, refuse_by_name
+from paceline.models.hf.architectures import (
+    configured_prompt,
+    context_length,
+    is_encoder_decoder,
+    num_decoder_layers,
+    num_encoder_layers,
+    refuse_by_name,
+    source_length,
+)
 from paceline.models.hf.base import named_tokens
 from paceline.models.loading import open_model, read_tokenizer, refuse_unknown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from paceline.models.loading import ModelLocation
 
 _GGUF = b"GGUF"
 
@@ -26,8 +36,11 @@ class ModelFacts(NamedTuple):
     Attributes:
         path: As given by the user.
         architecture: The model_type.
-        num_layers: Number of layers.
+        num_layers: Number of layers, of the decoder if there is an encoder.
+        num_encoder_layers: Number of layers of the encoder; 0 for a decoder-only model.
+        decoder_prompt: See `contract.EncoderDecoder`; None for a decoder-only model.
         max_length: Context length in tokens; None if unlimited or unknown.
+        max_source_length: Maximum number of encoder tokens; None if unlimited or decoder-only.
         vocab_size: Tokens of the tokenizer.
         num_parameters: From the headers of the safetensors files; 0 if there are none.
         tokenizer: The tokenizer in the model's directory; None if missing or unknown.
@@ -36,7 +49,10 @@ class ModelFacts(NamedTuple):
     path: str
     architecture: str | None = None
     num_layers: int = 0
+    num_encoder_layers: int = 0
+    decoder_prompt: tuple[int, ...] | None = None
     max_length: int | None = None
+    max_source_length: int | None = None
     vocab_size: int = 0
     num_parameters: int = 0
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -62,15 +78,28 @@ def inspect_model(path: str | Path) -> ModelFacts:
         text = config.get_text_config(decoder=True)
         tokenizer = read_tokenizer(location)
         count = 0 if location.directory is None else _num_parameters(location.directory)
+        prompt = None
+        if is_encoder_decoder(config):
+            prompt = configured_prompt(config, _generation_config(location))
     return ModelFacts(
         str(path),
         architecture=config.model_type,
-        num_layers=text.num_hidden_layers,
+        num_layers=num_decoder_layers(config),
+        num_encoder_layers=num_encoder_layers(config),
+        decoder_prompt=prompt,
         max_length=context_length(config),
+        max_source_length=source_length(config) if is_encoder_decoder(config) else None,
         vocab_size=named_tokens(tokenizer, text.vocab_size),
         num_parameters=count,
         tokenizer=tokenizer,
     )
+
+
+def _generation_config(location: ModelLocation) -> GenerationConfig | None:
+    directory = location.directory
+    if directory is not None and not (directory / "generation_config.json").exists():
+        return None
+    return GenerationConfig.from_pretrained(location.source, **location.options)
 
 
 def _num_parameters(directory: Path) -> int:

@@ -16,14 +16,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import huggingface_hub
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
 
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
 from paceline.models.gguf import converted_gguf, first_line
-from paceline.models.hf.architectures import refuse_by_name
-from paceline.models.hf.base import named_tokens
-from paceline.models.hf.causal import CausalModel, wrap_model
+from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
+from paceline.models.hf.base import HfModel, named_tokens
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
+from paceline.models.hf.wrapping import wrap_model
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
 from paceline.records import files_fingerprint
@@ -47,8 +53,8 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 def load_model(
     path: str | Path, dtype: DType | torch.dtype = "auto", device: str = "auto"
-) -> CausalModel:
-    """Load a decoder-only model in evaluation mode.
+) -> HfModel:
+    """Load a decoder-only model or an encoder-decoder in evaluation mode.
 
     Args:
         path: A local directory, a `.gguf` file (converted once, then cached) or a hub id.
@@ -70,7 +76,7 @@ def load_model(
             refuse_unknown(location)
             config = AutoConfig.from_pretrained(location.source, **location.options)
             refuse_by_name(config)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = _auto_class(config).from_pretrained(
                 location.source,
                 dtype=_dtype(dtype, config, found_device),
                 output_loading_info=True,
@@ -140,6 +146,12 @@ def shapes_at(path: str | Path) -> list[tuple[int, int]]:
     """`shapes_of` the model at this path."""
     with open_model(path) as location:
         return shapes_of(AutoConfig.from_pretrained(location.source, **location.options))
+
+
+def encoder_decoder_at(path: str | Path) -> bool:
+    """True if the model at this path is an encoder-decoder; its weights are not read."""
+    with open_model(path) as location:
+        return is_encoder_decoder(AutoConfig.from_pretrained(location.source, **location.options))
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
@@ -299,6 +311,10 @@ def _draft_vocabulary(location: ModelLocation, hf: Any, tokenizer: Any) -> torch
         return None
     vocab_size = named_tokens(tokenizer, head.weight.shape[0])
     return read_draft_vocabulary(_directory_of(location), vocab_size)
+
+
+def _auto_class(config: Any) -> Any:
+    return AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
 
 
 def find_device(device: str) -> torch.device:

@@ -12,8 +12,9 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.models.hf.agreement import EXACT, ROUNDED, checked_or_none, tolerance_for
-from paceline.models.hf.causal import CausalModel, HfDecoder
+from paceline.models.hf.causal import HfDecoder
 from paceline.models.hf.session import CausalSession
+from paceline.models.hf.wrapping import plain_pass
 from paceline.models.llama import packing
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_session import CompiledSession
@@ -33,21 +34,17 @@ from paceline.models.precision import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from paceline.models.contract import ModelSession
-    from paceline.models.hf.base import ForwardPass, HfModel
-
-    StartSession = Callable[[HfModel], ModelSession]
+    from paceline.models.hf.base import HfModel
 
 Weights = Literal["auto", "plain", "packed_fp16", "int8"]
 
 
 def prepare_for_decoding(
-    model: CausalModel,
+    model: HfModel,
     weights: Weights = "auto",
     activations: Literal["float32", "bfloat16"] = "float32",
-) -> CausalModel:
+) -> HfModel:
     """Optimize a model for forward passes over few tokens on this machine.
 
     On an x86 CPU, the matrices of a float32 model are copied to float16 (see llama/packing.py). If
@@ -89,7 +86,7 @@ def prepare_for_decoding(
     return _packed(model, exact=weights == "auto")
 
 
-def in_fixed_shapes(model: CausalModel) -> CausalModel:
+def in_fixed_shapes(model: HfModel) -> HfModel:
     """Use CUDA graphs for a Llama-like model (see llama/cuda.py); return other models unchanged.
 
     Weights that are multiplied together become views of one tensor, also in `hf`.
@@ -97,26 +94,26 @@ def in_fixed_shapes(model: CausalModel) -> CausalModel:
     if not LlamaDecoder.supports(model.hf) or not can_record(model.hf.config):
         return model
     decoder = LlamaDecoder(model.hf, merged_product, model.draft_vocabulary, compiled=False)
-    trial = _with(model, decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
+    trial = model.decoding_with(decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
     if checked_or_none(trial, "the recorded pass", tolerance_for(model.dtype)) is None:
         return model
     # new readers, without the recordings of the trial
-    return _with(model, decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
+    return model.decoding_with(decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
 
 
-def can_read_int8(model: CausalModel) -> bool:
+def can_read_int8(model: HfModel) -> bool:
     """True if `prepare_for_decoding` supports weights="int8" for this model on this machine."""
     possible = model.device.type == "cpu" and can_pack()
     return possible and LlamaDecoder.supports(model.hf) and can_copy(model.hf, int8=True)
 
 
-def _packed(model: CausalModel, *, exact: bool) -> CausalModel:
+def _packed(model: HfModel, *, exact: bool) -> HfModel:
     packer = Packer(packing.EXACT if exact else packing.ROUNDED)
     if LlamaDecoder.supports(model.hf):
         prepared = _with_llama(model, LlamaDecoder(model.hf, packer, model.draft_vocabulary))
     else:
         copy = packing.packed_copy(model.hf, packer)
-        prepared = _with(model, HfDecoder(copy, model.draft_vocabulary), CausalSession)
+        prepared = model.decoding_with(plain_pass(copy, model.draft_vocabulary))
     if not packer.num_packed:
         return model
     prepared.weight_change = packer.largest_change
@@ -124,7 +121,7 @@ def _packed(model: CausalModel, *, exact: bool) -> CausalModel:
     return checked_or_none(prepared, "the pass with packed weights", tolerance) or model
 
 
-def _in_bfloat16(model: CausalModel, *, round_activations: bool) -> CausalModel:
+def _in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
     if not LlamaDecoder.supports(model.hf):
         return model
     chosen = choose_precision("decoding", shapes_of(model.hf.config), model.device)
@@ -144,13 +141,13 @@ def _in_bfloat16(model: CausalModel, *, round_activations: bool) -> CausalModel:
     return checked_or_none(_with_llama(model, decoder), "the fused pass", ROUNDED) or model
 
 
-def _in_int8(model: CausalModel) -> CausalModel:
+def _in_int8(model: HfModel) -> HfModel:
     if can_read_int8(model):
         rounded = rounded_copy(model.hf)
         packer = Packer(packing.EXACT)
         decoder = LlamaDecoder(rounded, packer, model.draft_vocabulary, int8_of=model.hf)
         if decoder.native is not None:
-            plain = CausalModel(rounded, model.tokenizer, model.draft_vocabulary)
+            plain = model.rewrap(rounded, model.draft_vocabulary)
             prepared = _with_llama(plain, decoder)
             prepared.num_parameters = model.num_parameters  # rounding unties a tied head
             if checked_or_none(prepared, "the pass with 8-bit weights", ROUNDED) is not None:
@@ -161,14 +158,10 @@ def _in_int8(model: CausalModel) -> CausalModel:
     )
 
 
-def _with(model: CausalModel, decoder: ForwardPass, start: StartSession) -> CausalModel:
-    return CausalModel(model.hf, model.tokenizer, model.draft_vocabulary, decoder, start)
-
-
-def _with_llama(model: CausalModel, decoder: LlamaDecoder) -> CausalModel:
+def _with_llama(model: HfModel, decoder: LlamaDecoder) -> HfModel:
     if decoder.native is None:
-        return _with(model, decoder, CausalSession)
-    return _with(model, decoder, partial(CompiledSession, native=decoder.native))
+        return model.decoding_with(decoder, CausalSession)
+    return model.decoding_with(decoder, partial(CompiledSession, native=decoder.native))
 
 
 def _start_fixed(decoder: LlamaDecoder, readers: FixedReaders, model: HfModel) -> ModelSession:
@@ -177,7 +170,7 @@ def _start_fixed(decoder: LlamaDecoder, readers: FixedReaders, model: HfModel) -
     return FixedSession(readers, model.device, model.vocab_size, model.max_length)
 
 
-def _dtype_of(model: CausalModel) -> str:
+def _dtype_of(model: HfModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
@@ -189,7 +182,7 @@ class TrainingWriter:
     processed by the model itself.
     """
 
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: HfModel) -> None:
         self.vocab_size = model.vocab_size
         self.max_length = model.max_length
         self.eos_token_ids = model.eos_token_ids
@@ -206,7 +199,7 @@ class TrainingWriter:
             return CausalSession(model)
         native = NativeLlama(model.hf, model.draft_vocabulary)
         plain = HfDecoder(model.hf, model.draft_vocabulary)
-        copy = _with(model, plain, partial(CompiledSession, native=native))
+        copy = model.decoding_with(plain, partial(CompiledSession, native=native))
         if not self._checked:
             self._checked = True
             name = "the compiled copy of a model in training"
@@ -216,7 +209,7 @@ class TrainingWriter:
         return copy.start_session()
 
 
-def choose_writer(model: CausalModel, num_rows: int) -> Choice:
+def choose_writer(model: HfModel, num_rows: int) -> Choice:
     """Whether generation is faster with bfloat16 copies of the model or with the model in float32.
 
     Measured with one token per row, unless `PACELINE_PRECISION` is set.

@@ -13,8 +13,8 @@ from paceline.data.prompts import corpus_fingerprint
 from paceline.data.replay import WritingClock
 from paceline.data.sources import BlendedText, Shard
 from paceline.data.tokens import encode_prompts
-from paceline.errors import ConfigError, ContextLengthError
-from paceline.models.compatibility import check_same_vocabulary
+from paceline.errors import ConfigError
+from paceline.models.compatibility import check_fits, check_same_vocabulary
 from paceline.models.drafts.restricted_head import count_tokens
 from paceline.models.loading import (
     fingerprint_if_there,
@@ -27,7 +27,7 @@ from paceline.progress import silent
 from paceline.rng import named_generator
 from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_state, rewind_metrics
 from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
-from paceline.train.freezing import freeze_embeddings, freeze_layers
+from paceline.train.freezing import freeze_embeddings, freeze_layers, train_all
 from paceline.train.loop import Parts
 from paceline.train.objectives import UnderRule
 from paceline.train.run import run_training, takes_bfloat16, writer_of
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from paceline.data.prompts import Record
     from paceline.data.sources import ExampleStream
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.align_config import AlignConfig
@@ -129,6 +129,8 @@ def _set_up(
     vocab_size = check_same_vocabulary(target, draft)
     _check_lengths(config, target, draft)
     _check_terms(config, draft)
+    if draft.decoder_prompt is not None:
+        _check_encoder_decoder(config)
     _choose_trained(config, draft)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
     records, held_out = records_of(config)
@@ -191,29 +193,25 @@ class Planner:
         ]
 
 
-def _choose_trained(config: AlignConfig, draft: CausalModel) -> None:
-    draft.hf.requires_grad_(True)
+def _choose_trained(config: AlignConfig, draft: HfModel) -> None:
+    train_all(draft)
     if config.freeze_embeddings:
         freeze_embeddings(draft)
     freeze_layers(draft, config.freeze_layers)
 
 
-def _check_lengths(config: AlignConfig, target: CausalModel, draft: CausalModel) -> None:
+def _check_lengths(config: AlignConfig, target: HfModel, draft: HfModel) -> None:
     settings = config.evaluation
-    longest = {"max_prompt_tokens + max_completion_tokens": lengths_of(config)}
+    longest = {("max_prompt_tokens", "max_completion_tokens"): lengths_of(config)}
     if config.data.evaluates:
-        held_out = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)
-        longest["evaluation.max_prompt_tokens + max_new_tokens"] = held_out
-    for model, name in ((target, "target"), (draft, "draft")):
-        for keys, lengths in longest.items():
-            if model.max_length is not None and sum(lengths) > model.max_length:
-                raise ContextLengthError(
-                    f"{keys} is {sum(lengths)}, but the {name}'s context holds "
-                    f"{model.max_length} tokens; lower one of the two"
-                )
+        names = ("evaluation.max_prompt_tokens", "max_new_tokens")
+        longest[names] = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)
+    for model, name in ((target, "the target"), (draft, "the draft")):
+        for names, lengths in longest.items():
+            check_fits(model, *lengths, names, name)
 
 
-def _check_terms(config: AlignConfig, draft: CausalModel) -> None:
+def _check_terms(config: AlignConfig, draft: HfModel) -> None:
     """Check the objective of a draft with a restricted vocabulary.
 
     Positions with other labels are dropped from steps with cross entropy alone; a divergence needs
@@ -239,8 +237,25 @@ def _check_terms(config: AlignConfig, draft: CausalModel) -> None:
         )
 
 
+def _check_encoder_decoder(config: AlignConfig) -> None:
+    """Refuse settings that an encoder-decoder has no use for."""
+    rounds = config.target_rounds
+    settings = {
+        "data.pack_documents": config.data.pack_documents,
+        "data.pretraining": config.data.pretraining is not None,
+        "target_rounds.train_prompts": rounds is not None and rounds.train_prompts,
+        "shard": bool(config.shard),
+    }
+    for name, is_set in settings.items():
+        if is_set:
+            raise ConfigError(
+                f"{name} is set, but it only applies to decoder-only models, and "
+                f"{config.draft} is an encoder-decoder; unset it"
+            )
+
+
 def _vocabulary(
-    config: AlignConfig, stream: ExampleStream, draft: CausalModel, vocab_size: int
+    config: AlignConfig, stream: ExampleStream, draft: HfModel, vocab_size: int
 ) -> VocabularySample | None:
     """Sampler of the tokens that divergences are computed over; None: all tokens.
 
@@ -259,7 +274,7 @@ def _vocabulary(
 def _evaluator(
     config: AlignConfig,
     records: Sequence[Record] | None,
-    target: CausalModel,
+    target: HfModel,
     run: RunDirectory,
     vocab_size: int,
     progress: Progress,
@@ -268,7 +283,12 @@ def _evaluator(
     settings = config.evaluation
     if records is None or target.tokenizer is None:
         return None
-    prompts = encode_prompts(records, target.tokenizer, max_tokens=settings.max_prompt_tokens)
+    prompts = encode_prompts(
+        records,
+        target.tokenizer,
+        max_tokens=settings.max_prompt_tokens,
+        encoder=target.decoder_prompt is not None,
+    )
     prompts = prompts[: settings.num_prompts]
     cache = run.path / "held_out.jsonl"
     shared = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.records import RunDirectory
     from paceline.train.settings import TrainSettings
 
@@ -60,7 +60,7 @@ class CheckpointStore:
         """The newest checkpoint, or None."""
         return next(reversed(self.all()), None)
 
-    def save(self, draft: CausalModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
+    def save(self, draft: HfModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
         """Write a checkpoint atomically, then delete the oldest ones beyond `keep`.
 
         Draft and optimizer state must be unsharded.

@@ -21,8 +21,9 @@ from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
 from paceline.core.vocabulary_subset import spread
 from paceline.data.batching import batches_of_like_length
-from paceline.data.collate import Row, collate
+from paceline.data.collate import collate
 from paceline.data.completions import sample_completions
+from paceline.data.sources import rows_of
 from paceline.models.loading import fingerprint
 from paceline.records import atomic_write_text, locked, read_jsonl
 from paceline.rng import named_generator
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from paceline.core.bootstrap import Interval
     from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
+    from paceline.data.collate import Row
     from paceline.models.contract import TrainableModel
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.train.align_config import Evaluation
     from paceline.train.loop import Figures
@@ -46,7 +48,7 @@ _CHUNK = 256  # positions per chunk of probabilities
 
 
 def held_out_text(
-    target: CausalModel,
+    target: HfModel,
     prompts: Sequence[Sequence[int]],
     settings: Evaluation,
     cache: Path,
@@ -67,13 +69,12 @@ def held_out_text(
                 if not shared.exists():
                     atomic_write_text(shared, text())
         atomic_write_text(cache, text() if shared is None else shared.read_text(encoding="utf-8"))
-    return [
-        Row([*row["prompt"], *row["completion"]], len(row["prompt"])) for row in read_jsonl(cache)
-    ]
+    read = read_jsonl(cache)
+    return rows_of(target, *([row[key] for row in read] for key in ("prompt", "completion")))
 
 
 def _text(
-    target: CausalModel,
+    target: HfModel,
     prompts: Sequence[Sequence[int]],
     settings: Evaluation,
     seed: int,
@@ -99,7 +100,7 @@ def _text(
 
 def text_name(
     path: str | Path,
-    target: CausalModel,
+    target: HfModel,
     prompts: Sequence[Sequence[int]],
     settings: Evaluation,
     seed: int,

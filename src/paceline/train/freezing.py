@@ -8,18 +8,29 @@ from paceline.errors import UsageError
 from paceline.models.drafts.layers import layer_list
 
 if TYPE_CHECKING:
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
 
 
-def freeze_embeddings(draft: CausalModel) -> None:
+_CONSTANT = "SinusoidalPositionalEmbedding"
+
+
+def train_all(model: HfModel) -> None:
+    """Train all weights but sinusoidal positions, which are constants (Marian, Pegasus)."""
+    model.hf.requires_grad_(True)
+    for module in model.hf.modules():
+        if type(module).__name__.endswith(_CONSTANT):
+            module.requires_grad_(False)
+
+
+def freeze_embeddings(draft: HfModel) -> None:
     """Freeze the input embeddings and the output head."""
     for module in (draft.hf.get_input_embeddings(), draft.hf.get_output_embeddings()):
         if module is not None:
             module.requires_grad_(False)
 
 
-def freeze_layers(draft: CausalModel, count: int) -> None:
-    """Freeze the first `count` layers.
+def freeze_layers(draft: HfModel, count: int) -> None:
+    """Freeze the first `count` layers, of the decoder if there is an encoder.
 
     Raises:
         UsageError: the draft has no further layer.

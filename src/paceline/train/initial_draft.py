@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.data.tokens import read_texts
+from paceline.data.tokens import read_prompts, read_texts
 from paceline.errors import ConfigError
 from paceline.models.drafts.derive import Embeddings, derive_draft
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.subclone import Width, measure_importance, subclone, width_of
+from paceline.models.hf.architectures import num_decoder_layers
 from paceline.models.loading import tokenizer_of
 from paceline.progress import silent
-from paceline.train.layer_search import search_layers
+from paceline.train.layer_search import KeptLayers, search_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
+
+
+_SOURCE_TOKENS = 128  # of each source that the target answers, to rank layers and tokens
 
 
 class DraftConfig(StrictModel):
@@ -31,8 +35,11 @@ class DraftConfig(StrictModel):
     Attributes:
         target: Hub id, directory or GGUF file of the target.
         out: Output directory of the draft.
-        layers: Indices of the target's layers to keep, in order.
+        layers: Indices of the target's layers to keep, in order; of the decoder if there is an
+            encoder.
+        encoder_layers: Indices of an encoder-decoder's encoder layers to keep; None: all.
         search_layers: Keep the N layers with the best measured acceptance.
+        search_encoder_layers: As search_layers, for the encoder.
         hidden_size: Hidden size of a narrower draft, which keeps the target's most important
             channels; None: the target's.
         params: Create a draft with random weights and at most this fraction of the target's
@@ -49,6 +56,8 @@ class DraftConfig(StrictModel):
     out: Path
     layers: tuple[int, ...] | None = None
     search_layers: int | None = Field(default=None, ge=1)
+    encoder_layers: tuple[int, ...] | None = None
+    search_encoder_layers: int | None = Field(default=None, ge=1)
     hidden_size: int | None = Field(default=None, ge=1)
     intermediate_size: int | None = Field(default=None, ge=1)
     num_heads: int | None = Field(default=None, ge=1)
@@ -73,7 +82,12 @@ class DraftConfig(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> DraftConfig:
-        cut = {"layers": self.layers, "search_layers": self.search_layers}
+        cut = {
+            "layers": self.layers,
+            "search_layers": self.search_layers,
+            "encoder_layers": self.encoder_layers,
+            "search_encoder_layers": self.search_encoder_layers,
+        }
         named = [name for name, value in cut.items() if value is not None]
         if self.narrows:
             named.append("a width")
@@ -82,14 +96,17 @@ class DraftConfig(StrictModel):
                 f"got both params (random weights) and {named[0]} (the target's weights); remove "
                 "one of them"
             )
-        if self.layers is not None and self.search_layers is not None:
-            raise ValueError("got both layers and search_layers; remove one of them")
+        for part in ("", "encoder_"):
+            names = f"{part}layers", f"search_{part}layers"
+            if all(cut[name] is not None for name in names):
+                raise ValueError(f"got both {names[0]} and {names[1]}; remove one of them")
         if self.params is None and not named:
             raise ValueError("give layers, search_layers, a width such as hidden_size, or params")
         if self.params is None and self.num_layers is not None:
             raise ValueError("num_layers needs params; use search_layers to keep N layers")
         needs = {
             "search_layers": self.search_layers is not None,
+            "search_encoder_layers": self.search_encoder_layers is not None,
             "a width": self.narrows,
             "vocabulary": self.vocabulary is not None,
         }
@@ -123,17 +140,15 @@ def check_place(config: DraftConfig) -> None:
 
 
 def make_draft(
-    config: DraftConfig, target: CausalModel, *, progress: Progress = silent
-) -> tuple[CausalModel, list[int] | None]:
+    config: DraftConfig, target: HfModel, *, progress: Progress = silent
+) -> tuple[HfModel, KeptLayers | None]:
     """Create the draft. -> the draft, and the target's layers in it (None: random weights).
 
     Raises:
         UsageError: the target is too small for the configuration, or the text is not readable.
         UnsupportedModelError: the target's architecture is not supported.
     """
-    texts: Sequence[Sequence[int]] = []
-    if config.text is not None:
-        texts = list(read_texts(config.text, tokenizer_of(target, config.target)))
+    texts = _texts(config, target)
     if config.params is not None:
         kept = None
         draft = derive_draft(
@@ -150,18 +165,28 @@ def make_draft(
     return draft, kept
 
 
+def _texts(config: DraftConfig, target: HfModel) -> Sequence[Sequence[int]]:
+    """Whole texts, or the sources of an encoder-decoder; none if there is nothing to rank."""
+    if config.text is None:
+        return []
+    tokenizer = tokenizer_of(target, config.target)
+    if target.decoder_prompt is None:
+        return list(read_texts(config.text, tokenizer))
+    return read_prompts(config.text, tokenizer, max_tokens=_SOURCE_TOKENS, encoder=True)
+
+
 def _subset(
-    config: DraftConfig, target: CausalModel, texts: Sequence[Sequence[int]], progress: Progress
-) -> tuple[CausalModel, list[int]]:
-    if config.search_layers is not None:
-        kept = search_layers(
-            target, texts, config.search_layers, seed=config.seed, progress=progress
-        )
-    elif config.layers is not None:
-        kept = list(config.layers)
-    else:
-        kept = list(range(target.hf.config.num_hidden_layers))
-    draft = subset_layers(target, kept)
+    config: DraftConfig, target: HfModel, texts: Sequence[Sequence[int]], progress: Progress
+) -> tuple[HfModel, KeptLayers]:
+    kept = KeptLayers(list(range(num_decoder_layers(target.hf.config))))
+    if config.search_layers is not None or config.search_encoder_layers is not None:
+        counts = {"count": config.search_layers, "encoder_count": config.search_encoder_layers}
+        kept = search_layers(target, texts, **counts, seed=config.seed, progress=progress)
+    if config.layers is not None:
+        kept = kept._replace(decoder=list(config.layers))
+    if config.encoder_layers is not None:
+        kept = kept._replace(encoder=list(config.encoder_layers))
+    draft = subset_layers(target, *kept)
     if config.narrows:
         old = width_of(draft)
         sizes = (size or own for size, own in zip(config.widths, old, strict=True))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from paceline.data.sources import BatchSource, TextBatch, TextStream
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import CheckpointStore, TrainingState
@@ -36,7 +36,7 @@ class Evaluator(Protocol):
 
     headline: str
 
-    def evaluate(self, draft: CausalModel) -> Figures:
+    def evaluate(self, draft: HfModel) -> Figures:
         """Figures of the current model."""
         ...
 

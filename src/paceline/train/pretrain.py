@@ -1,4 +1,7 @@
-"""Trains a new or existing model on next-token prediction."""
+"""Trains a new or existing model on next-token prediction.
+
+For an encoder-decoder this is supervised fine-tuning on pairs of source and target text.
+"""
 
 # N trained positions, D hidden
 from __future__ import annotations
@@ -17,8 +20,9 @@ from paceline.data.examples import Lengths, build_examples
 from paceline.data.packing import PackedText
 from paceline.data.prompts import CorpusConfig, corpus_fingerprint, read_records, stream_records
 from paceline.data.sources import ExampleStream, FixedText, Shard
-from paceline.errors import ContextLengthError, PromptError, UsageError
-from paceline.models.drafts.scratch import NewModel, NewTokenizer, write_new_model
+from paceline.errors import ConfigError, PromptError, UsageError
+from paceline.models.compatibility import check_fits
+from paceline.models.drafts.scratch import AnyNewModel, NewTokenizer, write_new_model
 from paceline.models.loading import (
     fingerprint_if_there,
     load_model,
@@ -29,6 +33,7 @@ from paceline.models.loading import (
 from paceline.models.precision import shapes_of
 from paceline.progress import silent
 from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_state, rewind_metrics
+from paceline.train.freezing import train_all
 from paceline.train.loop import Parts
 from paceline.train.objectives import CrossEntropy
 from paceline.train.optim import AdamW, Optimizer
@@ -47,7 +52,7 @@ if TYPE_CHECKING:
     from paceline.data.examples import Example
     from paceline.data.prompts import Record
     from paceline.data.sources import BatchSource, TextStream
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import TrainingState
@@ -61,7 +66,8 @@ class PretrainData(StrictModel):
     """Training and held-out text.
 
     Attributes:
-        train: Documents, or prompts with completions; prompt tokens have no loss.
+        train: Documents, or prompts with completions; prompt tokens have no loss. An
+            encoder-decoder needs completions.
         held_out: Text for evaluation, in the same form; None: no evaluation.
         pack_documents: Concatenate documents before splitting them into rows, without padding.
         streaming: Stream text that does not fit in memory. All texts are packed as documents and
@@ -93,7 +99,7 @@ class PretrainConfig(TrainSettings):
         stored_dtype: Data type of the saved weights of a new model.
     """
 
-    model: NewModel | str
+    model: AnyNewModel
     tokenizer: NewTokenizer | str = NewTokenizer()
     data: PretrainData
     max_prompt_tokens: int = Field(default=64, ge=1)
@@ -167,7 +173,7 @@ class HeldOutLoss:
         ]
 
     @torch.no_grad()
-    def evaluate(self, draft: CausalModel) -> Figures:
+    def evaluate(self, draft: HfModel) -> Figures:
         """Evaluate a model on these texts.
 
         loss: nats per token. accuracy: fraction of labels that are the argmax. coverage: fraction
@@ -200,7 +206,7 @@ class HeldOutLoss:
         return figures if vocabulary is None else figures | {"coverage": count / total}
 
 
-def _vocabulary(model: CausalModel) -> tuple[Tensor, Tensor] | None:
+def _vocabulary(model: HfModel) -> tuple[Tensor, Tensor] | None:
     """Tokens of a restricted vocabulary and their logit offsets, 0. Other labels have no loss."""
     if model.draft_vocabulary is None:
         return None
@@ -223,7 +229,7 @@ def _set_up(
     model = load_model(latest, dtype="float32", device=str(accelerator.device))
     _check_length(config, model)
     source, stream = _source(config, records, model, shard, run)
-    model.hf.requires_grad_(True)
+    train_all(model)
     bfloat16 = takes_bfloat16(config, shapes_of(model.hf.config), accelerator, run)
     width = len(model.head_weight)
     stepper = Stepper(model, None, config, accelerator, vocab_size=width, bfloat16=bfloat16)
@@ -253,7 +259,7 @@ def _set_up(
 def _source(
     config: PretrainConfig,
     records: Sequence[Record],
-    model: CausalModel,
+    model: HfModel,
     shard: Shard,
     run: RunDirectory,
 ) -> tuple[BatchSource, TextStream]:
@@ -309,18 +315,18 @@ def _stored_dtype(config: PretrainConfig) -> torch.dtype | None:
     return getattr(torch, config.stored_dtype)
 
 
-def _check_length(config: PretrainConfig, model: CausalModel) -> None:
-    longest = config.max_prompt_tokens + config.max_completion_tokens
-    if model.max_length is not None and longest > model.max_length:
-        raise ContextLengthError(
-            f"max_prompt_tokens + max_completion_tokens is {longest}, but the model's context "
-            f"holds {model.max_length} tokens; lower one of the two"
+def _check_length(config: PretrainConfig, model: HfModel) -> None:
+    names = ("max_prompt_tokens", "max_completion_tokens")
+    check_fits(model, config.max_prompt_tokens, config.max_completion_tokens, names, "the model")
+    if model.decoder_prompt is not None and (config.data.streaming or config.shard):
+        name = "shard" if config.shard else "data.streaming"
+        raise ConfigError(
+            f"{name} is set, but it only applies to decoder-only models, and the model is an "
+            "encoder-decoder; unset it"
         )
 
 
-def _examples(
-    config: PretrainConfig, records: Sequence[Record], model: CausalModel
-) -> list[Example]:
+def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel) -> list[Example]:
     tokenizer = tokenizer_of(model, str(config.model))
     return build_examples(
         records,
@@ -328,15 +334,16 @@ def _examples(
         Lengths(config.max_prompt_tokens, config.max_completion_tokens),
         eos_token_id=cast("int | None", tokenizer.eos_token_id),
         pack_documents=config.data.pack_documents,
+        decoder_prompt=model.decoder_prompt,
     )
 
 
-def _evaluator(config: PretrainConfig, model: CausalModel) -> HeldOutLoss | None:
+def _evaluator(config: PretrainConfig, model: HfModel) -> HeldOutLoss | None:
     if config.data.held_out is None:
         return None
     examples = _examples(config, read_records(config.data.held_out), model)
     rows = [
-        Row(example.tokens, example.trained_from)
+        Row(example.tokens, example.trained_from, source=example.source)
         for example in examples[: config.num_evaluated]
         if example.trained_from is not None
     ]

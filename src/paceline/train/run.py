@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.data.sources import Shard
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.models.precision import Choice
     from paceline.progress import Progress
     from paceline.train.checkpoint import TrainingState
@@ -141,8 +141,8 @@ def takes_bfloat16(
 
 
 def writer_of(
-    config: TrainSettings, model: CausalModel, accelerator: Accelerator, run: RunDirectory
-) -> CausalModel | TrainingWriter:
+    config: TrainSettings, model: HfModel, accelerator: Accelerator, run: RunDirectory
+) -> HfModel | TrainingWriter:
     """The generator of training text: the model itself, or copies rounded to bfloat16.
 
     "auto" times both when a run begins and records the choice in its manifest.
@@ -197,7 +197,7 @@ def _figures_before(run: RunDirectory, loop: TrainingLoop) -> Figures | None:
 
 
 def _finish(
-    parts: Parts, draft: CausalModel, state: TrainingState, before: Figures | None, product: str
+    parts: Parts, draft: HfModel, state: TrainingState, before: Figures | None, product: str
 ) -> None:
     run = parts.run
     out = run.path / product

@@ -20,17 +20,18 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from paceline.models.drafts.layers import layer_list
-from paceline.models.hf.causal import CausalModel
 
 if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
     from torch import Tensor, nn
 
+    from paceline.models.hf.base import HfModel
+
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def shard_model(model: CausalModel, root: nn.Module, accelerator: Accelerator) -> None:
+def shard_model(model: HfModel, root: nn.Module, accelerator: Accelerator) -> None:
     """Shard each layer of a model, then the remaining weights of `root` together.
 
     Weights in main memory are moved to the device layer by layer, only this process's shard.
@@ -46,7 +47,7 @@ def shard_model(model: CausalModel, root: nn.Module, accelerator: Accelerator) -
     head.to(accelerator.device)
 
 
-def whole_draft(loss: nn.Module, draft: CausalModel) -> CausalModel:
+def whole_draft(loss: nn.Module, draft: HfModel) -> HfModel:
     """The unsharded draft on the main process; other processes return `draft`. Collective."""
     if not isinstance(loss, FSDPModule):
         return draft
@@ -56,7 +57,7 @@ def whole_draft(loss: nn.Module, draft: CausalModel) -> CausalModel:
     whole: Any = type(draft.hf)(draft.hf.config)
     whole.load_state_dict({name.removeprefix("hf."): value for name, value in weights.items()})
     whole.generation_config = draft.hf.generation_config
-    return CausalModel(whole.eval(), draft.tokenizer, draft.draft_vocabulary)
+    return draft.rewrap(whole.eval(), draft.draft_vocabulary)
 
 
 def whole_state(loss: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from paceline.data.collate import Row
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.train.objectives import Objective
     from paceline.train.reward_moments import AddUp
     from paceline.train.settings import TrainSettings
@@ -74,8 +74,8 @@ class DraftLoss(nn.Module):
 
     def __init__(
         self,
-        draft: CausalModel,
-        target: CausalModel | None,
+        draft: HfModel,
+        target: HfModel | None,
         chunk_tokens: int,
         *,
         vocab_size: int,
@@ -148,8 +148,8 @@ class Stepper:
 
     def __init__(
         self,
-        draft: CausalModel,
-        target: CausalModel | None,
+        draft: HfModel,
+        target: HfModel | None,
         config: TrainSettings,
         accelerator: Accelerator,
         *,
@@ -165,8 +165,9 @@ class Stepper:
         draft.hf.eval()
         # The padding token may be the end-of-text token, whose embedding must be trained. Masked
         # padding has no gradient anyway.
-        embeddings: Any = draft.hf.get_input_embeddings()
-        embeddings.padding_idx = None
+        for module in draft.hf.modules():
+            if isinstance(module, nn.Embedding):
+                module.padding_idx = None
         if target is not None:
             target.hf.eval().requires_grad_(False)
         loss = DraftLoss(
@@ -190,7 +191,7 @@ class Stepper:
             return loss
         return self.accelerator.prepare_model(loss)
 
-    def whole(self) -> tuple[CausalModel, dict[str, Any]]:
+    def whole(self) -> tuple[HfModel, dict[str, Any]]:
         """The unsharded draft and optimizer state, on the main process. Collective."""
         return whole_draft(self.loss, self.draft), whole_state(self.loss, self.optimizer)
 
@@ -332,5 +333,5 @@ def _sum(accelerator: Accelerator, values: Tensor) -> Tensor:
     return summed
 
 
-def _head(model: CausalModel) -> Head:
+def _head(model: HfModel) -> Head:
     return Head(model.head_weight, model.head_bias)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
 
 
 @contextlib.contextmanager
-def rows_added_in_place(model: CausalModel) -> Iterator[None]:
+def rows_added_in_place(model: HfModel) -> Iterator[None]:
     """Within this context, forward passes add tied embeddings' gradients directly to `weight.grad`.
 
     For a single process only, because data parallelism synchronises gradients from autograd.

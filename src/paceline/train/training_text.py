@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.data.replay import WritingClock
     from paceline.data.sources import Shard
     from paceline.models.contract import Model
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.align_config import AlignConfig
@@ -61,7 +61,7 @@ def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
 
 
 def stream_of(
-    config: AlignConfig, records: Sequence[Record], target: CausalModel, shard: Shard
+    config: AlignConfig, records: Sequence[Record], target: HfModel, shard: Shard
 ) -> ExampleStream:
     """The tokenised and truncated training corpus."""
     tokenizer = tokenizer_of(target, config.target)
@@ -74,6 +74,7 @@ def stream_of(
         eos_token_id=cast("int | None", tokenizer.eos_token_id),
         train_document_prompts=config.data.train_document_prompts,
         pack_documents=config.data.pack_documents,
+        decoder_prompt=target.decoder_prompt,
     )
     own_rows = config.batch_size - config.pretraining_rows
     return ExampleStream(examples, own_rows, seed=config.seed, shard=shard)
@@ -83,7 +84,7 @@ def source_of(
     config: AlignConfig,
     stream: ExampleStream,
     draft: Model,
-    target: CausalModel,
+    target: HfModel,
     shard: Shard,
     progress: Progress,
     writing: WritingClock,
@@ -120,7 +121,7 @@ def source_of(
 
 
 def pretraining_of(
-    config: AlignConfig, target: CausalModel, shard: Shard, run: RunDirectory
+    config: AlignConfig, target: HfModel, shard: Shard, run: RunDirectory
 ) -> PackedText | None:
     """Streamed pretraining text, or None."""
     if config.data.pretraining is None:

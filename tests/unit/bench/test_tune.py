@@ -271,4 +271,7 @@ def test_with_an_engines_costs_its_seconds_and_its_drafts_decide(folder: Path, t
     for one, strategy in drafted:
         assert strategy.num_speculative_tokens == 3
         assert strategy.draft_sampling == SamplingParams(temperature=0)
-        assert one.speedup.value >= 0.99, "a block costs a step, and gives a token at least"
+        # A block costs a step and gives a token at least. A rule that is not exact takes the first
+        # token from a block, too: one step more for at most eight tokens.
+        least = 0.99 if strategy.rule.exact else 0.99 * 7 / 8
+        assert one.speedup.value >= least

@@ -11,7 +11,7 @@ from paceline.data.replay import Rounds, TargetRounds, WritingClock
 from paceline.data.sources import ExampleStream, Shard, TextBatch
 from paceline.models import prepare_for_decoding
 from paceline.models.contract import Texts
-from paceline.models.hf.causal import CausalModel, recorded_hidden_states
+from paceline.models.hf.base import HfModel, recorded_hidden_states
 from paceline.models.llama.packing import can_pack
 from tiny import tiny_model
 
@@ -25,7 +25,7 @@ def examples() -> list[Example]:
 
 
 def rounds(
-    model: CausalModel | None = None,
+    model: HfModel | None = None,
     *,
     batch_size: int = 2,
     shard: Shard | None = None,

@@ -13,12 +13,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoConfig, T5Config
+from transformers import CONFIG_MAPPING, AutoConfig, WhisperConfig
 
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
-from paceline.models import load_model
+from paceline.models import load_model, wrap_model
 from paceline.models.loading import fingerprint, load_tokenizer
-from tiny import tiny_hf
+from tiny import tiny_hf, tiny_tokenizer
 
 
 def fails(path: object, *parts: str, error: type[PacelineError] = ModelLoadError) -> str:
@@ -184,10 +184,22 @@ def test_architectures_that_cannot_roll_back_are_refused_by_name(tmp_path: Path,
     fails(tmp_path, f"{model_type} has a recurrent state", "choose", error=UnsupportedModelError)
 
 
-def test_encoder_decoders_are_refused_by_name(tmp_path: Path):
-    T5Config().save_pretrained(tmp_path)
+def test_encoders_of_something_else_than_text_are_refused_by_name(tmp_path: Path):
+    WhisperConfig().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    fails(tmp_path, "t5 is an encoder-decoder", error=UnsupportedModelError)
+    fails(tmp_path, "whisper is an encoder-decoder that", "T5", error=UnsupportedModelError)
+
+
+@pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
+def test_an_encoder_decoder_comes_back_from_its_directory(tmp_path: Path, architecture: str):
+    hf = tiny_hf(architecture)
+    hf.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype="float32")
+    assert model.decoder_prompt == (2,)
+    batch = model.trial_batch([5, 6], source=[7, 8, 9])
+    with torch.inference_mode():
+        torch.testing.assert_close(model.plain_logits(batch), wrap_model(hf).plain_logits(batch))
 
 
 def test_layers_of_an_unknown_kind_are_refused_by_name(model_directory: Path):

@@ -4,7 +4,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.models import CausalModel, wrap_model
 from paceline.models.drafts.layers import subset_layers
-from paceline.train.layer_search import climb, search_layers
+from paceline.train.layer_search import KeptLayers, climb, search_layers
 from tiny import tiny_hf, tiny_model
 
 TEXTS = [[5, 9, 3, 7, 11, 20], [30, 4, 8, 1, 2], [9, 9, 12, 7, 3, 25, 6]]
@@ -23,7 +23,8 @@ def target_of(working: list[int]) -> CausalModel:
 
 @pytest.mark.parametrize("working", [[1, 4], [0, 2, 3], [5]])
 def test_the_layers_that_work_are_found(working: list[int]):
-    assert search_layers(target_of(working), TEXTS, len(working)) == working
+    found = search_layers(target_of(working), TEXTS, len(working))
+    assert found == KeptLayers(working)
 
 
 def test_one_layer_fewer_gives_up_the_least_of_them():
@@ -31,7 +32,7 @@ def test_one_layer_fewer_gives_up_the_least_of_them():
     with torch.no_grad():
         for name in ("self_attn.o_proj", "mlp.down_proj"):
             target.hf.base_model.layers[3].get_submodule(name).weight *= 1e-3
-    assert search_layers(target, TEXTS, 2) == [1, 4]
+    assert search_layers(target, TEXTS, 2) == KeptLayers([1, 4])
 
 
 def test_climbing_moves_layers_until_nothing_is_better():

@@ -12,10 +12,18 @@ from torch import Tensor
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.drafts.layers import shorten_config
 from paceline.models.drafts.scratch import draw_weights
-from paceline.models.hf.causal import CausalModel
+from paceline.models.drafts.scratch_t5 import draw_t5_weights
+from paceline.models.hf.architectures import (
+    is_encoder_decoder,
+    num_decoder_layers,
+    num_encoder_layers,
+    set_num_layers,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from paceline.models.hf.base import HfModel
 
 Embeddings = Literal["target", "random"]
 
@@ -26,13 +34,13 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def derive_draft(
-    target: CausalModel,
+    target: HfModel,
     share: float,
     *,
     num_layers: int | None = None,
     embeddings: Embeddings = "target",
     seed: int = 0,
-) -> CausalModel:
+) -> HfModel:
     """Create the widest draft with at most `share` of the target's parameters, in float32.
 
     Inner size, heads and key heads are in proportion to the target's; the head size is the same.
@@ -40,7 +48,8 @@ def derive_draft(
     Args:
         target: Gives architecture, tokenizer and proportions.
         share: Maximum share of the target's parameters, in (0, 1).
-        num_layers: Number of layers; None for an eighth of the target's.
+        num_layers: Number of layers, of the decoder if there is an encoder; None for an eighth of
+            the target's. An encoder gets the same share of its layers.
         embeddings: `target` copies the target's embeddings and head, projected to their principal
             directions if the draft is narrower; `random` does not.
         seed: Seed of the random weights.
@@ -55,18 +64,22 @@ def derive_draft(
             f"the config of {config.model_type} lacks one of {', '.join(_SIZES)}; use a subset of "
             "its layers"
         )
-    depth = max(1, round(config.num_hidden_layers / 8)) if num_layers is None else num_layers
-    if not 1 <= depth <= config.num_hidden_layers:
-        raise UsageError(f"got {depth} layers; wanted 1 to the target's {config.num_hidden_layers}")
+    count = num_decoder_layers(config)
+    depth = max(1, round(count / 8)) if num_layers is None else num_layers
+    if not 1 <= depth <= count:
+        raise UsageError(f"got {depth} layers; wanted 1 to the target's {count}")
     hf = _widest(target, depth, share * target.num_parameters)
-    draw_weights(hf, seed)
+    if hasattr(config, "d_kv"):
+        draw_t5_weights(hf, seed)
+    else:
+        draw_weights(hf, seed)
     if embeddings == "target":
         _copy_embeddings(hf, target.hf)
     hf.generation_config = target.hf.generation_config
-    return CausalModel(hf.eval(), target.tokenizer)
+    return target.rewrap(hf.eval())
 
 
-def _widest(target: CausalModel, depth: int, most: float) -> PreTrainedModel:
+def _widest(target: HfModel, depth: int, most: float) -> PreTrainedModel:
     """The widest model with at most `most` parameters; its weights are not initialized."""
     kind = type(target.hf)
     smallest = None
@@ -95,6 +108,8 @@ def _widths(config: PreTrainedConfig) -> range:
 
 def _narrowed(config: PreTrainedConfig, width: int, depth: int) -> PreTrainedConfig:
     """The config with fewer and narrower layers, of heads of the same size in complete groups."""
+    if is_encoder_decoder(config):
+        return _narrowed_parts(config, width, depth)
     new: Any = copy.deepcopy(config)
     count = new.num_hidden_layers
     shorten_config(new, [(layer + 1) * count // depth - 1 for layer in range(depth)])
@@ -110,6 +125,22 @@ def _narrowed(config: PreTrainedConfig, width: int, depth: int) -> PreTrainedCon
     if inner is not None:
         new.intermediate_size = _ROUND * max(1, round(inner * width / new.hidden_size / _ROUND))
     new.hidden_size, new.num_attention_heads = width, groups * group
+    return new
+
+
+def _narrowed_parts(config: PreTrainedConfig, width: int, depth: int) -> PreTrainedConfig:
+    """As `_narrowed`, for encoder and decoder in the same proportion."""
+    new: Any = copy.deepcopy(config)
+    share = width / new.d_model
+    layers = max(1, round(num_encoder_layers(config) * depth / num_decoder_layers(config)))
+    set_num_layers(new, depth, layers)
+    for name in ("num_heads", "encoder_attention_heads", "decoder_attention_heads"):
+        if isinstance(getattr(new, name, None), int):
+            setattr(new, name, max(1, round(getattr(new, name) * share)))
+    for name in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
+        if isinstance(getattr(new, name, None), int):
+            setattr(new, name, _ROUND * max(1, round(getattr(new, name) * share / _ROUND)))
+    new.d_model = width
     return new
 
 

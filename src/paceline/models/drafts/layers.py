@@ -10,46 +10,98 @@ import torch
 from torch import nn
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.hf.causal import CausalModel
+from paceline.models.hf.architectures import (
+    is_encoder_decoder,
+    num_decoder_layers,
+    num_encoder_layers,
+    set_num_layers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from paceline.models.hf.base import HfModel
+
 
 def subset_layers(
-    target: CausalModel, layers: Sequence[int], *, share: bool = False
-) -> CausalModel:
+    target: HfModel,
+    layers: Sequence[int],
+    encoder_layers: Sequence[int] | None = None,
+    *,
+    share: bool = False,
+) -> HfModel:
     """Create a model with only these layers of the target.
 
     Args:
         target: Not modified.
-        layers: Increasing indices, for example [0, 1, 2, 29].
+        layers: Increasing indices, for example [0, 1, 2, 29]; of an encoder-decoder's decoder.
+        encoder_layers: Of an encoder-decoder's encoder; None: all.
         share: Share the target's weights, for inference only, instead of copying them.
 
     Raises:
         UsageError: Indices are missing, repeated, decreasing or out of range.
         UnsupportedModelError: The model does not have its layers in one list.
     """
-    name, old = layer_list(target.hf)
-    check_layers(layers, len(old))
-    kept = nn.ModuleList()
-    # one memo for both copies, so that configs stay shared and weights stay tied
-    memo: dict[int, Any] = {id(old): kept}
+    kept = {"decoder": list(layers)}
+    if encoder_layers is not None:
+        kept["encoder"] = list(encoder_layers)
+    lists = layer_lists(target.hf)
+    for part, chosen in kept.items():
+        if part not in lists:
+            raise UsageError(
+                f"got encoder layers, but {target.hf.config.model_type} is decoder-only; leave "
+                "them out"
+            )
+        check_layers(chosen, len(lists[part][1]))
+    new = {part: nn.ModuleList() for part in kept}
+    # one memo for all copies, so that configs stay shared and weights stay tied
+    memo: dict[int, Any] = {id(lists[part][1]): new[part] for part in kept}
     if share:
         memo |= {id(weight): weight for weight in target.hf.parameters()}
     hf = copy.deepcopy(target.hf, memo)
-    kept.extend(copy.deepcopy(old[index], memo) for index in layers)
-    for index, layer in enumerate(kept):
+    for part, chosen in kept.items():
+        name, old = lists[part]
+        new[part].extend(copy.deepcopy(old[index], memo) for index in chosen)
+        _keep_relative_positions(old[0], new[part][0], memo)
+        _number(new[part])
+        assert hf.get_submodule(name) is new[part], "the copy has other layers"
+    _shorten(hf, kept)
+    if not share:
+        _check_config(hf)
+    return target.rewrap(hf)
+
+
+def _number(layers: nn.ModuleList) -> None:
+    for index, layer in enumerate(layers):
         for module in layer.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
                 module.layer_idx = index  # pyright: ignore[reportArgumentType]
-    assert hf.get_submodule(name) is kept, "the copy has other layers"
-    shorten_config(hf.config.get_text_config(decoder=True), layers)
-    if not share:
-        _check_config(hf)
-    return CausalModel(hf, target.tokenizer)
+
+
+def _keep_relative_positions(old: Any, new: Any, memo: dict[int, Any]) -> None:
+    """Copy T5's table of relative positions, which only the first layer has."""
+    pairs = zip(old.modules(), new.modules(), strict=False)
+    for source, copied in pairs:
+        has_table = getattr(source, "has_relative_attention_bias", False)
+        if has_table and not copied.has_relative_attention_bias:
+            copied.has_relative_attention_bias = True
+            copied.relative_attention_bias = copy.deepcopy(source.relative_attention_bias, memo)
+            return
+
+
+def _shorten(hf: PreTrainedModel, kept: dict[str, list[int]]) -> None:
+    """Set the numbers of layers in the config, and in those of encoder and decoder."""
+    if not is_encoder_decoder(hf.config):
+        shorten_config(hf.config.get_text_config(decoder=True), kept["decoder"])
+        return
+    counts = {part: len(layers) for part, layers in kept.items()}
+    set_num_layers(hf.config, counts.get("decoder"), counts.get("encoder"))
+    for part, count in counts.items():
+        module: Any = hf.get_decoder() if part == "decoder" else hf.get_encoder()
+        if module.config is not hf.config and hasattr(module.config, "num_layers"):
+            module.config.num_layers = count
 
 
 def _check_config(hf: PreTrainedModel) -> None:
@@ -67,20 +119,40 @@ def _check_config(hf: PreTrainedModel) -> None:
         )
 
 
+def layer_lists(hf: PreTrainedModel) -> dict[str, tuple[str, nn.ModuleList]]:
+    """Names and module lists of the layers: `decoder`, and `encoder` if there is one."""
+    if not is_encoder_decoder(hf.config):
+        return {"decoder": layer_list(hf)}
+    parts: dict[str, Any] = {"decoder": hf.get_decoder(), "encoder": hf.get_encoder()}
+    counts = {"decoder": num_decoder_layers(hf.config), "encoder": num_encoder_layers(hf.config)}
+    names = {id(module): name for name, module in hf.named_modules()}
+    found: dict[str, tuple[str, nn.ModuleList]] = {}
+    for part, module in parts.items():
+        _, layers = _outermost(module, counts[part], f"{part} of {hf.config.model_type}")
+        found[part] = names[id(layers)], layers
+    return found
+
+
 def layer_list(hf: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """The name and module list of the model's layers."""
+    """The name and module list of the model's layers, or of its decoder's."""
+    if is_encoder_decoder(hf.config):
+        return layer_lists(hf)["decoder"]
     count = hf.config.get_text_config(decoder=True).num_hidden_layers
+    return _outermost(hf, count, hf.config.model_type)
+
+
+def _outermost(module: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]:
     lists = [
-        (name, module)
-        for name, module in hf.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
+        (path, part)
+        for path, part in module.named_modules()
+        if isinstance(part, nn.ModuleList) and len(part) == count
     ]
     # experts or heads may be lists of the same length, but inside a layer
     outer = [(n, m) for n, m in lists if not any(n.startswith(f"{other}.") for other, _ in lists)]
     if len(outer) != 1:
         raise UnsupportedModelError(
-            f"{hf.config.model_type} has its {count} layers in {len(outer)} lists, so a subset is "
-            "not supported; use an existing draft instead"
+            f"{name} has its {count} layers in {len(outer)} lists, so a subset is not supported; "
+            "use an existing draft instead"
         )
     return outer[0]
 

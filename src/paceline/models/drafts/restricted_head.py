@@ -9,28 +9,29 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
-from paceline.models.hf.causal import wrap_model
+from paceline.models.contract import Texts
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
 
 _COUNT_WEIGHT = 0.3  # weight of the frequency in the texts, relative to the target's probability
 _LONGEST = 128  # tokens processed per text
 
 
 def limit_vocabulary(
-    draft: CausalModel, target: CausalModel, texts: Iterable[Sequence[int]], size: int
-) -> CausalModel:
+    draft: HfModel, target: HfModel, texts: Iterable[Sequence[int]], size: int
+) -> HfModel:
     """Restrict a draft to `likeliest_tokens` (same errors); shares the draft's weights."""
-    return wrap_model(draft.hf, draft.tokenizer, likeliest_tokens(target, texts, size))
+    tokens_K = likeliest_tokens(target, texts, size)
+    return draft.rewrap(draft.hf, tokens_K.to(draft.device))
 
 
 @torch.inference_mode()
 def likeliest_tokens(
-    target: CausalModel,
+    target: HfModel,
     texts: Iterable[Sequence[int]],
     size: int,
     *,
@@ -40,7 +41,8 @@ def likeliest_tokens(
     """The `size` tokens that the target generates most often, most likely first, [K].
 
     Tokens are ranked by the target's mean probability over `num_tokens` positions, of texts chosen
-    with `seed`, plus their weighted frequency in all texts. Stop tokens are always included.
+    with `seed`, plus their weighted frequency in all texts. Stop tokens are always included. The
+    texts of an encoder-decoder are sources; tokens are ranked on answers that the target samples.
 
     Raises:
         UsageError: The size is not between 1 and the vocabulary's, or there is no text.
@@ -55,21 +57,43 @@ def likeliest_tokens(
     known = [list(text) for text in texts if len(text)]
     if not known:
         raise UsageError("got no text to choose a draft vocabulary by; give some documents")
-    counts_V = count_tokens(known, vocab_size).double()
-    order = torch.randperm(len(known), generator=named_generator(seed, "draft vocabulary"))
+    rng = named_generator(seed, "draft vocabulary")
+    order = torch.randperm(len(known), generator=rng)
     mass_V = torch.zeros(vocab_size, dtype=torch.float64)
     longest = min(_LONGEST, target.max_length or _LONGEST)
     num_read = 0
+    answers: list[list[int]] = []
     for index in order.tolist():
-        tokens = torch.tensor(known[index][:longest], device=target.device)
-        logits = target.hf(input_ids=tokens[None], use_cache=False).logits[0, :, :vocab_size]
-        mass_V += logits.float().softmax(-1).sum(0).double().cpu()
-        num_read += len(tokens)
+        if target.decoder_prompt is None:
+            batch = Texts(torch.tensor([known[index][:longest]], device=target.device))
+            logits = target.plain_logits(batch)[0]
+        else:
+            logits, answer = _answer(target, known[index], rng)
+            answers.append(answer)
+        mass_V += logits[:, :vocab_size].float().softmax(-1).sum(0).double().cpu()
+        num_read += len(logits)
         if num_read >= num_tokens:
             break
+    counts_V = count_tokens(answers or known, vocab_size).double()
     score_V = mass_V / num_read + _COUNT_WEIGHT * counts_V / counts_V.sum()
     score_V[always] = torch.inf
     return score_V.argsort(descending=True, stable=True)[:size]
+
+
+def _answer(
+    target: HfModel, source: Sequence[int], rng: torch.Generator
+) -> tuple[Tensor, list[int]]:
+    """An answer sampled from an encoder-decoder: the logits before each token, and the tokens."""
+    session = target.start_session()
+    logits_1V = session.prefill([source[: target.max_source_length]])
+    logits, answer = [logits_1V], list[int]()
+    while True:
+        probs_V = logits[-1][0].float().softmax(-1).cpu()
+        answer.append(int(torch.multinomial(probs_V, 1, generator=rng)))
+        longest = min(_LONGEST, (target.max_length or _LONGEST) - len(target.decoder_prompt or ()))
+        if answer[-1] in target.eos_token_ids or len(answer) >= longest:
+            return torch.cat(logits), answer
+        logits.append(session.extend(torch.tensor([answer[-1:]]))[:, -1])
 
 
 def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from paceline.models.hf.causal import CausalModel
+    from paceline.models.hf.base import HfModel
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
 _TOKENIZER_FILES += ("merges.txt", "spiece.model", "chat_template*")
 
 
 def save_draft(
-    draft: CausalModel, tokenizer_source: str | Path, out: Path, dtype: torch.dtype | None = None
+    draft: HfModel, tokenizer_source: str | Path, out: Path, dtype: torch.dtype | None = None
 ) -> None:
     """Write a model directory atomically; an existing one is replaced.
 

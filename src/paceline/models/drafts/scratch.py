@@ -1,17 +1,18 @@
-"""Creates new models and tokenizers: a Llama with random weights, and BPE trained on text."""
+"""Creates new models and tokenizers: a Llama or T5 with random weights, and BPE trained on text."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
 from paceline.models.drafts.save import copy_tokenizer
+from paceline.models.drafts.scratch_t5 import PAD, NewT5, end_with_eos, new_t5
 from paceline.models.loading import load_tokenizer
 from paceline.models.silence import quiet
 from paceline.records import atomic_directory
@@ -77,8 +78,21 @@ class NewTokenizer(StrictModel):
     vocab_size: int = Field(default=4096, gt=_BYTES)
 
 
+def _default_to_llama(value: Any) -> Any:
+    if isinstance(value, dict) and "kind" not in value:
+        return {"kind": "llama", **value}
+    return value
+
+
+AnyNewModel: TypeAlias = Annotated[
+    Annotated[NewModel | NewT5, Field(discriminator="kind")] | str,
+    BeforeValidator(_default_to_llama),
+]
+"""Sizes of a new model, by default a Llama; or the path of an existing one."""
+
+
 def write_new_model(
-    shape: NewModel,
+    shape: NewModel | NewT5,
     tokenizer: NewTokenizer | str,
     texts: Iterable[str],
     out: Path,
@@ -101,16 +115,30 @@ def write_new_model(
     if isinstance(tokenizer, str):
         loaded = load_tokenizer(tokenizer)
     else:
-        loaded = PreTrainedTokenizerFast(
-            tokenizer_object=_train_bpe(tokenizer, texts), eos_token=END_OF_TEXT
-        )
-    hf = _new_llama(shape, loaded, seed)
+        loaded = _new_tokenizer(shape, tokenizer, texts)
+    match shape:
+        case NewModel():
+            hf = _new_llama(shape, loaded, seed)
+        case NewT5():
+            hf = new_t5(shape, loaded, seed)
     with quiet(), atomic_directory(out) as scratch:
         hf.save_pretrained(scratch)
         if isinstance(tokenizer, str):
             copy_tokenizer(tokenizer, scratch)
         else:
             loaded.save_pretrained(scratch)
+
+
+def _new_tokenizer(
+    shape: NewModel | NewT5, spec: NewTokenizer, texts: Iterable[str]
+) -> PreTrainedTokenizerFast:
+    if isinstance(shape, NewModel):
+        backend = _train_bpe(spec, texts, [END_OF_TEXT])
+        return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT)
+    backend = _train_bpe(spec, texts, [PAD, END_OF_TEXT])
+    loaded = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT, pad_token=PAD)
+    end_with_eos(loaded)
+    return loaded
 
 
 def _new_llama(shape: NewModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -141,14 +169,14 @@ def draw_weights(hf: PreTrainedModel, seed: int) -> None:
     num_layers = hf.config.get_text_config(decoder=True).num_hidden_layers
     with torch.no_grad():
         for name, weight in hf.named_parameters():
-            if weight.ndim < 2:
-                continue  # norms start at 1
+            if weight.ndim < 2 or not weight.requires_grad:
+                continue  # norms start at 1, sinusoidal positions are constants
             residual = name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight"))
             std = _STD / math.sqrt(2 * num_layers) if residual else _STD
             weight.copy_(torch.randn(weight.shape, generator=rng) * std)
 
 
-def _train_bpe(spec: NewTokenizer, texts: Iterable[str]) -> Tokenizer:
+def _train_bpe(spec: NewTokenizer, texts: Iterable[str], special: list[str]) -> Tokenizer:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
         [
@@ -159,7 +187,7 @@ def _train_bpe(spec: NewTokenizer, texts: Iterable[str]) -> Tokenizer:
     bpe.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(
         vocab_size=spec.vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

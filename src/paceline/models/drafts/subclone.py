@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.hf.base import evaluating
-from paceline.models.hf.causal import CausalModel
+from paceline.models.hf.base import HfModel, evaluating
 from paceline.models.llama.forward import LlamaDecoder
 
 if TYPE_CHECKING:
@@ -48,14 +47,14 @@ class Importance(NamedTuple):
     heads_LH: Tensor
 
 
-def width_of(model: CausalModel) -> Width:
+def width_of(model: HfModel) -> Width:
     """Sizes of a Llama-like model."""
     config: Any = _checked(model).hf.config
     num_heads, num_key_heads = config.num_attention_heads, config.num_key_value_heads
     return Width(config.hidden_size, config.intermediate_size, num_heads, num_key_heads)
 
 
-def measure_importance(target: CausalModel, texts: Iterable[Sequence[int]]) -> Importance:
+def measure_importance(target: HfModel, texts: Iterable[Sequence[int]]) -> Importance:
     """Measure the importance of each part of a Llama-like model on these texts.
 
     For a channel of the residual stream: its mean absolute value after the norms. For an inner
@@ -86,7 +85,7 @@ def measure_importance(target: CausalModel, texts: Iterable[Sequence[int]]) -> I
     return Importance(hidden / num_read, inner / num_read, heads / num_read)
 
 
-def subclone(target: CausalModel, width: Width, importance: Importance) -> CausalModel:
+def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
     """Create a model with the same number of layers, each reduced to its most important parts.
 
     To reduce the number of layers as well, do so first: `importance` must be that of `target`.
@@ -123,7 +122,7 @@ def subclone(target: CausalModel, width: Width, importance: Importance) -> Causa
         if new_head.weight is not body.embed_tokens.weight:
             new_head.weight.copy_(head.weight[:, hidden_D])
     hf.generation_config = target.hf.generation_config
-    return CausalModel(hf.eval(), target.tokenizer)
+    return target.rewrap(hf.eval())
 
 
 class _ImportanceMeter:
@@ -233,7 +232,7 @@ def _check(width: Width, old: Width) -> None:
         )
 
 
-def _checked(model: CausalModel) -> CausalModel:
+def _checked(model: HfModel) -> HfModel:
     if not LlamaDecoder.supports(model.hf):
         raise UnsupportedModelError(
             f"{model.hf.config.model_type} is not Llama-like, so it cannot be made narrower; use a "
@@ -242,6 +241,6 @@ def _checked(model: CausalModel) -> CausalModel:
     return model
 
 
-def _layers(model: CausalModel) -> list[Any]:
+def _layers(model: HfModel) -> list[Any]:
     body: Any = model.hf.base_model
     return list(body.layers)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import SlowerWarning
+from paceline.models.contract import Texts
 
 if TYPE_CHECKING:
     from paceline.models.contract import ModelSession
@@ -38,18 +39,32 @@ def _trial_tokens(model: HfModel) -> list[int]:
 
 @torch.inference_mode()
 def plain_logits(model: HfModel) -> Tensor:
-    """Logits after two and after three trial tokens, by transformers without a cache, [2, V]."""
-    tokens = torch.tensor([_trial_tokens(model)], device=model.device)
-    logits = model.hf(input_ids=tokens, use_cache=False).logits
-    return logits[0, 1:, : model.vocab_size].float()
+    """Logits after two trial texts, by transformers without a cache, [2, V].
+
+    The texts of a decoder-only model have two and three tokens; those of an encoder-decoder have
+    two and one, after sources of one and three tokens.
+    """
+    first, second, third = _trial_tokens(model)
+    if model.decoder_prompt is None:
+        batch = Texts(torch.tensor([[first, second, third]], device=model.device))
+        logits_RV = model.plain_logits(batch)[0, 1:]
+    else:
+        pairs = ([first], [second, third]), ([first, second, first], [second])
+        batches = [model.trial_batch(text, source) for source, text in pairs]
+        logits_RV = torch.cat([model.plain_logits(batch)[0, -1:] for batch in batches])
+    return logits_RV[:, : model.vocab_size].float()
 
 
 def rolled_back_logits(model: HfModel, session: ModelSession) -> Tensor:
     """The same logits by a session, from two ragged rows, one of which rolls back a wrong token."""
     first, second, third = _trial_tokens(model)
     session.prefill([[first], [first, second, first]])
+    newest = [[second], [third]]
+    if model.decoder_prompt is not None:
+        session.extend(torch.tensor(newest))
+        newest = [[third], [second]]
     session.rollback([0, 1])
-    return session.extend(torch.tensor([[second], [third]]))[:, 0]
+    return session.extend(torch.tensor(newest))[:, 0]
 
 
 def difference(wanted: Tensor, got: Tensor) -> float:

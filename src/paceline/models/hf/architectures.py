@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import UnsupportedModelError
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+from paceline.errors import UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import GenerationConfig, PreTrainedConfig
 
 # recurrent or convolutional state instead of keys and values
 _RECURRENT = """
@@ -20,22 +22,22 @@ _RECURRENT = """
     qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2 zaya
 """
 _ROLLS_BACK = frozenset({"full_attention", "sliding_attention"})
-ADVICE = (
-    "choose a decoder-only model whose cache holds plain keys and values (Llama, Qwen3, GPT-2 …)"
-)
+ADVICE = "choose a model whose cache holds plain keys and values (Llama, Qwen3, GPT-2, T5 …)"
 
 
 def refuse_by_name(config: PreTrainedConfig) -> None:
     """Refuse unsupported architectures, from the configuration alone.
 
     Raises:
-        UnsupportedModelError: An encoder-decoder, dynamic rope, recurrent or unknown layers.
+        UnsupportedModelError: An encoder for images or audio, dynamic rope, recurrent or unknown
+            layers.
     """
     name = config.model_type
     text = config.get_text_config(decoder=True)
-    if getattr(config, "is_encoder_decoder", False):
+    if is_encoder_decoder(config) and name not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         raise UnsupportedModelError(
-            f"{name} is an encoder-decoder, but Paceline supports decoder-only models; {ADVICE}"
+            f"{name} is an encoder-decoder that does not read text; choose one that does, such as "
+            "T5, BART or Marian"
         )
     if {name, text.model_type} & set(_RECURRENT.split()):
         raise UnsupportedModelError(
@@ -67,6 +69,91 @@ def context_length(config: PreTrainedConfig) -> int | None:
             name = "original_max_position_embeddings"
             limits += [rope.get(name), getattr(text, name, None)]
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
+def is_encoder_decoder(config: PreTrainedConfig) -> bool:
+    return bool(getattr(config, "is_encoder_decoder", False))
+
+
+def source_length(config: PreTrainedConfig) -> int | None:
+    """Maximum number of encoder tokens of an encoder-decoder, or None if there is no limit."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def num_decoder_layers(config: PreTrainedConfig) -> int:
+    """Number of layers of the model, or of its decoder."""
+    text: Any = config.get_text_config(decoder=True)
+    if not is_encoder_decoder(config):
+        return text.num_hidden_layers
+    return _first_number(text, ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
+
+
+def num_encoder_layers(config: PreTrainedConfig) -> int:
+    """Number of layers of the encoder; 0 for a decoder-only model."""
+    if not is_encoder_decoder(config):
+        return 0
+    return _first_number(config, ("encoder_layers", "num_layers"))
+
+
+def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int | None) -> None:
+    """Set the numbers of layers of an encoder-decoder; None: unchanged."""
+    names = {
+        "decoder": (decoder, ("num_decoder_layers", "decoder_layers")),
+        "encoder": (encoder, ("num_layers", "encoder_layers", "num_hidden_layers")),
+    }
+    for count, keys in names.values():
+        for key in keys:
+            if count is not None and isinstance(getattr(config, key, None), int):
+                setattr(config, key, count)
+
+
+def _first_number(config: PreTrainedConfig, names: tuple[str, ...]) -> int:
+    values = [getattr(config, name, None) for name in names]
+    return next(value for value in values if isinstance(value, int))
+
+
+def configured_prompt(
+    config: PreTrainedConfig, generation: GenerationConfig | None
+) -> tuple[int, ...]:
+    """The tokens that a decoder begins with: `decoder_start_token_id`, then `forced_bos_token_id`.
+
+    Raises:
+        UnsupportedModelError: The config forces other tokens.
+        UsageError: It has no `decoder_start_token_id`.
+    """
+    if any(getattr(each, "forced_decoder_ids", None) for each in (generation, config)):
+        raise UnsupportedModelError(
+            f"{config.model_type} sets forced_decoder_ids, which is not supported; remove it, and "
+            "give the tokens as decoder_prompt"
+        )
+    start = configured_token(config, generation, "decoder_start_token_id")
+    if start is None:
+        raise UsageError(
+            f"{config.model_type} has no decoder_start_token_id; set it in its config, or give "
+            "decoder_prompt"
+        )
+    forced = configured_token(config, generation, "forced_bos_token_id")
+    return (start,) if forced is None else (start, forced)
+
+
+def configured_token(
+    config: PreTrainedConfig, generation: GenerationConfig | None, name: str
+) -> int | None:
+    """A token id that the generation config sets, or else the config; None if neither does.
+
+    Raises:
+        UnsupportedModelError: It is not one token.
+    """
+    for settings in (generation, config):
+        value = getattr(settings, name, None)
+        if isinstance(value, int):
+            return value
+        if value:
+            raise UnsupportedModelError(
+                f"{config.model_type} has {value} as {name}; set it to one token id"
+            )
+    return None
 
 
 def _ropes(text: PreTrainedConfig) -> list[dict[str, Any]]:

@@ -1,32 +1,39 @@
 """Base class of transformers models.
 
-Shape suffixes: B batch, N new tokens, W cache width, D hidden, V vocabulary.
+Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
 
-    import torch
-    from torch import Tensor, nn
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from paceline.models.contract import ModelSession
-    from paceline.models.hf.cache import RoomyCache
+    from paceline.models.contract import Batch, ModelSession
+
+    StartSession = Callable[[Any], ModelSession]
 
 
 class ForwardPass(Protocol):
     """A forward pass over new tokens."""
 
-    def __call__(
-        self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
-    ) -> Tensor:
+    def __call__(self, tokens_BN: Tensor, cache: Any, ends_B: Tensor | None, keep: int) -> Tensor:
         """Logits of the last `keep` columns (0: all); -inf outside the draft vocabulary."""
         ...
 
@@ -35,7 +42,7 @@ class ForwardPass(Protocol):
         ...
 
 
-class HfModel:
+class HfModel(ABC):
     """A transformers model and its tokenizer.
 
     Attributes:
@@ -46,22 +53,35 @@ class HfModel:
         max_length: Context length, None if the architecture sets no limit.
         eos_token_ids: Tokens that end a text.
         num_parameters: Distinct weights; tied ones count once.
+        draft_vocabulary: The only tokens that sessions may sample, most likely first, [K]; None for
+            all. It also makes the head of Llama-like models smaller.
+        weight_change: Maximum rounding error of a weight after `prepare_for_decoding`, relative to
+            the largest weight of its matrix.
+        decoder_prompt, max_source_length, forced_eos: See `contract.EncoderDecoder`; None for a
+            decoder-only model.
     """
+
+    decoder_prompt: tuple[int, ...] | None = None
+    max_source_length: int | None = None
+    forced_eos: int | None = None
 
     def __init__(
         self,
         hf: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None,
+        draft_vocabulary: Tensor | None,
         decoder: ForwardPass,
-        start: Callable[[Any], ModelSession],
+        start: StartSession,
     ) -> None:
         self.hf = hf
         self.tokenizer = tokenizer
+        self.draft_vocabulary = draft_vocabulary
         self.decoder = decoder
         self.vocab_size = named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
         self.eos_token_ids = _eos_token_ids(hf, tokenizer)
         self.num_parameters = sum(weight.numel() for weight in hf.parameters())
+        self.weight_change = 0.0
         self._start = start
 
     @property
@@ -74,6 +94,83 @@ class HfModel:
 
     def start_session(self) -> ModelSession:
         return self._start(self)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """Output projection, [V, D], padding rows included.
+
+        logits = hidden @ head_weight^T + head_bias.
+
+        Raises:
+            UnsupportedModelError: The model caps its logits or scales them after the projection.
+            ModelLoadError: Its logits are not finite.
+        """
+        if not self._logits_are_projected:
+            raise UnsupportedModelError(
+                f"{self.hf.config.model_type} scales or caps its logits after the output "
+                "projection, which only decoding supports; choose another model to train or score"
+            )
+        return self._head.weight
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        return getattr(self._head, "bias", None)
+
+    @abstractmethod
+    def hidden(self, batch: Batch) -> Tensor:
+        """Hidden states after the final norm, [B, T, D]. Differentiable."""
+
+    @abstractmethod
+    def plain_logits(self, batch: Batch) -> Tensor:
+        """Logits of transformers without a cache, padding columns included, [B, T, V]."""
+
+    @abstractmethod
+    def rewrap(
+        self,
+        hf: PreTrainedModel,
+        draft_vocabulary: Tensor | None = None,
+        decoder: ForwardPass | None = None,
+        start: StartSession | None = None,
+    ) -> Self:
+        """Another model of the same kind, with this tokenizer.
+
+        `decoder` and `start` are a forward pass and the sessions that use it; None for those of
+        transformers.
+        """
+
+    def decoding_with(self, decoder: ForwardPass, start: StartSession | None = None) -> Self:
+        """The same model with another forward pass in its sessions."""
+        return self.rewrap(self.hf, self.draft_vocabulary, decoder, start)
+
+    def without_draft_vocabulary(self) -> Self:
+        """The same model without the restriction, as engines that ignore the list run it."""
+        return self if self.draft_vocabulary is None else self.rewrap(self.hf)
+
+    def trial_batch(self, tokens: Sequence[int], source: Sequence[int] = (1,)) -> Batch:
+        """One text of these tokens; an encoder-decoder's begins with its decoder prompt."""
+        if self.decoder_prompt is None:
+            return Texts(torch.tensor([list(tokens)], device=self.device))
+        text = torch.tensor([[*self.decoder_prompt, *tokens]], device=self.device)
+        return Texts(text, None, Texts(torch.tensor([list(source)], device=self.device)))
+
+    @functools.cached_property
+    def _logits_are_projected(self) -> bool:
+        wanted, got = self._trial_logits
+        return float((wanted - got).abs().max()) <= 0.01 * float(wanted.abs().max())
+
+    @property
+    def _trial_logits(self) -> tuple[Tensor, Tensor]:
+        """Logits of one position by transformers, and projected from its hidden state."""
+        batch = self.trial_batch([1])
+        with torch.inference_mode(), evaluating(self.hf):
+            wanted = self.plain_logits(batch).float()
+            got = F.linear(self.hidden(batch), self._head.weight, self.head_bias).float()
+        if not bool(wanted.isfinite().all()):
+            raise ModelLoadError(
+                f"the logits of this {self.hf.config.model_type} are NaN or infinite; its weights "
+                "are damaged: copy or create it again"
+            )
+        return wanted, got
 
     @property
     def _head(self) -> nn.Linear:
@@ -112,3 +209,14 @@ def evaluating(hf: PreTrainedModel) -> Iterator[None]:
     finally:
         if training:
             hf.train()
+
+
+@contextlib.contextmanager
+def recorded_hidden_states(model: HfModel) -> Iterator[list[Tensor]]:
+    """Record the final hidden states of the model's sessions, one tensor [B, N, D] per pass."""
+    recorded: list[Tensor] = []
+    stop = model.decoder.listen(recorded.append)
+    try:
+        yield recorded
+    finally:
+        stop()

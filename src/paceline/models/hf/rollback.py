@@ -14,8 +14,7 @@ from paceline.models.hf.agreement import (
     rolled_back_logits,
     tolerance_for,
 )
-from paceline.models.hf.architectures import ADVICE
-from paceline.models.hf.session import CausalSession
+from paceline.models.hf.architectures import ADVICE, num_decoder_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +22,10 @@ if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
 
 # tested with random sequences of session calls in tests/property/test_session.py
-PROVEN = ("bloom", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "opt", "qwen2", "qwen3")
+DECODER_ONLY = ("bloom", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "opt")
+DECODER_ONLY += ("qwen2", "qwen3")
+ENCODER_DECODERS = ("bart", "marian", "mbart", "mt5", "pegasus", "t5", "umt5")
+PROVEN = DECODER_ONLY + ENCODER_DECODERS
 
 
 def check_rollback(model: HfModel) -> None:
@@ -48,11 +50,10 @@ def check_rollback(model: HfModel) -> None:
 
 
 def _rolled_back_logits(model: HfModel) -> Tensor:
-    session = CausalSession(model)
+    session: Any = model.start_session()
     logits = rolled_back_logits(model, session)
     layers: list[Any] = session.cache.layers
     plain = [isinstance(layer, DynamicLayer) and layer.is_initialized for layer in layers]
-    text_config = model.hf.config.get_text_config(decoder=True)
-    if len(layers) != text_config.num_hidden_layers or not all(plain):
+    if len(layers) != num_decoder_layers(model.hf.config) or not all(plain):
         raise ValueError("its cache is not one set of keys and values per layer")
     return logits

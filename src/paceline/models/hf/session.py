@@ -10,7 +10,7 @@ Shape suffixes: B batch, N new tokens, W cache width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -53,7 +53,12 @@ class CausalSession(ModelSession):
         tokens_BN = tokens_BN.to(self._device)
         with torch.inference_mode(), evaluating(self.model.hf):
             ends_B = None if min(ends) == max(ends) else torch.tensor(ends)
-            return self.model.decoder(tokens_BN, self.cache, ends_B, keep).float()
+            return self.model.decoder(tokens_BN, self._pass_cache, ends_B, keep).float()
+
+    @property
+    def _pass_cache(self) -> Any:
+        """The cache that the forward pass gets."""
+        return self.cache
 
     def _rollback(self, counts: Sequence[int]) -> None:
         ends = self.cache.ends_of(len(counts))

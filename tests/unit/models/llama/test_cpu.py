@@ -35,7 +35,7 @@ from paceline.decode.block import draw, judge
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import ModelSession, Texts
-from paceline.models.hf.causal import recorded_hidden_states
+from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_session import CompiledSession
 from paceline.models.llama.cpu_weights import can_copy

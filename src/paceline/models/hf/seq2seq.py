@@ -1,0 +1,213 @@
+"""Encoder-decoder transformers models: T5, mT5, UMT5, BART, Marian and similar ones.
+
+Prompts are encoder inputs. The decoder's text begins with `decoder_prompt`, which is not part of a
+generation.
+
+Shape suffixes: B batch, N new tokens, T text, S source, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from paceline.core.vocabulary_subset import limited
+from paceline.errors import UnsupportedModelError
+from paceline.models.contract import Texts
+from paceline.models.hf.architectures import configured_token, source_length
+from paceline.models.hf.base import HfModel, evaluating
+from paceline.models.hf.masks import mask_and_positions
+from paceline.models.hf.seq2seq_session import Seq2SeqSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.models.contract import Batch
+    from paceline.models.hf.base import ForwardPass, StartSession
+    from paceline.models.hf.seq2seq_cache import Seq2SeqCache
+
+_TOLERANCE = 0.02  # of the logits' scale, relative; bfloat16 rounds to 0.004
+
+
+class Seq2SeqModel(HfModel):
+    """An encoder-decoder and its tokenizer."""
+
+    def __init__(
+        self,
+        hf: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        decoder_prompt: tuple[int, ...],
+        draft_vocabulary: Tensor | None = None,
+        decoder: ForwardPass | None = None,
+        start: StartSession | None = None,
+    ) -> None:
+        decoder = decoder or Seq2SeqPass(hf, draft_vocabulary)
+        super().__init__(hf, tokenizer, draft_vocabulary, decoder, start or Seq2SeqSession)
+        self.decoder_prompt = decoder_prompt
+        self.max_source_length = source_length(hf.config)
+        self.forced_eos = configured_token(hf.config, hf.generation_config, "forced_eos_token_id")
+
+    def rewrap(
+        self,
+        hf: PreTrainedModel,
+        draft_vocabulary: Tensor | None = None,
+        decoder: ForwardPass | None = None,
+        start: StartSession | None = None,
+    ) -> Seq2SeqModel:
+        prompt = self.decoder_prompt
+        assert prompt is not None, "set by __init__"
+        return Seq2SeqModel(hf, self.tokenizer, prompt, draft_vocabulary, decoder, start)
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        bias_1V = getattr(self.hf, "final_logits_bias", None)
+        return super().head_bias if bias_1V is None else bias_1V[0]
+
+    def hidden(self, batch: Batch) -> Tensor:
+        source = _source_of(batch)
+        states_BSD = encode(self.hf, source)
+        return self._scale * decode(self.hf, batch, states_BSD, source.attention_BT)
+
+    def plain_logits(self, batch: Batch) -> Tensor:
+        source = _source_of(batch)
+        return self.hf(
+            input_ids=source.tokens_BT,
+            attention_mask=source.attention_BT,
+            decoder_input_ids=batch.tokens_BT,
+            decoder_attention_mask=batch.attention_BT,
+            use_cache=False,
+        ).logits
+
+    @functools.cached_property
+    def _scale(self) -> float:
+        return output_scale(self.hf)
+
+
+class Seq2SeqPass:
+    """The forward pass of transformers; `encode` is its encoder."""
+
+    def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> None:
+        self.hf = hf
+        self.draft_vocabulary = draft_vocabulary
+
+    def encode(self, source: Batch) -> Tensor:
+        """The encoder's output, [B, S, D]."""
+        return encode(self.hf, source)
+
+    def __call__(
+        self, tokens_BN: Tensor, cache: Seq2SeqCache, ends_B: Tensor | None, keep: int
+    ) -> Tensor:
+        mask_BW, placed = None, contextlib.nullcontext()
+        if ends_B is not None:
+            ragged = mask_and_positions(ends_B, tokens_BN)
+            mask_BW = ragged["attention_mask"]
+            placed = _at_positions(self.hf, ragged["position_ids"])
+        with placed:
+            logits = self.hf(
+                encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSD),  # pyright: ignore[reportArgumentType]
+                attention_mask=cache.attention_BS,
+                decoder_input_ids=tokens_BN,
+                decoder_attention_mask=mask_BW,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[:, -keep:]
+        return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
+
+    def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
+        decoder: nn.Module = _part(self.hf, "decoder")
+        scale = output_scale(self.hf)
+        return decoder.register_forward_hook(
+            lambda _module, _inputs, output: listener(scale * output.last_hidden_state)
+        ).remove
+
+
+def encode(hf: PreTrainedModel, source: Batch) -> Tensor:
+    """The encoder's output, [B, S, D]."""
+    return _part(hf, "encoder")(
+        input_ids=source.tokens_BT, attention_mask=source.attention_BT
+    ).last_hidden_state
+
+
+def decode(
+    hf: PreTrainedModel, batch: Batch, states_BSD: Tensor, attention_BS: Tensor | None
+) -> Tensor:
+    """The decoder's output without a cache, [B, T, D]."""
+    return _part(hf, "decoder")(
+        input_ids=batch.tokens_BT,
+        attention_mask=batch.attention_BT,
+        encoder_hidden_states=states_BSD,
+        encoder_attention_mask=attention_BS,
+        use_cache=False,
+    ).last_hidden_state
+
+
+@torch.inference_mode()
+def output_scale(hf: PreTrainedModel) -> float:
+    """Factor of the decoder's output before the projection: 1, or d_model^-0.5 in some T5.
+
+    Raises:
+        UnsupportedModelError: The logits are another function of the decoder's output.
+    """
+    token_11 = torch.ones(1, 1, dtype=torch.int64, device=hf.device)
+    head: Any = hf.get_output_embeddings()
+    with evaluating(hf):
+        wanted = hf(input_ids=token_11, decoder_input_ids=token_11, use_cache=False).logits.float()
+        states = decode(hf, Texts(token_11), encode(hf, Texts(token_11)), None)
+    wanted = wanted - getattr(hf, "final_logits_bias", 0.0)
+    got = (states @ head.weight.T).float()
+    found = float((wanted * got).sum() / (got * got).sum())
+    for scale in (1.0, float(head.weight.shape[1]) ** -0.5):
+        if abs(found - scale) <= _TOLERANCE * scale or not math.isfinite(found):
+            return scale  # HfModel.head_weight reports logits that are not finite
+    raise UnsupportedModelError(
+        f"{hf.config.model_type} scales or caps its logits in an unknown way, which only decoding "
+        "supports; choose another model to train or score"
+    )
+
+
+def _part(hf: PreTrainedModel, name: Literal["encoder", "decoder"]) -> nn.Module:
+    part: Any = hf.get_encoder() if name == "encoder" else hf.get_decoder()
+    return part
+
+
+def _source_of(batch: Batch) -> Batch:
+    assert batch.source is not None, "a batch of an encoder-decoder has sources"
+    return batch.source
+
+
+@contextlib.contextmanager
+def _at_positions(hf: PreTrainedModel, positions_BN: Tensor) -> Generator[None]:
+    """Within this context, the decoder's learned or sinusoidal positions are these.
+
+    transformers computes one row of positions from the length of the cache. Relative positions
+    (T5) need no change, because rows are right-aligned.
+    """
+    table: Any = getattr(_part(hf, "decoder"), "embed_positions", None)
+    if table is None:
+        yield
+        return
+
+    def place(_table: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return inputs, {**named, "position_ids": positions_BN.flatten()}
+
+    def unflatten(_table: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        return output.view(*positions_BN.shape, -1)
+
+    handles = [
+        table.register_forward_pre_hook(place, with_kwargs=True),
+        table.register_forward_hook(unflatten),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

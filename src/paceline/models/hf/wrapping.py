@@ -1,0 +1,105 @@
+"""Wraps transformers models as Paceline models."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from paceline.errors import UnsupportedModelError, UsageError
+from paceline.models.hf.architectures import configured_prompt, is_encoder_decoder, refuse_by_name
+from paceline.models.hf.causal import CausalModel, HfDecoder
+from paceline.models.hf.rollback import check_rollback
+from paceline.models.hf.seq2seq import Seq2SeqModel, Seq2SeqPass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from paceline.models.hf.base import ForwardPass, HfModel
+
+# settings of a generation config that change an encoder-decoder's output, and their neutral values
+_UNUSED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "bad_words_ids": (None,),
+    "suppress_tokens": (None,),
+    "begin_suppress_tokens": (None,),
+}
+
+
+def wrap_model(
+    hf_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_vocabulary: Tensor | None = None,
+    decoder_prompt: Sequence[int] | None = None,
+) -> HfModel:
+    """Wrap a transformers model, decoder-only or encoder-decoder, as a Paceline model.
+
+    Args:
+        hf_model: The model.
+        tokenizer: Its tokenizer, if texts are tokenised.
+        draft_vocabulary: The only tokens it may propose, most likely first, [K]; None for all.
+        decoder_prompt: Encoder-decoders only: the tokens that every decoder text begins with. None:
+            `decoder_start_token_id` and, if it is set, `forced_bos_token_id`.
+
+    Raises:
+        UnsupportedModelError: The architecture cannot roll back.
+        UsageError: `decoder_prompt` is given for a decoder-only model, or it is missing.
+    """
+    refuse_by_name(hf_model.config)
+    if not isinstance(hf_model.get_output_embeddings(), nn.Module):
+        raise UnsupportedModelError(
+            f"{type(hf_model).__name__} has no output head; load it with AutoModelForCausalLM, or "
+            "AutoModelForSeq2SeqLM if it is an encoder-decoder"
+        )
+    if is_encoder_decoder(hf_model.config):
+        if decoder_prompt is None:
+            decoder_prompt = configured_prompt(hf_model.config, hf_model.generation_config)
+        prompt = tuple(decoder_prompt)
+        _check_prompt(hf_model, prompt)
+        _warn_of_unused(hf_model)
+        model: HfModel = Seq2SeqModel(hf_model, tokenizer, prompt)
+    elif decoder_prompt is None:
+        model = CausalModel(hf_model, tokenizer)
+    else:
+        raise UsageError(
+            f"got decoder_prompt {list(decoder_prompt)}, but {hf_model.config.model_type} is "
+            "decoder-only; begin the prompts themselves with these tokens"
+        )
+    check_rollback(model)  # compares the logits of all tokens
+    if draft_vocabulary is None:
+        return model
+    return model.rewrap(hf_model, draft_vocabulary.to(hf_model.device))
+
+
+def plain_pass(hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> ForwardPass:
+    """The forward pass of transformers."""
+    make = Seq2SeqPass if is_encoder_decoder(hf.config) else HfDecoder
+    return make(hf, draft_vocabulary)
+
+
+def _check_prompt(hf: PreTrainedModel, prompt: tuple[int, ...]) -> None:
+    embeddings: Any = hf.get_input_embeddings()
+    count = embeddings.weight.shape[0]
+    if not prompt or not 0 <= min(prompt) <= max(prompt) < count:
+        raise UsageError(
+            f"got decoder_prompt {list(prompt)}; wanted at least one token id below {count}"
+        )
+
+
+def _warn_of_unused(hf: PreTrainedModel) -> None:
+    found = {name: getattr(hf.generation_config, name, None) for name in _UNUSED}
+    changed = [f"{name}={value}" for name, value in found.items() if value not in _UNUSED[name]]
+    if changed:
+        warnings.warn(
+            f"the generation config of this {hf.config.model_type} sets {', '.join(changed)}; "
+            "Paceline does not apply these settings, so texts may differ from those of generate()",
+            stacklevel=3,
+        )
