@@ -140,15 +140,21 @@ def tiny_hf(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = kind.from_config(config)
-        if known is ENCODER_DECODERS and not config.tie_word_embeddings:
+        if settings.get("tie_word_embeddings") is False:
             _untie_head(model)
     return model.eval()
 
 
 def _untie_head(model: Any) -> None:
-    """Random weights of their own: BART-like models tie their heads whatever the config says."""
+    """Random weights of their own: transformers ties these heads whatever the config says.
+
+    It leaves them alone when it loads weights that differ.
+    """
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(0.4 * torch.randn_like(head.weight))
+    if hasattr(model, "final_logits_bias"):  # of BART and its relatives, with a text's end likely
+        model.final_logits_bias.normal_()
+        model.final_logits_bias[:, 1] = 4.5
 
 
 def tiny_model(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> HfModel:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aligning import align_config, losses, write_pair
+from aligning import align_config, losses, write_corpus, write_pair
 from paceline.records import read_jsonl
 
 # argv: a JSON file of [config file, moments]; a moment is [place, how many times it is passed].
@@ -107,10 +107,15 @@ MOMENTS: dict[str, list[tuple[str, int]]] = {
 _SIGKILL = -9
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["llama", "t5_v1_1"])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every run of MOMENTS, ended; the directory that holds them by name."""
-    folder = write_pair(tmp_path_factory.mktemp("killed"))
+    folder = write_pair(tmp_path_factory.mktemp("killed"), architecture=request.param)
+    encodes = request.param != "llama"
+    if encodes:
+        words = ["the rain", "in an inn", "another man", "a thin thread", "the tin"]
+        rows = [{"prompt": word, "completion": f"{word} and {word}"} for word in words]
+        write_corpus(folder / "corpus.jsonl", rows)
     corpus = str(folder / "corpus.jsonl")
     settings: dict[str, Any] = {
         "data": {"train": corpus, "held_out": corpus, "keep_states_gb": 1},
@@ -119,7 +124,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "fixed_fraction": 0.4,
         "draft_fraction": 0.5,
         # with everything that has a random stream or a schedule of its own
-        "target_rounds": {"rows": 8, "uses": 2, "train_prompts": True},
+        "target_rounds": {"rows": 8, "uses": 2, "train_prompts": not encodes},
         "loss_vocabulary": {"frequent": 20, "drawn": 6},
         "finish": {"objective": "negative_log_acceptance", "begin": 0.5},
         "checkpoints": {"every_steps": 3, "keep": 1},

@@ -41,7 +41,7 @@ def draft(
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Create a draft from some of the target's layers, or a smaller new model (--params)."""
+    """Create a draft from the target's layers, or a new one."""
     from paceline.cli.preflight import check_draft
     from paceline.measure.draft_cost import time_draft
     from paceline.models import load_model

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from pydantic import Field, model_validator
 from tokenizers.processors import TemplateProcessing
+from torch import nn
 from transformers import AutoModelForSeq2SeqLM, T5Config
 
 from paceline.config import StrictModel
@@ -23,6 +24,7 @@ class NewT5(StrictModel):
     """Sizes of a new T5 v1.1.
 
     Attributes:
+        kind: Must be `t5`; without it, a new model is a Llama.
         hidden_size: Hidden size, a multiple of num_heads.
         intermediate_size: Size of the gated MLPs; None for 8/3 of hidden_size, rounded up to a
             multiple of 16.
@@ -74,6 +76,9 @@ def new_t5(shape: NewT5, tokenizer: Any, seed: int) -> PreTrainedModel:
         **settings,
     )
     hf = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
+    head: Any = hf.get_output_embeddings()
+    # transformers 5 ties it whatever the config says, but not when it loads weights that differ
+    head.weight = nn.Parameter(head.weight.detach().clone())
     draw_t5_weights(hf, seed)
     return hf
 

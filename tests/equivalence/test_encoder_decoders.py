@@ -1,0 +1,195 @@
+"""Encoder-decoders: greedy text is that of transformers, and batches, drafts and streams agree."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.rules import Chow, Lenient, Lossless
+from paceline.core.sampling import SamplingParams
+from paceline.decode import (
+    AutoregressiveDecoder,
+    BigLittleDecoder,
+    OracleCascade,
+    SequenceCascade,
+    SpeculativeDecoder,
+    TokenCascade,
+)
+from paceline.errors import ContextLengthError, UnsupportedModelError, UsageError
+from paceline.models import HfModel, wrap_model
+from paceline.models.compatibility import check_same_vocabulary
+from tiny import ENCODER_DECODERS, tiny_hf, tiny_model
+
+GREEDY = SamplingParams(temperature=0)
+NEW = 16
+
+
+@cache
+def sources() -> list[list[int]]:
+    """Forty ragged encoder inputs of 1 to 14 tokens."""
+    rng = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 15, (40,), generator=rng).tolist()
+    return [torch.randint(3, 61, (length,), generator=rng).tolist() for length in lengths]
+
+
+@cache
+def models(architecture: str) -> tuple[HfModel, HfModel]:
+    """A target, and a draft with a smaller encoder and decoder and another width."""
+    sizes = {
+        "t5": {"num_layers": 2, "num_decoder_layers": 1, "d_model": 24, "d_ff": 32},
+        "bart": {"encoder_layers": 1, "decoder_layers": 2, "d_model": 24, "encoder_ffn_dim": 16},
+    }
+    kind = "t5" if "t5" in architecture else "bart"
+    return tiny_model(architecture), tiny_model(architecture, seed=1, **sizes[kind])
+
+
+def generate(hf: Any, source: list[int], **options: Any) -> list[int]:
+    """The new tokens of transformers' generate, without what the decoder begins with."""
+    given = torch.tensor([source])
+    written = hf.generate(given, attention_mask=torch.ones_like(given), do_sample=False, **options)
+    return written[0, 1:].tolist()
+
+
+@cache
+def wanted(architecture: str) -> list[list[int]]:
+    hf = models(architecture)[0].hf
+    return [generate(hf, source, max_new_tokens=NEW) for source in sources()]
+
+
+def tokens(decoder: Any, prompts: list[list[int]], **options: Any) -> list[list[int]]:
+    return [one.tokens for one in decoder.generate(prompts, NEW, **options)]
+
+
+@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+def test_texts_differ_from_source_to_source_or_nothing_here_would_prove_much(architecture: str):
+    assert len({tuple(text) for text in wanted(architecture)}) >= 8
+
+
+@pytest.mark.parametrize("gamma", [1, 5])
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+def test_greedy_text_is_that_of_transformers(architecture: str, batch_size: int, gamma: int):
+    target, draft = models(architecture)
+    decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=GREEDY)
+    assert tokens(decoder, sources(), batch_size=batch_size) == wanted(architecture)
+
+
+@pytest.mark.parametrize("architecture", ["t5", "t5_v1_1", "bart"])
+def test_plain_decoding_is_that_of_transformers(architecture: str):
+    decoder = AutoregressiveDecoder(models(architecture)[0], GREEDY)
+    assert tokens(decoder, sources(), batch_size=4) == wanted(architecture)
+
+
+@pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.6, top_p=0.9),
+        SamplingParams(top_k=7, repetition_penalty=1.3),
+        GREEDY,
+    ],
+    ids=str,
+)
+def test_a_draft_equal_to_its_target_is_always_accepted(
+    architecture: str, sampling: SamplingParams
+):
+    target = models(architecture)[0]
+    found = SpeculativeDecoder(target, target, gamma=3, sampling=sampling).generate(
+        sources()[:24], NEW, batch_size=4
+    )
+    stats = [one.stats for one in found]
+    assert sum(one.num_examined for one in stats) > 50
+    assert all(one.num_accepted == one.num_examined for one in stats)
+
+
+def decoders(target: HfModel, draft: HfModel) -> dict[str, Any]:
+    cool = SamplingParams(temperature=0.8, repetition_penalty=1.2)
+    return {
+        "plain": AutoregressiveDecoder(target, cool),
+        "lossless": SpeculativeDecoder(target, draft, Lossless(), 3, cool),
+        "chow": SpeculativeDecoder(target, draft, Chow(0.5), 3, cool),
+        "lenient": SpeculativeDecoder(target, draft, Lenient("linear", 0.3), 3, cool),
+        "token cascade": TokenCascade(target, draft, 0.6, cool),
+        "big little": BigLittleDecoder(target, draft, 0.3, 3.0, cool),
+        "sequence cascade": SequenceCascade(target, draft, 0.9, cool, normalise=True),
+        "oracle": OracleCascade(target, draft, Chow(0.5), cool),
+    }
+
+
+@pytest.mark.parametrize("architecture", ["t5_v1_1", "bart"])
+@pytest.mark.parametrize("name", list(decoders(*models("t5_v1_1"))))
+def test_a_text_depends_on_its_own_source_and_seed_alone(architecture: str, name: str):
+    decoder, prompts = decoders(*models(architecture))[name], sources()[:7]
+    together = tokens(decoder, prompts, seed=5, batch_size=3)
+    alone = [tokens(decoder, [prompt], seed=5 + row)[0] for row, prompt in enumerate(prompts)]
+    assert together == alone
+    blocks = decoder.stream(prompts[2], NEW, 7)
+    assert [token for block in blocks for token in block.tokens] == alone[2]
+
+
+def test_a_penalty_looks_at_decoder_text_alone_as_transformers_does():
+    """The sources hold every token, so a penalty on them would change the text."""
+    hf = models("t5_v1_1")[0].hf
+    penalised = GREEDY.model_copy(update={"repetition_penalty": 1.5})
+    prompts = [list(range(3, 61)), [9, 8, 7]]
+    got = tokens(SpeculativeDecoder(*models("t5_v1_1"), gamma=3, sampling=penalised), prompts)
+    options = {"max_new_tokens": NEW, "repetition_penalty": 1.5}
+    assert got == [generate(hf, prompt, **options) for prompt in prompts]
+
+
+@pytest.mark.parametrize("architecture", ["t5_v1_1", "bart"])
+def test_forced_tokens_are_those_of_transformers(architecture: str):
+    forced = {"forced_bos_token_id": 17, "forced_eos_token_id": 1}
+    hf, small = (tiny_hf(architecture, seed=seed, **forced) for seed in (0, 1))
+    for each in (hf, small):
+        for name, value in forced.items():
+            setattr(each.generation_config, name, value)
+    target, draft = wrap_model(hf), wrap_model(small)
+    assert target.decoder_prompt == (2, 17)
+    decoder = SpeculativeDecoder(target, draft, gamma=3, sampling=GREEDY)
+    for prompt in sources()[:6]:
+        # transformers counts the forced first token
+        text = generate(hf, prompt, max_new_tokens=NEW + 1)
+        assert text[0] == 17
+        assert tokens(decoder, [prompt])[0] == text[1:]
+        assert text[-1] == 1
+
+
+def test_what_cannot_be_used_is_one_line():
+    t5, gpt = tiny_model("t5"), tiny_model("llama")
+    with pytest.raises(UsageError, match="target is an encoder-decoder and the draft is decoder"):
+        check_same_vocabulary(t5, gpt)
+    with pytest.raises(UsageError, match="target is decoder-only and the draft is an encoder-dec"):
+        SpeculativeDecoder(gpt, t5)
+    other = wrap_model(tiny_hf("t5"), decoder_prompt=[5])
+    with pytest.raises(UsageError, match=r"begins with the tokens \[2\] and that of the draft"):
+        SpeculativeDecoder(t5, other)
+    with pytest.raises(UsageError, match=r"got decoder_prompt \[5\], but llama is decoder-only"):
+        wrap_model(tiny_hf("llama"), decoder_prompt=[5])
+    with pytest.raises(UsageError, match=r"got decoder_prompt \[61\]; wanted .* below 61"):
+        wrap_model(tiny_hf("t5"), decoder_prompt=[61])
+    short = tiny_model("bart", max_position_embeddings=8)
+    with pytest.raises(ContextLengthError, match="the prompt has 9 tokens and the encoder holds 8"):
+        AutoregressiveDecoder(short).generate([[5] * 9], 2)
+    with pytest.raises(UsageError, match="has no decoder_start_token_id; set it in its config"):
+        wrap_model(tiny_hf("t5", decoder_start_token_id=None))
+    forcing = tiny_hf("t5")
+    forcing.generation_config.forced_decoder_ids = [[1, 5]]  # pyright: ignore
+    with pytest.raises(UnsupportedModelError, match="sets forced_decoder_ids"):
+        wrap_model(forcing)
+
+
+def test_settings_of_generate_that_are_not_applied_are_named():
+    hf = tiny_hf("marian")
+    hf.generation_config.num_beams = 4  # pyright: ignore
+    hf.generation_config.bad_words_ids = [[2]]  # pyright: ignore
+    with pytest.warns(UserWarning, match=r"num_beams=4, bad_words_ids=\[\[2\]\]; Paceline does"):
+        wrap_model(hf)
+
+
+def test_text_ends_where_the_decoders_context_ends():
+    target = tiny_model("bart", max_position_embeddings=8)
+    (text,) = AutoregressiveDecoder(target).generate([[5] * 8], 20, eos_token_ids=[])
+    assert (len(text.tokens), text.stop_reason) == (7, "context")
