@@ -14,15 +14,30 @@ from paceline.data.tokens import encode
 from paceline.errors import ConfigError, StorageError
 from paceline.tasks import (
     Arithmetic,
+    Chat,
+    Code,
     Docstrings,
+    GSMSymbolic,
+    Math,
     Pairs,
     PlainText,
+    Questions,
+    Summarization,
     Task,
     TaskChoice,
+    Translation,
     build_task,
     docstrings,
     write_examples,
 )
+
+CORPUS_TASKS = {
+    "translation": Translation,
+    "summarization": Summarization,
+    "math": Math,
+    "questions": Questions,
+    "chat": Chat,
+}
 
 
 class Bench(StrictModel):
@@ -50,6 +65,12 @@ def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"task": "pairs", "corpus": "a.jsonl", "metric": "bleu"},
             Pairs(corpus=CorpusConfig(path="a.jsonl"), metric="bleu"),
+        ),
+        ("gsm_symbolic", GSMSymbolic()),
+        ("code", Code()),
+        *(
+            ({"task": name, "corpus": "a.jsonl"}, kind(corpus=CorpusConfig(path="a.jsonl")))
+            for name, kind in CORPUS_TASKS.items()
         ),
     ],
 )
@@ -155,3 +176,17 @@ def test_examples_that_do_not_repeat_are_not_warned_of(tmp_path: Path, capsys: A
     said = capsys.readouterr()
     assert said.out.endswith("test.jsonl: 50 examples\n")
     assert said.err == ""
+
+
+@pytest.mark.parametrize("name", [*CORPUS_TASKS, "pairs", "text"])
+def test_a_task_without_a_corpus_is_one_line(name: str):
+    with pytest.raises(ConfigError) as caught:
+        build_task(name)
+    assert "corpus" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_tasks_from_before_corpus_figures_add_nothing_to_a_row():
+    corpus = CorpusConfig(path="a.jsonl")
+    for task in (Arithmetic(), Docstrings(), PlainText(corpus=corpus), Pairs(corpus=corpus)):
+        assert (task.corpus_scores([], []), task.signatures()) == ({}, {})
