@@ -109,6 +109,7 @@ OPTIONS = {
     "analyze": "--target --draft --prompts --config --set --json --temperature --top-p --top-k",
     "pretrain": "--train --output --resume --config --set",
     "task": "--out --split --count --seed --set",
+    "perplexity": "--model --text --config --set --json",
     "bench": "--target --draft --output --max-seconds --config --set",
     "report": "",
     "tune": (

@@ -142,6 +142,15 @@ def check_bench(config: Any, *, dry_run: bool) -> None:
     found.end(dry_run=dry_run)
 
 
+def check_perplexity(config: Any, *, dry_run: bool) -> None:
+    """Check the inputs of `perplexity`."""
+    found = Preflight()
+    found.device(config.device)
+    found.model("model", config.model)
+    found.text("text", config.text)
+    found.end(dry_run=dry_run)
+
+
 def check_trajectory(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `trajectory`."""
     from paceline.measure.trajectory import stops_of

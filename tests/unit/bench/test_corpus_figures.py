@@ -65,7 +65,7 @@ def test_a_row_has_the_figures_of_its_answers(folder: Path, finished: tuple[Path
     references = [example.reference for example in config.task.examples("test", 4)]
     for row in read_rows(output):
         answers = [
-            model.tokenizer.decode(list(example.tokens), skip_special_tokens=True).strip()
+            str(model.tokenizer.decode(list(example.tokens), skip_special_tokens=True)).strip()
             for example in row.examples
         ]
         assert row.corpus_scores == {

@@ -18,12 +18,11 @@ ROWS = [
     {"question": "How many apples are 2 and 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"},
     {"question": "What do 1,000 cars cost?", "answer": "1000 * 3\n#### 3,000"},
 ]
-GSM8K = {"prompt_field": "question", "completion_field": "answer"}
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> CorpusConfig:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return CorpusConfig(path=str(path), **GSM8K)
+    return CorpusConfig(path=str(path), prompt_field="question", completion_field="answer")
 
 
 @pytest.fixture

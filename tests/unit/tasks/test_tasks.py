@@ -190,3 +190,19 @@ def test_tasks_from_before_corpus_figures_add_nothing_to_a_row():
     corpus = CorpusConfig(path="a.jsonl")
     for task in (Arithmetic(), Docstrings(), PlainText(corpus=corpus), Pairs(corpus=corpus)):
         assert (task.corpus_scores([], []), task.signatures()) == ({}, {})
+
+
+def test_the_command_writes_a_task_of_rows(tmp_path: Path, capsys: Any):
+    """A text of three columns, two of them nested, and one answer out of two."""
+    row = {"text": {"a": "Paris.", "b": "Where?"}, "answers": ["Paris", "here"], "id": "x"}
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(row) + "\n")
+    settings = [
+        f"corpus.path={source}",
+        "corpus.prompt_field=text.b",
+        "corpus.completion_field=answers",
+        "prompt='{text.a} {source}'",
+    ]
+    task_command("questions", out, split="test", count=1, overrides=settings)
+    assert json.loads(out.read_text()) == {"prompt": "Paris. Where?", "completion": " Paris"}
+    assert capsys.readouterr().out.endswith("out.jsonl: 1 examples\n")
