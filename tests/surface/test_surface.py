@@ -40,8 +40,12 @@ NAMES = {
         "BigLittleDecoder"
     ),
     "paceline.train": "align AlignConfig pretrain PretrainConfig",
-    "paceline.tasks": "Task TaskExample build_task write_examples",
+    "paceline.tasks": (
+        "Task TaskExample build_task write_examples Arithmetic Docstrings Pairs PlainText "
+        "Translation Summarization Math GSMSymbolic Questions Code Chat"
+    ),
     "paceline.measure": "measure MeasureConfig Measurement",
+    "paceline.measure.perplexity": "perplexity PerplexityConfig Perplexity",
     "paceline.bench": "bench BenchConfig Grid ResultRow read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
     "paceline.report": "write_report Report",

@@ -111,7 +111,8 @@ def _run(folder: str, limits: Limits) -> bool:
         except subprocess.TimeoutExpired:
             return False
         finally:
-            _end(process)
+            if process.returncode is None:  # it waits, or the user interrupted
+                _end(process)
         return result.read() == mark.encode()
 
 
@@ -125,5 +126,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _can_unshare() -> bool:
     if shutil.which(_ISOLATED[0], path=os.defpath) is None:
         return False
-    tried = subprocess.run([*_ISOLATED, "true"], capture_output=True, check=False)
+    tried = subprocess.run(
+        [*_ISOLATED, "true"], env={"PATH": os.defpath}, capture_output=True, check=False
+    )
     return tried.returncode == 0

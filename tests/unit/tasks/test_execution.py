@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -72,11 +71,10 @@ def test_a_program_that_fails_or_is_refused_does_not_pass(
     assert outside.read_text() == "kept"
 
 
-def test_a_loop_ends_at_its_time_and_so_does_a_program_that_waits():
-    started = time.monotonic()
+def test_a_loop_ends_at_its_time_and_so_does_a_program_that_waits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(execution, "_WALL_FACTOR", 2)
     assert not passes("while True: pass", LIMITS)
-    assert not passes("import time; time.sleep(600)", LIMITS)
-    assert time.monotonic() - started < 300
+    assert not passes("import time; time.sleep(1e6)", LIMITS)
 
 
 def test_nothing_of_the_environment_reaches_a_program(monkeypatch: pytest.MonkeyPatch):
