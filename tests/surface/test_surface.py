@@ -40,8 +40,12 @@ NAMES = {
         "BigLittleDecoder"
     ),
     "paceline.train": "align AlignConfig pretrain PretrainConfig",
-    "paceline.tasks": "Task TaskExample build_task write_examples",
+    "paceline.tasks": (
+        "Task TaskExample build_task write_examples Arithmetic Docstrings Pairs PlainText "
+        "Translation Summarization Math GSMSymbolic Questions Code Chat"
+    ),
     "paceline.measure": "measure MeasureConfig Measurement",
+    "paceline.measure.perplexity": "perplexity PerplexityConfig Perplexity",
     "paceline.bench": "bench BenchConfig Grid ResultRow read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
     "paceline.report": "write_report Report",
@@ -109,6 +113,7 @@ OPTIONS = {
     "analyze": "--target --draft --prompts --config --set --json --temperature --top-p --top-k",
     "pretrain": "--train --output --resume --config --set",
     "task": "--out --split --count --seed --set",
+    "perplexity": "--model --text --config --set --json",
     "bench": "--target --draft --output --max-seconds --config --set",
     "report": "",
     "tune": (

@@ -169,6 +169,7 @@ class _Cell:
             self._examples[-1] = self._examples[-1].model_copy(update={"baseline": baseline})
 
     def row(self) -> ResultRow:
+        corpus_scores = self._corpus_scores()
         failed = self._error is not None
         return ResultRow(
             key=self._work.key_of(self._decoding),
@@ -178,7 +179,20 @@ class _Cell:
             status="failed" if failed else "done",
             error=self._error,
             examples=() if failed else tuple(self._examples),
+            corpus_scores=corpus_scores,
+            signatures=self._work.task.signatures(),
         )
+
+    def _corpus_scores(self) -> dict[str, float]:
+        """Figures of all answers together; none if the cell failed or fails here."""
+        if self._error is not None or self._work.task.metric is None:
+            return {}
+        answers = [_text(self._work, example.tokens) for example in self._examples]
+        try:
+            return self._work.task.corpus_scores(self._work.examples, answers)
+        except PacelineError as error:
+            self._error = " ".join(str(error).split())
+            return {}
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
@@ -224,9 +238,13 @@ def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
 def _score(work: Workbench, number: int, tokens: Sequence[int]) -> float | None:
     if work.task.metric is None:
         return None
+    return work.task.score(work.examples[number], _text(work, tokens))
+
+
+def _text(work: Workbench, tokens: Sequence[int]) -> str:
     answer = work.pair.tokenizer.decode(list(tokens), skip_special_tokens=True)
     assert isinstance(answer, str)
-    return work.task.score(work.examples[number], answer)
+    return answer
 
 
 def read_rows(folder: Path, context: str | None = None) -> list[ResultRow]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from paceline.config import StrictModel, describe, fields_of
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
@@ -63,6 +63,8 @@ class ResultRow(StrictModel):
         key: Digest of everything the row depends on; identifies finished cells.
         context: Digest of everything the cells of a bench share: models, task, examples, seed.
         error: Why the cell failed, in one line; `examples` is then empty.
+        corpus_scores: Figures of all answers together, such as corpus BLEU, if the task has any.
+        signatures: What scores depend on: versions, data, settings of the metrics; likewise.
     """
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -73,6 +75,15 @@ class ResultRow(StrictModel):
     status: Literal["done", "failed"]
     error: str | None = None
     examples: tuple[ExampleRow, ...] = ()
+    corpus_scores: dict[str, float] = Field(default_factory=dict)
+    signatures: dict[str, str] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Rows of tasks without corpus figures keep the form that they had before these fields."""
+        values: dict[str, Any] = handler(self)
+        added = ("corpus_scores", "signatures")
+        return {key: value for key, value in values.items() if value or key not in added}
 
 
 def digest(*parts: Any) -> str:

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     measure_engine = "measure-engine"
     verify = "verify"
     decode = "decode"
+    perplexity = "perplexity"
     bench = "bench"
     tune = "tune"
     export = "export"
@@ -43,6 +44,7 @@ def schema_of(kind: Kind) -> type[StrictModel]:
     from paceline.decode.strategies import DecodingConfig
     from paceline.export import ExportConfig
     from paceline.measure import MeasureConfig, VerifyConfig
+    from paceline.measure.perplexity import PerplexityConfig
     from paceline.measure.predicted_frontier import AnalyzeConfig
     from paceline.measure.served_figures import ServedConfig
     from paceline.measure.trajectory import TrajectoryConfig
@@ -62,6 +64,7 @@ def schema_of(kind: Kind) -> type[StrictModel]:
         Kind.analyze: AnalyzeConfig,
         Kind.verify: VerifyConfig,
         Kind.decode: DecodingConfig,
+        Kind.perplexity: PerplexityConfig,
         Kind.bench: BenchConfig,
         Kind.tune: TuneConfig,
         Kind.export: ExportConfig,

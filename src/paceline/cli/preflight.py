@@ -124,13 +124,28 @@ def check_generate_data(config: Any, *, dry_run: bool) -> None:
 
 def check_bench(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `bench` and `tune`."""
+    from paceline.tasks import Code
+    from paceline.tasks.row_task import RowTask
+
     found = Preflight()
     found.device(config.device)
     found.costs(config)
     found.pair(config.target, config.draft)
-    _check_texts(found, "task", config.task, ("corpus", "train_corpus"))
     config.task.versions()  # fails if the task's scoring library is not installed
+    if isinstance(config.task, RowTask | Code):  # read columns that other commands do not accept
+        config.task.examples("test", config.num_examples, config.seed)
+    else:
+        _check_texts(found, "task", config.task, ("corpus", "train_corpus"))
     found.output(config.output)
+    found.end(dry_run=dry_run)
+
+
+def check_perplexity(config: Any, *, dry_run: bool) -> None:
+    """Check the inputs of `perplexity`."""
+    found = Preflight()
+    found.device(config.device)
+    found.model("model", config.model)
+    found.text("text", config.text)
     found.end(dry_run=dry_run)
 
 

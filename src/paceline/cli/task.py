@@ -10,7 +10,7 @@ from paceline.cli.console import stderr, stdout
 
 
 def task(
-    name: Annotated[str, typer.Argument(help="Task: arithmetic, docstrings, text or pairs.")],
+    name: Annotated[str, typer.Argument(help="Task, such as arithmetic or translation.")],
     out: Annotated[Path, typer.Option(help="Output file (.jsonl).")],
     split: Annotated[str, typer.Option(help="train or test; the two are disjoint.")] = "train",
     count: Annotated[int, typer.Option(help="Number of examples.")] = 1000,

@@ -17,7 +17,7 @@ def tune(
     draft: options.Draft = None,
     output: Annotated[str | None, typer.Option(help="Run directory; resumes if it exists.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="Task: arithmetic, docstrings, text or pairs.")
+        str | None, typer.Option(help="Task, such as arithmetic or translation.")
     ] = None,
     quality_floor: Annotated[
         float | None, typer.Option(help="Minimum quality, as a fraction of the target's.")

@@ -19,7 +19,7 @@ from paceline.errors import PacelineError, PromptError
 from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 Text = str | list[int]
 Message = dict[str, str]
@@ -103,6 +103,38 @@ def stream_records(corpus: CorpusConfig | str | Path) -> Iterator[Record]:
         PromptError: as `read_records`, once the faulty line is reached.
     """
     return _records(corpus, streaming=True)
+
+
+def read_columns(
+    corpus: CorpusConfig, names: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Read the named columns of every row, for tasks; `a.b` names a nested column.
+
+    Yields:
+        The values by name, and the row's location. A line of a `.txt` file has one column, `text`.
+
+    Raises:
+        PromptError: as `read_records`, a row lacks a column, or a text is empty.
+    """
+    path = Path(corpus.path)
+    match path.suffix.lower():
+        case ".txt":
+            rows = (({"text": line}, where) for line, where in _read_lines(path))
+        case ".jsonl":
+            rows = _read_json_lines(path)
+        case _:
+            _file_suffixes(path)
+            rows = _read_dataset(corpus, streaming=False)
+    empty = True
+    for row, where in itertools.islice(rows, corpus.limit):
+        empty = False
+        values = {name: _column(row, name, where) for name in names}
+        for name, value in values.items():
+            if isinstance(value, str):
+                _text(value, name, where)
+        yield values, where
+    if empty:
+        raise PromptError(f"{corpus.path} holds no text; add at least one text")
 
 
 def corpus_fingerprint(corpus: CorpusConfig) -> str:

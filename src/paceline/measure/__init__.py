@@ -6,6 +6,7 @@
 - `served`, `served_figures`: counters of a serving engine, compared with the prediction
 - `served_costs`, `engine_costs`: timing of an engine's steps; the file with their costs
 - `verdict`: GO or NO-GO, with the reason
+- `perplexity`: how well one model predicts plain text
 - `losslessness`: tests of greedy and sampled speculative text against the target
 """
 

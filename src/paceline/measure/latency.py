@@ -194,10 +194,19 @@ class PairedTimes(NamedTuple):
 def warm_up(
     decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
 ) -> None:
-    """Decode the longest prompt once; on a GPU to its end, so that all CUDA graphs are captured."""
+    """Decode the longest prompt once; on a GPU to its end, so that all CUDA graphs are captured.
+
+    Raises:
+        ContextLengthError: the prompt fills the context.
+    """
     prompt = max(prompts, key=len)
     tokens = max_new_tokens if torch.cuda.is_available() else min(_WARM_TOKENS, max_new_tokens)
     free = decoder.room(prompt)
+    if free is not None and free < 1:
+        raise ContextLengthError(
+            f"a prompt has {len(prompt):,} tokens, but {decoder.context_in_words()}; use shorter "
+            "prompts"
+        )
     decoder.generate([prompt], tokens if free is None else min(tokens, free), seed)
 
 

@@ -93,6 +93,27 @@ def _cell_line(frontier: Frontier, row: ResultRow, *, scored: bool) -> list[str]
     ]
 
 
+def corpus_table(rows: Sequence[ResultRow]) -> str | None:
+    """Table of figures of all answers together, such as corpus BLEU; None if there are none."""
+    names = list(dict.fromkeys(name for row in rows for name in row.corpus_scores))
+    if not names:
+        return None
+    ordered = sorted(rows, key=lambda row: family(row.decoding))
+    lines = [
+        [
+            family(row.decoding),
+            setting(row.decoding) or NOTHING,
+            *(_shown(row.corpus_scores.get(name)) for name in names),
+        ]
+        for row in ordered
+    ]
+    return table(["family", "setting", *names], lines)
+
+
+def _shown(value: float | None) -> str:
+    return NOTHING if value is None else number(value)
+
+
 def summary_table(section: Section) -> str:
     """Summaries of each family as in table 2 of Narasimhan et al. 2024, or why there are none."""
     if (frontier := section.judged) is None:
@@ -138,6 +159,7 @@ def run_lines(results: Results) -> list[str]:
             f"examples: {len(examples)}, of which {num_timed} were timed with the target alone; "
             f"metric: {done[0].metric or 'none'}"
         )
+        lines += [f"{name}: {text}" for name, text in done[0].signatures.items()]
         if min(len(examples), num_timed) < LEAST_UNITS:
             lines.append(
                 f"fewer than {LEAST_UNITS} examples: the intervals are too narrow for 95% coverage"

@@ -126,6 +126,8 @@ def _cells(results: Results) -> str:
             continue
         scored = section.frontier.target.metric is not None
         parts.append(bench_tables.cells_table(section, section.frontier))
+        if corpus := bench_tables.corpus_table(section.done):
+            parts.append(f"Figures of all answers together, in each metric's scale:\n\n{corpus}")
         again = figure(section.frontier.against_itself())
         parts.append(f"The target alone, timed twice: speedup against itself: {again}.")
     return "\n\n".join([*parts, definitions(bench_tables.cell_columns(scored=scored))])

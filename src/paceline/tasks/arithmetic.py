@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel
 from paceline.data.prompts import Record
 from paceline.errors import UsageError
 from paceline.tasks import scoring
-from paceline.tasks.base import TaskExample, check_count
+from paceline.tasks.base import TaskExample, TaskModel, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +27,7 @@ _HELD_OUT_SHARE = 0.1
 _BATCH = 1000  # expressions per call of reasoning_gym
 
 
-class Arithmetic(StrictModel):
+class Arithmetic(TaskModel):
     """Prompt "4 - 3 + 12 =", reference answer " 1 + 12 = 13"; only the last number is scored.
 
     Test examples are distinct. Training examples are drawn with replacement and may repeat.

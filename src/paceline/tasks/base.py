@@ -16,7 +16,7 @@ from paceline.errors import UsageError
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from paceline.data.prompts import Record
@@ -33,10 +33,12 @@ class TaskExample:
         record: The prompt or chat with the full reference answer, usable for training.
         reference: The part that the metric compares, such as the result of a sum; empty if the task
             has no metric.
+        alternatives: Further references that are as good as `reference`.
     """
 
     record: Record
     reference: str
+    alternatives: tuple[str, ...] = ()
 
 
 class Task(Protocol):
@@ -74,8 +76,42 @@ class Task(Protocol):
         """
         ...
 
+    def corpus_scores(
+        self, examples: Sequence[TaskExample], answers: Sequence[str]
+    ) -> dict[str, float]:
+        """Figures of all answers together, by name; in the scale of their reference implementation.
 
-class OwnTask(StrictModel, ABC):
+        For figures that are not the mean of `score`, such as corpus BLEU. Result rows contain them.
+
+        Raises:
+            UsageError: as `score`.
+        """
+        ...
+
+    def signatures(self) -> dict[str, str]:
+        """What the scores depend on, for result rows: data, task version, settings of the metrics.
+
+        Raises:
+            UsageError: as `versions`.
+        """
+        ...
+
+
+class TaskModel(StrictModel):
+    """Base of tasks whose only figure is the mean of `score`."""
+
+    def corpus_scores(
+        self, examples: Sequence[TaskExample], answers: Sequence[str]
+    ) -> dict[str, float]:
+        """None; see `Task.corpus_scores`."""
+        return {}
+
+    def signatures(self) -> dict[str, str]:
+        """None; see `Task.signatures`."""
+        return {}
+
+
+class OwnTask(TaskModel, ABC):
     """Base class of user-defined tasks; see docs/guides/add_a_task.md.
 
     Fields are settings; `metric` names what `score` computes.

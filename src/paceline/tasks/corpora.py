@@ -11,11 +11,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from paceline.config import StrictModel
 from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
-from paceline.tasks.base import TaskExample, as_row, pick
+from paceline.tasks.base import TaskExample, TaskModel, as_row, pick
 from paceline.tasks.docstrings import first_line
 
 if TYPE_CHECKING:
@@ -24,13 +23,16 @@ if TYPE_CHECKING:
     from paceline.tasks.base import Split
 
 
-class _Corpora(StrictModel):
+class Corpora(TaskModel):
+    """Base of tasks whose examples are the records of a corpus."""
+
     corpus: CorpusConfig
     train_corpus: CorpusConfig | None = None
 
-    def _choose(
+    def choose(
         self, split: Split, count: int, seed: int, reference_of: Callable[[Record], str]
     ) -> list[TaskExample]:
+        """Distinct records of one of the corpora, as `Task.examples`."""
         records, name = read_records(self.corpus), self.corpus.path
         if split == "train":
             if self.train_corpus is None:
@@ -42,7 +44,7 @@ class _Corpora(StrictModel):
         return pick(found, count, seed, name, "request fewer or give more text")
 
 
-class PlainText(_Corpora):
+class PlainText(Corpora):
     """Prompts of any corpus, for timing only; answers are not scored.
 
     Attributes:
@@ -63,7 +65,7 @@ class PlainText(_Corpora):
             PromptError: the corpus cannot be read.
             UsageError: it has fewer records, or no train_corpus is configured.
         """
-        return self._choose(split, count, seed, lambda _: "")
+        return self.choose(split, count, seed, lambda _: "")
 
     def score(self, example: TaskExample, answer: str) -> NoReturn:
         """Unsupported.
@@ -78,10 +80,10 @@ class PlainText(_Corpora):
 
     def versions(self) -> dict[str, str]:
         """Hash of a local corpus."""
-        return _corpus_version(self.corpus)
+        return corpus_version(self.corpus)
 
 
-class Pairs(_Corpora):
+class Pairs(Corpora):
     """Prompts with reference answers: a completion, or the last message of a chat.
 
     Attributes:
@@ -103,7 +105,7 @@ class Pairs(_Corpora):
             PromptError: the corpus cannot be read, or a record has no answer.
             UsageError: it has fewer pairs, or no train_corpus is configured.
         """
-        return self._choose(split, count, seed, _reference)
+        return self.choose(split, count, seed, _reference)
 
     def score(self, example: TaskExample, answer: str) -> float:
         """Value of the metric, 0 to 1.
@@ -116,7 +118,7 @@ class Pairs(_Corpora):
 
     def versions(self) -> dict[str, str]:
         """Versions of the metric's libraries, and the hash of a local corpus."""
-        return scoring.metric_versions(self.metric) | _corpus_version(self.corpus)
+        return scoring.metric_versions(self.metric) | corpus_version(self.corpus)
 
 
 def _reference(record: Record) -> str:
@@ -132,7 +134,8 @@ def _reference(record: Record) -> str:
     )
 
 
-def _corpus_version(corpus: CorpusConfig) -> dict[str, str]:
+def corpus_version(corpus: CorpusConfig) -> dict[str, str]:
+    """Hash of a local corpus; empty for a hub data set."""
     path = Path(corpus.path)
     if not path.is_file():
         found = corpus_fingerprint(corpus)

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from paceline.config import StrictModel
 from paceline.data.prompts import Record
 from paceline.data.python_docs import is_held_out, read_docstrings, standard_library
 from paceline.errors import UsageError
 from paceline.tasks import scoring
-from paceline.tasks.base import TaskExample, pick
+from paceline.tasks.base import TaskExample, TaskModel, pick
 
 if TYPE_CHECKING:
     from paceline.tasks.base import Split
@@ -35,7 +34,7 @@ _QUESTION = (
 )
 
 
-class Docstrings(StrictModel):
+class Docstrings(TaskModel):
     """Given the body of a docstring, write its first sentence.
 
     Attributes:

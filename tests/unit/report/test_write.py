@@ -15,7 +15,7 @@ from paceline.core.bootstrap import Interval
 from paceline.core.rules import Chow, ChowLog, Diff, Lossless, Opt
 from paceline.decode.strategies import Oracle, ResponseByResponse
 from paceline.errors import UsageError
-from paceline.report import bench_tables, markdown, write_report
+from paceline.report import bench_tables, markdown, write, write_report
 from paceline.report.run_folder import Results, read_results
 from result_rows import ALONE, example, read_tables, row, steady, write_rows
 
@@ -331,3 +331,18 @@ def test_a_frontier_of_the_target_alone_has_an_empty_summary(tmp_path: Path):
     results = read(tmp_path, [steady(ALONE)])
     assert isinstance(results.sections[0].judged, Frontier)
     assert write_report(tmp_path).path.exists()
+
+
+def test_figures_of_all_answers_are_a_table_of_their_own(tmp_path: Path):
+    figures = {"corpus_scores": {"bleu": 27.4004, "chrf": 51.0}, "signatures": {"bleu": "nrefs:1"}}
+    rows = [cell.model_copy(update=figures) for cell in ROWS[:2]]
+    results = read(tmp_path, [*rows, *ROWS[2:]])
+    text = write.render(results)
+    (lines,) = read_tables(bench_tables.corpus_table(results.sections[0].done) or "")
+    found = {f"{line['family']} {line['setting']}": line["bleu"] for line in lines}
+    assert found["chow alpha 0.2, gamma 4"] == "27.400"
+    assert found["chow alpha 0.6, gamma 4"] == markdown.NOTHING
+    assert "in each metric's scale" in text
+    assert "51.000" in text
+    assert "- bleu: nrefs:1\n" in text
+    assert bench_tables.corpus_table(ROWS) is None

@@ -14,15 +14,30 @@ from paceline.data.tokens import encode
 from paceline.errors import ConfigError, StorageError
 from paceline.tasks import (
     Arithmetic,
+    Chat,
+    Code,
     Docstrings,
+    GSMSymbolic,
+    Math,
     Pairs,
     PlainText,
+    Questions,
+    Summarization,
     Task,
     TaskChoice,
+    Translation,
     build_task,
     docstrings,
     write_examples,
 )
+
+CORPUS_TASKS = {
+    "translation": Translation,
+    "summarization": Summarization,
+    "math": Math,
+    "questions": Questions,
+    "chat": Chat,
+}
 
 
 class Bench(StrictModel):
@@ -50,6 +65,12 @@ def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"task": "pairs", "corpus": "a.jsonl", "metric": "bleu"},
             Pairs(corpus=CorpusConfig(path="a.jsonl"), metric="bleu"),
+        ),
+        ("gsm_symbolic", GSMSymbolic()),
+        ("code", Code()),
+        *(
+            ({"task": name, "corpus": "a.jsonl"}, kind(corpus=CorpusConfig(path="a.jsonl")))
+            for name, kind in CORPUS_TASKS.items()
         ),
     ],
 )
@@ -155,3 +176,33 @@ def test_examples_that_do_not_repeat_are_not_warned_of(tmp_path: Path, capsys: A
     said = capsys.readouterr()
     assert said.out.endswith("test.jsonl: 50 examples\n")
     assert said.err == ""
+
+
+@pytest.mark.parametrize("name", [*CORPUS_TASKS, "pairs", "text"])
+def test_a_task_without_a_corpus_is_one_line(name: str):
+    with pytest.raises(ConfigError) as caught:
+        build_task(name)
+    assert "corpus" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_tasks_from_before_corpus_figures_add_nothing_to_a_row():
+    corpus = CorpusConfig(path="a.jsonl")
+    for task in (Arithmetic(), Docstrings(), PlainText(corpus=corpus), Pairs(corpus=corpus)):
+        assert (task.corpus_scores([], []), task.signatures()) == ({}, {})
+
+
+def test_the_command_writes_a_task_of_rows(tmp_path: Path, capsys: Any):
+    """A text of three columns, two of them nested, and one answer out of two."""
+    row = {"text": {"a": "Paris.", "b": "Where?"}, "answers": ["Paris", "here"], "id": "x"}
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(row) + "\n")
+    settings = [
+        f"corpus.path={source}",
+        "corpus.prompt_field=text.b",
+        "corpus.completion_field=answers",
+        "prompt='{text.a} {source}'",
+    ]
+    task_command("questions", out, split="test", count=1, overrides=settings)
+    assert json.loads(out.read_text()) == {"prompt": "Paris. Where?", "completion": " Paris"}
+    assert capsys.readouterr().out.endswith("out.jsonl: 1 examples\n")

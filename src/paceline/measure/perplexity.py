@@ -1,0 +1,180 @@
+"""Measures how well a model predicts plain text: perplexity and bits per byte."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from paceline.config import StrictModel
+from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.data import CorpusConfig
+from paceline.data.prompts import corpus_fingerprint, read_records
+from paceline.data.tokens import encode
+from paceline.errors import PromptError, UsageError
+from paceline.measure.results import IntervalRow
+from paceline.models import load_model, prepare_for_decoding
+from paceline.models.loading import tokenizer_of
+from paceline.progress import Progress, silent
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.models.contract import Model
+
+_CHUNK = 256  # tokens whose logits are in memory together
+
+
+class PerplexityConfig(StrictModel):
+    """Configuration of `perplexity`.
+
+    Attributes:
+        model: Directory, .gguf file or hub name.
+        text: Documents; of a prompt with a completion, both together.
+    """
+
+    model: str
+    text: CorpusConfig
+    seed: int = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+
+
+class Perplexity(StrictModel):
+    """How well a model predicts documents. Intervals are over documents.
+
+    Attributes:
+        num_tokens: Predicted tokens: all but the first of each document, which has no context.
+        num_bytes: UTF-8 bytes of the text of the predicted tokens.
+        nats: Sum of -log probability of the predicted tokens.
+        perplexity: exp(nats / tokens); comparable only between models with the same tokenizer.
+        bits_per_byte: nats / ln 2 / bytes; comparable between tokenizers.
+        corpus: Fingerprint of local files; None for a hub data set.
+    """
+
+    config: PerplexityConfig
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+    nats: float
+    perplexity: IntervalRow
+    bits_per_byte: IntervalRow
+    corpus: str | None
+
+
+class Document(NamedTuple):
+    """Tokens of a text, and the UTF-8 bytes of all but the first."""
+
+    tokens: list[int]
+    num_bytes: int
+
+
+def perplexity(config: PerplexityConfig, progress: Progress = silent) -> Perplexity:
+    """Score every document of a corpus.
+
+    Raises:
+        UsageError: the model or the text cannot be used.
+    """
+    progress("loading", 0, 1)
+    loaded = load_model(config.model, dtype=config.dtype, device=config.device)
+    tokenizer = tokenizer_of(loaded, config.model)
+    if loaded.decoder_prompt is not None:
+        raise UsageError(
+            f"{config.model} is an encoder-decoder, which does not continue documents; use a "
+            "decoder-only model, or the held-out loss of paceline pretrain"
+        )
+    documents = list(read_documents(config.text, tokenizer))
+    # All tokens need a probability, also those that a draft does not propose.
+    model = prepare_for_decoding(loaded.without_draft_vocabulary())
+    progress("loading", 1, 1)
+    nats: list[float] = []
+    for number, document in enumerate(documents):
+        progress("scoring", number, len(documents))
+        nats.append(document_nats(model, document.tokens))
+    progress("scoring", len(documents), len(documents))
+    return _summary(config, documents, nats)
+
+
+def document_nats(model: Model, tokens: Sequence[int]) -> float:
+    """Sum of -log p(token | tokens before it) over all tokens but the first.
+
+    A document longer than the model's context is divided into windows. Each starts with the last
+    token of the one before, so that every token is predicted once.
+    """
+    longest = model.max_length or len(tokens)
+    inputs = list(tokens[:-1])
+    return math.fsum(
+        _window_nats(model, inputs[start : start + longest], tokens[start + 1 :])
+        for start in range(0, len(inputs), longest)
+    )
+
+
+def _window_nats(model: Model, inputs: Sequence[int], following: Sequence[int]) -> float:
+    session = model.start_session()
+    parts: list[float] = []
+    with torch.inference_mode():
+        for start in range(0, len(inputs), _CHUNK):
+            tokens_N = torch.tensor(inputs[start : start + _CHUNK])
+            logits_NV = session.extend(tokens_N[None])[0]
+            wanted_N1 = torch.tensor(following[start : start + len(tokens_N)])[:, None]
+            precise = torch.promote_types(logits_NV.dtype, torch.float32)
+            log_probs_NV = logits_NV.to(precise).log_softmax(-1)
+            found_N1 = log_probs_NV.gather(-1, wanted_N1.to(log_probs_NV.device))
+            parts.append(-float(found_N1.double().sum()))
+    return math.fsum(parts)
+
+
+def read_documents(corpus: CorpusConfig, tokenizer: Any) -> Iterator[Document]:
+    """Documents with a token to predict.
+
+    Raises:
+        PromptError: the corpus cannot be read, or no document has two tokens.
+    """
+    found = False
+    for record in read_records(corpus):
+        prompt, completion = encode(record, tokenizer)
+        tokens = prompt + (completion or [])
+        if len(tokens) > 1:
+            found = True
+            yield Document(tokens, _num_bytes(tokens, tokenizer))
+    if not found:
+        raise PromptError(
+            f"{corpus.path} has no document of two tokens or more, so there is nothing to predict; "
+            "give longer texts"
+        )
+
+
+def _num_bytes(tokens: list[int], tokenizer: Any) -> int:
+    # The difference, because some tokenizers drop the space before a text's first word.
+    sizes = [
+        len(str(tokenizer.decode(part, skip_special_tokens=True)).encode())
+        for part in (tokens, tokens[:1])
+    ]
+    return max(1, sizes[0] - sizes[1])
+
+
+def _summary(
+    config: PerplexityConfig, documents: Sequence[Document], nats: list[float]
+) -> Perplexity:
+    nats_N = torch.tensor(nats, dtype=torch.float64)
+    tokens_N = torch.tensor([len(d.tokens) - 1 for d in documents], dtype=torch.float64)
+    bytes_N = torch.tensor([d.num_bytes for d in documents], dtype=torch.float64)
+    rng = named_generator(config.seed, "perplexity")
+    per_token = ratio_interval(nats_N, tokens_N, rng=rng)
+    per_byte = ratio_interval(nats_N / math.log(2), bytes_N, rng=rng)
+    return Perplexity(
+        config=config,
+        num_documents=len(documents),
+        num_tokens=int(tokens_N.sum()),
+        num_bytes=int(bytes_N.sum()),
+        nats=math.fsum(nats),
+        perplexity=IntervalRow.of(Interval(*map(_exp, per_token))),
+        bits_per_byte=IntervalRow.of(per_byte),
+        corpus=corpus_fingerprint(config.text) or None,
+    )
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf

