@@ -1,0 +1,70 @@
+"""Runs of align on two processes, as torchrun starts them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from paceline.train import AlignConfig
+
+# argv: a configuration. Each process leaves the bytes that it holds beside it: of the target's
+# weights, of the draft's, and of the moments.
+_PROCESS = textwrap.dedent("""
+    import json, os, sys
+    from pathlib import Path
+    from torch.distributed.tensor import DTensor
+    from paceline.config import load_config
+    from paceline.train import AlignConfig, align
+    from paceline.train.step import Stepper
+
+    def num_bytes(tensors):
+        return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+
+    def counting(step, file):
+        def counted(self, *arguments):
+            figures = step(self, *arguments)
+            models = (self.target, self.draft)
+            weights = ({id(w): w for w in m.hf.parameters()}.values() for m in models)
+            states = self.optimizer.state.values()
+            moments = [m for state in states for m in state.values() if m.dim()]
+            file.write_text(json.dumps([*map(num_bytes, weights), num_bytes(moments)]))
+            return figures
+        return counted
+
+    config = Path(sys.argv[1])
+    Stepper.step = counting(Stepper.step, config.with_suffix(f".{os.environ['RANK']}"))
+    align(load_config(AlignConfig, config), resume=True)
+""")
+
+
+def two_processes(config: AlignConfig, file: Path) -> list[list[int]]:
+    """Run it on two processes, as torchrun would. -> bytes of target, draft and moments on each."""
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    # what torchrun sets, without its start-up time
+    common = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", _PROCESS, str(file)]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        _, complaints = process.communicate()
+        assert process.returncode == 0, complaints
+    return [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
