@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
+_KEYS_OF_A_TEXT = frozenset({"split", "subset", "prompt_field", "completion_field", "limit"})
 _MOST_FAULTS = 5  # reported in one message
 _MOST_KEYS = 12  # more are not listed for an unknown key
 
@@ -140,6 +141,8 @@ def read_value(text: str, source: str) -> Any:
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:
     """Set a value in nested mappings; missing ones are created. `source` is named in errors.
 
+    A text given by its path alone becomes a mapping if a key of a text follows, such as `limit`.
+
     Raises:
         ConfigError: a key on the path holds a value that is not a mapping.
     """
@@ -148,6 +151,8 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
         child = node.get(key)
         if child is None:
             child = node[key] = {}
+        elif isinstance(child, str) and keys[-1] in _KEYS_OF_A_TEXT:
+            child = node[key] = {"path": child}
         if not isinstance(child, dict):
             raise ConfigError(
                 f"{source}: {key} holds a value ({reprlib.repr(child)}), not further keys; write "
@@ -173,10 +178,19 @@ def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> st
     if fault["type"] == "union_tag_not_found":
         tag = fault.get("ctx", {}).get("discriminator", "kind").strip("'")
         message = f"no variant is selected; set {where}.{tag}"
+    if fault["type"] == "union_tag_invalid":
+        return f"{where}: {_unknown_tag(fault['ctx'])}"
     if not where:  # the message of a model validator names the keys itself
         return message
     got = "" if fault["type"] == "missing" else f" (got {reprlib.repr(fault['input'])})"
     return f"{where}: {message}{got}"
+
+
+def _unknown_tag(context: Mapping[str, str]) -> str:
+    known = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
+    close = difflib.get_close_matches(context["tag"], known, n=1)
+    wanted = f"did you mean {close[0]}?" if close else f"wanted one of {', '.join(known)}"
+    return f"unknown {context['discriminator'].strip(chr(39))} {context['tag']!r}; {wanted}"
 
 
 def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def test_every_file_and_every_command_of_the_guide_works(
     for content in files:
         name = content.split("\n", 1)[0].removeprefix("# ")
         Path(name).write_text(content, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for script in sorted(Path.cwd().glob("check_*.py")):
+        runpy.run_path(str(script))
     called = commands(guide)
     assert called
     printed: list[str] = []
@@ -50,7 +54,10 @@ def test_every_file_and_every_command_of_the_guide_works(
 # the models of tests hold short texts
 SMALL = {
     "analyze": ["--set", "num_prompts=4", "--set", "max_new_tokens=8"],
-    "align": ["--set", "max_prompt_tokens=8", "--set", "max_completion_tokens=16"],
+    "align": [
+        *("--set", "max_prompt_tokens=8", "--set", "max_completion_tokens=16"),
+        *("--set", "data.held_out_from_train=2", "--set", "evaluation.max_new_tokens=16"),
+    ],
 }
 
 
@@ -72,8 +79,9 @@ def _divergence(printed: list[str], folder: Path) -> None:
 
 
 def _task(printed: list[str], folder: Path) -> None:
-    assert len(lines_of(folder / "reversal.jsonl")) == 100
-    for run_name in ("reversal", "pairs"):
+    written, tested = (set(lines_of(folder / f"counting{end}.jsonl")) for end in ("", "_test"))
+    assert (len(written), len(tested), written & tested) == (100, 100, set())
+    for run_name in ("counting", "pairs"):
         rows = [json.loads(line) for line in lines_of(folder / f"runs/{run_name}/results.jsonl")]
         assert {row["status"] for row in rows} == {"done"}
         assert all(0 <= one["score"] <= 1 for row in rows for one in row["examples"])
@@ -81,6 +89,9 @@ def _task(printed: list[str], folder: Path) -> None:
 
 def _policy(printed: list[str], folder: Path) -> None:
     assert printed[0].strip()
+    rows = [json.loads(line) for line in lines_of(folder / "runs/policy/results.jsonl")]
+    policies = [row["decoding"]["strategy"].get("policy") for row in rows]
+    assert {"import": "warming_up:WarmingUp", "step": 2} in policies
 
 
 SEEN = {"rule": _rule, "divergence": _divergence, "task": _task, "policy": _policy}

@@ -119,7 +119,8 @@ def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
         ("step: 3", "step: unknown key; did you mean steps?"),
         ("steps: many", "steps: Input should be a valid integer"),
         ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
-        ("optim: {kind: lion}", "'sgd', 'adam'"),
+        ("optim: {kind: lion}", "optim: unknown kind 'lion'; wanted one of sgd, adam"),
+        ("optim: {kind: adan}", "optim: unknown kind 'adan'; did you mean adam?"),
         ("optim: {lr: 1}", "optim: no variant is selected; set optim.kind"),
         ("rule: {rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
         ("- 1\n- 2", "holds a list; a configuration is a mapping"),
@@ -207,6 +208,12 @@ def test_what_is_written_is_read_back_equal(tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("config") / "run.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(Run, path) == config
+
+
+def test_a_key_of_a_text_completes_its_path():
+    values: dict[str, object] = {"prompts": "prompts.jsonl"}
+    set_key(values, ["prompts", "limit"], 4, "override")
+    assert values == {"prompts": {"path": "prompts.jsonl", "limit": 4}}
 
 
 def test_a_key_below_nothing_makes_the_mapping_and_below_a_value_is_an_error():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Any, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core.rules import RuleChoice
@@ -48,6 +48,15 @@ class Grid(StrictModel):
     @classmethod
     def _one_of_each(cls, value: Any) -> Any:
         return expand_all(value)
+
+    @model_validator(mode="after")
+    def _policy_has_rules(self) -> Grid:
+        if self.policy != FixedLength() and not self.rules:
+            raise ValueError(
+                "policy is set, but rules is empty, so nothing is drafted with it; list rules, "
+                "such as rules=[lossless]"
+            )
+        return self
 
     def cells(self) -> list[DecodingConfig]:
         """The distinct settings; at each temperature, the target alone comes first."""

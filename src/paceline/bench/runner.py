@@ -24,6 +24,7 @@ from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
 from paceline.rng import named_generator
+from paceline.tasks.base import score_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -238,7 +239,7 @@ def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
 def _score(work: Workbench, number: int, tokens: Sequence[int]) -> float | None:
     if work.task.metric is None:
         return None
-    return work.task.score(work.examples[number], _text(work, tokens))
+    return score_of(work.task, work.examples[number], _text(work, tokens))
 
 
 def _text(work: Workbench, tokens: Sequence[int]) -> str:

@@ -32,6 +32,7 @@ from paceline.measure.engine_costs import check_sizes, read_costs
 from paceline.measure.pair import ModelsConfig, load_models
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
+from paceline.tasks.base import examples_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
             "max_latency, or use a task with a metric such as arithmetic"
         )
     # raises if there are too few examples, before the models are loaded
-    config.task.examples("test", config.num_examples + config.num_confirmed, config.seed)
+    examples_of(config.task, "test", config.num_examples + config.num_confirmed, config.seed)
     costs = None if config.costs is None else read_costs(config.costs)
     if costs is not None:
         config = _for_engine(config, costs)

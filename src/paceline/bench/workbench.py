@@ -17,6 +17,7 @@ from paceline.measure.pair import ModelsConfig, Pair, load_models
 from paceline.progress import Progress, silent
 from paceline.records import stamps
 from paceline.tasks import TaskChoice
+from paceline.tasks.base import examples_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,7 @@ def prepare(
     progress("loading", 0, 1)
     pair = pair or load_models(config, full_vocabulary=config.full_vocabulary)
     wanted = config.skip_examples + config.num_examples
-    examples = config.task.examples("test", wanted, config.seed)[config.skip_examples :]
+    examples = examples_of(config.task, "test", wanted, config.seed)[config.skip_examples :]
     prompts = [_prompt(example, pair, config) for example in examples]
     progress("loading", 1, 1)
     count = len(examples)

@@ -22,7 +22,8 @@ def align(
 ) -> None:
     """Train a draft to match its target.
 
-    Writes the aligned draft to OUTPUT/draft.
+    Needs text and a budget: --config configs/align/quick.yaml, or --set data.train=FILE --set
+    max_seconds=360. Writes the aligned draft to OUTPUT/draft, and its figures to OUTPUT.
     """
     from paceline.cli.preflight import check_align
     from paceline.cli.result_tables import alignment_table

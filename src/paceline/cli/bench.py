@@ -22,7 +22,8 @@ def bench(
 ) -> None:
     """Compare decoding settings on a task.
 
-    Each setting is a cell. Finished cells are kept, so a stopped bench can be resumed.
+    Each setting is a cell. Finished cells are kept, so a stopped bench can be resumed. Needs the
+    keys task and grid; see configs/bench. `paceline report` shows the results.
     """
     from paceline.bench import BenchConfig
     from paceline.bench import bench as run

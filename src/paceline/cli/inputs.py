@@ -71,6 +71,12 @@ class Preflight:
             models.append(self.model("draft", draft))
         if len(models) == 2 and all(model.tokenizer is not None for model in models):
             check_same_vocabulary(*cast("Any", models))
+        sizes = [model.num_parameters for model in models]
+        if len(sizes) == 2 and 0 < sizes[0] < sizes[1]:
+            say(
+                f"note: the draft {draft} has more parameters than the target {target}; are target "
+                "and draft swapped?"
+            )
         return models
 
     def text(self, name: str, corpus: CorpusConfig | str) -> None:

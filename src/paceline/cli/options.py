@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Target = Annotated[
     str | None, typer.Option(help="Target model: directory, .gguf file or hub name.")
 ]
-Draft = Annotated[str | None, typer.Option(help="Draft model: directory or hub name.")]
+Draft = Annotated[str | None, typer.Option(help="Draft model: directory, .gguf file or hub name.")]
 Prompts = Annotated[
     str | None,
     typer.Option(help="Prompts: .txt (one per line), .jsonl, .parquet, directory, hub data set."),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file; options override it.")
+    Path | None, typer.Option("--config", help="YAML file of settings; options override it.")
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="key.subkey=value; overrides file and options.")
 ]
-Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0: greedy.")]
+Temperature = Annotated[float | None, typer.Option(help="Temperature (default 1); 0: greedy.")]
 TopP = Annotated[float | None, typer.Option(help="Nucleus sampling: probability to keep.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0: all.")]
 DraftTemperature = Annotated[

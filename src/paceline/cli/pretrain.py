@@ -21,7 +21,8 @@ def pretrain(
 ) -> None:
     """Train a model on text.
 
-    Trains a new or existing model with next-token prediction and writes it to OUTPUT/model.
+    Trains a new or existing model with next-token prediction and writes it to OUTPUT/model. Needs
+    the keys model, data and a budget; see configs/pretrain.
     """
     from paceline.cli.preflight import check_pretrain
     from paceline.train import PretrainConfig

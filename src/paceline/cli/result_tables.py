@@ -145,8 +145,8 @@ def _speed_lines(found: Measurement) -> Iterator[str]:
         f"{speed.baseline_tokens_per_s:.1f} -> {speed.speculative_tokens_per_s:.1f} tokens/s"
     )
     yield (
-        f"after the first token {speed.decoding_speedup}, "
-        f"{speed.measured_over_predicted:.2f} of the predicted {speed.predicted_speedup:.3f}"
+        f"after the first token {speed.decoding_speedup}, {speed.measured_over_predicted:.2f} of "
+        f"{speed.predicted_speedup:.3f}, predicted with the pass times during these requests"
     )
 
 

@@ -16,7 +16,8 @@ def sweep(
 ) -> None:
     """Compare many alignment runs in a table.
 
-    Runs `align` once for each row, column and seed of the file. Intervals are over seeds.
+    Runs `align` once for each row, column and seed of the file. Intervals are over seeds. Needs a
+    file; see configs/sweep.
     """
     from paceline.cli.preflight import check_sweep
     from paceline.cli.result_tables import sweep_tables

@@ -24,6 +24,7 @@ def trajectory(
     """Measure every checkpoint of training runs.
 
     Reports tokens per target call of the initial draft and of each checkpoint on several tasks.
+    Needs the key tasks; see configs/direct/trajectory.yaml.
     """
     from paceline.cli.preflight import check_trajectory
     from paceline.cli.result_tables import trajectory_tables

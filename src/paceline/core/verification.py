@@ -16,6 +16,7 @@ from paceline.core.drafted import Drafted, Uniforms, Verdict
 from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import sample
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.core.rule_base import Rule
@@ -56,8 +57,21 @@ def verify(
     if gamma:
         # For all rows: selecting the rows that need it would force a host sync.
         recovery_BV = rule.recover(_position_at(positions, num_accepted_B, gamma))
+        _check_recovery(recovery_BV, is_bonus_B, rule)
         next_BV = torch.where(is_bonus_B[:, None], next_BV, recovery_BV)
     return Verdict(num_accepted_B, sample(next_BV, uniforms.next_B), is_bonus_B)
+
+
+def _check_recovery(recovery_BV: Tensor, unused_B: Tensor, rule: Rule) -> None:
+    """Raise a UsageError if `recover` returned no distribution; not on a GPU, to avoid a sync."""
+    if recovery_BV.device.type != "cpu":
+        return
+    sums_B = recovery_BV.sum(-1)
+    if not bool((sums_B.isfinite() & (sums_B > 0) | unused_B).all()):
+        raise UsageError(
+            f"the rule {rule} returned a distribution from `recover` that sums to 0 or is not "
+            "finite; it must sum to 1 wherever a token can be rejected, also where q is 0"
+        )
 
 
 def verify_greedy(drafted_BG: Tensor, num_drafted_B: Tensor, best_BH: Tensor) -> Verdict:

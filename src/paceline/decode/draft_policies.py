@@ -31,7 +31,7 @@ class DraftPolicy:
         return getattr(self, "policy", type(self).__name__)
 
     def length(self, num_accepted: int, num_examined: int, most: int) -> int:
-        """Tokens to draft, 1 to `most`, given the counts of this text so far."""
+        """Tokens to draft, 0 to `most`, given the counts of this text so far."""
         return most
 
     def goes_on(self, confidence: float) -> bool:

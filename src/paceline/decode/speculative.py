@@ -172,7 +172,12 @@ class SpeculativeDecoder(Decoder):
         most = min(self.gamma, max(text.remaining - 1, least))
         if most == 0:
             return 0
-        return self.policy.length(text.num_accepted, text.num_examined, most)
+        wanted = self.policy.length(text.num_accepted, text.num_examined, most)
+        if not 0 <= wanted <= most:
+            raise UsageError(
+                f"the policy {self.policy} returned {wanted} tokens to draft; wanted 0 to {most}"
+            )
+        return wanted
 
     def _judge(
         self,

@@ -84,7 +84,7 @@ def _by_interval(template: str, speedup: IntervalRow, standing: str) -> Verdict:
         return Verdict(go=True, reason=f"{figure}; {standing}")
     if high < 1:
         return Verdict(go=False, reason=f"{figure}, slower than no draft; {standing}")
-    reason = f"{figure}: the interval includes 1, so the draft may not be faster; {standing}"
+    reason = f"{figure}, not shown to be faster: the interval includes 1; {standing}"
     return Verdict(go=False, reason=reason)
 
 

@@ -137,6 +137,27 @@ class OwnTask(TaskModel, ABC):
         return {}
 
 
+def examples_of(task: Task, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
+    """`Task.examples`; also raises a UsageError if a task returns another number than `count`."""
+    found = task.examples(split, count, seed)
+    if len(found) != count:
+        raise UsageError(
+            f"the task {task.task} returned {len(found)} examples of its {split} split, {count} "
+            "were requested; request fewer, or return exactly that many"
+        )
+    return found
+
+
+def score_of(task: Task, example: TaskExample, answer: str) -> float:
+    """`Task.score`; also raises a UsageError if it is not between 0 and 1."""
+    score = task.score(example, answer)
+    if not 0 <= score <= 1:
+        raise UsageError(
+            f"the task {task.task} scored an answer with {score}; wanted a number from 0 to 1"
+        )
+    return score
+
+
 def write_examples(task: Task, split: Split, count: int, path: Path, seed: int = 0) -> int:
     """Write examples with their reference answers as JSON lines for `read_records`.
 
@@ -147,7 +168,7 @@ def write_examples(task: Task, split: Split, count: int, path: Path, seed: int =
         UsageError: as `Task.examples`.
         StorageError: the file cannot be written.
     """
-    examples = task.examples(split, count, seed)
+    examples = examples_of(task, split, count, seed)
     lines = [json.dumps(as_row(example.record)) + "\n" for example in examples]
     atomic_write_text(path, "".join(lines))
     return len(set(lines))

@@ -18,6 +18,7 @@ from paceline.core.rule_base import Position
 from paceline.core.rule_losses import RuleLoss, rule_loss
 from paceline.core.rules import RuleChoice
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, tvd_plus_plus
+from paceline.errors import UsageError
 from paceline.extensions import IMPORT, variants
 from paceline.native.structures import DivergenceKind, Term
 
@@ -94,7 +95,14 @@ class DivergenceTerm(ObjectiveTerm):
         """Divergence per token, differentiable in the draft. Log-probs [..., V] -> [...]."""
 
     def per_token(self, at: Compared) -> Tensor:
-        return self.divergence(self._seen_target(at), at.draft_log_probs_CV) + self._missed(at)
+        found = self.divergence(self._seen_target(at), at.draft_log_probs_CV)
+        if found.shape != at.draft_log_probs_CV.shape[:-1]:
+            raise UsageError(
+                f"{type(self).__name__}.divergence returned shape {list(found.shape)} for "
+                f"log-probabilities {list(at.draft_log_probs_CV.shape)}; return one value per "
+                "token, without a sum or mean over tokens"
+            )
+        return found + self._missed(at)
 
 
 class ForwardKL(DivergenceTerm):
