@@ -36,7 +36,7 @@ def decode(
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by source.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Generate text from one prompt, with the target alone if there is no --draft."""
+    """Generate text from one prompt; --draft is optional."""
     from paceline.cli.preflight import check_decode
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.decode.strategies import DecodingConfig
