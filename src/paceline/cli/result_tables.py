@@ -77,6 +77,10 @@ def measurement_table(found: Measurement) -> Group:
         summary.add_row(f"one step{batch} in {cost.engine}", f"{target} without the draft")
         return Group(summary, _engine_table(found), _ENGINE_LEGEND, *_speed_lines(found))
     summary.add_row("one pass", f"target {target}, draft {draft}, cost ratio {cost.cost_ratio:.3f}")
+    if cost.target_start_s is not None and cost.draft_start_s is not None:
+        starts = [f"{one * 1e3:.1f} ms" for one in (cost.target_start_s, cost.draft_start_s)]
+        once = f"target {starts[0]}, draft {starts[1]}, once per request"
+        summary.add_row("encoder and first pass", once)
     return Group(summary, _gamma_table(found), _GAMMA_LEGEND, *_speed_lines(found))
 
 

@@ -45,6 +45,9 @@ class PassCosts(NamedTuple):
     draft_pass_s: float
     drafting_s: dict[int, float]
     judging_s: dict[int, float]
+    target_start_s: float | None = None
+    """Of an encoder-decoder: seconds from a source to the first logits, encoder included."""
+    draft_start_s: float | None = None
 
     @property
     def cost_ratio(self) -> float:
@@ -92,8 +95,12 @@ class PassTimer:
     ) -> None:
         shared = check_same_vocabulary(target, draft)
         self._target, self._draft = target.start_session(), draft.start_session()
+        self._starts: dict[str, Model] = {}
         if decoder_prompt_of(target) is None:
             prompt, generated = [*prompt, *generated], ()
+        else:
+            self._starts = {"target start": target, "draft start": draft}
+        self._prompt = prompt
         for session in (self._target, self._draft):
             session.vocab_size = shared
             session.prefill([prompt])
@@ -118,6 +125,11 @@ class PassTimer:
     @torch.inference_mode()
     def time_once(self) -> None:
         """Time one token of each model, and one block of each gamma."""
+        for name, model in self._starts.items():
+            session = model.start_session()
+            start = _now()
+            session.prefill([self._prompt])
+            self._seconds.setdefault((name, 0), []).append(_now() - start)
         self._draw("target", self._target, 1, self._sampling)
         self._draw("draft", self._draft, 1, self._draft_sampling)
         for gamma in self._gammas:
@@ -154,6 +166,8 @@ class PassTimer:
             median["draft", 1],
             {gamma: median["drafting", gamma] for gamma in self._gammas},
             {gamma: median["judging", gamma] for gamma in self._gammas},
+            median.get(("target start", 0)),
+            median.get(("draft start", 0)),
         )
 
 

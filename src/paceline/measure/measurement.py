@@ -172,6 +172,8 @@ def _cost_row(target: Model, draft: Model, passes: PassCosts, costs: EngineCosts
         target_parameters=target.num_parameters,
         draft_parameters=draft.num_parameters,
         engine="" if costs is None else str(costs),
+        target_start_s=passes.target_start_s,
+        draft_start_s=passes.draft_start_s,
     )
 
 

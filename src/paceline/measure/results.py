@@ -61,6 +61,10 @@ class CostRow(StrictModel):
     draft_parameters: int
     engine: str = ""
     """The engine with these costs; empty: Paceline's decoder."""
+    target_start_s: float | None = None
+    """Of an encoder-decoder: seconds from a source to the first logits, encoder included."""
+    draft_start_s: float | None = None
+    """The same of the draft; a request waits for both before its first block."""
 
 
 class GammaRow(StrictModel):

@@ -1,0 +1,239 @@
+"""Every command on encoder-decoders: a T5 pair that is trained, measured, decoded and aligned."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aligning import write_corpus
+from paceline.models import load_model
+from paceline.records import read_jsonl
+from printed import one_line
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve red blue green".split()  # noqa: SIM905
+NUMBERS = [*WORDS, *(f"{first} {second}" for first in WORDS[:8] for second in WORDS[4:12])]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Words and the same words backwards, as pairs."""
+    folder = tmp_path_factory.mktemp("t5")
+    rows = [{"prompt": text, "completion": " ".join(text.split()[::-1])} for text in NUMBERS]
+    write_corpus(folder / "pairs.jsonl", rows)
+    write_corpus(folder / "prompts.jsonl", [{"prompt": row["prompt"]} for row in rows[:16]])
+    return folder
+
+
+def pretraining(folder: Path, name: str, **model: int) -> Path:
+    values = {
+        "model": {"kind": "t5", "num_heads": 2, **model},
+        "tokenizer": {"vocab_size": 300} if name == "target" else str(folder / "target/model"),
+        "data": {
+            "train": str(folder / "pairs.jsonl"),
+            "held_out": str(folder / "pairs.jsonl"),
+            "pack_documents": False,
+        },
+        "output": str(folder / name),
+        "num_steps": 40,
+        "batch_size": 16,
+        "max_prompt_tokens": 24,
+        "max_completion_tokens": 24,
+        "optimizer": {"kind": "adamw", "learning_rate": 1e-2},
+        "stored_dtype": "float32",
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return file
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Path:
+    """Target and draft, trained from nothing by `pretrain`."""
+    from paceline.config import load_config
+    from paceline.train import pretrain
+    from paceline.train.pretrain import PretrainConfig
+
+    target = {"hidden_size": 32, "num_layers": 2}
+    draft = {"hidden_size": 16, "num_layers": 1, "num_encoder_layers": 2}
+    for name, sizes in (("target", target), ("draft", draft)):
+        run = pretrain(load_config(PretrainConfig, pretraining(folder, name, **sizes)))
+        result = json.loads((run / "result.json").read_text())
+        assert result["after"]["loss"] < 0.8 * result["before"]["loss"]
+    return folder
+
+
+def models(folder: Path) -> tuple[Any, ...]:
+    return "--target", folder / "target/model", "--draft", folder / "draft/model"
+
+
+def sets(**values: Any) -> list[str]:
+    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
+SHORT = sets(num_prompts=8, max_new_tokens=12)
+
+
+def test_a_new_t5_has_a_head_of_its_own_and_reads_ends_of_texts(pair: Path):
+    model = load_model(pair / "target/model")
+    assert model.decoder_prompt == (model.tokenizer.pad_token_id,)  # pyright: ignore
+    assert model.hf.get_output_embeddings().weight is not model.hf.get_input_embeddings().weight
+    (text,) = model.tokenizer(["red"])["input_ids"]  # pyright: ignore
+    assert text[-1] == model.tokenizer.eos_token_id  # pyright: ignore
+
+
+def test_measure_states_the_encoders_time_apart(run, pair: Path):
+    given = (*models(pair), "--prompts", pair / "prompts.jsonl", *SHORT)
+    few = sets(gammas="[1,2]", pass_repeats=2, timed_prompts=2)
+    code, out, _ = run("measure", *given, *few)
+    assert code == 3
+    assert re.search(r"encoder and first pass +target .* ms, draft .* ms, once per request", out)
+    _, out, _ = run("measure", *given, *few, "--json")
+    cost = json.loads(out)["cost"]
+    assert cost["target_start_s"] > 0
+    assert cost["draft_start_s"] > 0
+
+
+def test_verify_passes_and_catches_the_broken_rule(run, pair: Path):
+    given = (*models(pair), "--prompts", pair / "pairs.jsonl", "--self-test", "--temperature", "2")
+    code, out, err = run("verify", *given, *sets(max_new_tokens=16, num_prompts=64))
+    assert code == 0, err
+    assert "broken rule: caught" in out
+
+
+def test_decode_streams_and_analyze_compares_rules(run, pair: Path):
+    code, out, err = run("decode", *models(pair), "--prompt", "six seven", "--show")
+    assert code == 0
+    assert out.strip()
+    assert "tokens per target call" in err
+    given = (*models(pair), "--prompts", pair / "prompts.jsonl", *SHORT)
+    code, out, _ = run("analyze", *given, *sets(rules="[lossless, {rule: chow, alpha: 0.3}]"))
+    assert code == 0
+    assert "chow" in out.lower()
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        (["--layers", "0", "--encoder-layers", "1"], (1, 1)),
+        (["--search-layers", "1", "--text", "pairs.jsonl"], (1, 2)),
+        (["--layers", "0,1", "--set", "search_encoder_layers=1", "--text", "pairs.jsonl"], (2, 1)),
+        (["--params", "0.4", "--num-layers", "1"], (1, 1)),
+        (["--layers", "1", "--vocabulary", "60", "--text", "pairs.jsonl"], (1, 2)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_drafts_are_made_and_decode(
+    run, pair: Path, tmp_path: Path, options: list[str], layers: tuple[int, int]
+):
+    options = [str(pair / part) if part.endswith("jsonl") else part for part in options]
+    target, out = pair / "target/model", tmp_path / "draft"
+    code, _, err = run("draft", "--target", target, "--out", out, *options, "--no-time")
+    assert code == 0, err
+    made = load_model(out)
+    assert (made.hf.config.num_decoder_layers, made.hf.config.num_layers) == layers
+    code, text, err = run("decode", "--target", target, "--draft", out, "--prompt", "one two")
+    assert code == 0, err
+    assert text == run("decode", "--target", target, "--draft", out, "--prompt", "one two")[1]
+
+
+@pytest.mark.parametrize("recipe", ["supervised_kd", "seq_kd", "imit_kd", "f_distill", "gkd"])
+def test_every_recipe_aligns(run, pair: Path, tmp_path: Path, recipe: str):
+    code, _, err = run(
+        *("align", *models(pair), "--output", tmp_path / "run", "--recipe", recipe),
+        *sets(**{"data.train": pair / "pairs.jsonl", "data.held_out": pair / "prompts.jsonl"}),
+        *sets(num_steps=30, batch_size=16, max_prompt_tokens=24, max_completion_tokens=16),
+        *sets(**{"evaluation.max_new_tokens": 12, "optimizer.learning_rate": 1e-2}),
+        *sets(**{"optimizer.kind": "adamw"}),
+    )
+    assert code == 0, err
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    before, after = (result[when]["expected_acceptance"] for when in ("before", "after"))
+    assert after > before
+
+
+def test_generated_data_trains(run, pair: Path, tmp_path: Path):
+    out = tmp_path / "data"
+    given = ("--target", pair / "target/model", "--prompts", pair / "prompts.jsonl")
+    code, _, err = run(
+        *("generate-data", *given, "--output", out, *sets(draft=pair / "draft/model")),
+        *sets(max_prompt_tokens=24, max_new_tokens=12, temperatures="[0, 1]", num_per_prompt=2),
+    )
+    assert code == 0, err
+    assert json.loads((out / "result.json").read_text())["num_records"] == 32
+    code, _, err = run(
+        *("align", *models(pair), "--output", tmp_path / "run"),
+        *sets(**{"data.train": out / "data"}, num_steps=2, batch_size=8),
+    )
+    assert code == 0, err
+
+
+def test_a_bench_of_translations_has_corpus_figures(run, pair: Path, tmp_path: Path):
+    task = f"{{task: translation, corpus: {pair / 'pairs.jsonl'}, separator: ''}}"
+    code, _, err = run(
+        *("bench", *models(pair), "--output", tmp_path / "run"),
+        *sets(task=task, num_examples=6, max_new_tokens=12),
+        *sets(**{"grid.rules": "[lossless, {rule: chow, alpha: 0.3}]", "grid.temperatures": "[0]"}),
+    )
+    assert code == 0, err
+    rows = read_jsonl(tmp_path / "run/results.jsonl")
+    assert len(rows) == 3
+    assert all(set(row["corpus_scores"]) == {"bleu", "chrf"} for row in rows)
+    plain, lossless, _ = rows
+    assert [one["tokens"] for one in plain["examples"]] == [
+        one["tokens"] for one in lossless["examples"]
+    ]
+
+
+def test_a_trajectory_and_a_sweep_and_an_export_run(run, pair: Path, tmp_path: Path):
+    settings = {
+        "data": {"train": str(pair / "pairs.jsonl"), "held_out": str(pair / "prompts.jsonl")},
+        "target": str(pair / "target/model"),
+        "draft": str(pair / "draft/model"),
+        "num_steps": 4,
+        "batch_size": 4,
+        "checkpoints": {"every_steps": 2},
+        "evaluation": {"num_prompts": 4, "max_new_tokens": 8},
+    }
+    file = tmp_path / "sweep.yaml"
+    sweep = {"base": settings, "rows": {"kl": {}}, "columns": {"text": {}}, "seeds": [0, 1]}
+    file.write_text(yaml.safe_dump(sweep | {"output": str(tmp_path / "sweep")}))
+    code, _, err = run("sweep", "--config", file)
+    assert code == 0, err
+    found = (path.parent for path in (tmp_path / "sweep").rglob("draft/config.json"))
+    aligned = min(path for path in found if "checkpoints" not in path.parts)
+    task = f"{{reversed: {pair / 'prompts.jsonl'}}}"
+    code, _, err = run(
+        *("trajectory", "--target", pair / "target/model", "--run", aligned.parent),
+        *("--output", tmp_path / "trajectory", *SHORT, *sets(tasks=task)),
+    )
+    assert code == 0, err
+    draft = ("export", aligned, "--target", pair / "target/model")
+    code, out, err = run(*draft, "--to", "transformers", "--out", tmp_path / "exported")
+    assert code == 0, err
+    assert "AutoModelForSeq2SeqLM" in out
+    code, _, err = run(*draft, "--to", "vllm", "--out", tmp_path / "refused")
+    assert code == 2
+    assert "is an encoder-decoder, which vllm cannot serve with a draft" in one_line(err)
+
+
+def test_what_an_encoder_decoder_has_no_use_for_is_one_line(run, pair: Path, tmp_path: Path):
+    start = ("align", *models(pair), "--output", tmp_path / "run", *sets(num_steps=1))
+    corpus = {"data.train": pair / "pairs.jsonl"}
+    code, _, err = run(*start, *sets(**corpus, **{"data.pack_documents": "true"}))
+    assert code == 2
+    assert "data.pack_documents is set, but it only applies to decoder-only" in one_line(err)
+    documents = write_corpus(tmp_path / "documents.jsonl", [{"text": "red blue"}])
+    code, _, err = run(*start, *sets(**{"data.train": documents}))
+    assert code == 2
+    assert "has a prompt but no completion" in one_line(err)
+    narrow = ("draft", "--target", pair / "target/model", "--out", tmp_path / "narrow")
+    text = ("--text", pair / "pairs.jsonl")
+    code, _, err = run(*narrow, *sets(hidden_size=16), *text)
+    assert code == 2
+    assert "t5 is not Llama-like, so it cannot be made narrower" in one_line(err)
+    code, _, err = run("perplexity", "--model", pair / "target/model", *text)
+    assert code == 2
+    assert "is an encoder-decoder, which does not continue documents" in one_line(err)
