@@ -13,18 +13,26 @@ def corpus(
     package: Annotated[
         list[str] | None, typer.Option(help="Add docstrings of this installed package; repeatable.")
     ] = None,
+    dictionary: Annotated[
+        Path | None,
+        typer.Option(help="Write only translation and summary pairs, from this Ding dictionary."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Write Python's documentation as training text.
 
-    Also writes held-out text and prompts, and questions and source code as other domains.
+    Also writes held-out text and prompts, and questions and source code as other domains. With
+    --dictionary, writes pairs for encoder-decoders instead; see docs/guides/garden.md.
     """
     from paceline.cli.inputs import Preflight
     from paceline.data import python_docs as docs
     from paceline.data.python_tasks import PythonTasks, write_python_tasks
     from paceline.errors import UsageError
+    from paceline.tasks.text_pairs import PairFiles, write_pairs
 
     names = (*docs.PythonDocs._fields, *PythonTasks._fields, "pretraining")
+    if dictionary is not None:
+        names = PairFiles._fields
     written = [path for name in names if (path := out / f"{name}.jsonl").exists()]
     if written and not overwrite:
         raise UsageError(
@@ -33,9 +41,16 @@ def corpus(
     Preflight().output(out)  # this and the packages first: the rest takes seconds
     for name in package or ():
         docs.package_places(name)
+    if dictionary is not None:
+        _print_sizes(write_pairs(out, dictionary, tuple(package or ()))._asdict(), "pairs")
+        return
     files = docs.write_python_docs(out)._asdict() | write_python_tasks(out)._asdict()
     files["pretraining"] = out / "pretraining.jsonl"
     docs.write_package_docs(files["pretraining"], package or ())
+    _print_sizes(files, "documents")
+
+
+def _print_sizes(files: dict[str, Path], unit: str) -> None:
     for name, path in files.items():
         with path.open(encoding="utf-8") as stream:
-            stdout.print(f"{path}: {sum(1 for _ in stream):,} documents, {name}")
+            stdout.print(f"{path}: {sum(1 for _ in stream):,} {unit}, {name}")

@@ -58,8 +58,7 @@ class Docstrings(TaskModel):
 
         Cost: parses the libraries' source once per process, in seconds.
         """
-        roots = (standard_library(), *map(_source, self.packages))
-        pairs = _pairs(roots, self.max_body_characters)
+        pairs = docstring_pairs(self.packages, self.max_body_characters)
         found = {pair.body: pair for pair in pairs if pair.held_out == (split == "test")}
         remedy = "request fewer, raise max_body_characters or name packages"
         chosen = pick(found, count, seed, f"the {split} split of docstrings", remedy)
@@ -85,7 +84,7 @@ class Docstrings(TaskModel):
                 versions[package] = importlib.metadata.version(package)
         return versions
 
-    def _record(self, pair: _Pair, where: str) -> Record:
+    def _record(self, pair: DocstringPair, where: str) -> Record:
         if not self.chat:
             prompt = f"{pair.body}\n\nIn one sentence:"
             return Record(where, "prompt", text=prompt, completion=f" {pair.sentence}")
@@ -94,7 +93,9 @@ class Docstrings(TaskModel):
         return Record(where, "chat", messages=(question, answer))
 
 
-class _Pair(NamedTuple):
+class DocstringPair(NamedTuple):
+    """A docstring's body and its first sentence."""
+
     body: str
     sentence: str
     held_out: bool
@@ -105,8 +106,17 @@ def first_line(answer: str) -> str:
     return next((line.strip() for line in answer.split("\n") if line.strip()), "")
 
 
+def docstring_pairs(packages: tuple[str, ...], max_body: int) -> tuple[DocstringPair, ...]:
+    """All pairs of the standard library and of installed packages, bodies up to `max_body`.
+
+    Raises:
+        UsageError: a package is not installed or has no Python source.
+    """
+    return _pairs((standard_library(), *map(_source, packages)), max_body)
+
+
 @cache
-def _pairs(roots: tuple[Path, ...], max_body: int) -> tuple[_Pair, ...]:
+def _pairs(roots: tuple[Path, ...], max_body: int) -> tuple[DocstringPair, ...]:
     sentences: dict[str, str] = {}
     splits: dict[str, set[bool]] = {}
     for root in roots:
@@ -118,7 +128,7 @@ def _pairs(roots: tuple[Path, ...], max_body: int) -> tuple[_Pair, ...]:
                 if _is_one_sentence(sentence):
                     sentences.setdefault(body, sentence)
     return tuple(
-        _Pair(body, sentence, held_out=True in splits[body])
+        DocstringPair(body, sentence, held_out=True in splits[body])
         for body, sentence in sentences.items()
         # Docstrings of both splits can have the same body.
         if len(splits[body]) == 1
