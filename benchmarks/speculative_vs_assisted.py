@@ -4,7 +4,8 @@ Both use the same target, draft, gamma, sampling parameters and number of tokens
 interleaved in one process in alternating order. transformers runs the weights as loaded, Paceline
 those that `paceline decode` uses, or with --plain the same as transformers. Prints for greedy
 decoding and for temperature 1
-  - seconds of assisted generation / seconds of Paceline, with its 95% interval
+  - seconds of assisted generation / seconds of Paceline, with its 95% interval; the same without
+    a draft
   - the speedup from speculation in each library: plain decoding / speculative decoding
 
     python benchmarks/speculative_vs_assisted.py --target MODEL --draft MODEL --prompts FILE
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.decode.decoder import Decoder
-    from paceline.models import CausalModel
+    from paceline.models import HfModel
 
 
 def transformers_tokens(
-    target: CausalModel,
+    target: HfModel,
     prompt: Sequence[int],
     num_tokens: int,
     sampling: SamplingParams,
-    draft: CausalModel | None = None,
+    draft: HfModel | None = None,
 ) -> int:
     """Generate exactly `num_tokens` tokens with transformers, assisted if there is a draft."""
     tokens = torch.tensor([list(prompt)], device=target.device)
@@ -51,10 +52,11 @@ def transformers_tokens(
         **assisted,
         **({} if sampling.greedy else sampled),
     )
-    return generated.shape[1] - len(prompt)
+    begun = len(prompt) if target.decoder_prompt is None else len(target.decoder_prompt)
+    return generated.shape[1] - begun
 
 
-def fix_block_length(draft: CausalModel, gamma: int) -> None:
+def fix_block_length(draft: HfModel, gamma: int) -> None:
     """Turn off transformers' adaptive number of drafted tokens."""
     settings = draft.hf.generation_config
     settings.num_assistant_tokens = gamma
@@ -63,8 +65,8 @@ def fix_block_length(draft: CausalModel, gamma: int) -> None:
 
 
 def compare(
-    plain: tuple[CausalModel, CausalModel],
-    ready: tuple[CausalModel, CausalModel],
+    plain: tuple[HfModel, HfModel],
+    ready: tuple[HfModel, HfModel],
     prompts: list[list[int]],
     num_tokens: int,
     gamma: int,
@@ -76,7 +78,7 @@ def compare(
         (text,) = decoder.generate([prompts[number]], num_tokens, number, eos_token_ids=[])
         assert len(text.tokens) == num_tokens
 
-    def theirs(number: int, draft: CausalModel | None) -> None:
+    def theirs(number: int, draft: HfModel | None) -> None:
         torch.manual_seed(number)
         count = transformers_tokens(plain[0], prompts[number], num_tokens, sampling, draft)
         assert count == num_tokens, f"transformers wrote {count} tokens of {num_tokens}"
@@ -95,6 +97,7 @@ def compare(
     rate = len(prompts) * num_tokens / sum(ours_s)
     print(f"temperature {sampling.temperature:g}, gamma {gamma}:")
     print(f"  assisted generation / ours {show(ratio(assisted_s, ours_s))}, {rate:.1f} tokens/s")
+    print(f"  generate / ours, without a draft {show(ratio(generate_s, alone_s))}")
     print(f"  plain / speculative: ours {show(ratio(alone_s, ours_s))},", end=" ")
     print(f"transformers {show(ratio(generate_s, assisted_s))}")
 
@@ -116,7 +119,12 @@ def main() -> None:
     plain = tuple(load_model(name, dtype=options.dtype) for name in (options.target, options.draft))
     target, draft = plain
     assert target.tokenizer is not None
-    prompts = read_prompts(options.prompts, target.tokenizer, max_tokens=options.prompt_tokens)
+    prompts = read_prompts(
+        options.prompts,
+        target.tokenizer,
+        max_tokens=options.prompt_tokens,
+        encoder=target.decoder_prompt is not None,
+    )
     prompts = prompts[: options.num_prompts]
     fix_block_length(draft, options.gamma)
     ready = target, draft

@@ -78,7 +78,7 @@ def test_two_workers_of_ray_write_what_one_process_writes(
     )
     assert done.returncode == 0, done.stderr
     # what is wrong is said as one process says it
-    assert "max_prompt_tokens + max_new_tokens is 1015" in done.stdout
+    assert "max_prompt_tokens + max_new_tokens is 1,015" in done.stdout
     assert "Ray failed: " in done.stdout, "actors that always die end the run"
     one, other = (ShardStore(tmp_path / name / "data") for name in ("one", "two"))
     assert len(one.read()) == 8

@@ -22,7 +22,7 @@ def corpus(
     """Write Python's documentation as training text.
 
     Also writes held-out text and prompts, and questions and source code as other domains. With
-    --dictionary, writes pairs for encoder-decoders instead; see docs/guides/garden.md.
+    --dictionary, writes pairs for encoder-decoders instead.
     """
     from paceline.cli.inputs import Preflight
     from paceline.data import python_docs as docs

@@ -114,7 +114,7 @@ def test_lists_in_a_choice_stand_for_all_combinations():
     [
         ({"rule": "chow", "alpha": [0.5, 1.5]}, "less than or equal to 1"),
         ({"rule": "bild", "threshold": -1}, "greater than or equal to 0"),
-        ({"rule": "guess"}, "does not match any of the expected tags"),
+        ({"rule": "guess"}, "unknown rule .guess.; wanted one of lossless, lenient"),
         ({"rule": "lossy", "alpha": 0.2, "beta": 0.1}, "at least 1 - alpha = 0.8"),
     ],
 )
