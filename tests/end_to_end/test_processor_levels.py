@@ -35,7 +35,7 @@ FILES = [
 # what starts processes of its own, and architectures that no fast path of ours reads
 LEFT_OUT = (
     "two_processes or without_a_compiler or compiled_once or deprecation "
-    "or bloom or gpt_neox or gemma3_text"
+    "or bloom or gpt_neox or gemma3_text or t5 or bart or marian or pegasus"
 )
 LOWER = processor.usable_levels()[:-1] if not os.environ.get(processor.VARIABLE) else ()
 
