@@ -215,10 +215,8 @@ class Stepper:
         are normalised by the whole step, so that its split into parts does not change the result.
         """
         size = len(rows) // self.config.gradient_accumulation_steps
-        order = _order(rows)
-        parts = [order[start : start + size] for start in range(0, len(rows), size)]
-        rows_of_parts = [[rows[index] for index in part] for part in parts]
-        batches = [self._batch(part, plan) for part in rows_of_parts]
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        batches = [self._batch(part, plan) for part in parts]
         mean = self.config.mean
         units = sum(count_units(batch.mask_BT, mean) for batch in batches)
         tokens = sum(batch.mask_BT.sum() for batch in batches)
@@ -228,10 +226,9 @@ class Stepper:
             weights_BT = token_weights(batch.mask_BT, mean=mean, total=units)
             last = index == len(batches) - 1
             with self._synchronised(last=last), self._embedded():
-                part = rows_of_parts[index]
-                hidden_ND = self.score(part, batch, plan.terms)
-                uniforms = self._uniforms(parts[index], batch, plan)
-                whole_N = self._normalisers_of(part, batch, hidden_ND, plan.terms)
+                hidden_ND = self.score(parts[index], batch, plan.terms)
+                uniforms = self._uniforms(index * len(parts[index]), batch, plan)
+                whole_N = self._normalisers_of(parts[index], batch, hidden_ND, plan.terms)
                 loss = self.loss(batch, weights_BT, hidden_ND, plan, uniforms, whole_N)
                 # data parallelism averages gradients over processes, but a sum is needed
                 (loss * self.accelerator.num_processes).backward()
@@ -248,9 +245,7 @@ class Stepper:
         known_BT = known_N.view_as(batch.labels_BT)
         return dataclasses.replace(batch, mask_BT=batch.mask_BT & known_BT)
 
-    def _uniforms(
-        self, indices: Sequence[int], batch: TokenBatch, plan: StepPlan
-    ) -> list[Tensor | None]:
+    def _uniforms(self, first: int, batch: TokenBatch, plan: StepPlan) -> list[Tensor | None]:
         """Uniforms that depend on a row's index in the step, not on its process."""
         if not draws_tokens(plan.terms):
             return [None] * len(plan.terms)
@@ -259,7 +254,7 @@ class Stepper:
         lengths = batch.mask_BT.sum(-1).tolist()
         rows = [
             (plan.rng_of_row(number * world_size + rank), length)
-            for number, length in zip(indices, lengths, strict=True)
+            for number, length in enumerate(lengths, first)
         ]
         return uniforms_of_terms(plan.terms, rows)
 
@@ -330,21 +325,6 @@ class Stepper:
         device = self.accelerator.device
         parts = [torch.as_tensor(value, dtype=torch.float32, device=device) for value in values]
         return _sum(self.accelerator, torch.stack(parts)).tolist()
-
-
-def _order(rows: Sequence[Row]) -> list[int]:
-    """The order in which rows are split into parts.
-
-    Sources differ more in length than chunks of documents, so those of an encoder-decoder are
-    sorted: each part then has little padding.
-    """
-    if rows[0].source is None:
-        return list(range(len(rows)))
-    return sorted(range(len(rows)), key=lambda index: _length(rows[index]))
-
-
-def _length(row: Row) -> int:
-    return len(row.tokens) + len(row.source or ())
 
 
 def _sum(accelerator: Accelerator, values: Tensor) -> Tensor:
