@@ -196,7 +196,7 @@ class TrainingWriter:
     def start_session(self) -> ModelSession:
         model = self._model
         if not self.has_copies:
-            return CausalSession(model)
+            return model.start_session()
         native = NativeLlama(model.hf, model.draft_vocabulary)
         plain = HfDecoder(model.hf, model.draft_vocabulary)
         copy = model.decoding_with(plain, partial(CompiledSession, native=native))
@@ -205,7 +205,7 @@ class TrainingWriter:
             name = "the compiled copy of a model in training"
             if checked_or_none(copy, name, ROUNDED) is None:
                 self.has_copies = False
-                return CausalSession(model)
+                return model.start_session()
         return copy.start_session()
 
 

@@ -152,7 +152,8 @@ def writer_of(
         rows = config.batch_size // config.gradient_accumulation_steps
         choose = partial(choose_writer, model, rows)
         precision = _keep_choice(run, "writing", choose, accelerator)
-    return TrainingWriter(model) if precision == "bfloat16" else model
+    writer = TrainingWriter(model)
+    return writer if precision == "bfloat16" and writer.has_copies else model
 
 
 def _keep_choice(
