@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -13,6 +14,7 @@ from paceline.measure.trajectory import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from paceline.bench.tune import Tried, Tuned
     from paceline.core.bootstrap import Interval
@@ -52,7 +54,8 @@ quality: mean score; of the target's: as a fraction of the target's score
 speedup: time per token of the target alone / of the setting; met: whether the bound is met
 Brackets: 95% intervals over examples."""
 _TRAJECTORY_LEGEND = """\
-acceptance: expected fraction of draft tokens that the target accepts; tau: tokens per target call
+acceptance: expected fraction of draft tokens that the target accepts
+tau: tokens per target call; gain: tau / tau of the run's initial draft, on the same texts
 MBSU: memory-bound speedup, tau / (parameter ratio * gamma + 1)
 Brackets: 95% intervals over prompts."""
 _SWEEP_LEGEND = "Each cell: mean over seeds and half the width of its 95% interval (Student's t)."
@@ -283,28 +286,37 @@ def _short(figure: IntervalRow) -> str:
 
 
 def trajectory_tables(rows: Sequence[TrajectoryRow]) -> Group:
-    """A table per task and sampling, with a row per checkpoint."""
-    gammas = sorted({gamma for row in rows for gamma in row.block_efficiency})
+    """A table per task and sampling, with a row per checkpoint and gamma."""
+    names = _short_names({row.stop.run for row in rows})
     parts: dict[str, list[TrajectoryRow]] = {}
     for row in rows:
         parts.setdefault(f"{row.task}, {name_of(row.sampling)}", []).append(row)
     return Group(
-        *(part for name, own in parts.items() for part in (name, _drafts(own, gammas), "")),
+        *(part for name, own in parts.items() for part in (name, _drafts(own, names), "")),
         _TRAJECTORY_LEGEND,
     )
 
 
-def _drafts(rows: Sequence[TrajectoryRow], gammas: Sequence[int]) -> Table:
-    table = Table("run", "at", "acceptance", box=None, pad_edge=False)
-    for gamma in gammas:
-        table.add_column(f"tau, gamma {gamma}", justify="right")
-        table.add_column("MBSU", justify="right")
+def _short_names(runs: set[Path]) -> dict[Path, str]:
+    """The directories without the parents that all of them share."""
+    if len(runs) == 1:
+        return {run: run.name for run in runs}
+    shared = os.path.commonpath([run.absolute() for run in runs])
+    return {run: run.absolute().relative_to(shared).as_posix() for run in runs}
+
+
+def _drafts(rows: Sequence[TrajectoryRow], names: dict[Path, str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("draft", overflow="fold")
+    for title in ("acceptance", "gamma", "tau", "gain", "MBSU"):
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        cells = [row.stop.run.name, row.stop.label, f"{row.expected_acceptance.value:.3f}"]
-        for gamma in gammas:
-            tau, mbsu = row.block_efficiency.get(gamma), row.mbsu.get(gamma)
-            cells += ["" if tau is None else _short(tau), "" if mbsu is None else f"{mbsu:.2f}"]
-        table.add_row(*cells)
+        name = f"{names[row.stop.run]} {row.stop.label}"
+        draft = [name, f"{row.expected_acceptance.value:.3f}"]
+        for gamma, tau in row.block_efficiency.items():
+            gain = _short(row.gain[gamma]) if row.gain else ""
+            table.add_row(*draft, str(gamma), _short(tau), gain, f"{row.mbsu[gamma]:.2f}")
+            draft = [""] * len(draft)
     return table
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import ratio_interval
+from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
@@ -35,10 +35,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.measure.acceptance import TextScores
     from paceline.models import HfModel
     from paceline.progress import Progress
 
-_SCHEMA = 2
+    Case = tuple[str, SamplingParams]  # a task, and how to sample from it
+    Texts = tuple[list[list[int]], list[list[int]]]  # prompts and completions
+
+_SCHEMA = 3
+_START = "start"
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
 
 
@@ -98,9 +103,13 @@ class Stop(StrictModel):
 
 
 class TrajectoryRow(StrictModel):
-    """One draft on one task under one sampling."""
+    """One draft on one task under one sampling.
 
-    schema_version: Literal[2] = 2
+    `gain` is its tau divided by that of the run's initial draft, on the same texts, by gamma; empty
+    for an initial draft.
+    """
+
+    schema_version: Literal[3] = 3
     stop: Stop
     task: str
     sampling: SamplingParams
@@ -109,6 +118,7 @@ class TrajectoryRow(StrictModel):
     parameter_ratio: float
     expected_acceptance: IntervalRow
     block_efficiency: dict[int, IntervalRow]
+    gain: dict[int, IntervalRow]
     mbsu: dict[int, float]
 
 
@@ -150,13 +160,13 @@ def _measure(
     writer = functools.cache(functools.partial(prepare_for_decoding, target))
     texts = {case: _texts(writer, prompts[case[0]], config, case, progress) for case in cases}
     del writer
+    scorer = _Scorer(target, texts)
+    initial = {stop.run: stop for stop in stops if stop.label == _START}
     for number, stop in enumerate(stops):
-        missing = [case for case in cases if (*_identity(stop), *case) not in known]
-        draft = load_model(stop.path, dtype=target.dtype) if missing else None
-        for case in missing:
-            assert draft is not None, "loaded if a case is missing"
-            check_same_vocabulary(target, draft)
-            row = _row(target, draft, stop, case, texts[case], config)
+        for case in cases:
+            if (*_identity(stop), *case) in known:
+                continue
+            row = _row(scorer, stop, initial[stop.run], case, config)
             append_jsonl(file, row.model_dump(mode="json"))
             rows.append(row)
         progress("drafts", number + 1, len(stops), stop.label)
@@ -192,7 +202,7 @@ def stops_of(path: Path) -> Iterator[Stop]:
             fingerprint=fingerprint(model),
         )
 
-    first = stop("start", 0, 0.0, initial)
+    first = stop(_START, 0, 0.0, initial)
     inputs = manifest.get("inputs", {})
     if first.fingerprint != inputs.get("draft", inputs.get("model", first.fingerprint)):
         raise UsageError(
@@ -211,28 +221,62 @@ def stops_of(path: Path) -> Iterator[Stop]:
         yield stop("end", last, result["elapsed_s"], final)
 
 
+class _Scorer:
+    """Scores drafts on the texts of each case.
+
+    Scores of initial drafts are kept, since runs share them and later drafts are compared with
+    them.
+    """
+
+    def __init__(self, target: HfModel, texts: dict[Case, Texts]) -> None:
+        self.target = target
+        self.texts = texts
+        self._draft: tuple[Path, HfModel] | None = None
+        self._kept: dict[tuple[str, Case], TextScores] = {}
+
+    def draft(self, stop: Stop) -> HfModel:
+        """The draft; only the last one is kept in memory."""
+        if self._draft is None or self._draft[0] != stop.path:
+            draft = load_model(stop.path, dtype=self.target.dtype)
+            check_same_vocabulary(self.target, draft)
+            self._draft = stop.path, draft
+        return self._draft[1]
+
+    def scores(self, stop: Stop, case: Case) -> TextScores:
+        kept = self._kept.get((stop.fingerprint, case))
+        if kept is not None:
+            return kept
+        found = score_texts(self.target, self.draft(stop), *self.texts[case], case[1], silent)
+        if stop.label == _START:
+            self._kept[stop.fingerprint, case] = found
+        return found
+
+
 def _row(
-    target: HfModel,
-    draft: HfModel,
-    stop: Stop,
-    case: tuple[str, SamplingParams],
-    texts: tuple[list[list[int]], list[list[int]]],
-    config: TrajectoryConfig,
+    scorer: _Scorer, stop: Stop, initial: Stop, case: Case, config: TrajectoryConfig
 ) -> TrajectoryRow:
     task, sampling = case
-    scores = score_texts(target, draft, *texts, sampling, silent)
+    target = scorer.target
+    before = scorer.scores(initial, case)
+    scores = scorer.scores(stop, case)
     lengths_B = scores.mask_BT.sum(-1)
-    ratio = draft.num_parameters / target.num_parameters
-    budget_B = budgets_of(target, texts[0], config.max_new_tokens)
+    ratio = scorer.draft(stop).num_parameters / target.num_parameters
+    budget_B = budgets_of(target, scorer.texts[case][0], config.max_new_tokens)
     gammas = usable_gammas(config.gammas, int(lengths_B.max()), int(budget_B.max()))
 
     def interval(over_B: Tensor, under_B: Tensor, most: float) -> IntervalRow:
         rng = named_generator(config.seed, "bootstrap")
         return IntervalRow.of(ratio_interval(over_B, under_B, rng=rng, most=most))
 
+    def gain(gamma: int) -> IntervalRow:
+        both = [each.tokens_and_blocks(gamma, budget_B) for each in (scores, before)]
+        rng = named_generator(config.seed, "bootstrap")
+        return IntervalRow.of(ratio_of_ratios_interval(*both, rng=rng))
+
     taus = {
         gamma: interval(*scores.tokens_and_blocks(gamma, budget_B), gamma + 1) for gamma in gammas
     }
+    first = stop.label == _START
     return TrajectoryRow(
         stop=stop,
         task=task,
@@ -242,6 +286,7 @@ def _row(
         parameter_ratio=ratio,
         expected_acceptance=interval(scores.acceptance_BT.sum(-1), lengths_B, 1.0),
         block_efficiency=taus,
+        gain={} if first else {gamma: gain(gamma) for gamma in gammas},
         mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
     )
 
@@ -259,9 +304,9 @@ def _texts(
     writer: Callable[[], HfModel],
     prompts: list[list[int]],
     config: TrajectoryConfig,
-    case: tuple[str, SamplingParams],
+    case: Case,
     progress: Progress,
-) -> tuple[list[list[int]], list[list[int]]]:
+) -> Texts:
     """Prompts of a task and the target's completions, from the output directory if they exist."""
     task, sampling = case
     file = config.output / "texts" / f"{task} {name_of(sampling)}.json"

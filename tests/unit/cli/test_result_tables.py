@@ -100,6 +100,7 @@ def test_a_trajectory_is_a_table_a_task_and_sampling():
             expected_acceptance=IntervalRow(value=0.69, low=0.6, high=0.7),
             block_efficiency={3: tau, 5: tau},
             mbsu={3: 1.5, 5: 1.75},
+            gain={3: tau, 5: tau} if number else {},
         )
         for number, label in enumerate(("start", "step 16384", "end"))
         for task in ("documentation", "questions")
@@ -109,7 +110,35 @@ def test_a_trajectory_is_a_table_a_task_and_sampling():
     titles = [line for line in lines if line.startswith(("documentation", "questions"))]
     assert len(titles) == len(set(titles)) == 4
     assert sum(line.startswith("pretrain") for line in lines) == len(rows)
-    assert "2.41 (2.29-2.53)  1.75" in lines[2]
+    assert lines[3].split() == ["5", "2.41", "(2.29-2.53)", "1.75"]
+    assert lines[5].split()[:3] == ["5", "2.41", "(2.29-2.53)"]
+
+
+def test_runs_of_a_sweep_have_names_that_differ():
+    tau = IntervalRow(value=2.412, low=2.294, high=2.529)
+    cells = [Path(f"runs/recipes/{recipe}/translation/seed-0") for recipe in ("gkd", "seq_kd")]
+    stops = [
+        Stop(run=cell, label="end", step=9, elapsed_s=1.0, path=cell, fingerprint="")
+        for cell in cells
+    ]
+    rows = [
+        TrajectoryRow(
+            stop=stop,
+            task="translation",
+            sampling=SamplingParams(temperature=0),
+            num_texts=64,
+            num_tokens=640,
+            parameter_ratio=0.14,
+            expected_acceptance=IntervalRow(value=0.69, low=0.6, high=0.7),
+            block_efficiency={7: tau},
+            gain={7: tau},
+            mbsu={7: 1.5},
+        )
+        for stop in stops
+    ]
+    text = "".join("".join(shown(trajectory_tables(rows))).split())
+    for cell in cells:
+        assert cell.relative_to("runs/recipes").as_posix() in text
 
 
 def test_a_sweep_says_each_cell_and_what_a_row_differs_by():

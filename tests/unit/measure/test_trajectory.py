@@ -12,7 +12,13 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text, mbsu
 from paceline.errors import UsageError
 from paceline.measure.acceptance import score_texts
-from paceline.measure.trajectory import Stop, TrajectoryConfig, stops_of, trajectory
+from paceline.measure.trajectory import (
+    Stop,
+    TrajectoryConfig,
+    TrajectoryRow,
+    stops_of,
+    trajectory,
+)
 from paceline.models import load_model
 from paceline.progress import silent
 from paceline.report.trajectory_plots import along, draw_trajectories
@@ -46,6 +52,10 @@ def config(folder: Path, output: Path, **changes: Any) -> TrajectoryConfig:
     return validate(TrajectoryConfig, values | changes)
 
 
+def same_case(one: TrajectoryRow, other: TrajectoryRow) -> bool:
+    return (one.task, one.sampling) == (other.task, other.sampling)
+
+
 def test_every_draft_of_the_pipeline_is_there_once_and_in_order(folder: Path):
     first = [stop.label for stop in stops_of(folder / "first")]
     assert first == ["start", "step 4", "end"]
@@ -71,6 +81,13 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     assert row.expected_acceptance.value == pytest.approx(
         float(scores.acceptance_BT.sum() / scores.mask_BT.sum())
     )
+    before = next(
+        r for r in rows if r.stop.run == row.stop.run and not r.gain and same_case(r, row)
+    )
+    assert before.stop.label == "start"
+    gain = row.gain[3]
+    assert gain.value == pytest.approx(tau / before.block_efficiency[3].value)
+    assert gain.low <= gain.value <= gain.high
     draw_trajectories(rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
