@@ -51,6 +51,11 @@ def draws_tokens(terms: Sequence[Objective]) -> bool:
     return any(map(_num_drawn, terms))
 
 
+def normalises_rewards(terms: Sequence[Objective]) -> bool:
+    """True if a term normalises its rewards over the positions that are computed together."""
+    return any(isinstance(term, TVDPlusPlus) for term in terms)
+
+
 class Policies:
     """Inputs of the TVD++ terms; other terms have none."""
 

@@ -21,7 +21,12 @@ from paceline.native.divergence_kernels import can_differentiate, losses_and_slo
 from paceline.train.coverage import Normalisers, TargetScores
 from paceline.train.objectives import counts_acceptance, native_terms, reads_target, token_losses
 from paceline.train.optim import build_optimizer
-from paceline.train.reward_moments import Policies, draws_tokens, uniforms_of_terms
+from paceline.train.reward_moments import (
+    Policies,
+    draws_tokens,
+    normalises_rewards,
+    uniforms_of_terms,
+)
 from paceline.train.sharding import (
     is_finite,
     restore_state,
@@ -214,6 +219,7 @@ class Stepper:
         A callable `learning_rate` is called on all processes once the gradient is computed. Losses
         are normalised by the whole step, so that its split into parts does not change the result.
         """
+        rows = _ordered(rows, plan.terms)
         size = len(rows) // self.config.gradient_accumulation_steps
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         batches = [self._batch(part, plan) for part in parts]
@@ -325,6 +331,17 @@ class Stepper:
         device = self.accelerator.device
         parts = [torch.as_tensor(value, dtype=torch.float32, device=device) for value in values]
         return _sum(self.accelerator, torch.stack(parts)).tolist()
+
+
+def _ordered(rows: Sequence[Row], terms: Sequence[Objective]) -> Sequence[Row]:
+    """Rows of an encoder-decoder by length, so that each part has little padding.
+
+    TVD++ normalises its rewards within a part, over all processes: its parts must not depend on
+    how rows are distributed to processes.
+    """
+    if rows[0].source is None or normalises_rewards(terms):
+        return rows
+    return sorted(rows, key=lambda row: len(row.tokens) + len(row.source or ()))
 
 
 def _sum(accelerator: Accelerator, values: Tensor) -> Tensor:
