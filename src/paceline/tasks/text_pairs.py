@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TRANSLATE = "translate German to English: "
 SUMMARIZE = "summarize: "
 _LONGEST_BODY = 400  # characters
+_REPEATS = 3  # of the pairs of both tasks in pairs_train
 _FEWEST_WORDS = 3  # of a sentence
 _NOTES = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)")
 _ENDS = (".", "!", "?")
@@ -33,7 +34,8 @@ Pair = tuple[str, str]
 class PairFiles(NamedTuple):
     """Files with one pair per line, `{"prompt": ..., "completion": ...}`.
 
-    `pairs_train` has the training pairs of both tasks, and phrases without a full stop.
+    `pairs_train` has every training pair of both tasks three times, and once each phrase that is no
+    sentence: phrases teach words, but there are four times as many of them.
     """
 
     pairs_train: Path
@@ -71,7 +73,7 @@ def write_pairs(folder: Path, dictionary: Path, packages: tuple[str, ...] = ()) 
         kept = [pair for pair in pairs if not is_held_out(pair[0])]
         _write(train, kept)
         _write(test, [pair for pair in pairs if is_held_out(pair[0])])
-        trained = [*trained, *kept]
+        trained = [*trained, *_REPEATS * kept]
     _write(files.pairs_train, trained)
     return files
 

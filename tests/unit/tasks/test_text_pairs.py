@@ -1,6 +1,7 @@
 """Pairs of a dictionary and of docstrings: what is kept of an entry, and which split it is in."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,9 @@ def test_test_pairs_are_in_no_training_file(dictionary: Path, tmp_path: Path):
         assert not tested & set(trained)
         assert {row["prompt"] for row in rows[f"{name}_train"]} <= set(trained)
     assert trained["translate German to English: ein altes Haus"] == "an old house"
+    times = Counter(row["prompt"] for row in rows["pairs_train"])
+    assert times["translate German to English: ein altes Haus"] == 1
+    assert {times[row["prompt"]] for row in rows["translation_train"]} == {3}
     assert all(row["prompt"].startswith("summarize: ") for row in rows["summaries_test"])
 
 
