@@ -1,0 +1,208 @@
+"""Compares training speed of `paceline align` with transformers' Trainer, for encoder-decoders.
+
+TRL has no distillation for encoder-decoders. The usual way is a `Seq2SeqTrainer` whose loss is
+computed from the logits of both models, as TRL's trainers do for decoder-only models: forward KL
+over the whole vocabulary, mean over target tokens. Both sides train all weights of the draft with
+AdamW on the same pairs, in the same steps. Trainer runs with its defaults, in float32 or, with
+--bf16, in mixed precision. Steps of both are interleaved in one process. Prints target tokens per
+second of each, and the ratio with its 95% interval over the steps.
+
+    python benchmarks/alignment_vs_trainer.py --target MODEL --draft DRAFT --pairs FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import torch
+import transformers
+from accelerate import Accelerator
+from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer
+from transformers import Seq2SeqTrainingArguments as Arguments
+
+from paceline.data.examples import Lengths, build_examples
+from paceline.data.prompts import CorpusConfig, read_records
+from paceline.data.sources import rows_of
+from paceline.models import load_model
+from paceline.models.loading import load_tokenizer, shapes_at
+from paceline.records import RunDirectory
+from paceline.train import AlignConfig
+from paceline.train.run import takes_bfloat16
+from paceline.train.step import Stepper, StepPlan
+from pairing import ratio, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.data.collate import Row
+
+    Pairs = list[tuple[list[int], list[int]]]
+
+
+class Distillation(Seq2SeqTrainer):
+    """Forward KL from the teacher, mean over the target tokens."""
+
+    teacher: Any
+
+    def compute_loss(self, model: Any, inputs: Any, *_args: Any, **_named: Any) -> Any:
+        labels_BT = inputs["labels"]
+        with torch.no_grad():
+            teacher_BTV = self.teacher(**inputs).logits.log_softmax(-1)
+        student_BTV = model(**inputs).logits.log_softmax(-1)
+        kl_BTV = torch.nn.functional.kl_div(
+            student_BTV, teacher_BTV, reduction="none", log_target=True
+        )
+        mask_BT = labels_BT != -100
+        self.num_tokens = int(mask_BT.sum())
+        return kl_BTV.sum(-1)[mask_BT].mean()
+
+
+class Theirs:
+    """Calls `every_step` with seconds and target tokens after each step."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        pairs: Pairs,
+        every_step: Callable[[float, int], None],
+        folder: str,
+    ) -> None:
+        tokenizer = load_tokenizer(options.draft)
+        draft = AutoModelForSeq2SeqLM.from_pretrained(options.draft, dtype=torch.float32)
+        settings = Arguments(
+            output_dir=folder,
+            per_device_train_batch_size=options.batch,
+            max_steps=options.steps + options.warm_up,
+            learning_rate=1e-4,
+            logging_steps=10**6,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            bf16=options.bf16,
+            use_cpu=not torch.cuda.is_available(),
+            train_sampling_strategy="sequential",
+        )
+        rows = [{"input_ids": source, "labels": text} for source, text in pairs]
+        self.trainer = trainer = Distillation(
+            model=draft,
+            args=settings,
+            train_dataset=datasets.Dataset.from_list(rows),
+            data_collator=DataCollatorForSeq2Seq(tokenizer, draft),
+        )
+        dtype = torch.bfloat16 if options.bf16 else torch.float32
+        teacher: Any = AutoModelForSeq2SeqLM.from_pretrained(options.target, dtype=dtype)
+        trainer.teacher = teacher.eval().requires_grad_(False).to(trainer.args.device)
+
+        class Watch(transformers.TrainerCallback):
+            started = 0.0
+
+            def on_step_begin(self, *_args: Any, **_kwargs: Any) -> None:
+                self.started = time.perf_counter()
+
+            def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
+                every_step(time.perf_counter() - self.started, trainer.num_tokens)
+
+        trainer.add_callback(Watch())
+
+    def run(self) -> None:
+        self.trainer.train()
+
+
+class Ours:
+    """The training step of `paceline align`, without checkpoints and evaluation."""
+
+    def __init__(self, options: argparse.Namespace, pairs: Pairs) -> None:
+        config = AlignConfig.model_validate(
+            {
+                "target": options.target,
+                "draft": options.draft,
+                "output": "unused",
+                "data": {"train": "unused"},
+                "batch_size": options.batch,
+                "gradient_accumulation_steps": options.parts,
+                "objective": "forward_kl",
+                "mean": "token",
+                "num_steps": options.steps,
+                "optimizer": {"kind": "adamw", "learning_rate": 1e-4},
+            }
+        )
+        accelerator = Accelerator()
+        with tempfile.TemporaryDirectory() as folder:
+            run = RunDirectory(Path(folder))
+            bfloat16 = takes_bfloat16(config, shapes_at(options.target), accelerator, run)
+        print(f"our passes in {'bfloat16' if bfloat16 else 'float32'}")
+        target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
+        draft = load_model(options.draft, dtype="float32")
+        self.stepper = Stepper(
+            draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
+        )
+        self.plan = StepPlan(config.objective)
+        self.size = options.batch
+        self.rows: list[Row] = rows_of(target, *zip(*pairs, strict=True))
+        self.number = 0
+
+    def step(self) -> tuple[float, int]:
+        """Seconds and target tokens of one step."""
+        first = self.number * self.size
+        started = time.perf_counter()
+        figures = self.stepper.step(self.rows[first : first + self.size], 1e-4, self.plan)
+        self.number += 1
+        return time.perf_counter() - started, figures.num_tokens
+
+
+def pairs_of(options: argparse.Namespace) -> Pairs:
+    """Sources and target texts of all steps, in the order of the file."""
+    tokenizer = load_tokenizer(options.target)
+    limits = Lengths(options.source_tokens, options.target_tokens)
+    records = read_records(CorpusConfig(path=options.pairs))
+    wanted = options.batch * (options.steps + options.warm_up)
+    if len(records) < wanted:
+        raise SystemExit(f"{options.pairs} has {len(records)} pairs, wanted {wanted}")
+    eos = load_model(options.target).eos_token_ids[0]
+    examples = build_examples(
+        records[:wanted], tokenizer, limits, eos_token_id=eos, decoder_prompt=[0]
+    )
+    return [(example.prompt, list(example.tokens[1:])) for example in examples]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--target", required=True, help="a model directory")
+    parser.add_argument("--draft", required=True, help="a model directory")
+    parser.add_argument("--pairs", required=True, help="JSON lines with prompt and completion")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--parts", type=int, default=2, help="our gradient_accumulation_steps")
+    parser.add_argument("--source-tokens", type=int, default=128)
+    parser.add_argument("--target-tokens", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--warm-up", type=int, default=4)
+    parser.add_argument("--bf16", action="store_true", help="Trainer's mixed precision")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    pairs = pairs_of(options)
+    ours = Ours(options, pairs)
+    rates: tuple[list[float], list[float]] = ([], [])
+
+    def every_step(their_s: float, their_tokens: int) -> None:
+        our_s, our_tokens = ours.step()
+        assert our_tokens == their_tokens, "both train on the same pairs"
+        rates[0].append(their_tokens / their_s)
+        rates[1].append(our_tokens / our_s)
+
+    with tempfile.TemporaryDirectory() as folder:
+        Theirs(options, pairs, every_step, folder).run()
+    theirs, mine = (rate[options.warm_up :] for rate in rates)
+    print(
+        f"{options.batch} pairs a step, {len(mine)} steps: Trainer "
+        f"{sum(theirs) / len(theirs):.0f} target tokens/s, ours {sum(mine) / len(mine):.0f}; "
+        f"ours / Trainer {show(ratio(mine, theirs))}"
+    )
+
+
+if __name__ == "__main__":
+    main()
