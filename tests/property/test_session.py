@@ -165,7 +165,7 @@ def test_any_session_equals_a_plain_pass_over_what_it_kept(
 
 
 @pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
-@pytest.mark.parametrize("architecture", [*DECODER_ONLY, "t5", "bart"])
+@pytest.mark.parametrize("architecture", [*DECODER_ONLY, "t5", "t5_v1_1", "umt5", "bart"])
 @few
 @hard
 @runs

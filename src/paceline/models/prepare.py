@@ -32,6 +32,7 @@ from paceline.models.precision import (
     overridden,
     shapes_of,
 )
+from paceline.models.t5.forward import T5Pass
 
 if TYPE_CHECKING:
     from paceline.models.contract import ModelSession
@@ -111,10 +112,12 @@ def _packed(model: HfModel, *, exact: bool) -> HfModel:
     packer = Packer(packing.EXACT if exact else packing.ROUNDED)
     if LlamaDecoder.supports(model.hf):
         prepared = _with_llama(model, LlamaDecoder(model.hf, packer, model.draft_vocabulary))
+    elif T5Pass.supports(model.hf):
+        prepared = model.decoding_with(T5Pass(model.hf, packer, model.draft_vocabulary))
     else:
         copy = packing.packed_copy(model.hf, packer)
         prepared = model.decoding_with(plain_pass(copy, model.draft_vocabulary))
-    if not packer.num_packed:
+    if not packer.num_packed and not T5Pass.supports(model.hf):
         return model
     prepared.weight_change = packer.largest_change
     tolerance = EXACT if exact else ROUNDED
@@ -122,6 +125,8 @@ def _packed(model: HfModel, *, exact: bool) -> HfModel:
 
 
 def _in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
+    if T5Pass.supports(model.hf):
+        return _t5_in_bfloat16(model, round_activations=round_activations)
     if not LlamaDecoder.supports(model.hf):
         return model
     chosen = choose_precision("decoding", shapes_of(model.hf.config), model.device)
@@ -139,6 +144,14 @@ def _in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
         round_activations=round_activations,
     )
     return checked_or_none(_with_llama(model, decoder), "the fused pass", ROUNDED) or model
+
+
+def _t5_in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
+    # rounding the inputs of small products takes longer than it saves
+    in_float32 = can_pack() and not round_activations
+    make_linear = Packer(packing.EXACT) if in_float32 else bfloat16_product
+    decoder = T5Pass(model.hf, make_linear, model.draft_vocabulary)
+    return checked_or_none(model.decoding_with(decoder), "the fused pass", ROUNDED) or model
 
 
 def _in_int8(model: HfModel) -> HfModel:

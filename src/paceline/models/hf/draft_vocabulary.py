@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _FILE = "draft_vocabulary.json"
 EXPORTED = "paceline_export.json"
@@ -60,3 +63,15 @@ def is_baked(path: str | Path) -> bool:
         raise ModelLoadError(
             f"{marker} is damaged ({error}); export the draft again with --overwrite"
         ) from None
+
+
+def head_of(hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> nn.Linear:
+    """The output projection, with the rows of these tokens only unless they are None."""
+    whole: Any = hf.get_output_embeddings()
+    if draft_vocabulary is None:
+        return whole
+    rows = nn.Linear(whole.in_features, len(draft_vocabulary), bias=whole.bias is not None)
+    rows.weight = nn.Parameter(whole.weight[draft_vocabulary], requires_grad=False)
+    if whole.bias is not None:
+        rows.bias = nn.Parameter(whole.bias[draft_vocabulary], requires_grad=False)
+    return rows

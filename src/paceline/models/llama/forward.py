@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from paceline.core.vocabulary_subset import spread
 from paceline.errors import SlowerWarning
 from paceline.models.hf.cache import RoomyCache
+from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_weights import can_copy, window_of
 
@@ -69,11 +70,11 @@ class LlamaDecoder:
         body: Any = hf.base_model
         self.embed: nn.Module = body.embed_tokens
         self.rotary: nn.Module = body.rotary_emb
-        self.norm = _Norm(body.norm)
+        self.norm = RmsNorm(body.norm)
         self.layers = [_Layer(layer, make_linear) for layer in body.layers]
-        self.head = make_linear([_head(hf, draft_vocabulary)])
+        self.head = make_linear([head_of(hf, draft_vocabulary)])
         self.draft_vocabulary = draft_vocabulary
-        self.head_weight = _head(hf, None).weight
+        self.head_weight = head_of(hf).weight
         self.vocab_size = len(self.head_weight)
         self._listeners: list[Callable[[Tensor], None]] = []
         self.native: NativeLlama | None = None
@@ -192,9 +193,9 @@ class _Layer:
         self.key_heads = attention.k_proj.out_features // self.head_size
         self.window = window_of(attention)
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        self.query_norm, self.key_norm = (norm and _Norm(norm) for norm in norms)
-        self.before_attention = _Norm(layer.input_layernorm)
-        self.before_mlp = _Norm(layer.post_attention_layernorm)
+        self.query_norm, self.key_norm = (norm and RmsNorm(norm) for norm in norms)
+        self.before_attention = RmsNorm(layer.input_layernorm)
+        self.before_mlp = RmsNorm(layer.post_attention_layernorm)
         self.qkv = make_linear([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out = make_linear([attention.o_proj])
         self.gate_up = make_linear([mlp.gate_proj, mlp.up_proj])
@@ -280,17 +281,6 @@ def _few_queries(query_BHND: Tensor, mask: Tensor | None) -> bool:
     return count == 1 and batch >= _MANY_ROWS
 
 
-def _head(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> nn.Linear:
-    whole: Any = hf.get_output_embeddings()
-    if draft_vocabulary is None:
-        return whole
-    rows = nn.Linear(whole.in_features, len(draft_vocabulary), bias=whole.bias is not None)
-    rows.weight = nn.Parameter(whole.weight[draft_vocabulary], requires_grad=False)
-    if whole.bias is not None:
-        rows.bias = nn.Parameter(whole.bias[draft_vocabulary], requires_grad=False)
-    return rows
-
-
 def _mask(
     count: int, width: int, ends_B: Tensor | None, window: int | None, device: torch.device
 ) -> Tensor | None:
@@ -310,7 +300,9 @@ def _mask(
     return zeros.masked_fill_(~seen, torch.finfo(torch.float32).min)
 
 
-class _Norm:
+class RmsNorm:
+    """RMS normalisation in float32."""
+
     def __init__(self, norm: Any) -> None:
         self._weight = norm.weight.detach().float()
         self._eps = norm.variance_epsilon

@@ -1,0 +1,1 @@
+"""A fast decoder pass for T5, mT5 and UMT5."""

@@ -1,0 +1,92 @@
+"""The fused pass of T5-like models gives the logits, states and texts of transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.errors import SlowerWarning
+from paceline.models import HfModel, prepare_for_decoding, wrap_model
+from paceline.models.hf.base import recorded_hidden_states
+from paceline.models.llama.packing import can_pack, merged_product
+from paceline.models.t5 import forward
+from paceline.models.t5.forward import T5Pass
+from tiny import tiny_hf, tiny_model
+
+T5_LIKE = ["t5", "t5_v1_1", "mt5", "umt5"]
+SOURCES = [[5, 9, 12, 40, 33, 8, 7], [30], [4, 17, 22]]
+
+
+def fused(architecture: str, draft_vocabulary: torch.Tensor | None = None) -> HfModel:
+    hf = tiny_hf(architecture)
+    decoder = T5Pass(hf, merged_product, draft_vocabulary)
+    return wrap_model(hf, draft_vocabulary=draft_vocabulary).decoding_with(decoder)
+
+
+def logits_of(model: HfModel, text_BN: torch.Tensor) -> torch.Tensor:
+    session = model.start_session()
+    session.prefill(SOURCES)
+    return session.extend(text_BN)
+
+
+def long_text() -> torch.Tensor:
+    return torch.randint(3, 61, (len(SOURCES), 40), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("architecture", T5_LIKE)
+def test_logits_of_a_text_longer_than_the_first_table_of_distances(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(forward, "_DISTANCES", 4)
+    wanted = logits_of(tiny_model(architecture), long_text())
+    torch.testing.assert_close(
+        logits_of(fused(architecture), long_text()), wanted, rtol=1e-4, atol=3e-5
+    )
+
+
+@pytest.mark.parametrize("architecture", T5_LIKE)
+def test_hidden_states_are_those_of_transformers(architecture: str):
+    found: list[torch.Tensor] = []
+    for model in (tiny_model(architecture), fused(architecture)):
+        with recorded_hidden_states(model) as recorded:
+            logits_of(model, long_text())
+        found.append(recorded[-1])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=3e-5)
+
+
+def test_only_tokens_of_the_draft_vocabulary_have_logits():
+    allowed = torch.tensor([7, 1, 30])
+    whole, part = fused("t5_v1_1"), fused("t5_v1_1", allowed)
+    wanted, got = (logits_of(model, long_text()) for model in (whole, part))
+    torch.testing.assert_close(got[..., allowed], wanted[..., allowed])
+    assert (got != -torch.inf).sum() == got[..., allowed].numel()
+
+
+@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", T5_LIKE)
+def test_prepared_models_use_it_and_speculate_losslessly(architecture: str, dtype: torch.dtype):
+    pair: list[Any] = [tiny_hf(architecture, seed=seed) for seed in (0, 1)]
+    target, draft = (prepare_for_decoding(wrap_model(hf.bfloat16().to(dtype))) for hf in pair)
+    assert isinstance(target.decoder, T5Pass)
+    greedy = SamplingParams(temperature=0)
+    plain = AutoregressiveDecoder(target, greedy).generate(SOURCES, 12)
+    ours = SpeculativeDecoder(target, draft, gamma=3, sampling=greedy).generate(SOURCES, 12)
+    assert [one.tokens for one in ours] == [one.tokens for one in plain]
+
+
+@pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
+def test_a_pass_that_differs_from_transformers_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    causal: Any = forward._Positions.causal
+    monkeypatch.setattr(forward._Positions, "causal", lambda *given: 3 * causal(*given))
+    with pytest.warns(SlowerWarning, match="differ from transformers"):
+        prepared = prepare_for_decoding(wrap_model(tiny_hf("t5")))
+    assert not isinstance(prepared.decoder, T5Pass)
+
+
+def test_an_unknown_activation_keeps_the_pass_of_transformers():
+    assert T5Pass.supports(tiny_hf("t5_v1_1"))
+    assert not T5Pass.supports(tiny_hf("t5", feed_forward_proj="tanh"))
+    assert not T5Pass.supports(tiny_hf("bart"))
