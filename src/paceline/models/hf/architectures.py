@@ -86,14 +86,17 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
     text: Any = config.get_text_config(decoder=True)
     if not is_encoder_decoder(config):
         return text.num_hidden_layers
-    return _first_number(text, ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
+    # not of `text`: transformers resets decoder_layers there to the default of the class
+    found = [getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers")]
+    return next((count for count in found if isinstance(count, int)), text.num_hidden_layers)
 
 
 def num_encoder_layers(config: PreTrainedConfig) -> int:
     """Number of layers of the encoder; 0 for a decoder-only model."""
     if not is_encoder_decoder(config):
         return 0
-    return _first_number(config, ("encoder_layers", "num_layers"))
+    found = [getattr(config, name, None) for name in ("encoder_layers", "num_layers")]
+    return next(count for count in found if isinstance(count, int))
 
 
 def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int | None) -> None:
@@ -106,11 +109,6 @@ def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int |
         for key in keys:
             if count is not None and isinstance(getattr(config, key, None), int):
                 setattr(config, key, count)
-
-
-def _first_number(config: PreTrainedConfig, names: tuple[str, ...]) -> int:
-    values = [getattr(config, name, None) for name in names]
-    return next(value for value in values if isinstance(value, int))
 
 
 def configured_prompt(

@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig
 
 from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError, UsageError
 from paceline.models import CausalModel, load_model, wrap_model
-from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.layers import layer_lists, subset_layers
 from paceline.models.drafts.save import save_draft
-from tiny import CONFIGS, LLAMA_LIKE, tiny_hf, tiny_model, tiny_tokenizer
+from paceline.models.inspection import inspect_model
+from tiny import CONFIGS, ENCODER_DECODERS, LLAMA_LIKE, tiny_hf, tiny_model, tiny_tokenizer
 
 TEXT = [5, 9, 3, 7, 11, 20, 30, 4, 8]
 
@@ -156,3 +158,39 @@ def test_layers_that_a_config_cannot_tell_are_refused_before_they_are_saved():
     with pytest.raises(UnsupportedModelError, match="glm4_moe has layers of several kinds"):
         subset_layers(target, [0, 3])
     assert subset_layers(target, [0, 1, 3]).hf.config.num_hidden_layers == 3
+
+
+def pair_logits(hf: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        text = {"input_ids": torch.tensor([TEXT]), "decoder_input_ids": torch.tensor([[2, 9, 4]])}
+        return hf(**text, use_cache=False).logits
+
+
+def skip_others(layers: Any, kept: list[int]) -> None:
+    for index, layer in enumerate(layers):
+        if index not in kept:
+            layer.register_forward_hook(
+                lambda _module, args, output: (
+                    (args[0], *output[1:]) if isinstance(output, tuple) else args[0]
+                )
+            )
+
+
+@pytest.mark.parametrize("architecture", ["bart", "mbart", "marian", "pegasus"])
+def test_encoder_and_decoder_layers_are_chosen_apart(architecture: str):
+    hf: Any = tiny_hf(architecture)
+    draft = subset_layers(wrap_model(hf), [0, 2], [1])
+    skip_others(hf.model.decoder.layers, [0, 2])
+    skip_others(hf.model.encoder.layers, [1])
+    torch.testing.assert_close(pair_logits(draft.hf), pair_logits(hf), rtol=1e-5, atol=1e-5)
+    config: Any = draft.hf.config
+    assert (config.decoder_layers, config.encoder_layers) == (2, 1)
+
+
+@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+def test_layers_of_a_saved_encoder_decoder_are_counted(architecture: str, tmp_path: Path):
+    hf: Any = tiny_hf(architecture)
+    hf.save_pretrained(tmp_path)
+    facts = inspect_model(tmp_path)
+    assert facts.num_layers == len(layer_lists(hf)["decoder"][1])
+    assert facts.num_encoder_layers == len(layer_lists(hf)["encoder"][1])
