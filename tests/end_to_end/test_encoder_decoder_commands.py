@@ -122,6 +122,7 @@ def test_decode_streams_and_analyze_compares_rules(run, pair: Path):
         (["--layers", "0,1", "--set", "search_encoder_layers=1", "--text", "pairs.jsonl"], (2, 1)),
         (["--params", "0.4", "--num-layers", "1"], (1, 1)),
         (["--layers", "1", "--vocabulary", "60", "--text", "pairs.jsonl"], (1, 2)),
+        (["--layers", "0", "--set", "hidden_size=24", "--text", "pairs.jsonl"], (1, 2)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -231,9 +232,9 @@ def test_what_an_encoder_decoder_has_no_use_for_is_one_line(run, pair: Path, tmp
     assert "has a prompt but no completion" in one_line(err)
     narrow = ("draft", "--target", pair / "target/model", "--out", tmp_path / "narrow")
     text = ("--text", pair / "pairs.jsonl")
-    code, _, err = run(*narrow, *sets(hidden_size=16), *text)
+    code, _, err = run(*narrow, *sets(hidden_size=16, num_key_value_heads=1), *text)
     assert code == 2
-    assert "t5 is not Llama-like, so it cannot be made narrower" in one_line(err)
+    assert "t5 has no key heads of its own; set num_heads" in one_line(err)
     code, _, err = run("perplexity", "--model", pair / "target/model", *text)
     assert code == 2
     assert "is an encoder-decoder, which does not continue documents" in one_line(err)

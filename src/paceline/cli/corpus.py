@@ -15,7 +15,10 @@ def corpus(
     ] = None,
     dictionary: Annotated[
         Path | None,
-        typer.Option(help="Write only translation and summary pairs, from this Ding dictionary."),
+        typer.Option(
+            help="Write only translation and summary pairs, from this Ding dictionary; see "
+            "docs/guides/garden.md."
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:

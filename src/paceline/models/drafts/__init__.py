@@ -2,6 +2,9 @@
 
 layers.py           a subset of the target's layers
 subclone.py         narrower layers: the most important channels and heads of the target
+subclone_t5.py      the same for T5-like models
+importance.py       measures which channels and heads matter
+answers.py          answers of an encoder-decoder, to measure on
 derive.py           a new, smaller model in the target's architecture
 scratch.py          a new model and tokenizer
 scratch_t5.py       a new T5

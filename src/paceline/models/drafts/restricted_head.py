@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.models.contract import Texts
+from paceline.models.drafts.answers import sampled_answer
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def likeliest_tokens(
             batch = Texts(torch.tensor([known[index][:longest]], device=target.device))
             logits = target.plain_logits(batch)[0]
         else:
-            logits, answer = _answer(target, known[index], rng)
+            logits, answer = sampled_answer(target, known[index], rng)
             answers.append(answer)
         mass_V += logits[:, :vocab_size].float().softmax(-1).sum(0).double().cpu()
         num_read += len(logits)
@@ -78,22 +79,6 @@ def likeliest_tokens(
     score_V = mass_V / num_read + _COUNT_WEIGHT * counts_V / counts_V.sum()
     score_V[always] = torch.inf
     return score_V.argsort(descending=True, stable=True)[:size]
-
-
-def _answer(
-    target: HfModel, source: Sequence[int], rng: torch.Generator
-) -> tuple[Tensor, list[int]]:
-    """An answer sampled from an encoder-decoder: the logits before each token, and the tokens."""
-    session = target.start_session()
-    logits_1V = session.prefill([source[: target.max_source_length]])
-    logits, answer = [logits_1V], list[int]()
-    while True:
-        probs_V = logits[-1][0].float().softmax(-1).cpu()
-        answer.append(int(torch.multinomial(probs_V, 1, generator=rng)))
-        longest = min(_LONGEST, (target.max_length or _LONGEST) - len(target.decoder_prompt or ()))
-        if answer[-1] in target.eos_token_ids or len(answer) >= longest:
-            return torch.cat(logits), answer
-        logits.append(session.extend(torch.tensor([answer[-1:]]))[:, -1])
 
 
 def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:

@@ -11,20 +11,27 @@ what they add to the residual stream, per layer; key heads stay with their query
 # N tokens, D hidden, I inner, H heads, K key heads, S head size
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
+from paceline.models.drafts.importance import (
+    HiddenMeter,
+    PartMeter,
+    attached,
+    best,
+    channels_of,
+    fill,
+)
 from paceline.models.hf.base import HfModel, evaluating
 from paceline.models.llama.forward import LlamaDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
 _TOKENS = 4096  # tokens to measure importance on
 _LONGEST = 256  # tokens processed per text
@@ -64,12 +71,15 @@ def measure_importance(target: HfModel, texts: Iterable[Sequence[int]]) -> Impor
         UsageError: There is no text.
         UnsupportedModelError: The model is not Llama-like.
     """
-    meters = [_ImportanceMeter(layer) for layer in _layers(_checked(target))]
+    layers = _layers(_checked(target))
+    size = layers[0].self_attn.head_dim
+    norms = ("input_layernorm", "post_attention_layernorm")
+    hidden = HiddenMeter(getattr(layer, name) for layer in layers for name in norms)
+    heads = [PartMeter(layer.self_attn.o_proj, size) for layer in layers]
+    inner = [PartMeter(layer.mlp.down_proj, 1) for layer in layers]
     longest = min(_LONGEST, target.max_length or _LONGEST)
     num_read = 0
-    with torch.inference_mode(), evaluating(target.hf), contextlib.ExitStack() as stack:
-        for meter in meters:
-            stack.enter_context(meter.attached())
+    with torch.inference_mode(), evaluating(target.hf), attached([hidden, *heads, *inner]):
         for text in texts:
             if len(text):
                 tokens = torch.tensor(list(text[:longest]), device=target.device)
@@ -79,10 +89,10 @@ def measure_importance(target: HfModel, texts: Iterable[Sequence[int]]) -> Impor
                 break
     if not num_read:
         raise UsageError("got no text to rank the target's channels by; give some documents")
-    hidden = torch.stack([meter.hidden_D for meter in meters]).sum(0)
-    inner = torch.stack([meter.inner_I for meter in meters])
-    heads = torch.stack([meter.heads_H for meter in meters])
-    return Importance(hidden / num_read, inner / num_read, heads / num_read)
+    inner_LI, heads_LH = (
+        torch.stack([meter.total_P for meter in meters]) for meters in (inner, heads)
+    )
+    return Importance(hidden.total_D / num_read, inner_LI / num_read, heads_LH / num_read)
 
 
 def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
@@ -96,7 +106,7 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
     """
     old = width_of(target)
     _check(width, old)
-    hidden_D = _best(importance.hidden_D, width.hidden)
+    hidden_D = best(importance.hidden_D, width.hidden)
     config: Any = copy.deepcopy(target.hf.config)
     config.head_dim = _layers(target)[0].self_attn.head_dim
     config.hidden_size, config.intermediate_size = width.hidden, width.inner
@@ -110,7 +120,7 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
     with torch.no_grad():
         for index, (new, layer) in enumerate(zip(body.layers, _layers(target), strict=True)):
             heads_H, keys_K = _best_heads(importance.heads_LH[index], old, width)
-            inner_I = _best(importance.inner_LI[index], width.inner)
+            inner_I = best(importance.inner_LI[index], width.inner)
             _fill_attention(new.self_attn, layer.self_attn, hidden_D, heads_H, keys_K)
             _fill_mlp(new.mlp, layer.mlp, hidden_D, inner_I)
             for name in ("input_layernorm", "post_attention_layernorm"):
@@ -125,54 +135,13 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
     return target.rewrap(hf.eval())
 
 
-class _ImportanceMeter:
-    def __init__(self, layer: Any) -> None:
-        self._layer = layer
-        attention, mlp = layer.self_attn, layer.mlp
-        self._size = attention.head_dim
-        num_heads = attention.o_proj.in_features // self._size
-        self.hidden_D = torch.zeros(attention.o_proj.out_features)
-        self.inner_I = torch.zeros(mlp.down_proj.in_features)
-        self.heads_H = torch.zeros(num_heads)
-        weight = attention.o_proj.weight.detach().float()
-        self._out_HSD = weight.T.reshape(num_heads, self._size, -1)
-        self._norms_I = mlp.down_proj.weight.detach().float().norm(dim=0)
-
-    @contextlib.contextmanager
-    def attached(self) -> Generator[None]:
-        layer = self._layer
-        handles = [
-            layer.input_layernorm.register_forward_hook(self._add_hidden),
-            layer.post_attention_layernorm.register_forward_hook(self._add_hidden),
-            layer.self_attn.o_proj.register_forward_pre_hook(self._add_heads),
-            layer.mlp.down_proj.register_forward_pre_hook(self._add_inner),
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _add_hidden(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        self.hidden_D += output.float().abs().flatten(0, -2).sum(0).cpu()
-
-    def _add_heads(self, _module: nn.Module, inputs: tuple[Tensor]) -> None:
-        heads_NHS = inputs[0].float().reshape(-1, len(self.heads_H), self._size)
-        added_NHD = torch.einsum("nhs,hsd->nhd", heads_NHS, self._out_HSD)
-        self.heads_H += added_NHD.norm(dim=-1).sum(0).cpu()
-
-    def _add_inner(self, _module: nn.Module, inputs: tuple[Tensor]) -> None:
-        inner_NI = inputs[0].float().flatten(0, -2).abs()
-        self.inner_I += (inner_NI.sum(0) * self._norms_I).cpu()
-
-
 def _fill_attention(new: Any, old: Any, hidden_D: Tensor, heads_H: Tensor, keys_K: Tensor) -> None:
     size = old.head_dim
-    queries, keys = _channels(heads_H, size), _channels(keys_K, size)
+    queries, keys = channels_of(heads_H, size), channels_of(keys_K, size)
     for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-        _fill(getattr(new, name), getattr(old, name), rows, hidden_D)
+        fill(getattr(new, name), getattr(old, name), rows, hidden_D)
     scale = math.sqrt(old.o_proj.in_features / len(queries))
-    _fill(new.o_proj, old.o_proj, hidden_D, queries, scale)
+    fill(new.o_proj, old.o_proj, hidden_D, queries, scale)
     for name in ("q_norm", "k_norm"):
         if getattr(old, name, None) is not None:
             getattr(new, name).weight.copy_(getattr(old, name).weight)
@@ -180,19 +149,9 @@ def _fill_attention(new: Any, old: Any, hidden_D: Tensor, heads_H: Tensor, keys_
 
 def _fill_mlp(new: Any, old: Any, hidden_D: Tensor, inner_I: Tensor) -> None:
     for name in ("gate_proj", "up_proj"):
-        _fill(getattr(new, name), getattr(old, name), inner_I, hidden_D)
+        fill(getattr(new, name), getattr(old, name), inner_I, hidden_D)
     scale = math.sqrt(old.down_proj.in_features / len(inner_I))
-    _fill(new.down_proj, old.down_proj, hidden_D, inner_I, scale)
-
-
-def _fill(new: nn.Linear, old: nn.Linear, rows: Tensor, columns: Tensor, scale: float = 1) -> None:
-    new.weight.copy_(old.weight[rows][:, columns] * scale)
-    if old.bias is not None:
-        new.bias.copy_(old.bias[rows])
-
-
-def _best(importance: Tensor, count: int) -> Tensor:
-    return importance.argsort(descending=True, stable=True)[:count].sort().values
+    fill(new.down_proj, old.down_proj, hidden_D, inner_I, scale)
 
 
 def _best_heads(importance_H: Tensor, old: Width, new: Width) -> tuple[Tensor, Tensor]:
@@ -200,13 +159,9 @@ def _best_heads(importance_H: Tensor, old: Width, new: Width) -> tuple[Tensor, T
     groups_KG = importance_H.reshape(old.num_key_heads, -1)
     per_group = new.num_heads // new.num_key_heads
     best_KG = groups_KG.argsort(dim=-1, descending=True, stable=True)[:, :per_group].sort(-1).values
-    keys_K = _best(groups_KG.gather(-1, best_KG).sum(-1), new.num_key_heads)
+    keys_K = best(groups_KG.gather(-1, best_KG).sum(-1), new.num_key_heads)
     heads_KG = best_KG[keys_K] + keys_K[:, None] * groups_KG.shape[1]
     return heads_KG.flatten(), keys_K
-
-
-def _channels(heads: Tensor, size: int) -> Tensor:
-    return (heads[:, None] * size + torch.arange(size)).flatten()
 
 
 def _check(width: Width, old: Width) -> None:
@@ -235,8 +190,8 @@ def _check(width: Width, old: Width) -> None:
 def _checked(model: HfModel) -> HfModel:
     if not LlamaDecoder.supports(model.hf):
         raise UnsupportedModelError(
-            f"{model.hf.config.model_type} is not Llama-like, so it cannot be made narrower; use a "
-            "subset of its layers, or a new draft (--params)"
+            f"{model.hf.config.model_type} is neither Llama-like nor a T5, so it cannot be made "
+            "narrower; use a subset of its layers, or a new draft (--params)"
         )
     return model
 

@@ -163,7 +163,7 @@ def test_widths_that_cannot_be_are_refused(width: Width, message: str):
 
 
 def test_other_architectures_and_no_text_are_refused():
-    with pytest.raises(UnsupportedModelError, match="gpt2 is not Llama-like"):
+    with pytest.raises(UnsupportedModelError, match="gpt2 is neither Llama-like nor a T5"):
         measure_importance(tiny_model("gpt2"), [TEXT])
     with pytest.raises(UsageError, match="got no text to rank"):
         measure_importance(tiny_model("llama"), [])
