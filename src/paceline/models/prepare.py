@@ -192,7 +192,7 @@ class TrainingWriter:
 
     If the model supports it (`has_copies`), passes over few tokens use a compiled copy in bfloat16.
     The copy is released with the session, because the training step needs the memory. Prompts are
-    processed by the model itself.
+    processed by the model itself. A T5 is copied for its fused pass (`fuses`), in float32.
     """
 
     def __init__(self, model: HfModel) -> None:
@@ -201,23 +201,35 @@ class TrainingWriter:
         self.eos_token_ids = model.eos_token_ids
         self.num_parameters = model.num_parameters
         self.tokenizer = model.tokenizer
+        self.decoder_prompt = model.decoder_prompt
+        self.max_source_length = model.max_source_length
+        self.forced_eos = model.forced_eos
         self._model = model
-        possible = model.device.type == "cpu" and LlamaDecoder.supports(model.hf)
+        on_cpu = model.device.type == "cpu"
+        possible = on_cpu and LlamaDecoder.supports(model.hf)
         self.has_copies = possible and can_copy(model.hf, in_training=True)
+        self.fuses = on_cpu and model.dtype == torch.float32 and T5Pass.supports(model.hf)
         self._checked = False
 
     def start_session(self) -> ModelSession:
         model = self._model
-        if not self.has_copies:
+        if self.fuses:
+            # no rounding: weights in training are not those of a 16-bit checkpoint
+            copy = model.decoding_with(
+                T5Pass(model.hf, Packer(packing.EXACT), model.draft_vocabulary)
+            )
+            name, tolerance = "the fused copy of a model in training", EXACT
+        elif self.has_copies:
+            native = NativeLlama(model.hf, model.draft_vocabulary)
+            plain = HfDecoder(model.hf, model.draft_vocabulary)
+            copy = model.decoding_with(plain, partial(CompiledSession, native=native))
+            name, tolerance = "the compiled copy of a model in training", ROUNDED
+        else:
             return model.start_session()
-        native = NativeLlama(model.hf, model.draft_vocabulary)
-        plain = HfDecoder(model.hf, model.draft_vocabulary)
-        copy = model.decoding_with(plain, partial(CompiledSession, native=native))
         if not self._checked:
             self._checked = True
-            name = "the compiled copy of a model in training"
-            if checked_or_none(copy, name, ROUNDED) is None:
-                self.has_copies = False
+            if checked_or_none(copy, name, tolerance) is None:
+                self.fuses = self.has_copies = False
                 return model.start_session()
         return copy.start_session()
 

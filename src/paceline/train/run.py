@@ -143,9 +143,10 @@ def takes_bfloat16(
 def writer_of(
     config: TrainSettings, model: HfModel, accelerator: Accelerator, run: RunDirectory
 ) -> HfModel | TrainingWriter:
-    """The generator of training text: the model itself, or copies rounded to bfloat16.
+    """The generator of training text: the model itself, or copies of its weights.
 
-    "auto" times both when a run begins and records the choice in its manifest.
+    A Llama-like model may be rounded to bfloat16. "auto" times both when a run begins and records
+    the choice in its manifest.
     """
     precision: str = config.precision
     if precision == "auto":
@@ -153,7 +154,8 @@ def writer_of(
         choose = partial(choose_writer, model, rows)
         precision = _keep_choice(run, "writing", choose, accelerator)
     writer = TrainingWriter(model)
-    return writer if precision == "bfloat16" and writer.has_copies else model
+    copies = writer.fuses or (precision == "bfloat16" and writer.has_copies)
+    return writer if copies else model
 
 
 def _keep_choice(

@@ -11,6 +11,7 @@ from paceline.errors import SlowerWarning
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.llama.packing import can_pack, merged_product
+from paceline.models.prepare import TrainingWriter
 from paceline.models.t5 import forward
 from paceline.models.t5.forward import T5Pass
 from tiny import tiny_hf, tiny_model
@@ -90,3 +91,17 @@ def test_an_unknown_activation_keeps_the_pass_of_transformers():
     assert T5Pass.supports(tiny_hf("t5_v1_1"))
     assert not T5Pass.supports(tiny_hf("t5", feed_forward_proj="tanh"))
     assert not T5Pass.supports(tiny_hf("bart"))
+
+
+def test_a_model_in_training_writes_with_its_weights_of_the_moment():
+    model = tiny_model("t5_v1_1")
+    writer = TrainingWriter(model)
+    assert writer.fuses
+    for _ in range(2):
+        wanted = model.start_session().prefill(SOURCES)
+        torch.testing.assert_close(
+            writer.start_session().prefill(SOURCES), wanted, rtol=1e-4, atol=3e-5
+        )
+        with torch.no_grad():
+            for weight in model.hf.parameters():
+                weight *= 1.1
