@@ -188,6 +188,23 @@ def test_a_bench_of_translations_has_corpus_figures(run, pair: Path, tmp_path: P
     ]
 
 
+def test_a_tuned_setting_decodes(run, pair: Path, tmp_path: Path):
+    task = f"{{task: translation, corpus: {pair / 'pairs.jsonl'}, separator: ''}}"
+    code, out, err = run(
+        *("tune", *models(pair), "--output", tmp_path / "tune"),
+        *sets(task=task, quality_floor=0.5, num_examples=8, num_confirmed=8, num_timed=2),
+        *sets(max_new_tokens=12, num_candidates=2, num_speculative_tokens="[1]"),
+        *sets(**{"sampling.temperature": 0}),
+    )
+    assert code == 0, err
+    assert "lossless gamma 1" in out
+    found = tmp_path / "tune/decoding.yaml"
+    given = (*models(pair), "--prompt", "one two three", "--temperature", 0)
+    code, chosen, err = run("decode", *given, "--config", found)
+    assert code == 0, err
+    assert chosen.strip()
+
+
 def test_a_trajectory_and_a_sweep_and_an_export_run(run, pair: Path, tmp_path: Path):
     settings = {
         "data": {"train": str(pair / "pairs.jsonl"), "held_out": str(pair / "prompts.jsonl")},
@@ -215,6 +232,14 @@ def test_a_trajectory_and_a_sweep_and_an_export_run(run, pair: Path, tmp_path: P
     code, out, err = run(*draft, "--to", "transformers", "--out", tmp_path / "exported")
     assert code == 0, err
     assert "AutoModelForSeq2SeqLM" in out
+    assert "decoder layers" not in out
+    deep = tmp_path / "deep"  # an encoder layer for the target's two decoder layers
+    cut = ("--layers", "0,1", "--encoder-layers", "0", "--no-time")
+    code, _, err = run("draft", "--target", pair / "target/model", "--out", deep, *cut)
+    assert code == 0, err
+    code, out, err = run("export", deep, "--to", "transformers", "--out", tmp_path / "alone")
+    assert code == 0, err
+    assert "transformers counts 1 layers for this model's 2 decoder layers" in out
     code, _, err = run(*draft, "--to", "vllm", "--out", tmp_path / "refused")
     assert code == 2
     assert "is an encoder-decoder, which vllm cannot serve with a draft" in one_line(err)

@@ -157,6 +157,17 @@ def test_forced_tokens_are_those_of_transformers(architecture: str):
         assert text[-1] == 1
 
 
+def test_a_forced_token_does_not_lower_the_probability_of_a_response():
+    """One token, which is forced, has probability 1: a cascade that keeps only such responses."""
+    small = tiny_hf("bart", seed=1, forced_eos_token_id=1)
+    small.generation_config.forced_eos_token_id = 1  # pyright: ignore
+    draft = wrap_model(small)
+    (found,) = SequenceCascade(draft, draft, alpha=0.0).generate([[5, 6]], 1)
+    assert (found.tokens, found.stats.num_kept, found.stats.num_deferred) == ([1], 1, 0)
+    (longer,) = SequenceCascade(draft, draft, alpha=0.0).generate([[5, 6]], 2)
+    assert longer.stats.num_kept == 0, "the first token is sampled"
+
+
 def test_what_cannot_be_used_is_one_line():
     t5, gpt = tiny_model("t5"), tiny_model("llama")
     with pytest.raises(UsageError, match="target is an encoder-decoder and the draft is decoder"):

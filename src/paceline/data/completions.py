@@ -1,6 +1,7 @@
 """Samples completions from a model for training and held-out text.
 
-Unlike the decoders in `paceline.decode`, it returns no stop reasons and no statistics.
+Unlike the decoders in `paceline.decode`, it returns no stop reasons and no statistics, and it does
+not apply `forced_eos`, because a forced token is not a sample of the model's distribution.
 """
 
 # B unfinished rows, N new tokens, V vocabulary

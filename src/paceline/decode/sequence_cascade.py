@@ -90,9 +90,10 @@ class SequenceCascade(Decoder):
             tokens_B = sample(to_probs(logits_BV, self.sampling), uniforms_B.to(logits_BV.device))
             probs_BV = to_probs(logits_BV, UNTEMPERED)
             logs = as_list(probs_BV.gather(-1, tokens_B[:, None])[:, 0].log())
-            for (_, response), token, log in zip(live, as_list(tokens_B), logs, strict=True):
-                response.tokens.append(token)
-                response.log_prob += log
+            for (text, response), token, log in zip(live, as_list(tokens_B), logs, strict=True):
+                forced = text.forced(len(response.tokens))
+                response.tokens.append(token if forced is None else forced)
+                response.log_prob += log if forced is None else 0.0
             kept = [at for at, (text, one) in enumerate(live) if not text.ends_within(one.tokens)]
             if not kept:
                 return responses

@@ -135,6 +135,10 @@ class Text:
         self._blocks.append(Block(*self._append(new), len(kept)))
         return self._blocks[-1]
 
+    def forced(self, count: int = 0) -> int | None:
+        """The token that must follow `count` tokens after the newest, or None."""
+        return self._forced_eos if self.remaining - count == 1 and not self._cut else None
+
     def ends_within(self, tokens: Sequence[int]) -> bool:
         """True if appending these tokens ends the text."""
         return len(tokens) >= self.remaining or any(token in self._stops for token in tokens)
@@ -149,8 +153,9 @@ class Text:
         """Append tokens until the text ends; returns those appended, and their sources."""
         new = list(new)
         for count, (token, source) in enumerate(new, 1):
-            if self._forced_eos is not None and self.remaining == 1 and not self._cut:
-                token = self._forced_eos
+            forced = self.forced()
+            if forced is not None:
+                token = forced
                 new[count - 1] = (token, source)
             self.tokens.append(token)
             if token in self._stops:

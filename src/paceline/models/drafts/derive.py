@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
+from paceline.models.drafts.heads import new_like
 from paceline.models.drafts.layers import shorten_config
 from paceline.models.drafts.scratch import draw_weights
 from paceline.models.drafts.scratch_t5 import draw_t5_weights
@@ -81,14 +82,13 @@ def derive_draft(
 
 def _widest(target: HfModel, depth: int, most: float) -> PreTrainedModel:
     """The widest model with at most `most` parameters; its weights are not initialized."""
-    kind = type(target.hf)
     smallest = None
     for width in reversed(_widths(target.hf.config)):
         config = _narrowed(target.hf.config, width, depth)
         with torch.device("meta"):
-            size = sum(weight.numel() for weight in kind(config).parameters())
+            size = sum(weight.numel() for weight in new_like(target.hf, config).parameters())
         if size <= most:
-            return kind(config).float().to(target.device)  # pyright: ignore
+            return new_like(target.hf, config).float().to(target.device)  # pyright: ignore
         smallest = size
     share = 1.0 if smallest is None else smallest / target.num_parameters
     raise UsageError(

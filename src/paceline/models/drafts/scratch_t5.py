@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from pydantic import Field, model_validator
 from tokenizers.processors import TemplateProcessing
-from torch import nn
 from transformers import AutoModelForSeq2SeqLM, T5Config
 
 from paceline.config import StrictModel
+from paceline.models.drafts.heads import untie_head
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ def new_t5(shape: NewT5, tokenizer: Any, seed: int) -> PreTrainedModel:
         **settings,
     )
     hf = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
-    head: Any = hf.get_output_embeddings()
-    # transformers 5 ties it whatever the config says, but not when it loads weights that differ
-    head.weight = nn.Parameter(head.weight.detach().clone())
+    untie_head(hf)
     draw_t5_weights(hf, seed)
     return hf
 

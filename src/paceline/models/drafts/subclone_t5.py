@@ -15,11 +15,12 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.models.contract import Texts
 from paceline.models.drafts.answers import sampled_answer
+from paceline.models.drafts.heads import new_like
 from paceline.models.drafts.importance import (
     HiddenMeter,
     PartMeter,
@@ -119,11 +120,8 @@ def subclone_t5(target: HfModel, width: T5Width, importance: T5Importance) -> Hf
             )
     config: Any = copy.deepcopy(target.hf.config)
     config.d_model, config.d_ff, config.num_heads = width
-    hf: Any = type(target.hf)(config).to(target.device)  # pyright: ignore
     source: Any = target.hf
-    if source.get_output_embeddings().weight is not source.get_input_embeddings().weight:
-        head = hf.get_output_embeddings()  # transformers ties it whatever the config says
-        head.weight = nn.Parameter(head.weight.detach().clone())
+    hf: Any = new_like(source, config).to(target.device)  # pyright: ignore
     hf.to(target.dtype)
     hidden_D = best(importance.hidden_D, width.hidden)
     scale = math.sqrt(old.hidden / width.hidden)

@@ -124,7 +124,11 @@ class HfModel(ABC):
     def plain_logits(self, batch: Batch) -> Tensor:
         """Logits of transformers without a cache, padding columns included, [B, T, V]."""
 
+    @property
     @abstractmethod
+    def _again(self) -> Callable[..., Self]:
+        """Constructor of the same kind of model, with this tokenizer."""
+
     def rewrap(
         self,
         hf: PreTrainedModel,
@@ -137,6 +141,7 @@ class HfModel(ABC):
         `decoder` and `start` are a forward pass and the sessions that use it; None for those of
         transformers.
         """
+        return self._again(hf, draft_vocabulary=draft_vocabulary, decoder=decoder, start=start)
 
     def decoding_with(self, decoder: ForwardPass, start: StartSession | None = None) -> Self:
         """The same model with another forward pass in its sessions."""

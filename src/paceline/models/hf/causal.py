@@ -5,6 +5,7 @@ Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, V vocabu
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from paceline.core.vocabulary_subset import limited
@@ -38,14 +39,9 @@ class CausalModel(HfModel):
         decoder = decoder or HfDecoder(hf, draft_vocabulary)
         super().__init__(hf, tokenizer, draft_vocabulary, decoder, start or CausalSession)
 
-    def rewrap(
-        self,
-        hf: PreTrainedModel,
-        draft_vocabulary: Tensor | None = None,
-        decoder: ForwardPass | None = None,
-        start: StartSession | None = None,
-    ) -> CausalModel:
-        return CausalModel(hf, self.tokenizer, draft_vocabulary, decoder, start)
+    @property
+    def _again(self) -> Callable[..., CausalModel]:
+        return functools.partial(CausalModel, tokenizer=self.tokenizer)
 
     def hidden(self, batch: Batch) -> Tensor:
         return self.hf.base_model(

@@ -56,16 +56,10 @@ class Seq2SeqModel(HfModel):
         self.max_source_length = source_length(hf.config)
         self.forced_eos = configured_token(hf.config, hf.generation_config, "forced_eos_token_id")
 
-    def rewrap(
-        self,
-        hf: PreTrainedModel,
-        draft_vocabulary: Tensor | None = None,
-        decoder: ForwardPass | None = None,
-        start: StartSession | None = None,
-    ) -> Seq2SeqModel:
-        prompt = self.decoder_prompt
-        assert prompt is not None, "set by __init__"
-        return Seq2SeqModel(hf, self.tokenizer, prompt, draft_vocabulary, decoder, start)
+    @property
+    def _again(self) -> Callable[..., Seq2SeqModel]:
+        kept = {"tokenizer": self.tokenizer, "decoder_prompt": self.decoder_prompt}
+        return functools.partial(Seq2SeqModel, **kept)
 
     @property
     def head_bias(self) -> Tensor | None:

@@ -2,9 +2,13 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
+from paceline.models import HfModel
 from paceline.models.drafts.derive import _narrowed, _widths, derive_draft
-from tiny import tiny_model
+from paceline.models.drafts.restricted_head import limit_vocabulary
+from tiny import ENCODER_DECODERS, tiny_model
 
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"]
 
@@ -21,6 +25,30 @@ def test_the_widest_draft_that_the_share_allows(architecture: str):
     with torch.inference_mode():
         logits = draft.hf(input_ids=torch.tensor([[1, 2, 3]])).logits
     assert logits.isfinite().all()
+
+
+def is_tied(model: HfModel) -> bool:
+    """Whether the head is tied to the embeddings."""
+    return model.head_weight is model.hf.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+def test_narrower_encoder_decoders_draft_for_their_target(architecture: str):
+    target = tiny_model(architecture)
+    draft = derive_draft(target, 0.25, num_layers=1)
+    assert draft.num_parameters <= 0.25 * target.num_parameters
+    assert draft.hf.config.d_model < target.hf.config.d_model
+    assert is_tied(draft) == is_tied(target)
+    limited = limit_vocabulary(draft, target, [[5, 6, 7], [8, 9]], 20)
+    assert limited.draft_vocabulary is not None
+    assert 1 in limited.draft_vocabulary, "the end of a text"
+    prompts = [list(range(first, first + 5)) for first in range(3, 51, 6)]
+    greedy = SamplingParams(temperature=0)
+    wanted = AutoregressiveDecoder(target, greedy).generate(prompts, 12)
+    for made in (draft, limited):
+        got = SpeculativeDecoder(target, made, gamma=2, sampling=greedy).generate(prompts, 12)
+        assert [one.tokens for one in got] == [one.tokens for one in wanted]
+        assert sum(one.stats.num_drafted for one in got) > 0
 
 
 def test_proportions_are_the_target_s():
