@@ -75,10 +75,14 @@ class Answerer:
     def _decoder(self, temperature: float) -> Decoder:
         config = self.config
         sampling = SamplingParams(temperature=temperature, top_p=config.top_p, top_k=config.top_k)
-        if self.draft is None:
-            return AutoregressiveDecoder(self.target, sampling)
         gamma = config.num_speculative_tokens
-        return SpeculativeDecoder(self.target, self.draft, gamma=gamma, sampling=sampling)
+        decoder: Decoder = (
+            AutoregressiveDecoder(self.target, sampling)
+            if self.draft is None
+            else SpeculativeDecoder(self.target, self.draft, gamma=gamma, sampling=sampling)
+        )
+        decoder.forces_eos = False  # a draft would learn to stop at max_new_tokens
+        return decoder
 
     def _record(self, request: Request, generation: Generation) -> Answer:
         config = self.config

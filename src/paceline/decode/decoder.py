@@ -35,9 +35,12 @@ class Decoder(ABC):
     Attributes:
         judges_first: True if a text's first token comes from its first block. If False, the first
             token is sampled from the target's pass over the prompt.
+        forces_eos: Whether a text that reaches `max_new_tokens` ends with the target's
+            `forced_eos`. Set it to False where texts must be samples of the target's distribution.
     """
 
     judges_first = False
+    forces_eos = True
 
     def __init__(self, target: Model, sampling: SamplingParams) -> None:
         self.target = target
@@ -124,7 +127,7 @@ class Decoder(ABC):
             max_length=self._usable_length(),
             max_source_length=min((limit for limit in sources if limit is not None), default=None),
             decoder_prompt=decoder_prompt_of(self.target),
-            forced_eos=forced_eos_of(self.target),
+            forced_eos=forced_eos_of(self.target) if self.forces_eos else None,
             in_words=self.context_in_words(),
         )
 

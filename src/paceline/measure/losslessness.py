@@ -293,6 +293,7 @@ def check_distribution(
         *(models.target, models.draft, rule, config.gamma, config.sampling),
         draft_sampling=config.draft_sampling,
     )
+    decoder.forces_eos = False  # a forced token does not follow the target's distribution
     rng = named_generator(config.seed, "cells")
     counts_K = torch.zeros(config.num_cells, dtype=torch.int64)
     num_impossible = num_border = 0

@@ -116,6 +116,7 @@ def sample_texts(
 ) -> None:
     """Sample the missing texts from `writer` and append them to `completions`."""
     decoder = AutoregressiveDecoder(writer, config.sampling)
+    decoder.forces_eos = False
     start = len(completions)
     missing = prompts[start:]
     written: dict[int, list[int]] = {}

@@ -95,11 +95,13 @@ def inspect_model(path: str | Path) -> ModelFacts:
     )
 
 
-def _generation_config(location: ModelLocation) -> GenerationConfig | None:
-    directory = location.directory
-    if directory is not None and not (directory / "generation_config.json").exists():
-        return None
-    return GenerationConfig.from_pretrained(location.source, **location.options)
+def _generation_config(location: ModelLocation) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(location.source, **location.options)
+    except OSError:  # there is none; as transformers when it loads a model
+        return GenerationConfig.from_pretrained(
+            location.source, "config.json", _from_model_config=True, **location.options
+        )
 
 
 def _num_parameters(directory: Path) -> int:

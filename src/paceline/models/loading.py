@@ -178,7 +178,8 @@ def _directory_of(location: ModelLocation) -> Path:
     """The model's local directory; files of the hub are downloaded, without the weights."""
     if location.directory:
         return location.directory
-    patterns = ["*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "NOTICE*"]
+    patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
+    patterns += ["README.md", "LICENSE*", "NOTICE*"]
     return Path(huggingface_hub.snapshot_download(location.source, allow_patterns=patterns))
 
 

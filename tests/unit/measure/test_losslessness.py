@@ -14,7 +14,9 @@ from paceline.measure.losslessness import (
     verify_models,
 )
 from paceline.measure.top_k_borders import kept_tokens
+from paceline.models import wrap_model
 from paceline.models.fakes import TableModel
+from tiny import tiny_hf
 
 PROMPTS = [[1, 2], [3, 3], [4, 5]] * 10
 
@@ -50,6 +52,17 @@ def test_the_self_test_catches_the_broken_rule(drafts):
     assert report.passed
     assert report.broken_distribution is not None
     assert report.broken_distribution.p_value < 1e-4
+
+
+def test_a_forced_end_of_text_is_not_taken_for_a_sample():
+    """Outside top-k it would be impossible, so a correct pair would fail."""
+    target, draft = (wrap_model(tiny_hf("bart", seed=seed)) for seed in (0, 1))
+    target.forced_eos = 7
+    target.eos_token_ids = ()  # every text reaches max_new_tokens
+    config = _config(sampling=SamplingParams(top_k=3), max_new_tokens=4, num_cells=2)
+    report = verify_models(target, draft, [[5, 6], [8, 9, 10]] * 10, config)
+    assert report.greedy.passed
+    assert report.distribution.num_impossible == 0
 
 
 def test_a_self_test_that_catches_nothing_fails():

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -161,6 +161,9 @@ def _copy_embeddings(hf: PreTrainedModel, target: PreTrainedModel) -> None:
         if new_head is not None and new_head.weight is not new.weight:
             directions_DW = _directions(old_head.weight.detach().float(), new.weight.shape[1])
             new_head.weight.copy_(old_head.weight.float() @ directions_DW)
+        bias_1V = getattr(target, "final_logits_bias", None)  # of BART and its relatives
+        if bias_1V is not None:
+            cast("Any", hf).final_logits_bias.copy_(bias_1V)
 
 
 def _directions(weight_VD: Tensor, width: int) -> Tensor:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
-_TOKENIZER_FILES += ("merges.txt", "spiece.model", "chat_template*")
+_TOKENIZER_FILES += ("merges.txt", "*.model", "*.spm", "target_vocab.json", "chat_template*")
 
 
 def save_draft(

@@ -194,3 +194,26 @@ def test_layers_of_a_saved_encoder_decoder_are_counted(architecture: str, tmp_pa
     facts = inspect_model(tmp_path)
     assert facts.num_layers == len(layer_lists(hf)["decoder"][1])
     assert facts.num_encoder_layers == len(layer_lists(hf)["encoder"][1])
+
+
+@pytest.mark.parametrize("stated", ["generation_config.json", "config.json"])
+def test_the_decoder_prompt_of_a_saved_model_is_that_of_the_loaded_one(stated: str, tmp_path: Path):
+    """Old models force their first token in config.json and have no generation config."""
+    tiny_hf("bart").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    file = tmp_path / stated
+    known = json.loads(file.read_text()) if file.exists() else {"decoder_start_token_id": 2}
+    file.write_text(json.dumps(known | {"forced_bos_token_id": 17}))
+    assert load_model(tmp_path).decoder_prompt == (2, 17)
+    assert inspect_model(tmp_path).decoder_prompt == (2, 17)
+
+
+def test_tokenizer_files_of_marian_and_mbart_are_kept(tmp_path: Path):
+    target = tmp_path / "target"
+    tiny_hf("marian", vocab_size=266).save_pretrained(target)
+    tiny_tokenizer().save_pretrained(target)
+    kept = ("source.spm", "target.spm", "target_vocab.json", "sentencepiece.bpe.model")
+    for name in kept:
+        (target / name).write_bytes(name.encode())
+    save_draft(subset_layers(load_model(target), [0]), target, tmp_path / "draft")
+    assert all((tmp_path / "draft" / name).read_bytes() == name.encode() for name in kept)
