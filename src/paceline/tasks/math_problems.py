@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.data.prompts import Record
@@ -29,6 +30,8 @@ class Math(RowTask):
         prompt: Template of a prompt.
     """
 
+    version: ClassVar[int] = 2
+
     task: Literal["math"] = "math"
     prompt: str = "Question: {source}\nAnswer:"
 
@@ -41,14 +44,14 @@ class Math(RowTask):
         """1 if the final number is the reference's, digit by digit, else 0; "18.0" is not "18".
 
         As the evaluation that was released with GSM8K, except that an answer without `####` counts
-        with its last number.
+        with its last number, and that "$" before and a full stop after a number are left out.
         """
         return float(final_number(self.cut(answer)) == example.reference)
 
     def read_references(self, value: Any, name: str, where: str) -> tuple[str, ...]:
         """A worked answer, or a number; raises PromptError if it has no number."""
         if isinstance(value, int | float) and not isinstance(value, bool):
-            value = str(value)
+            value = f"{Decimal(int(value) if float(value).is_integer() else str(value)):f}"
         found = super().read_references(value, name, where)
         if final_number(found[0]) is None:
             raise PromptError(

@@ -42,7 +42,7 @@ def test_a_row_of_gsm8k_is_a_question_with_a_worked_answer(examples: list[TaskEx
     ("answer", "score"),
     [
         (" 2 + 3 = 5\n#### 5", 1.0),
-        ("#### 5\n\nQuestion: 7 and 8?\nAnswer: #### 15", 0.0),
+        ("#### 5\n\nQuestion: 7 and 8?\nAnswer: #### 15", 1.0),  # as GSM8K's own evaluation
         ("The answer is $5.", 1.0),
         ("5.0", 0.0),
         ("-5", 0.0),
@@ -70,10 +70,15 @@ def test_after_few_shot_examples_the_next_question_does_not_count(
     assert shown.startswith("Question: 1 + 1?\nAnswer: 2\n\nQuestion: ")
 
 
-def test_a_reference_may_be_a_number(tmp_path: Path):
-    rows = [{"question": "a?", "answer": 12}]
-    (example,) = Math(corpus=write(tmp_path / "a.jsonl", rows)).examples("test", 1)
-    assert (example.reference, example.record.completion) == ("12", " 12")
+@pytest.mark.parametrize(
+    ("value", "text"), [(12, "12"), (145.0, "145"), (-2.5, "-2.5"), (1e-05, "0.00001")]
+)
+def test_a_reference_may_be_a_number(value: float, text: str, tmp_path: Path):
+    rows = [{"question": "a?", "answer": value}]
+    task = Math(corpus=write(tmp_path / "a.jsonl", rows))
+    (example,) = task.examples("test", 1)
+    assert (example.reference, example.record.completion) == (text, f" {text}")
+    assert task.score(example, f"The answer is {text}.") == 1.0
 
 
 @pytest.mark.parametrize(

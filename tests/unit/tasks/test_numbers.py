@@ -11,7 +11,7 @@ from paceline.tasks.numbers import final_number
     ("text", "number"),
     [
         ("5 + 6 = 11\n#### 11", "11"),
-        ("#### 3\nwrong, again\n#### 1,234", "1234"),
+        ("#### 1,234\n\nQuestion: another?\n#### 3", "1234"),
         ("#### $1,234.50.", "1234.50"),
         ("#### -7", "-7"),
         ("#### -$7", "-7"),
@@ -35,7 +35,15 @@ def test_the_final_number_is_read(text: str, number: str | None):
 
 @pytest.mark.parametrize(
     "text",
-    ["a\n#### 72", "b\n#### 1,000", "c\n#### -3", "d\n#### 0.5", "e\n#### 10,250,000", "no mark"],
+    [
+        "a\n#### 72",
+        "b\n#### 1,000",
+        "c\n#### -3",
+        "d\n#### 0.5",
+        "e\n#### 10,250,000",
+        "no mark",
+        "#### 1\n#### 2",
+    ],
 )
 def test_marked_numbers_are_those_of_the_evaluation_released_with_gsm8k(text: str):
     """It searches for the mark, a space and a number, and removes commas."""
