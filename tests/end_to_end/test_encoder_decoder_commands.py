@@ -188,6 +188,18 @@ def test_a_bench_of_translations_has_corpus_figures(run, pair: Path, tmp_path: P
     ]
 
 
+@pytest.mark.filterwarnings("default:.*are truncated on the right")
+def test_long_sources_of_a_bench_are_truncated_on_request(run, pair: Path, tmp_path: Path):
+    task = f"{{task: translation, corpus: {pair / 'pairs.jsonl'}, separator: ''}}"
+    code, _, err = run(
+        *("bench", *models(pair), "--output", tmp_path / "run"),
+        *sets(task=task, num_examples=40, max_new_tokens=4, max_prompt_tokens=2),
+        *sets(**{"grid.rules": "[lossless]", "grid.temperatures": "[0]"}),
+    )
+    assert code == 0, err
+    assert "are longer than 2 tokens and are truncated on the right" in err
+
+
 def test_a_tuned_setting_decodes(run, pair: Path, tmp_path: Path):
     task = f"{{task: translation, corpus: {pair / 'pairs.jsonl'}, separator: ''}}"
     code, out, err = run(

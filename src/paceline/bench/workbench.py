@@ -11,7 +11,7 @@ from pydantic import Field
 
 from paceline.bench.grid import Grid
 from paceline.bench.schema import SCHEMA_VERSION, digest
-from paceline.data.tokens import encode
+from paceline.data.tokens import encode, encode_prompts
 from paceline.errors import ContextLengthError
 from paceline.measure.pair import ModelsConfig, Pair, load_models
 from paceline.progress import Progress, silent
@@ -82,7 +82,7 @@ def prepare(
     pair = pair or load_models(config, full_vocabulary=config.full_vocabulary)
     wanted = config.skip_examples + config.num_examples
     examples = examples_of(config.task, "test", wanted, config.seed)[config.skip_examples :]
-    prompts = [_prompt(example, pair, config) for example in examples]
+    prompts = _prompts(examples, pair, config)
     progress("loading", 1, 1)
     count = len(examples)
     timed = min(config.num_timed or count, count)
@@ -98,7 +98,16 @@ def prepare(
     )
 
 
-def _prompt(example: TaskExample, pair: Pair, config: BenchConfig) -> list[int]:
+def _prompts(examples: Sequence[TaskExample], pair: Pair, config: BenchConfig) -> list[list[int]]:
+    if pair.target.decoder_prompt is None:
+        return [_whole(example, pair, config) for example in examples]
+    records = [example.record for example in examples]
+    limit = config.max_prompt_tokens
+    return encode_prompts(records, pair.tokenizer, max_tokens=limit, encoder=True)
+
+
+def _whole(example: TaskExample, pair: Pair, config: BenchConfig) -> list[int]:
+    """A prompt of a decoder-only model, which is not truncated: the question is often last."""
     tokens, _ = encode(example.record, pair.tokenizer)
     limit = config.max_prompt_tokens
     if limit is not None and len(tokens) > limit:

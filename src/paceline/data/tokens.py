@@ -28,7 +28,7 @@ def read_prompts(
 
     Documents longer than `max_tokens` keep their first tokens. Prompts and chats keep their last
     tokens, where the question usually is, and a warning counts those that were truncated. Inputs of
-    an `encoder` keep their first tokens and the end-of-text token, also with a warning.
+    an `encoder` keep their first tokens and those that the tokenizer appends, also with a warning.
 
     Raises:
         PromptError: as `read_records`, or a record cannot be tokenised.
@@ -51,18 +51,25 @@ def encode_prompts(
         tokens, _ = encode(record, tokenizer)
         if max_tokens is not None and len(tokens) > max_tokens:
             num_cut += encoder or record.kind != "document"
-            tokens = truncated(tokens, max_tokens, record, encoder=encoder)
+            tokens = truncated(tokens, max_tokens, record, tokenizer if encoder else None)
         prompts.append(tokens)
     warn_of_cut_prompts(num_cut, len(prompts), max_tokens, encoder=encoder)
     return prompts
 
 
-def truncated(tokens: list[int], limit: int, record: Record, *, encoder: bool) -> list[int]:
-    """At most `limit` tokens of a prompt; see `read_prompts`."""
+def truncated(
+    tokens: list[int], limit: int, record: Record, encoder: PreTrainedTokenizerBase | None
+) -> list[int]:
+    """At most `limit` tokens of a prompt; see `read_prompts`. `encoder`: the tokenizer of one."""
     if len(tokens) <= limit:
         return tokens
-    if encoder:  # tokenizers end encoder inputs with the end-of-text token
-        return [*tokens[: limit - 1], tokens[-1]]
+    if encoder is not None:
+        special = set(encoder.all_special_ids)
+        text = len(tokens)
+        while text > 0 and tokens[text - 1] in special:
+            text -= 1  # before </s> of T5 and BART, or before </s> and the language of mBART
+        ends = tokens[text:]
+        return [*tokens[: max(limit - len(ends), 0)], *ends][:limit]
     return tokens[:limit] if record.kind == "document" else tokens[-limit:]
 
 

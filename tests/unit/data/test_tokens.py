@@ -6,7 +6,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from paceline.data import read_prompts, read_records
-from paceline.data.tokens import encode
+from paceline.data.prompts import Record
+from paceline.data.tokens import encode, truncated
 from paceline.errors import PromptError
 from tiny import tiny_tokenizer
 
@@ -95,3 +96,20 @@ def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path, c
     chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(PromptError, match=r"line 1 does not fit the chat template: roles must"):
         encode(record, chatty)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "kept"),
+    [
+        ([10, 11, 12, 13, EOS], 3, [10, 11, EOS]),
+        ([10, 11, 12, EOS, BOS], 4, [10, 11, EOS, BOS]),  # as mBART: end of text and language
+        ([10, 11, 12, 13, 14], 3, [10, 11, 12]),
+        ([10, EOS], 2, [10, EOS]),
+        ([10, 11, EOS, BOS], 1, [EOS]),
+    ],
+)
+def test_a_truncated_source_keeps_what_the_tokenizer_appends(
+    tokens: list[int], limit: int, kept: list[int]
+):
+    record = Record("line 1", "prompt")
+    assert truncated(tokens, limit, record, tiny_tokenizer()) == kept
