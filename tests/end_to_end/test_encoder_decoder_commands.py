@@ -251,7 +251,7 @@ def test_a_trajectory_and_a_sweep_and_an_export_run(run, pair: Path, tmp_path: P
     assert code == 0, err
     code, out, err = run("export", deep, "--to", "transformers", "--out", tmp_path / "alone")
     assert code == 0, err
-    assert "transformers counts 1 layers for this model's 2 decoder layers" in out
+    assert "2 decoder layers and 1 encoder layers, for which generate() of transformers" in out
     code, _, err = run(*draft, "--to", "vllm", "--out", tmp_path / "refused")
     assert code == 2
     assert "is an encoder-decoder, which vllm cannot serve with a draft" in one_line(err)

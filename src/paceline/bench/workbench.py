@@ -107,7 +107,7 @@ def _prompts(examples: Sequence[TaskExample], pair: Pair, config: BenchConfig) -
 
 
 def _whole(example: TaskExample, pair: Pair, config: BenchConfig) -> list[int]:
-    """A prompt of a decoder-only model, which is not truncated: the question is often last."""
+    """The prompt of a decoder-only model; truncation would remove its examples or its question."""
     tokens, _ = encode(example.record, pair.tokenizer)
     limit = config.max_prompt_tokens
     if limit is not None and len(tokens) > limit:

@@ -87,7 +87,7 @@ def build_examples(
             continue
         num_prompts += 1
         num_cut += len(prompt) > lengths.prompt
-        prompt = truncated(prompt, lengths.prompt, record, tokenizer if encoder else None)
+        prompt = truncated(prompt, lengths.prompt, record, tokenizer, encoder=encoder)
         context = prompt if decoder_prompt is None else list(decoder_prompt)
         tokens, trained_from = context, None
         if completion is not None:

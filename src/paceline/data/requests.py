@@ -170,7 +170,7 @@ def plan_requests(
                     id=f"{name}/{answer}",
                     source=record.where,
                     system_prompt=system,
-                    tokens=tuple(truncated(tokens, limit, prompt, tokenizer if encoder else None)),
+                    tokens=tuple(truncated(tokens, limit, prompt, tokenizer, encoder=encoder)),
                     temperature=temperature,
                     seed=_seed(config.seed, f"{name}/{answer}"),
                     cut=cut,

@@ -51,24 +51,29 @@ def encode_prompts(
         tokens, _ = encode(record, tokenizer)
         if max_tokens is not None and len(tokens) > max_tokens:
             num_cut += encoder or record.kind != "document"
-            tokens = truncated(tokens, max_tokens, record, tokenizer if encoder else None)
+            tokens = truncated(tokens, max_tokens, record, tokenizer, encoder=encoder)
         prompts.append(tokens)
     warn_of_cut_prompts(num_cut, len(prompts), max_tokens, encoder=encoder)
     return prompts
 
 
 def truncated(
-    tokens: list[int], limit: int, record: Record, encoder: PreTrainedTokenizerBase | None
+    tokens: list[int],
+    limit: int,
+    record: Record,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    encoder: bool,
 ) -> list[int]:
-    """At most `limit` tokens of a prompt; see `read_prompts`. `encoder`: the tokenizer of one."""
+    """At most `limit` tokens of a prompt; see `read_prompts`."""
     if len(tokens) <= limit:
         return tokens
-    if encoder is not None:
-        special = set(encoder.all_special_ids)
+    if encoder:
+        special = set(tokenizer.all_special_ids)
         text = len(tokens)
         while text > 0 and tokens[text - 1] in special:
-            text -= 1  # before </s> of T5 and BART, or before </s> and the language of mBART
-        ends = tokens[text:]
+            text -= 1
+        ends = tokens[text:]  # </s> of T5 and BART; </s> and the language of mBART
         return [*tokens[: max(limit - len(ends), 0)], *ends][:limit]
     return tokens[:limit] if record.kind == "document" else tokens[-limit:]
 

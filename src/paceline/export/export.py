@@ -16,7 +16,7 @@ from paceline.export.export_inputs import Sources, read_sources
 from paceline.export.gguf_file import write_gguf
 from paceline.export.gguf_vocabulary import Tokenizer
 from paceline.export.launch import Launch, loads, plan_launch
-from paceline.models.hf.architectures import num_decoder_layers
+from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.progress import Progress, silent
 from paceline.records import atomic_directory
@@ -145,13 +145,13 @@ def notes_of(sources: Sources, launch: Launch | None) -> list[str]:
             f"{config.to} drafts from all of them, including tokens that the draft was not trained "
             "on; --set draft_vocabulary=bake keeps greedy drafts within the draft vocabulary"
         )
-    given = sources.model.hf.config
-    counted: int = given.get_text_config(decoder=True).num_hidden_layers
-    if counted < num_decoder_layers(given):
+    shape = sources.model.hf.config
+    # transformers makes a cache of this many layers
+    if shape.get_text_config(decoder=True).num_hidden_layers < num_decoder_layers(shape):
         notes.append(
-            f"transformers counts {counted} layers for this model's {num_decoder_layers(given)} "
-            "decoder layers, and generate() fails; a model with as many encoder layers has no such "
-            "problem, and Paceline decodes both"
+            f"the model has {num_decoder_layers(shape)} decoder layers and "
+            f"{num_encoder_layers(shape)} encoder layers, for which generate() of transformers "
+            "fails; use at least as many encoder layers as decoder layers"
         )
     if sources.licence is None:
         notes.append("the model states no licence; look it up before you publish the export")

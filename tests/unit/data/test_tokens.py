@@ -112,4 +112,4 @@ def test_a_truncated_source_keeps_what_the_tokenizer_appends(
     tokens: list[int], limit: int, kept: list[int]
 ):
     record = Record("line 1", "prompt")
-    assert truncated(tokens, limit, record, tiny_tokenizer()) == kept
+    assert truncated(tokens, limit, record, tiny_tokenizer(), encoder=True) == kept
