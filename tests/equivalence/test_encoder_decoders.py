@@ -1,11 +1,13 @@
 """Encoder-decoders: greedy text is that of transformers, and batches, drafts and streams agree."""
 
+from collections import Counter
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
+from paceline.core.fused import Head
 from paceline.core.rules import Chow, Lenient, Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.decode import (
@@ -17,7 +19,7 @@ from paceline.decode import (
     TokenCascade,
 )
 from paceline.errors import ContextLengthError, UnsupportedModelError, UsageError
-from paceline.models import HfModel, wrap_model
+from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
 from tiny import ENCODER_DECODERS, tiny_hf, tiny_model
 
@@ -195,9 +197,60 @@ def test_what_cannot_be_used_is_one_line():
 def test_settings_of_generate_that_are_not_applied_are_named():
     hf = tiny_hf("marian")
     hf.generation_config.num_beams = 4  # pyright: ignore
-    hf.generation_config.bad_words_ids = [[2]]  # pyright: ignore
-    with pytest.warns(UserWarning, match=r"num_beams=4, bad_words_ids=\[\[2\]\]; Paceline does"):
+    hf.generation_config.bad_words_ids = [[2], [3, 4]]  # pyright: ignore
+    with pytest.warns(UserWarning, match=r"num_beams=4, bad_words_ids=\[\[3, 4\]\]; Paceline does"):
         wrap_model(hf)
+
+
+def banning(architecture: str, **options: Any) -> Any:
+    """A model that may not emit the tokens it emits most often."""
+    hf = tiny_hf(architecture, **options)
+    hf.generation_config.bad_words_ids = [[token] for token in usual_tokens(architecture)[:2]]  # pyright: ignore
+    hf.generation_config.suppress_tokens = usual_tokens(architecture)[2:3]  # pyright: ignore
+    return hf
+
+
+@cache
+def usual_tokens(architecture: str) -> list[int]:
+    found = Counter(token for text in wanted(architecture) for token in text if token != 1)
+    return [token for token, _ in found.most_common(3)]
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
+def test_banned_tokens_are_those_of_transformers(architecture: str, prepared: bool):
+    """Converted OPUS models ban the pad token, whose logit is 0, as bad_words_ids."""
+    hf = banning(architecture)
+    target = prepare_for_decoding(wrap_model(hf)) if prepared else wrap_model(hf)
+    decoder = SpeculativeDecoder(target, models(architecture)[1], gamma=3, sampling=GREEDY)
+    expected = [generate(hf, source, max_new_tokens=NEW) for source in sources()]
+    assert tokens(decoder, sources(), batch_size=4) == expected
+    assert expected != wanted(architecture), "the ban changes nothing here"
+    assert not set(usual_tokens(architecture)) & {token for text in expected for token in text}
+
+
+@pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
+def test_training_and_sessions_ban_the_same_tokens(architecture: str):
+    target = wrap_model(banning(architecture))
+    session = target.start_session()
+    session.prefill([[5, 6, 7]])
+    logits_V = session.extend(torch.tensor([[8]]))[0, 0]
+    with torch.no_grad():
+        hidden_TD = target.hidden(target.trial_batch([8], [5, 6, 7]))[0]
+    log_probs_V = Head(target.head_weight, target.head_bias).log_probs(hidden_TD)[-1]
+    torch.testing.assert_close(log_probs_V.exp(), logits_V.softmax(-1), atol=1e-6, rtol=1e-5)
+    banned = usual_tokens(architecture)
+    assert bool((log_probs_V[banned].exp() == 0).all())
+    assert bool(log_probs_V.isfinite().all()), "a divergence multiplies 0 by the logarithm"
+
+
+def test_the_end_of_a_text_cannot_be_banned_as_a_bad_word():
+    hf = tiny_hf("marian")
+    hf.generation_config.bad_words_ids = [[1], [2]]  # pyright: ignore
+    model: Any = wrap_model(hf)
+    assert model.eos_token_ids == (1,)
+    assert model.banned_K.tolist() == [2]
+    assert tiny_model("marian").banned_K is None
 
 
 def test_text_ends_where_the_decoders_context_ends():

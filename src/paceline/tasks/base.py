@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -16,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from paceline.data.prompts import Record
@@ -186,7 +187,22 @@ def as_row(record: Record) -> dict[str, Any]:
             return row if record.completion is None else {**row, "completion": record.completion}
 
 
-def pick(found: Mapping[str, T], count: int, seed: int, name: str, remedy: str) -> list[T]:
+def numbered(keys: Iterable[str]) -> Iterator[str]:
+    """The keys, made unique: the n-th repetition of a key gets the number n."""
+    seen: Counter[str] = Counter()
+    for key in keys:
+        yield f"{key} {seen[key]}" if seen[key] else key
+        seen[key] += 1
+
+
+def pick(
+    found: Mapping[str, T],
+    count: int,
+    seed: int,
+    name: str,
+    remedy: str,
+    kind: str = "distinct examples",
+) -> list[T]:
     """Choose `count` values in an order determined by the keys and the seed.
 
     Raises:
@@ -194,9 +210,7 @@ def pick(found: Mapping[str, T], count: int, seed: int, name: str, remedy: str) 
     """
     check_count(count)
     if count > len(found):
-        raise UsageError(
-            f"{name} has {len(found)} distinct examples, {count} were requested; {remedy}"
-        )
+        raise UsageError(f"{name} has {len(found)} {kind}, {count} were requested; {remedy}")
     order = sorted(found, key=lambda key: hashlib.sha256(f"{seed}\n{key}".encode()).digest())
     return [found[key] for key in order[:count]]
 

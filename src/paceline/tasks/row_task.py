@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.data.prompts import CorpusConfig, Record, read_columns
 from paceline.errors import PromptError, UsageError
-from paceline.tasks.base import TaskExample, TaskModel, check_count, pick
+from paceline.tasks.base import TaskExample, TaskModel, check_count, numbered, pick
 from paceline.tasks.corpora import corpus_version
 
 if TYPE_CHECKING:
@@ -82,7 +82,10 @@ class RowTask(TaskModel):
         return self
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Distinct rows of a corpus, each after the same few-shot examples.
+        """Rows of a corpus, each after the same few-shot examples.
+
+        Training rows are distinct. A row that the test corpus repeats is an example each time, as
+        in scores of the whole corpus by other programs.
 
         Raises:
             PromptError: the corpus cannot be read, or a row lacks a column, a text or a reference.
@@ -93,13 +96,16 @@ class RowTask(TaskModel):
         training = self._training(test) if split == "train" or self.num_shots else []
         taken = self.num_shots + (count if split == "train" else 0)
         name = f"{self.train_corpus and self.train_corpus.path}, without the prompts of the test,"
-        learnt = _pick(training, taken, seed, name) if taken else []
+        learnt = _pick_distinct(training, taken, seed, name) if taken else []
         shots = learnt[: self.num_shots]
         match split:
             case "train":
                 chosen = learnt[self.num_shots :]
             case "test":
-                chosen = _pick(test, count, seed, self.corpus.path)
+                keys = numbered(map(_key, test))
+                found = dict(zip(keys, test, strict=True))
+                name, remedy = self.corpus.path, "request fewer or give more rows"
+                chosen = pick(found, count, seed, name, remedy, kind="examples")
         return [self._example(item, shots) for item in chosen]
 
     def versions(self) -> dict[str, str]:
@@ -172,8 +178,12 @@ class RowTask(TaskModel):
         return _content_hash(type(self), self.model_dump_json(), corpus.model_dump_json())
 
 
-def _pick(items: Sequence[Item], count: int, seed: int, name: str) -> list[Item]:
-    found = {json.dumps([item.prompt, item.references]): item for item in items}
+def _key(item: Item) -> str:
+    return json.dumps([item.prompt, item.references])
+
+
+def _pick_distinct(items: Sequence[Item], count: int, seed: int, name: str) -> list[Item]:
+    found = {_key(item): item for item in items}
     return pick(found, count, seed, name, "request fewer or give more rows")
 
 
@@ -197,5 +207,5 @@ def _content_hash(kind: type[RowTask], settings: str, corpus: str) -> str:
     task = kind.model_validate_json(settings)
     digest = hashlib.sha256()
     for item in task.items(CorpusConfig.model_validate_json(corpus)):
-        digest.update(json.dumps([item.prompt, item.references]).encode())
+        digest.update(_key(item).encode())
     return digest.hexdigest()[:16]

@@ -110,6 +110,14 @@ def test_training_examples_repeat_neither_the_shots_nor_the_test(
     )
 
 
+def test_a_repeated_test_row_is_an_example_each_time(tmp_path: Path):
+    rows = [pair(1), pair(2), pair(1), pair(1)]
+    task = Translation(corpus=write(tmp_path / "test.jsonl", *rows))
+    assert sorted(texts(task.examples("test", 4))) == ["Haus 1"] * 3 + ["Haus 2"]
+    with pytest.raises(UsageError, match="has 4 examples, 5 were requested; request fewer or"):
+        task.examples("test", 5)
+
+
 def test_a_chat_shows_the_shots_as_turns(test_rows: CorpusConfig, training_rows: CorpusConfig):
     task = Translation(corpus=test_rows, train_corpus=training_rows, num_shots=1, chat=True)
     (example,) = task.examples("test", 1)

@@ -1,6 +1,7 @@
 """Base class of transformers models.
 
-Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, V vocabulary.
+Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, K tokens of a
+list, V vocabulary.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class HfModel(ABC):
             all. It also makes the head of Llama-like models smaller.
         weight_change: Maximum rounding error of a weight after `prepare_for_decoding`, relative to
             the largest weight of its matrix.
+        banned_K: Tokens that the generation config of an encoder-decoder forbids, [K], or None.
+            Sessions give them the logit -inf, `head_bias` a probability of 0; `plain_logits` and
+            the checks of faster passes do not.
         decoder_prompt, max_source_length, forced_eos: See `contract.EncoderDecoder`; None for a
             decoder-only model.
     """
@@ -64,6 +68,7 @@ class HfModel(ABC):
     decoder_prompt: tuple[int, ...] | None = None
     max_source_length: int | None = None
     forced_eos: int | None = None
+    banned_K: Tensor | None = None
 
     def __init__(
         self,
@@ -114,7 +119,8 @@ class HfModel(ABC):
 
     @property
     def head_bias(self) -> Tensor | None:
-        return getattr(self._head, "bias", None)
+        """Bias of the output projection, [V]; -1e4 for tokens that the model may not emit."""
+        return self._bias
 
     @abstractmethod
     def hidden(self, batch: Batch) -> Tensor:
@@ -169,13 +175,18 @@ class HfModel(ABC):
         batch = self.trial_batch([1])
         with torch.inference_mode(), evaluating(self.hf):
             wanted = self.plain_logits(batch).float()
-            got = F.linear(self.hidden(batch), self._head.weight, self.head_bias).float()
+            got = F.linear(self.hidden(batch), self._head.weight, self._bias).float()
         if not bool(wanted.isfinite().all()):
             raise ModelLoadError(
                 f"the logits of this {self.hf.config.model_type} are NaN or infinite; its weights "
                 "are damaged: copy or create it again"
             )
         return wanted, got
+
+    @property
+    def _bias(self) -> Tensor | None:
+        """Bias of the output projection in `hf`, [V]."""
+        return getattr(self._head, "bias", None)
 
     @property
     def _head(self) -> nn.Linear:

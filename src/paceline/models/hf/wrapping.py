@@ -29,7 +29,6 @@ _UNUSED: dict[str, tuple[Any, ...]] = {
     "min_length": (None, 0),
     "min_new_tokens": (None, 0),
     "bad_words_ids": (None,),
-    "suppress_tokens": (None,),
     "begin_suppress_tokens": (None,),
 }
 
@@ -95,7 +94,9 @@ def _check_prompt(hf: PreTrainedModel, prompt: tuple[int, ...]) -> None:
 
 
 def _warn_of_unused(hf: PreTrainedModel) -> None:
-    found = {name: getattr(hf.generation_config, name, None) for name in _UNUSED}
+    found: dict[str, Any] = {name: getattr(hf.generation_config, name, None) for name in _UNUSED}
+    # banned tokens are applied, longer sequences are not
+    found["bad_words_ids"] = [x for x in found["bad_words_ids"] or () if len(x) > 1] or None
     changed = [f"{name}={value}" for name, value in found.items() if value not in _UNUSED[name]]
     if changed:
         warnings.warn(
