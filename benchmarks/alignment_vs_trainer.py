@@ -30,6 +30,7 @@ from paceline.data.prompts import CorpusConfig, read_records
 from paceline.data.sources import rows_of
 from paceline.models import load_model
 from paceline.models.loading import load_tokenizer, shapes_at
+from paceline.models.prepare import prepare_for_training
 from paceline.records import RunDirectory
 from paceline.train import AlignConfig
 from paceline.train.run import takes_bfloat16
@@ -138,6 +139,7 @@ class Ours:
         print(f"our passes in {'bfloat16' if bfloat16 else 'float32'}")
         target = load_model(options.target, dtype="bfloat16" if bfloat16 else "float32")
         draft = load_model(options.draft, dtype="float32")
+        target, draft = prepare_for_training(target, frozen=True), prepare_for_training(draft)
         self.stepper = Stepper(
             draft, target, config, accelerator, vocab_size=draft.vocab_size, bfloat16=bfloat16
         )

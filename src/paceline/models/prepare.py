@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from paceline.errors import UsageError
-from paceline.models.hf.agreement import EXACT, ROUNDED, checked_or_none, tolerance_for
+from paceline.models.hf.agreement import (
+    EXACT,
+    ROUNDED,
+    agrees,
+    checked_or_none,
+    hidden_states,
+    tolerance_for,
+)
+from paceline.models.hf.base import evaluating
 from paceline.models.hf.causal import HfDecoder
 from paceline.models.hf.session import CausalSession
 from paceline.models.hf.wrapping import plain_pass
@@ -33,6 +41,8 @@ from paceline.models.precision import (
     shapes_of,
 )
 from paceline.models.t5.forward import T5Pass
+from paceline.models.t5.layers import supports as is_t5_like
+from paceline.models.t5.training import T5States
 
 if TYPE_CHECKING:
     from paceline.models.contract import ModelSession
@@ -87,6 +97,22 @@ def prepare_for_decoding(
     return _packed(model, exact=weights == "auto")
 
 
+def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
+    """Use faster code for the hidden states of a T5-like model on a CPU; return others unchanged.
+
+    Args:
+        model: Its weights are shared, so the result follows their changes.
+        frozen: The weights do not change, as those of a target.
+    """
+    if model.device.type != "cpu" or not is_t5_like(model.hf):
+        return model
+    ready = model.reading_with(T5States(model.hf, frozen=frozen))
+    with evaluating(model.hf):
+        given = hidden_states(model), partial(hidden_states, ready), tolerance_for(model.dtype)
+        name = "the fused training pass"
+        return ready if agrees(model, name, "hidden states", *given) else model
+
+
 def in_fixed_shapes(model: HfModel) -> HfModel:
     """Use CUDA graphs for a Llama-like model (see llama/cuda.py); return other models unchanged.
 
@@ -112,12 +138,12 @@ def _packed(model: HfModel, *, exact: bool) -> HfModel:
     packer = Packer(packing.EXACT if exact else packing.ROUNDED)
     if LlamaDecoder.supports(model.hf):
         prepared = _with_llama(model, LlamaDecoder(model.hf, packer, model.draft_vocabulary))
-    elif T5Pass.supports(model.hf):
+    elif is_t5_like(model.hf):
         prepared = model.decoding_with(T5Pass(model.hf, packer, model.draft_vocabulary))
     else:
         copy = packing.packed_copy(model.hf, packer)
         prepared = model.decoding_with(plain_pass(copy, model.draft_vocabulary))
-    if not packer.num_packed and not T5Pass.supports(model.hf):
+    if not packer.num_packed and not is_t5_like(model.hf):
         return model
     prepared.weight_change = packer.largest_change
     tolerance = EXACT if exact else ROUNDED
@@ -125,7 +151,7 @@ def _packed(model: HfModel, *, exact: bool) -> HfModel:
 
 
 def _in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
-    if T5Pass.supports(model.hf):
+    if is_t5_like(model.hf):
         return _t5_in_bfloat16(model, round_activations=round_activations)
     if not LlamaDecoder.supports(model.hf):
         return model
@@ -208,7 +234,7 @@ class TrainingWriter:
         on_cpu = model.device.type == "cpu"
         possible = on_cpu and LlamaDecoder.supports(model.hf)
         self.has_copies = possible and can_copy(model.hf, in_training=True)
-        self.fuses = on_cpu and model.dtype == torch.float32 and T5Pass.supports(model.hf)
+        self.fuses = on_cpu and model.dtype == torch.float32 and is_t5_like(model.hf)
         self._checked = False
 
     def start_session(self) -> ModelSession:

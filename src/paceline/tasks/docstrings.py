@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from paceline.data.prompts import Record
-from paceline.data.python_docs import is_held_out, read_docstrings, standard_library
+from paceline.data.python_docs import is_held_out, named_docstrings, standard_library
 from paceline.errors import UsageError
 from paceline.tasks import scoring
 from paceline.tasks.base import TaskExample, TaskModel, pick
@@ -94,8 +94,9 @@ class Docstrings(TaskModel):
 
 
 class DocstringPair(NamedTuple):
-    """A docstring's body and its first sentence."""
+    """A docstring's body and its first sentence, and the name of what it documents."""
 
+    name: str
     body: str
     sentence: str
     held_out: bool
@@ -106,8 +107,10 @@ def first_line(answer: str) -> str:
     return next((line.strip() for line in answer.split("\n") if line.strip()), "")
 
 
-def docstring_pairs(packages: tuple[str, ...], max_body: int) -> tuple[DocstringPair, ...]:
-    """All pairs of the standard library and of installed packages, bodies up to `max_body`.
+def docstring_pairs(
+    packages: tuple[str, ...], max_body: int | None = None
+) -> tuple[DocstringPair, ...]:
+    """All pairs of the standard library and of installed packages; None: bodies of any length.
 
     Raises:
         UsageError: a package is not installed or has no Python source.
@@ -116,20 +119,20 @@ def docstring_pairs(packages: tuple[str, ...], max_body: int) -> tuple[Docstring
 
 
 @cache
-def _pairs(roots: tuple[Path, ...], max_body: int) -> tuple[DocstringPair, ...]:
-    sentences: dict[str, str] = {}
+def _pairs(roots: tuple[Path, ...], max_body: int | None) -> tuple[DocstringPair, ...]:
+    found: dict[str, tuple[str, str]] = {}  # name and sentence of a body
     splits: dict[str, set[bool]] = {}
     for root in roots:
-        for text in map(str.strip, read_docstrings(root)):
-            first, _, body = text.partition("\n\n")
+        for name, text in named_docstrings(root):
+            first, _, body = text.strip().partition("\n\n")
             sentence, body = " ".join(first.split()), body.strip()
-            if _SHORTEST_BODY <= len(body) <= max_body:
-                splits.setdefault(body, set()).add(is_held_out(text))
+            if _SHORTEST_BODY <= len(body) <= (max_body or len(body)):
+                splits.setdefault(body, set()).add(is_held_out(text.strip()))
                 if _is_one_sentence(sentence):
-                    sentences.setdefault(body, sentence)
+                    found.setdefault(body, (name, sentence))
     return tuple(
-        DocstringPair(body, sentence, held_out=True in splits[body])
-        for body, sentence in sentences.items()
+        DocstringPair(name, body, sentence, held_out=True in splits[body])
+        for body, (name, sentence) in found.items()
         # Docstrings of both splits can have the same body.
         if len(splits[body]) == 1
     )

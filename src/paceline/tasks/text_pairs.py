@@ -1,14 +1,16 @@
 """Writes pairs of source and target text, to train and test small encoder-decoders.
 
 Translations come from a Ding dictionary (https://dict.tu-chemnitz.de; Debian: trans-de-en), which
-has example sentences. Summaries come from docstrings, as in the task `docstrings`. A hash of the
-source decides whether a pair is held out, so the split is the same on all machines.
+has example sentences. Summaries are first sentences of docstrings; their documents are the name of
+what is documented and the beginning of the rest. A hash of the source decides whether a pair is
+held out, so the split is the same on all machines.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.data.python_docs import is_held_out
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from paceline.tasks.docstrings import DocstringPair
+
 TRANSLATE = "translate German to English: "
 SUMMARIZE = "summarize: "
-_LONGEST_BODY = 400  # characters
+_DOCUMENT = 200  # characters of a docstring's body
 _REPEATS = 3  # of the pairs of both tasks in pairs_train
 _FEWEST_WORDS = 3  # of a sentence
 _NOTES = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)")
@@ -61,10 +65,8 @@ def write_pairs(folder: Path, dictionary: Path, packages: tuple[str, ...] = ()) 
     sentences = {de: en for de, en in entries.items() if _are_sentences(de, en)}
     phrases = [(f"{TRANSLATE}{de}", en) for de, en in entries.items() if de not in sentences]
     translations = [(f"{TRANSLATE}{de}", en) for de, en in sentences.items()]
-    summaries = [
-        (f"{SUMMARIZE}{' '.join(pair.body.split())}", pair.sentence)
-        for pair in docstring_pairs(packages, _LONGEST_BODY)
-    ]
+    documents = {_document(pair): pair.sentence for pair in docstring_pairs(packages)}
+    summaries = [(f"{SUMMARIZE}{text}", sentence) for text, sentence in documents.items()]
     trained: list[Pair] = phrases
     for pairs, train, test in (
         (translations, files.translation_train, files.translation_test),
@@ -112,6 +114,10 @@ def read_dictionary(path: Path) -> Iterator[Pair]:
 
 def _plain(text: str) -> str:
     return " ".join(_NOTES.sub("", text.split(";")[0]).split())
+
+
+def _document(pair: DocstringPair) -> str:
+    return f"{pair.name}: {textwrap.shorten(pair.body, _DOCUMENT, placeholder='')}"
 
 
 def _are_sentences(*texts: str) -> bool:

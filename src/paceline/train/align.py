@@ -23,6 +23,7 @@ from paceline.models.loading import (
     shapes_at,
     stored_dtype,
 )
+from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
 from paceline.rng import named_generator
 from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_state, rewind_metrics
@@ -132,6 +133,7 @@ def _set_up(
     if draft.decoder_prompt is not None:
         _check_encoder_decoder(config)
     _choose_trained(config, draft)
+    target, draft = prepare_for_training(target, frozen=True), prepare_for_training(draft)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
     records, held_out = records_of(config)
     stream = stream_of(config, records, target, shard)

@@ -31,6 +31,7 @@ from paceline.models.loading import (
     tokenizer_of,
 )
 from paceline.models.precision import shapes_of
+from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
 from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_state, rewind_metrics
 from paceline.train.freezing import train_all
@@ -230,6 +231,7 @@ def _set_up(
     _check_length(config, model)
     source, stream = _source(config, records, model, shard, run)
     train_all(model)
+    model = prepare_for_training(model)
     bfloat16 = takes_bfloat16(config, shapes_of(model.hf.config), accelerator, run)
     width = len(model.head_weight)
     stepper = Stepper(model, None, config, accelerator, vocab_size=width, bfloat16=bfloat16)

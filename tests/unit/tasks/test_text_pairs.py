@@ -54,6 +54,21 @@ def test_test_pairs_are_in_no_training_file(dictionary: Path, tmp_path: Path):
     assert all(row["prompt"].startswith("summarize: ") for row in rows["summaries_test"])
 
 
+def test_a_document_is_a_name_and_the_beginning_of_a_docstring(dictionary: Path, tmp_path: Path):
+    files = write_pairs(tmp_path / "pairs", dictionary)
+    texts = (files.summaries_train.read_text("utf-8"), files.summaries_test.read_text("utf-8"))
+    lines = "".join(texts).splitlines()
+    rows = {row["completion"]: row["prompt"] for row in map(json.loads, lines)}
+    # json.JSONEncoder.iterencode, whose docstring has an example after its first sentence
+    prompt = rows["Encode the given object and yield each string representation as available."]
+    assert prompt == (
+        "summarize: JSONEncoder.iterencode: For example:: "
+        "for chunk in JSONEncoder().iterencode(bigobject): mysocket.write(chunk)"
+    )
+    documents = [prompt.split(": ", 2)[2] for prompt in rows.values()]
+    assert 190 <= max(map(len, documents)) <= 200
+
+
 def test_a_file_that_is_no_dictionary_is_one_line(tmp_path: Path):
     with pytest.raises(UsageError, match=r"cannot be read .*; install Debian's trans-de-en"):
         list(read_dictionary(tmp_path / "missing"))

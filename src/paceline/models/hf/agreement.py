@@ -3,7 +3,7 @@
 Bugs of compilers, libraries and graph captures do not show in generated text. So every faster pass
 is tested on a small batch when it is created, and is not used if its logits differ.
 
-Shape suffixes: V vocabulary.
+Shape suffixes: B rows, T text, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from paceline.errors import SlowerWarning
-from paceline.models.contract import Texts
+from paceline.models.contract import Texts, pad
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.models.contract import ModelSession
     from paceline.models.hf.base import HfModel
 
@@ -77,14 +79,49 @@ def difference(wanted: Tensor, got: Tensor) -> float:
     return float(largest.nan_to_num(nan=torch.inf))
 
 
+@torch.inference_mode()
+def hidden_states(model: HfModel) -> Tensor:
+    """Hidden states of two encoder-decoder texts of two and one tokens, in one batch, [T, D]."""
+    first, second, third = _trial_tokens(model)
+    assert model.decoder_prompt is not None, "a decoder-only model has no sources"
+    texts = pad([[*model.decoder_prompt, *new] for new in ([first, second], [third])])
+    batch = texts._replace(source=pad([[first], [second, third, first]]))
+    hidden_BTD = model.hidden(batch.to(model.device))
+    kept_BT = torch.ones_like(batch.tokens_BT) if texts.attention_BT is None else texts.attention_BT
+    return hidden_BTD[kept_BT.bool()].float()
+
+
 def checked_or_none(model: AnyModel, name: str, tolerance: float) -> AnyModel | None:
     """Return the model if its sessions agree with its `hf`; else warn and return None.
 
     `name` is the name of the faster pass, for the warning.
     """
     wanted = plain_logits(model)
+    kept = agrees(
+        model,
+        name,
+        "logits",
+        wanted,
+        lambda: rolled_back_logits(model, model.start_session()).to(wanted.device),
+        tolerance,
+    )
+    return model if kept else None
+
+
+def agrees(
+    model: HfModel,
+    name: str,
+    what: str,
+    wanted: Tensor,
+    compute: Callable[[], Tensor],
+    tolerance: float,
+) -> bool:
+    """Whether `compute` gives the wanted values; else warn that `name`, a faster pass, is not used.
+
+    `what` names the values.
+    """
     try:
-        got = rolled_back_logits(model, model.start_session()).to(wanted.device)
+        got = compute()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -92,15 +129,15 @@ def checked_or_none(model: AnyModel, name: str, tolerance: float) -> AnyModel | 
     else:
         largest = difference(wanted, got)
         if largest <= tolerance:
-            return model
+            return True
         fault = (
-            f"gives logits that differ from transformers by {largest:.2g} standard deviations "
+            f"gives {what} that differ from transformers by {largest:.2g} standard deviations "
             f"(allowed {tolerance:g})"
         )
     warnings.warn(
         f"{name} {fault} for this {model.hf.config.model_type}; it is not used, and the model runs "
         "more slowly: please report this, with the output of paceline env",
         SlowerWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
-    return None
+    return False

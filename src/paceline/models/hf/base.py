@@ -61,6 +61,7 @@ class HfModel(ABC):
         banned_K: Tokens that the generation config of an encoder-decoder forbids, [K], or None.
             Sessions give them the logit -inf, `head_bias` a probability of 0; `plain_logits` and
             the checks of faster passes do not.
+        states: Faster code for `hidden`, or None.
         decoder_prompt, max_source_length, forced_eos: See `contract.EncoderDecoder`; None for a
             decoder-only model.
     """
@@ -69,6 +70,7 @@ class HfModel(ABC):
     max_source_length: int | None = None
     forced_eos: int | None = None
     banned_K: Tensor | None = None
+    states: Callable[[Batch], Tensor] | None = None
 
     def __init__(
         self,
@@ -122,9 +124,13 @@ class HfModel(ABC):
         """Bias of the output projection, [V]; -1e4 for tokens that the model may not emit."""
         return self._bias
 
-    @abstractmethod
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states after the final norm, [B, T, D]. Differentiable."""
+        return self.plain_hidden(batch) if self.states is None else self.states(batch)
+
+    @abstractmethod
+    def plain_hidden(self, batch: Batch) -> Tensor:
+        """`hidden` by the modules of transformers."""
 
     @abstractmethod
     def plain_logits(self, batch: Batch) -> Tensor:
@@ -153,6 +159,12 @@ class HfModel(ABC):
         """The same model with another forward pass in its sessions."""
         return self.rewrap(self.hf, self.draft_vocabulary, decoder, start)
 
+    def reading_with(self, states: Callable[[Batch], Tensor]) -> Self:
+        """The same model with other code for `hidden`."""
+        model = self.rewrap(self.hf, self.draft_vocabulary)
+        model.states = states
+        return model
+
     def without_draft_vocabulary(self) -> Self:
         """The same model without the restriction, as engines that ignore the list run it."""
         return self if self.draft_vocabulary is None else self.rewrap(self.hf)
@@ -175,7 +187,7 @@ class HfModel(ABC):
         batch = self.trial_batch([1])
         with torch.inference_mode(), evaluating(self.hf):
             wanted = self.plain_logits(batch).float()
-            got = F.linear(self.hidden(batch), self._head.weight, self._bias).float()
+            got = F.linear(self.plain_hidden(batch), self._head.weight, self._bias).float()
         if not bool(wanted.isfinite().all()):
             raise ModelLoadError(
                 f"the logits of this {self.hf.config.model_type} are NaN or infinite; its weights "

@@ -43,7 +43,7 @@ class CausalModel(HfModel):
     def _again(self) -> Callable[..., CausalModel]:
         return functools.partial(CausalModel, tokenizer=self.tokenizer)
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def plain_hidden(self, batch: Batch) -> Tensor:
         return self.hf.base_model(
             input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
         ).last_hidden_state

@@ -84,7 +84,7 @@ class Seq2SeqModel(HfModel):
         bias_1V = getattr(self.hf, "final_logits_bias", None)
         return super()._bias if bias_1V is None else bias_1V[0]
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def plain_hidden(self, batch: Batch) -> Tensor:
         source = _source_of(batch)
         states_BSD = encode(self.hf, source)
         return self._scale * decode(self.hf, batch, states_BSD, source.attention_BT)

@@ -1,0 +1,108 @@
+"""The fused training pass of T5-like models gives the states and gradients of transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.errors import SlowerWarning
+from paceline.models import HfModel, wrap_model
+from paceline.models.contract import Texts, pad
+from paceline.models.prepare import prepare_for_training
+from paceline.models.t5 import layers
+from paceline.models.t5.training import T5States
+from paceline.train.freezing import train_all
+from tiny import tiny_hf, tiny_model
+
+T5_LIKE = ["t5", "t5_v1_1", "mt5", "umt5"]
+TEXTS = pad([[0, 7, 9, 3], [0, 30], [0, 4, 17, 22, 8, 5, 50]])
+SOURCES = pad([[5, 9, 12, 40, 33, 8, 7], [30], [4, 17, 22]])
+BATCH = Texts(TEXTS.tokens_BT, TEXTS.attention_BT, SOURCES)
+assert TEXTS.attention_BT is not None
+MASK_BT = TEXTS.attention_BT.bool()
+
+
+def states_and_gradients(model: HfModel, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Hidden states of real tokens, and gradients of a function of them."""
+    train_all(model)
+    model.hf.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        hidden_ND = model.hidden(BATCH)[MASK_BT]
+    weights = torch.randn(hidden_ND.shape, generator=torch.Generator().manual_seed(0))
+    (hidden_ND * weights).sum().backward()
+    return hidden_ND.detach(), {name: w.grad for name, w in model.hf.named_parameters()}
+
+
+def fused(hf: Any) -> HfModel:
+    model = prepare_for_training(wrap_model(hf))
+    assert isinstance(getattr(model, "states", None), T5States)
+    return model
+
+
+@pytest.mark.parametrize("architecture", T5_LIKE)
+def test_states_and_gradients_are_those_of_transformers(architecture: str):
+    wanted_ND, wanted = states_and_gradients(tiny_model(architecture), torch.float32)
+    got_ND, got = states_and_gradients(fused(tiny_hf(architecture)), torch.float32)
+    torch.testing.assert_close(got_ND, wanted_ND, rtol=1e-4, atol=1e-5)
+    assert any(gradient is not None for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        assert (got[name] is None) == (gradient is None), name
+        if gradient is not None:
+            torch.testing.assert_close(got[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_in_bfloat16_gradients_are_as_near_to_float32_as_those_of_transformers():
+    _, exact = states_and_gradients(tiny_model("t5_v1_1"), torch.float32)
+    _, theirs = states_and_gradients(tiny_model("t5_v1_1"), torch.bfloat16)
+    _, ours = states_and_gradients(fused(tiny_hf("t5_v1_1")), torch.bfloat16)
+    used = [name for name, gradient in exact.items() if gradient is not None]
+
+    def error(found: dict[str, Any]) -> float:
+        return sum(float((found[name] - exact[name]).square().sum()) for name in used) ** 0.5
+
+    assert error(ours) <= 1.2 * error(theirs)
+
+
+def test_states_follow_the_weights():
+    model = fused(tiny_hf("t5_v1_1"))
+    plain = wrap_model(model.hf)
+    with torch.no_grad():
+        for weight in model.hf.parameters():
+            weight *= 1.1
+        wanted, got = (each.hidden(BATCH)[MASK_BT] for each in (plain, model))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_of_a_frozen_target_are_those_of_transformers(dtype: torch.dtype):
+    wanted = wrap_model(tiny_hf("t5").to(dtype)).hidden(BATCH)[MASK_BT]
+    target = prepare_for_training(wrap_model(tiny_hf("t5").to(dtype)), frozen=True)
+    got = target.hidden(BATCH)[MASK_BT]
+    assert got.dtype == wanted.dtype == dtype
+    spread = float(wanted.float().std())
+    largest = float((got.float() - wanted.float()).abs().max())
+    assert largest <= (1e-4 if dtype == torch.float32 else 0.1) * spread
+
+
+def test_other_models_are_returned_unchanged():
+    for model in (tiny_model("llama"), tiny_model("bart")):
+        assert prepare_for_training(model) is model
+
+
+def test_states_that_differ_from_transformers_are_not_used(monkeypatch: pytest.MonkeyPatch):
+    both_ways: Any = layers.Positions.both_ways
+    monkeypatch.setattr(layers.Positions, "both_ways", lambda *given: 3 * both_ways(*given))
+    model = tiny_model("t5")
+    with pytest.warns(SlowerWarning, match="hidden states that differ from transformers by"):
+        assert prepare_for_training(model) is model
+
+
+def test_a_pass_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(T5States, "__call__", fail)
+    model = tiny_model("t5")
+    with pytest.warns(SlowerWarning, match=r"training pass failed \(no such kernel\) for this t5"):
+        assert prepare_for_training(model) is model
