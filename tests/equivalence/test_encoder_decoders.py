@@ -1,5 +1,6 @@
 """Encoder-decoders: greedy text is that of transformers, and batches, drafts and streams agree."""
 
+import re
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -222,7 +223,8 @@ def test_banned_tokens_are_those_of_transformers(architecture: str, prepared: bo
     """Converted OPUS models ban the pad token, whose logit is 0, as bad_words_ids."""
     hf = banning(architecture)
     target = prepare_for_decoding(wrap_model(hf)) if prepared else wrap_model(hf)
-    decoder = SpeculativeDecoder(target, models(architecture)[1], gamma=3, sampling=GREEDY)
+    draft = wrap_model(banning(architecture, seed=1))
+    decoder = SpeculativeDecoder(target, draft, gamma=3, sampling=GREEDY)
     expected = [generate(hf, source, max_new_tokens=NEW) for source in sources()]
     assert tokens(decoder, sources(), batch_size=4) == expected
     assert expected != wanted(architecture), "the ban changes nothing here"
@@ -244,9 +246,18 @@ def test_training_and_sessions_ban_the_same_tokens(architecture: str):
     assert bool(log_probs_V.isfinite().all()), "a divergence multiplies 0 by the logarithm"
 
 
+def test_a_ban_of_one_model_alone_is_named():
+    target, draft = wrap_model(banning("marian")), tiny_model("marian", seed=1)
+    banned = sorted(usual_tokens("marian"))
+    said = rf"target's .* bans the tokens {re.escape(str(banned))} and the draft's bans \[\]; copy"
+    with pytest.warns(UserWarning, match=said):
+        SpeculativeDecoder(target, draft)
+
+
 def test_the_end_of_a_text_cannot_be_banned_as_a_bad_word():
     hf = tiny_hf("marian")
     hf.generation_config.bad_words_ids = [[1], [2]]  # pyright: ignore
+    hf.generation_config.suppress_tokens = [-1, 10**6]  # pyright: ignore
     model: Any = wrap_model(hf)
     assert model.eos_token_ids == (1,)
     assert model.banned_K.tolist() == [2]

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.divergences import tvd
+from paceline.core.vocabulary_subset import BANNED_LOGIT
 
 Estimator = Literal["exact", "sampled", "uniform"]
 
@@ -58,7 +59,7 @@ def reward_moments(
             rewards = rewards.gather(-1, drawn_CK)
             weights = torch.ones_like(rewards)
         case "uniform":
-            weights = (draft_log_probs > -torch.inf).to(rewards)
+            weights = _possible(draft_log_probs).to(rewards)
     return RewardMoments((weights * rewards).sum().double(), weights.sum().double())
 
 
@@ -82,10 +83,15 @@ def tvd_plus_plus(
             drawn = draft_log_probs.gather(-1, drawn_CK)
             surrogate = -(drawn * advantages.gather(-1, drawn_CK)).mean(-1)
         case "uniform":
-            possible = draft_log_probs > -torch.inf
+            possible = _possible(draft_log_probs)
             parts = torch.where(possible, draft_log_probs, 0.0) * advantages
             surrogate = -torch.where(possible, parts, 0.0).sum(-1) / possible.sum(-1)
     return value + surrogate - surrogate.detach()
+
+
+def _possible(log_probs: Tensor) -> Tensor:
+    """True for tokens that a model may emit."""
+    return log_probs > BANNED_LOGIT / 2
 
 
 def _rewards(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:

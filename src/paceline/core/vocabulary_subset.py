@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+BANNED_LOGIT = -1e4
+"""Logit of a token that a model may not emit, in training: probability 0 with a finite log."""
+
 
 def spread(logits: Tensor, tokens_K: Tensor, vocab_size: int) -> Tensor:
     """Logits of the subset as logits of all tokens, -inf elsewhere. [..., K] -> [..., V]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from paceline.errors import ContextLengthError, UsageError, VocabularyMismatchError
@@ -24,6 +25,7 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
         UsageError: One of the models is an encoder-decoder, or their decoder prompts differ.
     """
     _check_same_kind(target, draft)
+    _warn_of_bans(target, draft)
     width = max(target.vocab_size, draft.vocab_size)
     target_ids, draft_ids = _token_ids(target, width), _token_ids(draft, width)
     if target_ids is not None and draft_ids is not None and target_ids != draft_ids:
@@ -86,6 +88,17 @@ def _check_same_kind(target: Model, draft: Model) -> None:
         f"the draft with {list(prompts[1] or ())}; set the draft's decoder_start_token_id and "
         "forced_bos_token_id to the target's"
     )
+
+
+def _warn_of_bans(target: Model, draft: Model) -> None:
+    bans = [getattr(model, "banned_K", None) for model in (target, draft)]
+    banned = [set() if tokens is None else set(tokens.tolist()) for tokens in bans]
+    if banned[0] != banned[1]:
+        warnings.warn(
+            f"the target's generation config bans the tokens {sorted(banned[0])} and the draft's "
+            f"bans {sorted(banned[1])}; copy generation_config.json from the target to the draft",
+            stacklevel=3,
+        )
 
 
 def _token_ids(model: Model, width: int) -> dict[str, int] | None:

@@ -30,7 +30,7 @@ class Math(RowTask):
         prompt: Template of a prompt.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     task: Literal["math"] = "math"
     prompt: str = "Question: {source}\nAnswer:"

@@ -54,8 +54,8 @@ class RowTask(TaskModel):
             blank line.
     """
 
-    version: ClassVar[int] = 1
-    """Increases when prompts or scores of the task change."""
+    version: ClassVar[int] = 2
+    """Increases when examples, prompts or scores of the task change."""
 
     corpus: CorpusConfig
     train_corpus: CorpusConfig | None = None

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from paceline.tasks.docstrings import DocstringPair
-
 TRANSLATE = "translate German to English: "
 SUMMARIZE = "summarize: "
 _DOCUMENT = 200  # characters of a docstring's body
@@ -39,7 +37,7 @@ class PairFiles(NamedTuple):
     """Files with one pair per line, `{"prompt": ..., "completion": ...}`.
 
     `pairs_train` has every training pair of both tasks three times, and once each phrase that is no
-    sentence: phrases teach words, but there are four times as many of them.
+    sentence: phrases teach words, but there are more of them than of the other pairs.
     """
 
     pairs_train: Path
@@ -65,8 +63,7 @@ def write_pairs(folder: Path, dictionary: Path, packages: tuple[str, ...] = ()) 
     sentences = {de: en for de, en in entries.items() if _are_sentences(de, en)}
     phrases = [(f"{TRANSLATE}{de}", en) for de, en in entries.items() if de not in sentences]
     translations = [(f"{TRANSLATE}{de}", en) for de, en in sentences.items()]
-    documents = {_document(pair): pair.sentence for pair in docstring_pairs(packages)}
-    summaries = [(f"{SUMMARIZE}{text}", sentence) for text, sentence in documents.items()]
+    summaries = list(_summaries(packages))
     trained: list[Pair] = phrases
     for pairs, train, test in (
         (translations, files.translation_train, files.translation_test),
@@ -116,8 +113,14 @@ def _plain(text: str) -> str:
     return " ".join(_NOTES.sub("", text.split(";")[0]).split())
 
 
-def _document(pair: DocstringPair) -> str:
-    return f"{pair.name}: {textwrap.shorten(pair.body, _DOCUMENT, placeholder='')}"
+def _summaries(packages: tuple[str, ...]) -> Iterator[Pair]:
+    """One pair of each beginning of a docstring: the same one may not be in both splits."""
+    seen: set[str] = set()
+    for pair in docstring_pairs(packages):
+        body = textwrap.shorten(pair.body, _DOCUMENT, placeholder="")
+        if body not in seen:
+            seen.add(body)
+            yield f"{SUMMARIZE}{pair.name}: {body}", pair.sentence
 
 
 def _are_sentences(*texts: str) -> bool:

@@ -180,7 +180,7 @@ class HeldOutLoss:
         loss: nats per token. accuracy: fraction of labels that are the argmax. coverage: fraction
         of labels that a draft with a restricted vocabulary can propose.
         """
-        head = Head(draft.head_weight, draft.head_bias)
+        head = Head(draft.head_weight, draft.plain_head_bias)
         vocabulary = _vocabulary(draft)
         if vocabulary is not None:
             head = head.rows(*vocabulary)

@@ -110,6 +110,8 @@ class DraftLoss(nn.Module):
         weights_N = weights_BT[batch.mask_BT]
         vocab_size: int | None = self.vocab_size
         draft_head = _head(self.draft)
+        if not all(term.reads_target for term in plan.terms):
+            draft_head = Head(self.draft.head_weight, self.draft.plain_head_bias)
         target_head = None if self.target is None else _head(self.target)
         if plan.vocabulary is not None:
             target_head = None if target_head is None else target_head.rows(*plan.vocabulary)

@@ -67,6 +67,7 @@ def test_a_document_is_a_name_and_the_beginning_of_a_docstring(dictionary: Path,
     )
     documents = [prompt.split(": ", 2)[2] for prompt in rows.values()]
     assert 190 <= max(map(len, documents)) <= 200
+    assert len(set(documents)) == len(documents), "or both splits could have the same one"
 
 
 def test_a_file_that_is_no_dictionary_is_one_line(tmp_path: Path):

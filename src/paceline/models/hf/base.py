@@ -122,7 +122,12 @@ class HfModel(ABC):
     @property
     def head_bias(self) -> Tensor | None:
         """Bias of the output projection, [V]; -1e4 for tokens that the model may not emit."""
-        return self._bias
+        return self.plain_head_bias
+
+    @property
+    def plain_head_bias(self) -> Tensor | None:
+        """`head_bias` without bans. Losses on labels use it: a label may be a banned token."""
+        return getattr(self._head, "bias", None)
 
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states after the final norm, [B, T, D]. Differentiable."""
@@ -157,12 +162,14 @@ class HfModel(ABC):
 
     def decoding_with(self, decoder: ForwardPass, start: StartSession | None = None) -> Self:
         """The same model with another forward pass in its sessions."""
-        return self.rewrap(self.hf, self.draft_vocabulary, decoder, start)
+        model = self.rewrap(self.hf, self.draft_vocabulary, decoder, start)
+        model.states = self.states
+        return model
 
     def reading_with(self, states: Callable[[Batch], Tensor]) -> Self:
         """The same model with other code for `hidden`."""
-        model = self.rewrap(self.hf, self.draft_vocabulary)
-        model.states = states
+        model = self.rewrap(self.hf, self.draft_vocabulary, self.decoder, self._start)
+        model.weight_change, model.states = self.weight_change, states
         return model
 
     def without_draft_vocabulary(self) -> Self:
@@ -187,18 +194,15 @@ class HfModel(ABC):
         batch = self.trial_batch([1])
         with torch.inference_mode(), evaluating(self.hf):
             wanted = self.plain_logits(batch).float()
-            got = F.linear(self.plain_hidden(batch), self._head.weight, self._bias).float()
+            got = F.linear(
+                self.plain_hidden(batch), self._head.weight, self.plain_head_bias
+            ).float()
         if not bool(wanted.isfinite().all()):
             raise ModelLoadError(
                 f"the logits of this {self.hf.config.model_type} are NaN or infinite; its weights "
                 "are damaged: copy or create it again"
             )
         return wanted, got
-
-    @property
-    def _bias(self) -> Tensor | None:
-        """Bias of the output projection in `hf`, [V]."""
-        return getattr(self._head, "bias", None)
 
     @property
     def _head(self) -> nn.Linear:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from paceline.core.vocabulary_subset import limited
+from paceline.core.vocabulary_subset import BANNED_LOGIT, limited
 from paceline.errors import UnsupportedModelError
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import banned_tokens, configured_token, source_length
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from paceline.models.hf.seq2seq_cache import Seq2SeqCache
 
 _TOLERANCE = 0.02  # of the logits' scale, relative; bfloat16 rounds to 0.004
-_BANNED = -1e4  # logit of a banned token in training: probability 0 with a finite log
 
 
 class Seq2SeqModel(HfModel):
@@ -59,7 +58,7 @@ class Seq2SeqModel(HfModel):
         banned = [
             token
             for token in banned_tokens(hf.generation_config, self.eos_token_ids)
-            if token < len(self._head.weight)
+            if 0 <= token < len(self._head.weight)
         ]
         if banned:
             self.banned_K = torch.tensor(banned, dtype=torch.int64, device=hf.device)
@@ -71,18 +70,18 @@ class Seq2SeqModel(HfModel):
 
     @property
     def head_bias(self) -> Tensor | None:
-        bias_V = self._bias
+        bias_V = self.plain_head_bias
         if self.banned_K is None:
             return bias_V
         weight = self._head.weight
         if bias_V is None:
             bias_V = torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device)
-        return bias_V.index_fill(0, self.banned_K, _BANNED)
+        return bias_V.index_fill(0, self.banned_K, BANNED_LOGIT)
 
     @property
-    def _bias(self) -> Tensor | None:
+    def plain_head_bias(self) -> Tensor | None:
         bias_1V = getattr(self.hf, "final_logits_bias", None)
-        return super()._bias if bias_1V is None else bias_1V[0]
+        return super().plain_head_bias if bias_1V is None else bias_1V[0]
 
     def plain_hidden(self, batch: Batch) -> Tensor:
         source = _source_of(batch)

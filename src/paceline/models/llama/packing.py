@@ -89,11 +89,27 @@ def _merged(layers: Sequence[Any]) -> Tensor:
     """The concatenated weights; the layers' weights become views of the result."""
     if len(layers) == 1:
         return layers[0].weight.detach()
+    if (merged := _already_merged([layer.weight for layer in layers])) is not None:
+        return merged
     weight = _stacked(layers)
     parts = weight.split([len(layer.weight) for layer in layers])
     for layer, part in zip(layers, parts, strict=True):
         layer.weight.data = part
     return weight
+
+
+def _already_merged(weights: Sequence[Tensor]) -> Tensor | None:
+    """The tensor of which these weights are consecutive views, or None."""
+    first = weights[0]
+    end = first.data_ptr()
+    for weight in weights:
+        if weight.data_ptr() != end or not weight.is_contiguous() or weight.dtype != first.dtype:
+            return None
+        end += weight.numel() * weight.itemsize
+    if first.untyped_storage().data_ptr() + first.untyped_storage().nbytes() < end:
+        return None  # separate tensors that happen to be adjacent
+    rows = sum(len(weight) for weight in weights)
+    return first.detach().as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
 
 
 class PackedLinear(nn.Module):

@@ -9,6 +9,7 @@ twice the longest distance.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -216,7 +217,11 @@ def _attend(
     In float32 also under autocast: its gradients take seven times as long in bfloat16 on a CPU.
     """
     heads = query_BHNC.float(), keys_BHWC.float(), values_BHWC.float()
-    with torch.autocast(query_BHNC.device.type, enabled=False):
+    device = query_BHNC.device.type
+    in_float32 = contextlib.nullcontext()
+    if torch.is_autocast_enabled(device):
+        in_float32 = torch.autocast(device, enabled=False)
+    with in_float32:
         mixed = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=1.0)
     return mixed.transpose(1, 2).flatten(2)
 

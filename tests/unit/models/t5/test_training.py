@@ -8,8 +8,10 @@ import torch
 from paceline.errors import SlowerWarning
 from paceline.models import HfModel, wrap_model
 from paceline.models.contract import Texts, pad
+from paceline.models.llama.packing import merged_product
 from paceline.models.prepare import prepare_for_training
 from paceline.models.t5 import layers
+from paceline.models.t5.forward import T5Pass
 from paceline.models.t5.training import T5States
 from paceline.train.freezing import train_all
 from tiny import tiny_hf, tiny_model
@@ -35,7 +37,7 @@ def states_and_gradients(model: HfModel, dtype: torch.dtype) -> tuple[torch.Tens
 
 def fused(hf: Any) -> HfModel:
     model = prepare_for_training(wrap_model(hf))
-    assert isinstance(getattr(model, "states", None), T5States)
+    assert isinstance(model.states, T5States)
     return model
 
 
@@ -74,15 +76,43 @@ def test_states_follow_the_weights():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_states_of_a_frozen_target_are_those_of_transformers(dtype: torch.dtype):
-    wanted = wrap_model(tiny_hf("t5").to(dtype)).hidden(BATCH)[MASK_BT]
-    target = prepare_for_training(wrap_model(tiny_hf("t5").to(dtype)), frozen=True)
-    got = target.hidden(BATCH)[MASK_BT]
-    assert got.dtype == wanted.dtype == dtype
-    spread = float(wanted.float().std())
-    largest = float((got.float() - wanted.float()).abs().max())
-    assert largest <= (1e-4 if dtype == torch.float32 else 0.1) * spread
+@pytest.mark.parametrize("architecture", T5_LIKE)
+def test_states_of_a_frozen_target_are_those_of_transformers(architecture: str):
+    wanted = tiny_model(architecture).hidden(BATCH)[MASK_BT]
+    target = prepare_for_training(wrap_model(tiny_hf(architecture)), frozen=True)
+    torch.testing.assert_close(target.hidden(BATCH)[MASK_BT], wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", T5_LIKE)
+def test_states_of_a_target_in_bfloat16_are_as_near_to_float32_as_those_of_transformers(
+    architecture: str,
+):
+    rounded = tiny_hf(architecture).bfloat16()
+    theirs = wrap_model(rounded).hidden(BATCH)[MASK_BT]
+    target = prepare_for_training(wrap_model(rounded), frozen=True)
+    ours = target.hidden(BATCH)[MASK_BT]
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    exact = wrap_model(rounded.float()).hidden(BATCH)[MASK_BT]
+    assert (ours - exact).square().sum() <= 1.2 * (theirs - exact).square().sum()
+
+
+@torch.no_grad()
+def test_preparing_for_both_keeps_both():
+    """The same weights are merged twice, and stored once."""
+    target = prepare_for_training(wrap_model(tiny_hf("t5_v1_1").bfloat16()), frozen=True)
+    decoder: Any = target.hf.get_decoder()
+    query = decoder.block[0].layer[0].SelfAttention.q
+    stored = query.weight.data_ptr()
+    wanted = target.hidden(BATCH)[MASK_BT]
+    decoding = target.decoding_with(T5Pass(target.hf, merged_product))
+    assert isinstance(decoding.decoder, T5Pass)
+    assert decoding.states is target.states
+    assert query.weight.data_ptr() == stored
+    again = prepare_for_training(decoding, frozen=True)
+    assert again.decoder is decoding.decoder
+    assert torch.equal(again.hidden(BATCH)[MASK_BT], wanted)
+    assert torch.equal(target.hidden(BATCH)[MASK_BT], wanted)
 
 
 def test_other_models_are_returned_unchanged():
