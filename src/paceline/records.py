@@ -206,6 +206,15 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _without(settings: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A copy without these keys; `a.b` is the key b of the settings in a."""
+    kept = {key: value for key, value in settings.items() if key not in keys}
+    for outer, _, inner in (key.partition(".") for key in keys if "." in key):
+        if isinstance(kept.get(outer), dict):
+            kept[outer] = _without(kept[outer], {inner})
+    return kept
+
+
 def config_hash(config: StrictModel) -> str:
     """Short hash of the resolved configuration."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
@@ -301,7 +310,7 @@ class RunDirectory:
             config: Configuration of this run.
             begun: True if an earlier start wrote more than its manifest.
             resume: True to resume that run.
-            may_change: Keys whose values may differ from the earlier run's.
+            may_change: Keys whose values may differ from the earlier run's, such as `data.path`.
             inputs: Fingerprints of the run's inputs by name; empty ones are not compared.
 
         Raises:
@@ -323,8 +332,9 @@ class RunDirectory:
             return None
         if not resume:
             raise ConfigError(f"{where} already holds a run; resume it, or choose another output")
+        before, now = _without(before, may_change), _without(now, may_change)
         keys = sorted(before.keys() | now.keys())
-        changed = [k for k in keys if k not in may_change and before.get(k) != now.get(k)]
+        changed = [k for k in keys if before.get(k) != now.get(k)]
         if changed:
             key = changed[0]
             raise ConfigError(

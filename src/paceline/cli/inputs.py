@@ -16,7 +16,7 @@ from paceline.data.tokens import encode
 from paceline.errors import ContextLengthError, ModelLoadError, StorageError
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.inspection import ModelFacts, inspect_model
-from paceline.models.loading import find_device
+from paceline.models.loading import find_device, load_tokenizer
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ class Preflight:
                 "and draft swapped?"
             )
         return models
+
+    def tokenizer(self, role: str, path: str) -> None:
+        """Check that a tokenizer can be loaded; raises ModelLoadError."""
+        size = len(load_tokenizer(path, alone=True))
+        self._lines.append(f"{role}: {path}, a tokenizer of {size:,} tokens")
 
     def text(self, name: str, corpus: CorpusConfig | str) -> None:
         """Check that a text can be read, up to a number of records; raises PromptError."""

@@ -5,7 +5,7 @@ They take seconds: they read configurations, tokenizers, weight headers and text
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.inputs import FLOAT32_BYTES, Preflight
 from paceline.errors import UsageError
@@ -110,13 +110,20 @@ def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
 
 def check_generate_data(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `generate-data`."""
+    from paceline.engines.text_config import OpenAIWriter
+    from paceline.engines.text_servers import api_key
     from paceline.models.compatibility import check_fits
 
     found = Preflight()
-    models = found.pair(config.target, config.draft)
+    models: list[Any] = []
+    if isinstance(config.writer, OpenAIWriter):
+        found.tokenizer("target", config.target)
+        api_key(config.writer)
+    else:
+        models = found.pair(config.target, config.draft)
     found.text("prompts", config.prompts)
     lengths = config.max_prompt_tokens, config.max_new_tokens
-    for model in cast("Any", models):
+    for model in models:
         check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), model.path)
     found.output(config.output)
     found.end(dry_run=dry_run)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.ray_engine import write_with_ray
 from paceline.data.request_answering import ShardWriter
-from paceline.data.requests import plan_shards
+from paceline.data.requests import ModelWriter, plan_shards
 from paceline.data.shards import ShardStore
+from paceline.engines.text_config import OpenAIWriter
 from paceline.errors import ConfigError, GenerationError
 from paceline.models.loading import encoder_decoder_at, fingerprint, load_tokenizer
 from paceline.processes import in_processes
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
     from paceline.data.requests import GenerateDataConfig, Shard
     from paceline.progress import Progress
 
-_MAY_CHANGE = {"output", "workers", "engine"}  # settings that do not affect the records
+_MAY_CHANGE = {
+    *("output", "workers", "engine"),  # settings that do not affect the records
+    *("writer.url", "writer.api_key_env", "writer.concurrency"),
+    *("writer.timeout_s", "writer.patience_s"),
+}
 
 
 def generate_data(
@@ -41,13 +46,16 @@ def generate_data(
 
     Raises:
         UsageError: a model, a prompt or a setting is invalid.
+        EngineError: no server answers, or answers are damaged; answers so far are kept.
         GenerationError: workers died repeatedly; completed files are kept.
         StorageError: a file could not be written; completed files are kept.
     """
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
-    encoder = encoder_decoder_at(config.target)
-    shards = plan_shards(config, load_tokenizer(config.target), encoder=encoder)
+    served = isinstance(config.writer, OpenAIWriter)
+    encoder = not served and encoder_decoder_at(config.target)
+    tokenizer = load_tokenizer(config.target, alone=served)
+    shards = plan_shards(config, tokenizer, encoder=encoder)
     digest = _digest(config, shards)
     inputs = {"plan": digest}
     begun = bool(store.written())
@@ -118,8 +126,9 @@ def _write(
 def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:
     """Hash of what determines the records besides the configuration: requests and model files."""
     digest = hashlib.sha256()
-    for path in (config.target, config.draft):
-        digest.update((fingerprint(path) if path else "").encode())
+    if isinstance(config.writer, ModelWriter):
+        for path in (config.target, config.draft):
+            digest.update((fingerprint(path) if path else "").encode())
     for shard in shards:
         for request in shard.requests:
             digest.update(f"{shard.name} {request.id} {request.seed} {request.tokens}".encode())

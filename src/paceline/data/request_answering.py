@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.core.sampling import SamplingParams
+from paceline.data.requests import ModelWriter
 from paceline.data.shards import Answer, ShardStore
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.engines.contract import Request as ServedRequest
+from paceline.engines.text_config import OpenAIWriter
+from paceline.engines.text_servers import TextServers
 from paceline.errors import ContextLengthError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_fits
-from paceline.models.loading import fingerprint, tokenizer_of
+from paceline.models.loading import fingerprint, load_tokenizer, tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     import torch
+    from transformers import PreTrainedTokenizerBase
 
     from paceline.data.requests import GenerateDataConfig, Request, Shard
+    from paceline.data.shards import Journal
     from paceline.decode import Generation
     from paceline.decode.decoder import Decoder
+    from paceline.engines.text_answers import Written
     from paceline.models.hf.base import HfModel
     from paceline.models.loading import DType
 
@@ -55,7 +62,7 @@ class Answerer:
                 f"{room + 1}; lower max_prompt_tokens or max_new_tokens"
             )
 
-    def answer(self, shard: Shard) -> list[Answer]:
+    def answer(self, shard: Shard, _journal: Journal) -> list[Answer]:
         """One record per request, in order."""
         requests = shard.requests
         decoder = self._decoder(requests[0].temperature)
@@ -88,34 +95,105 @@ class Answerer:
         config = self.config
         text = generation.tokens[:-1] if generation.stop_reason == "eos" else generation.tokens
         return Answer(
-            id=request.id,
-            prompt=self._text(request.tokens),
-            completion=self._text(text),
-            prompt_tokens=list(request.tokens),
+            **provenance(config, request),
+            prompt=text_of(self.tokenizer, request.tokens),
+            completion=text_of(self.tokenizer, text),
             completion_tokens=generation.tokens,
             stop_reason=generation.stop_reason,
-            temperature=request.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            seed=request.seed,
-            system_prompt=request.system_prompt,
-            source=request.source,
-            prompt_was_cut=request.cut,
-            target=config.target,
             target_fingerprint=self.target_fingerprint,
             draft=config.draft or "",
             draft_fingerprint=self.draft_fingerprint,
             num_speculative_tokens=0 if config.draft is None else config.num_speculative_tokens,
             dtype=self.dtype,
             activations=self.activations,
-            max_new_tokens=config.max_new_tokens,
-            paceline=importlib.metadata.version("paceline"),
         )
 
-    def _text(self, tokens: Sequence[int]) -> str:
-        text = self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
-        assert isinstance(text, str), "one sequence is one text"
-        return text
+
+class ServerAnswerer:
+    """Answers requests with servers; the target gives the tokenizer."""
+
+    def __init__(self, config: GenerateDataConfig, writer: OpenAIWriter) -> None:
+        self.config = config
+        self.tokenizer = load_tokenizer(config.target, alone=True)
+        self.end = cast("int | None", self.tokenizer.eos_token_id)
+        self.servers = TextServers(writer, self._tokenize)
+
+    def answer(self, shard: Shard, journal: Journal) -> list[Answer]:
+        """One record per request, in order; each is in the journal as soon as it is there."""
+        found = journal.read()
+        missing = [request for request in shard.requests if request.id not in found]
+        sampling = SamplingParams(
+            temperature=shard.requests[0].temperature,
+            top_p=self.config.top_p,
+            top_k=self.config.top_k,
+        )
+        wanted = [
+            ServedRequest(request.tokens, self.config.max_new_tokens, sampling, request.seed)
+            for request in missing
+        ]
+
+        def keep(index: int, written: Written) -> None:
+            answer = self._record(missing[index], written)
+            journal.append(answer)
+            found[answer.id] = answer
+
+        self.servers.write(wanted, keep)
+        return [found[request.id] for request in shard.requests]
+
+    def _record(self, request: Request, written: Written) -> Answer:
+        ended = written.stop_reason == "eos"
+        tokens = written.tokens
+        if tokens is None:
+            tokens = self._tokenize(written.text)
+            if ended and self.end is not None:
+                tokens.append(self.end)
+        has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
+        text = tokens[:-1] if has_end else tokens
+        top = written.top
+        return Answer(
+            **provenance(self.config, request),
+            prompt=text_of(self.tokenizer, request.tokens),
+            completion=text_of(self.tokenizer, text),
+            completion_tokens=tokens,
+            stop_reason=written.stop_reason,
+            target_fingerprint="",
+            draft="",
+            draft_fingerprint="",
+            num_speculative_tokens=0,
+            dtype="",
+            activations="",
+            server=written.server,
+            top_tokens=None if top is None else [[token for token, _ in each] for each in top],
+            top_log_probs=None if top is None else [[value for _, value in each] for each in top],
+        )
+
+    def _tokenize(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def provenance(config: GenerateDataConfig, request: Request) -> dict[str, Any]:
+    """The columns of a record that do not depend on its answer, but for the prompt's text."""
+    return {
+        "id": request.id,
+        "prompt_tokens": list(request.tokens),
+        "temperature": request.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "seed": request.seed,
+        "system_prompt": request.system_prompt,
+        "source": request.source,
+        "prompt_was_cut": request.cut,
+        "target": config.target,
+        "max_new_tokens": config.max_new_tokens,
+        "paceline": importlib.metadata.version("paceline"),
+    }
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """The text of tokens, special tokens included."""
+    text = tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
+    assert isinstance(text, str), "one sequence is one text"
+    return text
 
 
 class ShardWriter:
@@ -124,8 +202,18 @@ class ShardWriter:
     def __init__(self, config: GenerateDataConfig, directory: Path) -> None:
         self._config = config
         self._store = ShardStore(directory)
-        self._answerer: Answerer | None = None
+        self._answerer: Answerer | ServerAnswerer | None = None
 
     def __call__(self, shard: Shard) -> None:
-        self._answerer = self._answerer or Answerer(self._config)
-        self._store.write(shard.name, self._answerer.answer(shard))
+        self._answerer = self._answerer or _answerer(self._config)
+        journal = self._store.journal(shard.name)
+        self._store.write(shard.name, self._answerer.answer(shard, journal))
+        journal.remove()
+
+
+def _answerer(config: GenerateDataConfig) -> Answerer | ServerAnswerer:
+    match config.writer:
+        case ModelWriter():
+            return Answerer(config)
+        case OpenAIWriter() as writer:
+            return ServerAnswerer(config, writer)

@@ -14,11 +14,12 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import encode, truncated, warn_of_cut_prompts
+from paceline.engines.text_config import OpenAIWriter
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
@@ -29,11 +30,20 @@ if TYPE_CHECKING:
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+class ModelWriter(StrictModel):
+    """The target answers here, in this process or in workers."""
+
+    kind: Literal["model"] = "model"
+
+
 class GenerateDataConfig(StrictModel):
     """Configuration of `generate-data`.
 
     Attributes:
-        target: Hub id, directory or GGUF file of the model that answers.
+        target: Hub id, directory or GGUF file of the model that answers; with a server as writer,
+            its tokenizer is enough.
+        writer: `{kind: model}`: the target is loaded here. `{kind: openai, url: ...}`: servers with
+            an OpenAI-compatible endpoint answer; see `OpenAIWriter`.
         draft: Draft model for speculative decoding; null: decode with the target alone.
         num_speculative_tokens: Drafted tokens per block; used only with a draft.
         output: Run directory; the records are Parquet files in `output/data`.
@@ -58,6 +68,7 @@ class GenerateDataConfig(StrictModel):
     """
 
     target: str = Field(min_length=1)
+    writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
     draft: str | None = None
     num_speculative_tokens: int = Field(default=3, ge=1)
     output: Path
@@ -84,6 +95,12 @@ class GenerateDataConfig(StrictModel):
         if not temperatures:
             raise ValueError("temperatures is empty; give at least one, such as 1.0")
         return temperatures
+
+    @model_validator(mode="after")
+    def _servers_have_their_own_draft(self) -> GenerateDataConfig:
+        if self.draft is not None and isinstance(self.writer, OpenAIWriter):
+            raise ValueError("draft is for a target that is loaded here; give it to the server")
+        return self
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pyarrow
 from pyarrow import parquet
 from pydantic import BaseModel, ConfigDict
 
-from paceline.records import storage_errors
+from paceline.records import append_jsonl, read_jsonl, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,7 +31,13 @@ class Answer(BaseModel):
         source: Location of the prompt in its corpus.
         target_fingerprint: Hash of the target's files.
         draft, draft_fingerprint: Empty without a draft.
-        dtype, activations: Precision of the target's weights and activations.
+        dtype, activations: Precision of the target's weights and activations; empty if a server
+            answered.
+        server: Name and version of the server that answered, such as `vllm 0.32.0`; empty if it
+            gives none, or if the target answered here.
+        top_tokens, top_log_probs: The most likely tokens of each position and their log
+            probabilities before sampling settings, most likely first, in nats; empty at a position
+            for which the server gives none; None if they were not recorded.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -58,9 +64,36 @@ class Answer(BaseModel):
     activations: str
     max_new_tokens: int
     paceline: str
+    server: str = ""
+    top_tokens: list[list[int]] | None = None
+    top_log_probs: list[list[float]] | None = None
 
 
 _COLUMNS = list(Answer.model_fields)
+_TYPES = {
+    "top_tokens": pyarrow.list_(pyarrow.list_(pyarrow.int32())),
+    "top_log_probs": pyarrow.list_(pyarrow.list_(pyarrow.float32())),
+}
+
+
+class Journal:
+    """Answers of a file that is not complete yet, one JSON line each, in any order."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, Answer]:
+        """The answers by id."""
+        answers = (Answer(**row) for row in read_jsonl(self._path))
+        return {answer.id: answer for answer in answers}
+
+    def append(self, answer: Answer) -> None:
+        """Add an answer; raises StorageError if it cannot be written."""
+        append_jsonl(self._path, answer.model_dump())
+
+    def remove(self) -> None:
+        """Remove it, because the file is complete."""
+        self._path.unlink(missing_ok=True)
 
 
 class ShardStore:
@@ -80,6 +113,10 @@ class ShardStore:
         except (OSError, pyarrow.ArrowException):
             return False
 
+    def journal(self, name: str) -> Journal:
+        """The answers of an incomplete file."""
+        return Journal(self.directory / ".partial" / f"{name}.jsonl")
+
     def foreign(self) -> list[str]:
         """Files whose columns are those of another version of Paceline."""
         return [name for name in sorted(self.written()) if self._columns(name) != _COLUMNS]
@@ -97,6 +134,9 @@ class ShardStore:
             StorageError: the file could not be written.
         """
         table = pyarrow.Table.from_pylist([answer.model_dump() for answer in answers])
+        for column, kind in _TYPES.items():  # those of a column without values are unknown
+            index = table.column_names.index(column)
+            table = table.set_column(index, column, table[column].cast(kind))
         with storage_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.directory, prefix=".writing.") as scratch:

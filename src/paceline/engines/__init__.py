@@ -4,5 +4,6 @@
 - `vllm`, `sglang`, `llamacpp`: servers; `assisted`: transformers in this process
 - `client`, `counters`, `counting`: HTTP, /metrics, block counts from cumulative counters
 - `commands`, `engine_choice`, `process`, `start`: configure, start and stop a server
+- `text_config`, `text_servers`, `text_answers`: texts from OpenAI-compatible servers
 - `draft_sampling`: how each engine samples drafts; `versions`: tested versions
 """

@@ -21,7 +21,7 @@ SECONDS = 600.0
 """Timeout of a request in seconds."""
 _SHOWN = 160  # characters of a server's answer in an error message
 _ADVICE = {
-    401: "the API key is wrong or missing; name its variable with --set engine.api_key_env=NAME",
+    401: "the API key is wrong or missing; name its variable with --set {key_setting}=NAME",
     403: "the API key does not permit this request",
     404: "the server has no such endpoint or model; check the engine and the model name",
     429: "the server refuses more requests for now; try again later",
@@ -43,18 +43,22 @@ class Client:
         url: Root of the server, without /v1.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, *, key_setting: str = "engine.api_key_env"
+    ) -> None:
+        """Connect to `url`; `key_setting` is the setting that names the key's variable."""
         check_packages()
         import httpx2
 
         self.url = root_of(url)
+        self._key_setting = key_setting
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx2.Client(
             base_url=self.url,
             headers=headers,
             timeout=SECONDS,
             limits=httpx2.Limits(max_connections=None),  # one per concurrent request
-            trust_env=not _is_loopback(self.url),  # a proxy cannot reach this machine
+            trust_env=not is_loopback(self.url),  # a proxy cannot reach this machine
         )
 
     def close(self) -> None:
@@ -85,10 +89,10 @@ class Client:
         except httpx2.HTTPError as error:
             raise EngineError(
                 f"{self.url}{path} cannot be reached or closed the connection "
-                f"({_shorten(str(error))}); check that the server runs and that this is its URL"
+                f"({shorten(str(error))}); check that the server runs and that this is its URL"
             ) from error
         if answer.status_code != 200:
-            raise _refusal(f"{self.url}{path}", answer)
+            raise _refusal(f"{self.url}{path}", answer, self._key_setting)
         return answer.text
 
 
@@ -120,7 +124,8 @@ def root_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """True if the URL is one of this machine."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -128,10 +133,16 @@ def _is_loopback(url: str) -> bool:
         return host == "localhost"
 
 
-def _refusal(where: str, answer: httpx2.Response) -> StatusError:
-    status = answer.status_code
+def advice_for(status: int, key_setting: str) -> str:
+    """What to do about an HTTP status; empty if there is no advice."""
     advice = _ADVICE.get(status, "check the server log" if status >= 500 else "")
-    message = f"{where} answered {status} ({_shorten(answer.text)})"
+    return advice.format(key_setting=key_setting)
+
+
+def _refusal(where: str, answer: httpx2.Response, key_setting: str) -> StatusError:
+    status = answer.status_code
+    advice = advice_for(status, key_setting)
+    message = f"{where} answered {status} ({shorten(answer.text)})"
     return StatusError(f"{message}; {advice}" if advice else message, status)
 
 
@@ -147,10 +158,11 @@ def _parsed(text: str, shape: type[Shape], where: str) -> Shape:
         ) from error
     except ValueError as error:
         raise EngineError(
-            f"{where} answered with text that is not JSON ({_shorten(text)[:60]!r}); the answer "
+            f"{where} answered with text that is not JSON ({shorten(text)[:60]!r}); the answer "
             "may be truncated, or another server runs at this URL"
         ) from error
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
+    """The beginning of a text, as one line."""
     return " ".join(text.split())[:_SHOWN]

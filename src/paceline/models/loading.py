@@ -91,13 +91,15 @@ def load_model(
         return wrap_model(hf.to(found_device).eval(), tokenizer, draft_vocabulary)
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, *, alone: bool = False) -> PreTrainedTokenizerBase:
     """Load only the tokenizer of a model.
+
+    `alone`: a local directory needs no model beside it.
 
     Raises:
         ModelLoadError: The model has no tokenizer, or it cannot be read.
     """
-    with open_model(path) as location:
+    with open_model(path, tokenizer_alone=alone) as location:
         tokenizer = read_tokenizer(location)
     if tokenizer is None:
         raise ModelLoadError(
@@ -184,10 +186,14 @@ def _directory_of(location: ModelLocation) -> Path:
 
 
 @contextlib.contextmanager
-def open_model(path: str | Path) -> Iterator[ModelLocation]:
+def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[ModelLocation]:
     """Locate a model, and turn any error of the libraries that read it into a `ModelLoadError`."""
     with quiet():
-        location = locate_model(path)
+        directory = Path(path).expanduser()
+        if tokenizer_alone and any((directory / name).exists() for name in _TOKENIZERS):
+            location = ModelLocation(str(path), str(directory), {"local_files_only": True})
+        else:
+            location = locate_model(path)
         try:
             yield location
         except (PacelineError, torch.OutOfMemoryError):

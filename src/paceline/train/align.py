@@ -130,8 +130,7 @@ def _set_up(
     vocab_size = check_same_vocabulary(target, draft)
     _check_lengths(config, target, draft)
     _check_terms(config, draft)
-    if draft.decoder_prompt is not None:
-        _check_encoder_decoder(config)
+    _check_encoder_decoder(config, draft)
     _choose_trained(config, draft)
     target, draft = prepare_for_training(target, frozen=True), prepare_for_training(draft)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
@@ -239,8 +238,10 @@ def _check_terms(config: AlignConfig, draft: HfModel) -> None:
         )
 
 
-def _check_encoder_decoder(config: AlignConfig) -> None:
+def _check_encoder_decoder(config: AlignConfig, draft: HfModel) -> None:
     """Refuse settings that an encoder-decoder has no use for."""
+    if draft.decoder_prompt is None:
+        return
     rounds = config.target_rounds
     settings = {
         "data.pack_documents": config.data.pack_documents,

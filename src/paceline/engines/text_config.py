@@ -1,0 +1,53 @@
+"""Configuration of servers that write text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from paceline.config import StrictModel
+from paceline.engines.client import root_of
+
+Url = Annotated[str, Field(min_length=1)]
+
+
+class OpenAIWriter(StrictModel):
+    """Servers with an OpenAI-compatible completions endpoint that serve the same model.
+
+    Attributes:
+        url: URL of a server, or of several, which share the requests. A server that does not answer
+            gets no requests until it answers again.
+        model: Name of the model; None: the only one that the server serves.
+        api_key_env: Environment variable that holds the API key.
+        concurrency: Requests in flight per server.
+        top_logprobs: Also record the K most likely tokens of each position with their log
+            probabilities, to distil from (0: none). vLLM allows 20 unless it is started with
+            --max-logprobs.
+        timeout_s: Timeout of a request.
+        patience_s: How long to wait while no server answers.
+    """
+
+    kind: Literal["openai"] = "openai"
+    url: Url | tuple[Url, ...]
+    model: str | None = None
+    api_key_env: str | None = None
+    concurrency: int = Field(default=16, ge=1)
+    top_logprobs: int = Field(default=0, ge=0)
+    timeout_s: float = Field(default=600.0, gt=0)
+    patience_s: float = Field(default=300.0, ge=0)
+
+    @field_validator("url")
+    @classmethod
+    def _are_roots(cls, url: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        found = [root_of(each) for each in ([url] if isinstance(url, str) else url)]
+        if not found:
+            raise ValueError("url is empty; give the URL of at least one server")
+        if len(set(found)) < len(found):
+            raise ValueError(f"url names a server twice: {', '.join(found)}")
+        return url
+
+    @property
+    def urls(self) -> list[str]:
+        """Roots of the servers, without /v1."""
+        return [root_of(url) for url in ([self.url] if isinstance(self.url, str) else self.url)]

@@ -1,0 +1,369 @@
+"""Asks OpenAI-compatible servers for texts: many requests at once, over several servers.
+
+A server that fails gets no requests for a while; its requests go to the others. So servers may
+join, leave and restart during a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from paceline.engines import llamacpp
+from paceline.engines.client import Client, StatusError, advice_for, is_loopback, shorten
+from paceline.engines.text_answers import (
+    AnswerError,
+    Written,
+    read_completion,
+    read_llama_completion,
+)
+from paceline.errors import EngineError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import openai
+
+    from paceline.engines.contract import Request
+    from paceline.engines.text_config import OpenAIWriter
+
+    Tokenize = Callable[[str], list[int]]
+    OnAnswer = Callable[[int, Written], None]
+
+_RETRIES = 2  # by the client, with back-off, before a server counts as failing
+_DAMAGED = 4  # answers to one request that are damaged, before it fails
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_SEEDS = 2**31  # servers keep 32 bits of a seed
+_KEY_SETTING = "writer.api_key_env"
+_PROBE = "def f(x):\n    return 'naïve 東京 ½', 12345  # Hello, world!"
+"""Text of which servers and tokenizer must give the same ids."""
+
+
+class _Version(BaseModel):
+    version: str
+
+
+class _Properties(BaseModel):
+    build_info: str
+
+
+class _Named(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    data: list[_Named]
+
+
+class _Tokens(BaseModel):
+    tokens: list[int]
+
+
+class _UnavailableError(EngineError):
+    """The server does not answer, or refuses for now."""
+
+
+class TextServers:
+    """Writes texts with the servers of an `OpenAIWriter`."""
+
+    def __init__(self, writer: OpenAIWriter, tokenize: Tokenize) -> None:
+        """Read the API key.
+
+        Args:
+            writer: The servers.
+            tokenize: Token ids of a text without special tokens, by the tokenizer of the prompts.
+
+        Raises:
+            UsageError: The client's package or the key's variable is missing.
+        """
+        if importlib.util.find_spec("openai") is None:
+            raise UsageError("writer openai needs the client: pip install 'paceline[engines]'")
+        self._writer = writer
+        self._key = api_key(writer)
+        self._servers = [_Server(url, writer, self._key, tokenize) for url in writer.urls]
+
+    def write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        """Answer all requests; `on_answer` gets the index of each and its answer, in any order.
+
+        Raises:
+            UsageError: A server refuses the key, the model or a request, or has another tokenizer.
+            EngineError: No server answered in time, or answers stay damaged.
+        """
+        asyncio.run(self._write(requests, on_answer))
+
+    async def _write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        pool = _Pool(self._servers, self._writer)
+
+        async def answer(index: int) -> None:
+            on_answer(index, await pool.ask(requests[index]))
+
+        async with contextlib.AsyncExitStack() as stack:
+            for server in self._servers:
+                await stack.enter_async_context(server)
+            tasks = [asyncio.create_task(answer(index)) for index in range(len(requests))]
+            try:
+                for task in asyncio.as_completed(tasks):
+                    await task
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Pool:
+    """Gives each request to the least busy server that answers."""
+
+    def __init__(self, servers: Sequence[_Server], writer: OpenAIWriter) -> None:
+        self._servers = servers
+        self._limit = writer.concurrency
+        self._patience_s = writer.patience_s
+        self._changed = asyncio.Condition()
+        self._answered = time.monotonic()
+
+    async def ask(self, request: Request) -> Written:
+        num_damaged = 0
+        while True:
+            server = await self._acquire()
+            try:
+                written = await server.ask(request)
+            except _UnavailableError as error:
+                self._pause(server, error)
+            except AnswerError:
+                num_damaged += 1
+                if num_damaged == _DAMAGED:
+                    raise
+            else:
+                server.pause_s = 0.0
+                self._answered = time.monotonic()
+                return written
+            finally:
+                server.num_busy -= 1
+                async with self._changed:
+                    self._changed.notify_all()
+
+    async def _acquire(self) -> _Server:
+        async with self._changed:
+            while True:
+                now = time.monotonic()
+                ready = [each for each in self._servers if each.resumes_at <= now]
+                free = [each for each in ready if each.num_busy < self._limit_of(each)]
+                if free:
+                    server = min(free, key=lambda each: each.num_busy)
+                    server.num_busy += 1
+                    return server
+                resting = [each.resumes_at - now for each in self._servers if each not in ready]
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), min(resting, default=None))
+
+    def _limit_of(self, server: _Server) -> int:
+        """One request tests whether a server answers again."""
+        return 1 if server.pause_s else self._limit
+
+    def _pause(self, server: _Server, error: _UnavailableError) -> None:
+        now = time.monotonic()
+        if all(each.pause_s for each in self._servers) and now - self._answered > self._patience_s:
+            raise EngineError(
+                f"{error}; no server answered for {now - self._answered:.0f} s"
+            ) from error
+        if server.resumes_at <= now:  # else another request has found the same failure
+            server.pause_s = min(max(2 * server.pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            server.resumes_at = now + server.pause_s
+            server.forget()
+
+
+class _Server:
+    """One server.
+
+    Attributes:
+        num_busy: Requests in flight.
+        pause_s: Length of the last pause after failures; 0: the last request was answered.
+        resumes_at: End of the pause, by the monotonic clock.
+    """
+
+    def __init__(self, url: str, writer: OpenAIWriter, key: str | None, tokenize: Tokenize) -> None:
+        self._url = url
+        self._writer = writer
+        self._key = key
+        self._tokenize = tokenize
+        self._known: tuple[str, str] | None = None  # model, name and version
+        self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
+
+    async def __aenter__(self) -> _Server:
+        import openai
+
+        self._lock = asyncio.Lock()
+        self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
+        self._client = openai.AsyncOpenAI(
+            base_url=f"{self._url}/v1",
+            api_key=self._key or "none",
+            timeout=self._writer.timeout_s,
+            max_retries=_RETRIES,
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=not is_loopback(self._url)),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    def forget(self) -> None:
+        """Look at model, version and tokenizer again: another server may start at this URL."""
+        self._known = None
+
+    async def ask(self, request: Request) -> Written:
+        """Answer a request.
+
+        Raises:
+            UsageError: The server refuses the key, the model or the request.
+            AnswerError: The answer is damaged.
+            _UnavailableError: The server does not answer, or refuses for now.
+        """
+        async with self._lock:
+            if self._known is None:
+                self._known = await asyncio.to_thread(self._look)
+        model, name = self._known
+        top = self._writer.top_logprobs
+        if name.startswith("llama.cpp"):
+            where = f"{self._url}/completion"
+            body = _llama_body(request, top)
+            return read_llama_completion(await self._post(where, body), where, name, top)
+        where = f"{self._url}/v1/completions"
+        body = {"model": model, **_body(request, top, is_vllm=name.startswith("vllm"))}
+        return read_completion(await self._post(where, body), where, name, top)
+
+    async def _post(self, where: str, body: dict[str, Any]) -> str:
+        import httpx2
+        import openai
+
+        try:
+            answer = await self._client.post(where, cast_to=httpx2.Response, body=body)
+        except openai.APIStatusError as error:
+            raise _refusal(where, error) from None
+        except openai.APITimeoutError:
+            raise _UnavailableError(
+                f"{where} did not answer in {self._writer.timeout_s:.0f} s; the server may be "
+                "overloaded: lower writer.concurrency or raise writer.timeout_s"
+            ) from None
+        except openai.APIConnectionError as error:
+            raise _UnavailableError(
+                f"{where} cannot be reached or closed the connection "
+                f"({shorten(str(error.__cause__ or error))}); check that the server runs and that "
+                "this is its URL"
+            ) from None
+        return answer.text
+
+    def _look(self) -> tuple[str, str]:
+        """The model's name, and the server's name and version; checks its tokenizer."""
+        client = Client(self._url, self._key, key_setting=_KEY_SETTING)
+        try:
+            name, tokenizing = self._identify(client)
+            model = _served_model(client, self._writer.model)
+            if tokenizing is not None:
+                wanted = self._tokenize(_PROBE)
+                got = client.post("/tokenize", {"model": model, **tokenizing}, _Tokens).tokens
+                if got != wanted:
+                    raise UsageError(
+                        f"{self._url} has another tokenizer than the prompts: {len(got)} tokens "
+                        f"instead of {len(wanted)} for the same text; set target to a directory "
+                        "with the tokenizer of the served model"
+                    )
+        except StatusError as error:
+            raise _by_status(str(error), error.status) from None
+        except UsageError:
+            raise
+        except EngineError as error:
+            raise _UnavailableError(str(error)) from None
+        finally:
+            client.close()
+        return model, name
+
+    def _identify(self, client: Client) -> tuple[str, dict[str, Any] | None]:
+        """Name and version, and the body of a request that tokenizes the probe."""
+        try:
+            version = client.get("/version", _Version).version
+        except EngineError:
+            version = None
+        if version is not None:
+            return f"vllm {version}", {"prompt": _PROBE, "add_special_tokens": False}
+        try:
+            build = client.get("/props", _Properties).build_info
+        except EngineError:
+            return "", None
+        return f"llama.cpp {build}", {"content": _PROBE, "add_special": False}
+
+
+def _body(request: Request, top_logprobs: int, *, is_vllm: bool) -> dict[str, Any]:
+    """Every sampling setting: the server's defaults come from the model's files."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "prompt": list(request.prompt),
+        "max_tokens": request.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": request.seed % _SEEDS,
+    }
+    if top_logprobs:
+        body["logprobs"] = top_logprobs
+    if sampling.top_k or is_vllm:
+        body["top_k"] = sampling.top_k or -1  # all tokens
+    if is_vllm:
+        body |= {"min_p": 0.0, "repetition_penalty": 1.0}
+        body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    return body
+
+
+def _llama_body(request: Request, top_logprobs: int) -> dict[str, Any]:
+    return {
+        "prompt": list(request.prompt),
+        "n_predict": request.max_new_tokens,
+        "seed": request.seed % _SEEDS,
+        "return_tokens": True,
+        "n_probs": top_logprobs,
+        **llamacpp.sampling_keys(request.sampling),
+    }
+
+
+def api_key(writer: OpenAIWriter) -> str | None:
+    """The API key; raises UsageError if its variable is not set."""
+    if writer.api_key_env is None:
+        return None
+    key = os.environ.get(writer.api_key_env)
+    if not key:
+        raise UsageError(
+            f"the environment variable {writer.api_key_env} is not set; set it to the API key of "
+            "the server"
+        )
+    return key
+
+
+def _served_model(client: Client, wanted: str | None) -> str:
+    models = [model.id for model in client.get("/v1/models", _Models).data]
+    if wanted is None and len(models) == 1:
+        return models[0]
+    if wanted is None:
+        shown = ", ".join(models) or "none"
+        raise UsageError(f"{client.url} serves these models: {shown}; name one as writer.model")
+    if wanted not in models:
+        raise UsageError(
+            f"{client.url} serves {', '.join(models) or 'no model'}, not {wanted}; name one that "
+            "it serves as writer.model"
+        )
+    return wanted
+
+
+def _refusal(where: str, error: openai.APIStatusError) -> EngineError | UsageError:
+    status = error.status_code
+    advice = advice_for(status, _KEY_SETTING)
+    message = f"{where} answered {status} ({shorten(error.response.text)})"
+    return _by_status(f"{message}; {advice}" if advice else message, status)
+
+
+def _by_status(message: str, status: int) -> EngineError | UsageError:
+    """Statuses that may pass make a server unavailable, and the others are errors of the user."""
+    passing = status in (408, 409, 425, 429) or status >= 500
+    return _UnavailableError(message) if passing else UsageError(message)

@@ -1,0 +1,320 @@
+"""generate-data with servers as writers: every answer once, whatever servers and client do."""
+
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligning import write_corpus, write_pair
+from engine_servers import Answer, serving
+from paceline.config import validate
+from paceline.core.sampling import SamplingParams
+from paceline.data import shards
+from paceline.data.distillation_data import generate_data
+from paceline.data.requests import GenerateDataConfig
+from paceline.data.shards import ShardStore
+from paceline.decode import AutoregressiveDecoder
+from paceline.engines import text_servers
+from paceline.errors import ConfigError, EngineError, PacelineError, UsageError
+from text_servers import Served, top_of
+
+_WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
+KEY = "a-secret-key-1234"
+TOP = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_pair(tmp_path_factory.mktemp("pair"))
+    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in _WORDS])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_servers, "_RETRIES", 0)
+    monkeypatch.setattr(text_servers, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(text_servers, "_LONGEST_PAUSE_S", 0.1)
+
+
+def config(folder: Path, output: Path, url: Any, **changes: Any) -> GenerateDataConfig:
+    writer = {"kind": "openai", "url": url, "concurrency": 3, "patience_s": 0.3}
+    writer |= changes.pop("writer", {})
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "writer": writer,
+        "output": str(output),
+        "prompts": str(folder / "prompts.jsonl"),
+        "temperatures": [0, 1],
+        "num_per_prompt": 2,
+        "max_prompt_tokens": 8,
+        "max_new_tokens": 12,
+        "shard_size": 4,
+        "seed": 3,
+    }
+    return validate(GenerateDataConfig, values | changes)
+
+
+def answers(run: Path) -> list[shards.Answer]:
+    return ShardStore(run / "data").read()
+
+
+@pytest.fixture
+def served(folder: Path) -> Served:
+    return Served(folder)
+
+
+@pytest.fixture
+def url(served: Served) -> Iterator[str]:
+    with serving(served.routes) as found:
+        yield found
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp", "other"])
+def test_records_are_what_the_server_writes(folder: Path, tmp_path: Path, kind: str):
+    served = Served(folder, kind=kind)
+    with serving(served.routes) as url:
+        run = generate_data(config(folder, tmp_path / "run", url))
+    found = answers(run)
+    assert {answer.id for answer in found} == {f"{i}/{j}" for i in range(11) for j in range(2)}
+    names = {"vllm": "vllm 0.32.0", "llama.cpp": "llama.cpp b1-abc", "other": ""}
+    assert {answer.server for answer in found} == {names[kind]}
+    greedy = AutoregressiveDecoder(served.model, SamplingParams(temperature=0))
+    tokenizer = served.tokens_of
+    for answer in found:
+        if answer.temperature > 0:
+            continue
+        (wanted,) = greedy.generate([answer.prompt_tokens], 12)
+        if kind == "other":  # its text, tokenized here
+            texts = [
+                tokenizer.decode(tokens, skip_special_tokens=True)
+                for tokens in (answer.completion_tokens, wanted.tokens)
+            ]
+            assert texts[0] == texts[1]
+        else:
+            assert answer.completion_tokens == wanted.tokens
+        assert answer.stop_reason == wanted.stop_reason
+    assert all(answer.top_tokens is None for answer in found)
+    assert len(served.bodies) == 22
+    assert {body["temperature"] for body in served.bodies} == {0, 1}
+    assert {body["top_p"] for body in served.bodies} == {0.95}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_top_log_probs_are_those_of_the_model(folder: Path, tmp_path: Path, kind: str):
+    served = Served(folder, kind=kind)
+    with serving(served.routes) as url:
+        made = config(folder, tmp_path / "run", url, writer={"top_logprobs": TOP})
+        found = answers(generate_data(made))
+    for answer in found:
+        assert answer.top_tokens is not None
+        assert answer.top_log_probs is not None
+        assert {len(each) for each in answer.top_tokens} == {TOP}
+        assert len(answer.top_tokens) == len(answer.completion_tokens)
+        values, ids = top_of(served.model, answer.prompt_tokens, answer.completion_tokens, TOP)
+        assert answer.top_tokens == ids.tolist()
+        torch.testing.assert_close(torch.tensor(answer.top_log_probs), values)
+
+
+def test_a_token_that_ends_within_a_character_has_no_candidates(folder: Path, tmp_path: Path):
+    """llama-server gives its id, and no entry in completion_probabilities."""
+    served = Served(folder, kind="llama.cpp")
+    served.omitted = 1
+    with serving(served.routes) as url:
+        made = config(folder, tmp_path / "run", url, writer={"top_logprobs": TOP})
+        found = answers(generate_data(made))
+    different = [answer for answer in found if len(set(answer.completion_tokens[:2])) == 2]
+    assert len(different) >= 5
+    for answer in different:
+        top = answer.top_tokens or []
+        assert [len(each) for each in top] == [0] + [TOP] * (len(answer.completion_tokens) - 1)
+
+
+def test_a_failed_run_keeps_its_answers_and_asks_for_the_others_only(
+    folder: Path, tmp_path: Path, served: Served, url: str
+):
+    whole = answers(generate_data(config(folder, tmp_path / "whole", url)))
+    served.bodies.clear()
+    made = config(folder, tmp_path / "run", url, writer={"concurrency": 1})
+    complete = served.complete
+
+    def stop_at_the_seventh(body: dict[str, Any]) -> Answer:
+        if len(served.bodies) == 6:
+            return 400, {"error": {"message": "no more today"}}
+        return complete(body)
+
+    served.complete = stop_at_the_seventh  # pyright: ignore[reportAttributeAccessIssue]
+    with serving(served.routes) as stopping, pytest.raises(UsageError, match="no more today"):
+        generate_data(
+            made.model_copy(update={"writer": made.writer.model_copy(update={"url": stopping})})
+        )
+    served.complete = complete
+    assert len(served.bodies) == 6
+    generate_data(made, resume=True)  # at another address
+    assert len(served.bodies) == 22
+    assert [a.model_dump() for a in answers(tmp_path / "run")] == [a.model_dump() for a in whole]
+    assert not list((tmp_path / "run/data/.partial").iterdir())
+
+
+def test_requests_go_to_all_servers_and_on_when_one_dies(folder: Path, tmp_path: Path):
+    first, second = Served(folder), Served(folder)
+    with serving(first.routes) as one, serving(second.routes) as two:
+        run = generate_data(config(folder, tmp_path / "both", [one, two]))
+    assert Counter(a.id for a in answers(run)).most_common(1)[0][1] == 1
+    assert len(first.bodies) + len(second.bodies) == 22
+    assert min(len(first.bodies), len(second.bodies)) >= 4
+
+    first.bodies.clear()
+    with serving(first.routes) as one:
+        dead = two  # nothing listens there now
+        found = answers(generate_data(config(folder, tmp_path / "one", [dead, one])))
+    assert len(found) == len(first.bodies) == 22
+    assert sorted(a.completion_tokens for a in found) == sorted(
+        a.completion_tokens for a in answers(run)
+    )
+
+
+def test_a_server_that_joins_gets_requests(folder: Path, tmp_path: Path):
+    first, late = Served(folder), Served(folder)
+    gone = threading.Event()
+    complete = first.complete
+
+    def two_only(body: dict[str, Any]) -> Answer:
+        if len(first.bodies) < 2:
+            return complete(body)
+        gone.set()
+        return 503, "stopping"
+
+    first.complete = two_only  # pyright: ignore[reportAttributeAccessIssue]
+    with serving(late.routes) as probe:
+        port = int(probe.rpartition(":")[2])
+    made: list[Path] = []
+    with serving(first.routes) as one:
+        urls = [one, f"http://127.0.0.1:{port}"]
+        wanted = config(folder, tmp_path / "run", urls, writer={"patience_s": 60})
+        running = threading.Thread(target=lambda: made.append(generate_data(wanted)))
+        running.start()
+        assert gone.wait(30)
+        with serving(late.routes, port=port):
+            running.join(60)
+    assert len(answers(made[0])) == 22
+    assert len(first.bodies) + len(late.bodies) == 22
+    assert len(late.bodies) >= 17  # the first had at most three requests when it stopped
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ((429, {"error": {"message": "slow down"}}), "answered 429 .*slow down.*; no server answ"),
+        ((500, "oops"), r"answered 500 \(oops\); check the server log; no server answered for"),
+        ((200, '{"choices": [{"te'), "answered with text that is not JSON .*may be truncated"),
+        ((200, {"choices": []}), "answered with 0 choices; wanted one"),
+        ((200, {"choices": [{"text": 3}]}), r"answered with invalid choices.0.text"),
+        (
+            (200, {"choices": [{"text": "", "finish_reason": "content_filter"}]}),
+            "answered with invalid choices.0.finish_reason",
+        ),
+    ],
+)
+def test_answers_that_cannot_be_used_are_asked_again_and_then_one_line(
+    folder: Path, tmp_path: Path, served: Served, url: str, fault: Answer, message: str
+):
+    made = config(folder, tmp_path / "run", url, writer={"concurrency": 1})
+    served.faults = [fault] * 2
+    generate_data(made)
+    assert len(served.bodies) == 24
+    served.faults = [fault] * 1000
+    with pytest.raises(EngineError, match=message) as caught:
+        generate_data(config(folder, tmp_path / "other", url))
+    assert "\n" not in str(caught.value)
+
+
+def _with_top(*candidates: dict[str, float]) -> Answer:
+    choice = {"text": "a", "finish_reason": "length", "token_ids": [5] * len(candidates)}
+    return 200, {"choices": [{**choice, "logprobs": {"top_logprobs": list(candidates)}}]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (_with_top({"token_id:5": math.nan}), "gives the log probability nan for token 0"),
+        (_with_top({"token_id:5": 0.4}), "gives the log probability 0.4 for token 0"),
+        (_with_top({"token_id:5": -1.0}, {}), "gives no log probabilities for token 1; llama-serv"),
+        (_with_top({" the": -1.0}), "names tokens by their text .' the'.*set top_logprobs to 0"),
+        (_with_top({"token_id:1": -0.1, "token_id:2": -0.1}), "for token 0 whose sum exceeds 1"),
+        (
+            (200, {"choices": [{"text": "a", "finish_reason": "stop", "token_ids": [5, 6]}]}),
+            "answered with 2 tokens and the log probabilities of 0",
+        ),
+        (
+            (200, {"choices": [{"text": "a", "finish_reason": "stop"}]}),
+            "answered with text without token ids and the log probabilities of 0",
+        ),
+    ],
+)
+def test_log_probs_that_cannot_be_used_are_one_line(
+    folder: Path, tmp_path: Path, served: Served, url: str, fault: Answer, message: str
+):
+    served.faults = [fault] * 1000
+    with pytest.raises(EngineError, match=message):
+        generate_data(config(folder, tmp_path / "run", url, writer={"top_logprobs": TOP}))
+
+
+def test_a_key_is_sent_and_written_nowhere(
+    folder: Path, tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    writer = {"api_key_env": "SERVER_KEY"}
+    with serving(served.routes, key=KEY) as url:
+        made = config(folder, tmp_path / "run", url, writer=writer)
+        with pytest.raises(UsageError, match="variable SERVER_KEY is not set"):
+            generate_data(made)
+        monkeypatch.setenv("SERVER_KEY", "another")
+        with pytest.raises(UsageError, match=r"401.*name its variable with --set writer.api_key"):
+            generate_data(made, resume=True)
+        monkeypatch.setenv("SERVER_KEY", KEY)
+        run = generate_data(made, resume=True)
+    assert len(answers(run)) == 22
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not any(KEY.encode() in path.read_bytes() for path in files)
+
+
+def test_another_tokenizer_another_model_and_no_server_are_one_line(
+    folder: Path, tmp_path: Path, served: Served, url: str
+):
+    number = iter(range(99))
+
+    def refused(match: str, address: str, kind: type[PacelineError], **writer: Any) -> None:
+        made = config(folder, tmp_path / f"run-{next(number)}", address, writer=writer)
+        with pytest.raises(kind, match=match) as caught:
+            generate_data(made)
+        assert "\n" not in str(caught.value)
+
+    refused("serves served, not other; name one", url, UsageError, model="other")
+    with serving(served.routes) as closed:
+        pass
+    refused("cannot be reached .* no server answered for", closed, EngineError)
+    served.tokens_of = lambda text, **_: {"input_ids": [1, 2]}
+    refused("has another tokenizer than the prompts: 2 tokens instead of", url, UsageError)
+    with pytest.raises(ConfigError, match="names a server twice"):
+        config(folder, tmp_path / "run", [url, f"{url}/v1"])
+    with pytest.raises(ConfigError, match="draft is for a target that is loaded here"):
+        config(folder, tmp_path / "run", url, draft="d")
+
+
+def test_a_tokenizer_without_a_model_is_enough(
+    folder: Path, tmp_path: Path, served: Served, url: str
+):
+    alone = tmp_path / "tokenizer"
+    served.tokens_of.save_pretrained(alone)
+    assert not (alone / "config.json").exists()
+    run = generate_data(config(folder, tmp_path / "run", url, target=str(alone)))
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["config"]["writer"]["kind"] == "openai"
+    assert len(answers(run)) == 22
