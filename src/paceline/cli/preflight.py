@@ -66,7 +66,11 @@ def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
 
     found = Preflight()
     check_run_directory(RunDirectory(config.output), config, resume=resume)
-    _, draft = found.pair(config.target, config.draft)
+    if config.loads_target:
+        _, draft = found.pair(config.target, config.draft)
+    else:
+        found.tokenizer("target", config.target)
+        draft = found.model("draft", config.draft)
     _check_texts(found, "data", config.data, ("train", "held_out", "pretraining"))
     found.training_output(config, draft)
     found.end(dry_run=dry_run)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from paceline.core.top_k_tail import TopScores
 from paceline.models.contract import Texts, pad
 
 if TYPE_CHECKING:
@@ -30,12 +32,14 @@ class Row:
         trained_from: Index of the first token with loss.
         target_hidden_TD: Cached target hidden states that predict each trained token, or None.
         source: Encoder input of an encoder-decoder; None for a decoder-only model.
+        top: The target's most likely tokens before each trained token; None: not recorded.
     """
 
     tokens: Sequence[int]
     trained_from: int
     target_hidden_TD: Tensor | None = None
     source: Sequence[int] | None = None
+    top: TopScores | None = None
 
     def __post_init__(self) -> None:
         assert 1 <= self.trained_from < len(self.tokens), "a row needs context and a trained token"
@@ -51,6 +55,8 @@ class TokenBatch:
         labels_BT: The next token at each position.
         mask_BT: 1 = the label at this position carries loss.
         source: Encoder inputs; None for a decoder-only model.
+        top: The target's most likely tokens at the positions of the mask, in order; None if a row
+            has none.
     """
 
     tokens_BT: Tensor
@@ -58,12 +64,14 @@ class TokenBatch:
     labels_BT: Tensor
     mask_BT: Tensor
     source: Texts | None = None
+    top: TopScores | None = None
 
     def to(self, device: torch.device) -> TokenBatch:
         attention = None if self.attention_BT is None else self.attention_BT.to(device)
         labels, mask = self.labels_BT.to(device), self.mask_BT.to(device)
         source = None if self.source is None else self.source.to(device)
-        return TokenBatch(self.tokens_BT.to(device), attention, labels, mask, source)
+        top = None if self.top is None else self.top.to(device)
+        return TokenBatch(self.tokens_BT.to(device), attention, labels, mask, source, top)
 
 
 def collate(rows: Sequence[Row]) -> TokenBatch:
@@ -88,4 +96,18 @@ def collate(rows: Sequence[Row]) -> TokenBatch:
     sources = [row.source for row in rows if row.source is not None]
     assert len(sources) in (0, len(rows)), "all rows have a source, or none"
     source = pad(sources) if sources else None
-    return TokenBatch(tokens_BT, attention_BT if padded else None, labels_BT, mask_BT, source)
+    attention = attention_BT if padded else None
+    return TokenBatch(tokens_BT, attention, labels_BT, mask_BT, source, _joined(rows))
+
+
+def _joined(rows: Sequence[Row]) -> TopScores | None:
+    """Scores of all rows, of equal width."""
+    found = [row.top for row in rows if row.top is not None]
+    if len(found) < len(rows):
+        return None
+    width = max(top.tokens_NK.shape[1] for top in found)
+    tokens, log_probs = (
+        torch.cat([F.pad(values, (0, width - values.shape[1]), value=fill) for values in parts])
+        for parts, fill in zip(zip(*found, strict=True), (-1, 0.0), strict=True)
+    )
+    return TopScores(tokens.long(), log_probs)

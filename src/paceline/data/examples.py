@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
+from paceline.core.top_k_tail import TopScores
 from paceline.data.tokens import encode, truncated, warn_of_cut_prompts
 from paceline.errors import PromptError
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from paceline.data.prompts import Record
+    from paceline.data.prompts import Record, TopTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Example:
             there is no completion.
         where: Source location, for error messages.
         source: Encoder input; None for a decoder-only model.
+        top: The target's most likely tokens before each token with loss; None: not recorded.
     """
 
     tokens: Sequence[int]
@@ -36,6 +40,7 @@ class Example:
     trained_from: int | None
     where: str
     source: Sequence[int] | None = None
+    top: TopScores | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -95,8 +100,11 @@ def build_examples(
             tokens = context + whole[: lengths.completion]
             trained_from = len(context)
         source = array("i", prompt) if encoder else None
+        top = None
+        if record.top is not None:
+            top = _scores(record.top, len(tokens) - len(context))
         examples.append(
-            Example(array("i", tokens), len(context), trained_from, record.where, source)
+            Example(array("i", tokens), len(context), trained_from, record.where, source, top)
         )
     examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)
     warn_of_cut_prompts(num_cut, num_prompts, lengths.prompt, encoder=encoder)
@@ -106,6 +114,18 @@ def build_examples(
             "use longer documents"
         )
     return examples
+
+
+def _scores(top: TopTokens, count: int) -> TopScores:
+    """The first `count` positions as tensors, filled up with the token -1."""
+    width = max((len(row) for row in top.tokens[:count]), default=0)
+    tokens = torch.full((count, width), -1, dtype=torch.int32)
+    log_probs = torch.zeros(count, width)
+    for index in range(count):
+        size = len(top.tokens[index])
+        tokens[index, :size] = torch.tensor(top.tokens[index], dtype=torch.int32)
+        log_probs[index, :size] = torch.tensor(top.log_probs[index])
+    return TopScores(tokens, log_probs)
 
 
 def append_eos(tokens: list[int], eos_token_id: int | None) -> list[int]:

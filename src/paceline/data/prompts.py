@@ -10,7 +10,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Text = str | list[int]
 Message = dict[str, str]
 
+_LARGEST_LOG_PROB = 1e-3  # above 0 by rounding
 _TRUNCATED = frozenset({"length", "context"})  # stop reasons written by generate-data
 _WANTED = "wanted one of prompt, text, messages, tokens"
 
@@ -59,6 +60,18 @@ class CorpusConfig(StrictModel):
         return self
 
 
+class TopTokens(NamedTuple):
+    """A model's most likely tokens before each token of a completion.
+
+    Attributes:
+        tokens: Ids at each position; empty where they were not recorded.
+        log_probs: Their log-probabilities in nats.
+    """
+
+    tokens: Sequence[Sequence[int]]
+    log_probs: Sequence[Sequence[float]]
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One text of a corpus.
@@ -69,6 +82,7 @@ class Record:
         where: File and line, or data set and row, for error messages.
         id: The row's own id, if it has one.
         open_ended: Append no end-of-text token: the text is truncated or already has one.
+        top: The most likely tokens of the model that wrote the completion; None: not recorded.
     """
 
     where: str
@@ -78,6 +92,7 @@ class Record:
     messages: tuple[Message, ...] = ()
     id: str | None = None
     open_ended: bool = False
+    top: TopTokens | None = None
 
     @property
     def content(self) -> str:
@@ -282,7 +297,8 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
         case {"prompt_tokens": [*prompt], "completion_tokens": [*completion]}:
             # Written by `generate-data`; tokenising the texts again could give other tokens.
             prompt = _text(prompt, "prompt_tokens", where)
-            return Record(where, "prompt", prompt, _text(completion, "completion_tokens", where))
+            found = Record(where, "prompt", prompt, _text(completion, "completion_tokens", where))
+            return dataclasses.replace(found, top=_top_tokens(row, len(completion), where))
         case {"prompt": prompt}:
             prompt, completion = _text(prompt, "prompt", where), row.get("completion")
             if completion is not None:
@@ -294,6 +310,26 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
             return Record(where, "document", text=_text(tokens, "tokens", where))
     keys = ", ".join(map(str, row)) or "none"
     raise PromptError(f"{where} has the keys {keys}; {_WANTED}, or name the column in prompt_field")
+
+
+def _top_tokens(row: Mapping[str, Any], count: int, where: str) -> TopTokens | None:
+    """The columns `top_tokens` and `top_log_probs`, with `count` positions."""
+    tokens, log_probs = row.get("top_tokens"), row.get("top_log_probs")
+    if tokens is None and log_probs is None:
+        return None
+    tokens, log_probs = tokens or [], log_probs or []
+    sizes = [list(map(len, rows)) for rows in (tokens, log_probs)]
+    if len(tokens) != count or sizes[0] != sizes[1]:
+        raise PromptError(
+            f"{where} has {count} completion tokens, and top_tokens and top_log_probs of "
+            f"{len(tokens)} and {len(log_probs)} positions or of unequal lengths; record them again"
+        )
+    if not all(value <= _LARGEST_LOG_PROB for values in log_probs for value in values):
+        raise PromptError(
+            f"{where} has a log probability in top_log_probs that is NaN or above 0; record it "
+            "again"
+        )
+    return TopTokens(tokens, log_probs)
 
 
 def _column(row: Mapping[str, Any], dotted: str, where: str) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from paceline.core.sampling import SamplingParams
 from paceline.data.requests import ModelWriter
 from paceline.data.shards import Answer, ShardStore
+from paceline.data.top_scores import top_scores
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.contract import Request as ServedRequest
 from paceline.engines.text_config import OpenAIWriter
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from paceline.data.prompts import TopTokens
     from paceline.data.requests import GenerateDataConfig, Request, Shard
     from paceline.data.shards import Journal
     from paceline.decode import Generation
@@ -72,8 +74,19 @@ class Answerer:
             [request.seed for request in requests],
             batch_size=self.config.batch_size,
         )
-        pairs = zip(requests, generations, strict=True)
-        return [self._record(request, generation) for request, generation in pairs]
+        tops = self._tops(requests, generations)
+        return list(map(self._record, requests, generations, tops))
+
+    def _tops(
+        self, requests: Sequence[Request], generations: Sequence[Generation]
+    ) -> Sequence[TopTokens | None]:
+        writer = self.config.writer
+        if not writer.top_logprobs:
+            return [None] * len(requests)
+        prompts = [request.tokens for request in requests]
+        completions = [generation.tokens for generation in generations]
+        size = self.config.batch_size
+        return top_scores(self.target, prompts, completions, writer.top_logprobs, size)
 
     def _load(self, source: str, dtype: DType | torch.dtype) -> HfModel:
         model = load_model(source, dtype=dtype)
@@ -91,7 +104,7 @@ class Answerer:
         decoder.forces_eos = False  # a draft would learn to stop at max_new_tokens
         return decoder
 
-    def _record(self, request: Request, generation: Generation) -> Answer:
+    def _record(self, request: Request, generation: Generation, top: TopTokens | None) -> Answer:
         config = self.config
         text = generation.tokens[:-1] if generation.stop_reason == "eos" else generation.tokens
         return Answer(
@@ -106,6 +119,8 @@ class Answerer:
             num_speculative_tokens=0 if config.draft is None else config.num_speculative_tokens,
             dtype=self.dtype,
             activations=self.activations,
+            top_tokens=None if top is None else top.tokens,
+            top_log_probs=None if top is None else top.log_probs,
         )
 
 

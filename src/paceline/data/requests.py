@@ -31,9 +31,15 @@ Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ModelWriter(StrictModel):
-    """The target answers here, in this process or in workers."""
+    """The target answers here, in this process or in workers.
+
+    Attributes:
+        top_logprobs: Also record the K most likely tokens of each position with their log
+            probabilities, to distil from (0: none).
+    """
 
     kind: Literal["model"] = "model"
+    top_logprobs: int = Field(default=0, ge=0)
 
 
 class GenerateDataConfig(StrictModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from paceline.records import append_jsonl, read_jsonl, storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 
 class Answer(BaseModel):
@@ -65,8 +66,8 @@ class Answer(BaseModel):
     max_new_tokens: int
     paceline: str
     server: str = ""
-    top_tokens: list[list[int]] | None = None
-    top_log_probs: list[list[float]] | None = None
+    top_tokens: Sequence[Sequence[int]] | None = None
+    top_log_probs: Sequence[Sequence[float]] | None = None
 
 
 _COLUMNS = list(Answer.model_fields)

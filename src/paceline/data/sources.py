@@ -112,10 +112,18 @@ class FixedText:
         """Rows of the next examples."""
         return TextBatch([self.row(index) for index in self.stream.take_indices()], "fixed")
 
-    def check(self) -> None:
-        """Raise PromptError if an example has no completion."""
+    def check(self, *, recorded: bool = False) -> None:
+        """Raise PromptError if an example has no completion.
+
+        `recorded`: or if the target's most likely tokens were not recorded with it.
+        """
         for index in range(len(self.stream.examples)):
-            self.row(index)
+            if self.row(index).top is None and recorded:
+                raise PromptError(
+                    f"{self.stream.examples[index].where} has no top_tokens; record them by "
+                    "generate-data with writer.top_logprobs, or choose another objective than "
+                    "top_k_tail"
+                )
 
     def row(self, index: int) -> Row:
         """The row of one example.
@@ -129,7 +137,7 @@ class FixedText:
                 f"{example.where} has a prompt but no completion, and fixed text needs both; "
                 "add completions, or set fixed_fraction to 0"
             )
-        return Row(example.tokens, example.trained_from, source=example.source)
+        return Row(example.tokens, example.trained_from, source=example.source, top=example.top)
 
 
 class SampledText:

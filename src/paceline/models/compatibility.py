@@ -9,6 +9,8 @@ from paceline.errors import ContextLengthError, UsageError, VocabularyMismatchEr
 from paceline.models.contract import decoder_prompt_of, max_source_length_of
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from paceline.models.contract import Model
 
 _ADVICE = "choose or build a draft with the target's own tokenizer"
@@ -40,6 +42,18 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
             f"{draft.vocab_size}; {_ADVICE}"
         )
     return shared
+
+
+def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: Model) -> int:
+    """`check_same_vocabulary` for a target of which only the tokenizer is here.
+
+    Raises:
+        VocabularyMismatchError: A token has different ids, or the draft lacks a token.
+    """
+    target_ids, draft_ids = target.get_vocab(), _token_ids(draft, draft.vocab_size)
+    if draft_ids is not None and target_ids != draft_ids:
+        raise VocabularyMismatchError(_difference(target_ids, draft_ids))
+    return draft.vocab_size
 
 
 def check_fits(

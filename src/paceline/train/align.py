@@ -14,11 +14,12 @@ from paceline.data.replay import WritingClock
 from paceline.data.sources import BlendedText, Shard
 from paceline.data.tokens import encode_prompts
 from paceline.errors import ConfigError
-from paceline.models.compatibility import check_fits, check_same_vocabulary
+from paceline.models.compatibility import check_fits, check_same_tokenizer, check_same_vocabulary
 from paceline.models.drafts.restricted_head import count_tokens
 from paceline.models.loading import (
     fingerprint_if_there,
     load_model,
+    load_tokenizer,
     model_directory,
     shapes_at,
     stored_dtype,
@@ -30,7 +31,7 @@ from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_stat
 from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
 from paceline.train.freezing import freeze_embeddings, freeze_layers, train_all
 from paceline.train.loop import Parts
-from paceline.train.objectives import UnderRule
+from paceline.train.objectives import TopKTail, UnderRule
 from paceline.train.run import run_training, takes_bfloat16, writer_of
 from paceline.train.step import Stepper, StepPlan
 from paceline.train.training_text import (
@@ -110,39 +111,34 @@ def _set_up(
     run: RunDirectory,
     progress: Progress,
 ) -> tuple[Parts, TrainingState]:
-    store = CheckpointStore(
-        run.checkpoints, model_directory(config.target), config.checkpoints.keep
-    )
+    # the draft has the target's tokenizer
+    read = config.target if config.loads_target else config.draft
+    store = CheckpointStore(run.checkpoints, model_directory(read), config.checkpoints.keep)
     checkpoint = store.latest()
     if accelerator.is_main_process:
         store.sweep()
     state = read_state(checkpoint)
-    bfloat16 = takes_bfloat16(config, shapes_at(config.target), accelerator, run)
-    device = str(accelerator.device)
-    sharded = accelerator.num_processes > 1 and "target" in config.shard
-    target = load_model(
-        config.target,
-        dtype="bfloat16" if bfloat16 else "float32",
-        device="cpu" if sharded else device,  # the full target may not fit on one device
-    )
+    bfloat16 = takes_bfloat16(config, shapes_at(read), accelerator, run)
     start = config.draft if checkpoint is None else checkpoint / "draft"
-    draft = load_model(start, dtype="float32", device=device)
-    vocab_size = check_same_vocabulary(target, draft)
+    draft = load_model(start, dtype="float32", device=str(accelerator.device))
+    target = _load_target(config, accelerator, bfloat16=bfloat16)
+    vocab_size = _check_vocabulary(config, target, draft)
     _check_lengths(config, target, draft)
     _check_terms(config, draft)
     _check_encoder_decoder(config, draft)
     _choose_trained(config, draft)
-    target, draft = prepare_for_training(target, frozen=True), prepare_for_training(draft)
+    draft = prepare_for_training(draft)
+    reader = target or draft
     shard = Shard(accelerator.process_index, accelerator.num_processes)
     records, held_out = records_of(config)
-    stream = stream_of(config, records, target, shard)
+    stream = stream_of(config, records, reader, shard)
     stepper = Stepper(draft, target, config, accelerator, vocab_size=vocab_size, bfloat16=bfloat16)
     stepper.restore(read_optimizer(checkpoint))
-    pretraining = pretraining_of(config, target, shard, run)
+    pretraining = pretraining_of(config, reader, shard, run)
     writing = WritingClock(state.writing_s)
     generates = config.fixed_fraction < 1 and config.draft_fraction > 0
     writer = writer_of(config, draft, accelerator, run) if generates else draft
-    source = source_of(config, stream, writer, target, shard, progress, writing)
+    source = source_of(config, stream, writer, reader, shard, progress, writing)
     evaluator = None
     if accelerator.is_main_process:
         rewind_metrics(run, state.step if checkpoint else -1)
@@ -163,6 +159,29 @@ def _set_up(
         writing=writing,
     )
     return parts, state
+
+
+def _load_target(
+    config: AlignConfig, accelerator: Accelerator, *, bfloat16: bool
+) -> HfModel | None:
+    """The target, ready to be read; None if only its tokenizer is needed."""
+    if not config.loads_target:
+        return None
+    sharded = accelerator.num_processes > 1 and "target" in config.shard
+    target = load_model(
+        config.target,
+        dtype="bfloat16" if bfloat16 else "float32",
+        # the full target may not fit on one device
+        device="cpu" if sharded else str(accelerator.device),
+    )
+    return prepare_for_training(target, frozen=True)
+
+
+def _check_vocabulary(config: AlignConfig, target: HfModel | None, draft: HfModel) -> int:
+    """Number of tokens that target and draft share."""
+    if target is not None:
+        return check_same_vocabulary(target, draft)
+    return check_same_tokenizer(load_tokenizer(config.target, alone=True), draft)
 
 
 class Planner:
@@ -201,7 +220,7 @@ def _choose_trained(config: AlignConfig, draft: HfModel) -> None:
     freeze_layers(draft, config.freeze_layers)
 
 
-def _check_lengths(config: AlignConfig, target: HfModel, draft: HfModel) -> None:
+def _check_lengths(config: AlignConfig, target: HfModel | None, draft: HfModel) -> None:
     settings = config.evaluation
     longest = {("max_prompt_tokens", "max_completion_tokens"): lengths_of(config)}
     if config.data.evaluates:
@@ -209,7 +228,8 @@ def _check_lengths(config: AlignConfig, target: HfModel, draft: HfModel) -> None
         longest[names] = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)
     for model, name in ((target, "the target"), (draft, "the draft")):
         for names, lengths in longest.items():
-            check_fits(model, *lengths, names, name)
+            if model is not None:
+                check_fits(model, *lengths, names, name)
 
 
 def _check_terms(config: AlignConfig, draft: HfModel) -> None:
@@ -231,10 +251,10 @@ def _check_terms(config: AlignConfig, draft: HfModel) -> None:
         raise ConfigError(
             f"cross_entropy with a divergence needs every label, {limit}; remove one of them"
         )
-    if any(isinstance(term, UnderRule) for terms in together for term in terms):
+    if any(isinstance(term, UnderRule | TopKTail) for term in config.terms):
         raise ConfigError(
-            f"a rule objective needs the full vocabulary, {limit}; use a divergence, or a draft "
-            "that proposes all tokens"
+            f"rule and top_k_tail objectives need the full vocabulary, {limit}; use a divergence, "
+            "or a draft that proposes all tokens"
         )
 
 
@@ -277,14 +297,14 @@ def _vocabulary(
 def _evaluator(
     config: AlignConfig,
     records: Sequence[Record] | None,
-    target: HfModel,
+    target: HfModel | None,
     run: RunDirectory,
     vocab_size: int,
     progress: Progress,
     texts: Path | None,
 ) -> AgreementEvaluator | None:
     settings = config.evaluation
-    if records is None or target.tokenizer is None:
+    if records is None or target is None or target.tokenizer is None:
         return None
     prompts = encode_prompts(
         records,

@@ -11,7 +11,7 @@ from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.replay import Rounds
-from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target
+from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
 from paceline.train.recipes import RECIPES, RecipeName
 from paceline.train.settings import TrainSettings
 from paceline.train.vocabulary_subset_loss import LossVocabulary
@@ -123,7 +123,9 @@ class AlignConfig(TrainSettings):
     The aligned draft is saved to `output/draft`.
 
     Attributes:
-        target: Hub id, directory or GGUF file of the target.
+        target: Hub id, directory or GGUF file of the target. Its tokenizer is enough if nothing
+            reads the target: objectives top_k_tail and cross_entropy, on fixed text, without
+            evaluation.
         draft: Hub id, directory or GGUF file of the initial draft, which is not changed.
         recipe: Named defaults for objective, fixed_fraction and draft_fraction.
         objective: One divergence or a weighted sum.
@@ -156,6 +158,18 @@ class AlignConfig(TrainSettings):
     freeze_embeddings: bool = False
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def terms(self) -> tuple[Objective, ...]:
+        """All terms of the objective and of the finish."""
+        return self.objective + (() if self.finish is None else self.finish.objective)
+
+    @property
+    def loads_target(self) -> bool:
+        """True if the target's weights are needed."""
+        writes = self.fixed_fraction < 1 and self.draft_fraction < 1
+        kept = self.data.keep_states_gb is not None
+        return reads_target(self.terms) or writes or kept or self.data.evaluates
 
     @property
     def pretraining_rows(self) -> int:
@@ -192,14 +206,18 @@ class AlignConfig(TrainSettings):
                 f"target_rounds.rows is {self.target_rounds.rows}, wanted a multiple of "
                 f"{own_rows}, which is batch_size without pretraining rows; change one of them"
             )
-        finish = () if self.finish is None else self.finish.objective
         if self.loss_vocabulary is not None:
-            for term in (*self.objective, *finish):
+            for term in self.terms:
                 if term.needs_all_tokens is not None:
                     raise ValueError(
                         f"{term.needs_all_tokens}, but loss_vocabulary omits tokens; "
                         "remove one of them"
                     )
+        if reads_top(self.terms) and (self.fixed_fraction < 1 or self.data.pretraining is not None):
+            raise ValueError(
+                "top_k_tail needs recorded log probabilities of every text; set fixed_fraction to "
+                "1 and unset data.pretraining"
+            )
         self._check_shards()
         if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
             raise ValueError(

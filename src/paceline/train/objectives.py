@@ -7,7 +7,7 @@ The formulas are in `core.divergences`, `core.tvd_plus_plus` and `core.rule_loss
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -17,6 +17,7 @@ from paceline.core import divergences
 from paceline.core.rule_base import Position
 from paceline.core.rule_losses import RuleLoss, rule_loss
 from paceline.core.rules import RuleChoice
+from paceline.core.top_k_tail import TopScores, coarsened
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, tvd_plus_plus
 from paceline.errors import UsageError
 from paceline.extensions import IMPORT, variants
@@ -43,6 +44,7 @@ class Compared(NamedTuple):
     labels_C: Tensor  # indices among the V tokens
     policy: Policy | None = None  # for TVD++
     log_coverage_C: Tensor | None = None  # log of the target's mass on the V tokens; None: 0
+    top: TopScores | None = None  # recorded scores of a served target
 
 
 class ObjectiveTerm(StrictModel, ABC):
@@ -51,6 +53,7 @@ class ObjectiveTerm(StrictModel, ABC):
     Attributes:
         weight: Factor of the term's loss.
         reads_target: True if the term needs the target's probabilities, not only labels.
+        reads_top: True if the term needs recorded log-probabilities of the target.
         counts_acceptance: True if the term is a function of the acceptance, which depends on the
             target's mass on tokens that the draft does not propose.
         missed_weight: Loss per unit of this mass.
@@ -59,6 +62,7 @@ class ObjectiveTerm(StrictModel, ABC):
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     reads_target: ClassVar[bool] = True
+    reads_top: ClassVar[bool] = False
     counts_acceptance: ClassVar[bool] = False
     missed_weight: ClassVar[float] = 0.0
 
@@ -250,6 +254,40 @@ class CrossEntropy(ObjectiveTerm):
         return Term(DivergenceKind.CROSS_ENTROPY, self.weight)
 
 
+class TopKTail(ObjectiveTerm):
+    """A divergence over the target's recorded tokens and the rest; see `core.top_k_tail`.
+
+    For a target that is only a URL: the text and its most likely tokens are recorded by
+    `generate-data` with `writer.top_logprobs`. The target is not loaded.
+
+    Attributes:
+        divergence: Divergence of the coarse distributions, such as `tvd` or
+            `{kind: jsd, beta: 0.3}`.
+    """
+
+    kind: Literal["top_k_tail"] = "top_k_tail"
+    divergence: Annotated[
+        ForwardKL | ReverseKL | JSD | TVD | NegativeLogAcceptance, Field(discriminator="kind")
+    ] = ForwardKL()
+    reads_target: ClassVar[bool] = False
+    reads_top: ClassVar[bool] = True
+
+    @field_validator("divergence", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @property
+    def needs_all_tokens(self) -> str | None:
+        return "top_k_tail compares the recorded tokens with all others"
+
+    def per_token(self, at: Compared) -> Tensor:
+        assert at.top is not None, "checked before training"
+        recorded_C = (at.top.tokens_NK >= 0).any(-1)
+        found_C = self.divergence.divergence(*coarsened(at.top, at.draft_log_probs_CV))
+        return torch.where(recorded_C, found_C, 0.0)
+
+
 AnyTerm: TypeAlias = (
     ForwardKL
     | ReverseKL
@@ -259,6 +297,7 @@ AnyTerm: TypeAlias = (
     | TVDPlusPlus
     | UnderRule
     | CrossEntropy
+    | TopKTail
 )
 
 if TYPE_CHECKING:
@@ -285,6 +324,11 @@ def reads_target(terms: Sequence[ObjectiveTerm]) -> bool:
     return any(term.reads_target for term in terms)
 
 
+def reads_top(terms: Sequence[ObjectiveTerm]) -> bool:
+    """True if a term needs recorded log-probabilities of the target."""
+    return any(term.reads_top for term in terms)
+
+
 def counts_acceptance(terms: Sequence[ObjectiveTerm]) -> bool:
     """True if a term is a function of the acceptance."""
     return any(term.counts_acceptance for term in terms)
@@ -298,6 +342,7 @@ def token_losses(
     policies: Sequence[Policy | None] = (),
     *,
     log_coverage_C: Tensor | None = None,
+    top: TopScores | None = None,
 ) -> Tensor:
     """Weighted sum of all terms per token, in nats (TVD: in [0, 1]). -> [C].
 
@@ -305,7 +350,7 @@ def token_losses(
     """
     given = target_log_probs_CV, draft_log_probs_CV, labels_C
     losses = [
-        term.weight * term.per_token(Compared(*given, policy, log_coverage_C))
+        term.weight * term.per_token(Compared(*given, policy, log_coverage_C, top))
         for term, policy in zip(terms, policies or [None] * len(terms), strict=True)
     ]
     return sum(losses[1:], start=losses[0])

@@ -125,7 +125,8 @@ class DraftLoss(nn.Module):
         def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
             target_log_probs_CV, log_coverage_C = target.log_probs(rows)
             given = target_log_probs_CV, draft_log_probs_CV, labels_N[rows], policies.of(rows)
-            return token_losses(plan.terms, *given, log_coverage_C=log_coverage_C)
+            top = None if batch.top is None else batch.top.rows(rows)
+            return token_losses(plan.terms, *given, log_coverage_C=log_coverage_C, top=top)
 
         def loss_and_gradient_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
             given = target.logits(rows), draft_logits_CV, labels_N[rows], weights_N[rows]

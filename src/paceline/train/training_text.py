@@ -16,6 +16,7 @@ from paceline.errors import ConfigError
 from paceline.models import prepare_for_decoding
 from paceline.models.loading import tokenizer_of
 from paceline.rng import named_generator
+from paceline.train.objectives import reads_top
 from paceline.train.run import check_batches
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def source_of(
     limit_gb = config.data.keep_states_gb
     fixed = FixedText(stream)
     if config.fixed_fraction > 0:
-        fixed.check()
+        fixed.check(recorded=reads_top(config.terms))
     return MixedText(
         stream,
         fixed if limit_gb is None else ReadText(stream, plain_target, limit_gb),

@@ -122,6 +122,19 @@ def test_top_log_probs_are_those_of_the_model(folder: Path, tmp_path: Path, kind
         torch.testing.assert_close(torch.tensor(answer.top_log_probs), values)
 
 
+def test_a_target_that_is_loaded_records_the_same(folder: Path, tmp_path: Path):
+    served = Served(folder)
+    loaded = {"kind": "model", "top_logprobs": TOP}
+    made = config(folder, tmp_path / "run", "http://127.0.0.1:1")
+    values = made.model_dump() | {"writer": loaded, "dtype": "float32", "activations": "float32"}
+    found = answers(generate_data(validate(GenerateDataConfig, values)))
+    assert len(found) == 22
+    for answer in found:
+        values, ids = top_of(served.model, answer.prompt_tokens, answer.completion_tokens, TOP)
+        assert answer.top_tokens == ids.tolist()
+        torch.testing.assert_close(torch.tensor(answer.top_log_probs), values, rtol=1e-4, atol=1e-4)
+
+
 def test_a_token_that_ends_within_a_character_has_no_candidates(folder: Path, tmp_path: Path):
     """llama-server gives its id, and no entry in completion_probabilities."""
     served = Served(folder, kind="llama.cpp")

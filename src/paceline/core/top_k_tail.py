@@ -1,0 +1,53 @@
+"""Distributions over a target's most likely tokens and the rest, from recorded log-probabilities.
+
+A served target gives the log-probabilities of its K most likely tokens. Their complement is one
+more outcome, the tail. Divergences between the coarse distributions of target and draft need no
+other value of the target. They are at most the divergences over all tokens (data processing), and
+equal to them if the K tokens are the whole vocabulary.
+"""
+
+# C positions, K recorded tokens, V vocabulary
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_SMALLEST = 1e-12  # probability of a tail that rounding made negative
+
+
+class TopScores(NamedTuple):
+    """A target's most likely tokens at N positions, and their log-probabilities in nats.
+
+    Unused entries have the token -1. A position without tokens was not recorded.
+    """
+
+    tokens_NK: Tensor
+    log_probs_NK: Tensor
+
+    def rows(self, positions: slice) -> TopScores:
+        """The scores at these positions."""
+        return TopScores(*(values[positions] for values in self))
+
+    def to(self, device: torch.device) -> TopScores:
+        """The scores on a device."""
+        return TopScores(*(values.to(device) for values in self))
+
+
+def coarsened(top: TopScores, draft_log_probs_CV: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the recorded tokens and the tail, by target and draft.
+
+    Shapes: top [C, K], draft [C, V] -> two of [C, K + 1]; the tail is last. Differentiable in the
+    draft. Unused entries have probability 0 in both.
+    """
+    used_CK = top.tokens_NK >= 0
+    draft_CK = draft_log_probs_CV.gather(-1, top.tokens_NK.clamp(min=0))
+    target_CK = torch.where(used_CK, top.log_probs_NK.to(draft_CK), -torch.inf)
+    return _with_tail(target_CK), _with_tail(torch.where(used_CK, draft_CK, -torch.inf))
+
+
+def _with_tail(log_probs_CK: Tensor) -> Tensor:
+    mass_C = log_probs_CK.double().exp().sum(-1, keepdim=True)
+    tail_C1 = (1 - mass_C).clamp(min=_SMALLEST).log().to(log_probs_CK)
+    return torch.cat([log_probs_CK, tail_C1], -1)

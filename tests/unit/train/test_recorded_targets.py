@@ -1,0 +1,158 @@
+"""Alignment from recorded log-probabilities: a target of which only the tokenizer is here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligning import align_config, losses, write_corpus, write_pair
+from engine_servers import serving
+from paceline.config import validate
+from paceline.data.distillation_data import generate_data
+from paceline.data.prompts import read_records
+from paceline.data.requests import GenerateDataConfig
+from paceline.errors import ConfigError, ModelLoadError, PromptError, VocabularyMismatchError
+from paceline.models import load_model
+from paceline.models.contract import Texts
+from paceline.train import align
+from text_servers import Served
+from tiny import tiny_model
+
+_WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair; `answers.jsonl` has texts with log-probabilities of all tokens, `few.jsonl` of 4."""
+    folder = write_pair(tmp_path_factory.mktemp("pair"))
+    target = load_model(folder / "target", dtype="float32")
+    tokenizer: Any = target.tokenizer
+    for name, count in (("answers", target.vocab_size), ("few", 4)):
+        rows = []
+        for index, word in enumerate(_WORDS):
+            prompt = tokenizer(f"the {word}")["input_ids"]
+            completion = tokenizer(f" and {word} then" * (1 + index % 3))["input_ids"][:20]
+            rows.append(row_of(target, prompt, completion, count))
+        write_corpus(folder / f"{name}.jsonl", rows)
+    (folder / "tokenizer").mkdir()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    return folder
+
+
+def row_of(target: Any, prompt: list[int], completion: list[int], count: int) -> dict[str, Any]:
+    with torch.no_grad():
+        logits = target.plain_logits(Texts(torch.tensor([prompt + completion])))
+    log_probs = logits[0, len(prompt) - 1 : -1, : target.vocab_size].float().log_softmax(-1)
+    values, tokens = log_probs.topk(count)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "stop_reason": "length",
+        "top_tokens": tokens.tolist(),
+        "top_log_probs": values.tolist(),
+    }
+
+
+def run(folder: Path, output: Path, name: str, **changes: Any) -> Path:
+    given = {"data": {"train": str(folder / f"{name}.jsonl")}, "max_completion_tokens": 30}
+    return align(align_config(folder, output, **given | {"max_prompt_tokens": 12} | changes))
+
+
+@pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "tvd", "jsd"])
+def test_all_recorded_tokens_train_as_the_target_itself(
+    folder: Path, tmp_path: Path, divergence: str
+):
+    term = {"kind": "top_k_tail", "divergence": divergence}
+    wanted = losses(run(folder, tmp_path / "loaded", "answers", objective=divergence))
+    alone = {"target": str(folder / "tokenizer"), "objective": term}
+    found = losses(run(folder, tmp_path / "recorded", "answers", **alone))
+    assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert wanted[-1] < wanted[0]
+
+
+def test_few_recorded_tokens_train_too(folder: Path, tmp_path: Path):
+    alone = {"target": str(folder / "tokenizer"), "objective": "top_k_tail"}
+    found = run(folder, tmp_path / "run", "few", num_steps=20, **alone)
+    steps = losses(found)
+    assert sum(steps[-4:]) < 0.9 * sum(steps[:4])
+    draft = load_model(found / "draft")
+    assert draft.tokenizer is not None
+    assert json.loads((found / "manifest.json").read_text())["config"]["target"].endswith("zer")
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_records_of_a_server_train_a_draft(folder: Path, tmp_path: Path, kind: str):
+    served = Served(folder, kind=kind)
+    with serving(served.routes) as url:
+        settings = {
+            "target": str(folder / "tokenizer"),
+            "writer": {"kind": "openai", "url": url, "top_logprobs": 4},
+            "output": str(tmp_path / "answers"),
+            "prompts": str(write_corpus(tmp_path / "p.jsonl", [{"prompt": w} for w in _WORDS])),
+            "temperatures": [1.0],
+            "max_new_tokens": 12,
+        }
+        answers = generate_data(validate(GenerateDataConfig, settings))
+    data = {"train": str(answers / "data")}
+    alone = {"target": str(folder / "tokenizer"), "objective": "top_k_tail", "data": data}
+    steps = losses(run(folder, tmp_path / "run", "few", num_steps=20, **alone))
+    assert sum(steps[-4:]) < 0.9 * sum(steps[:4])
+
+
+def test_parts_and_rows_without_records_of_some_positions(folder: Path, tmp_path: Path):
+    """Rows of unequal numbers of tokens; positions that were not recorded have no loss."""
+    rows = [json.loads(line) for line in (folder / "few.jsonl").read_text().splitlines()]
+    for index, row in enumerate(rows):
+        row["top_tokens"][0], row["top_log_probs"][0] = [], []
+        keep = 1 + index % 4
+        for name in ("top_tokens", "top_log_probs"):
+            row[name] = [values[:keep] for values in row[name]]
+    write_corpus(folder / "ragged.jsonl", rows)
+    settings = {"objective": "top_k_tail", "num_steps": 4}
+    whole = losses(run(folder, tmp_path / "whole", "ragged", **settings))
+    parts = {"gradient_accumulation_steps": 2, "chunk_tokens": 3}
+    assert losses(run(folder, tmp_path / "parts", "ragged", **settings, **parts)) == pytest.approx(
+        whole, rel=1e-5
+    )
+
+
+def test_what_was_not_recorded_is_one_line(folder: Path, tmp_path: Path):
+    evaluated = {"data": {"train": str(folder / "few.jsonl"), "held_out_from_train": 2}}
+
+    def refused(kind: type[Exception], match: str, name: str, **changes: Any) -> None:
+        settings = {"objective": "top_k_tail", "target": str(folder / "tokenizer")} | changes
+        with pytest.raises(kind, match=match):
+            run(folder, tmp_path / "run", name, **settings)
+
+    write_corpus(folder / "plain.jsonl", [{"prompt": "the", "completion": "cat"}])
+    refused(PromptError, r"plain.jsonl line 1 has no top_tokens; record them by gen", "plain")
+    refused(ConfigError, "set fixed_fraction to 1", "few", fixed_fraction=0.5, draft_fraction=1.0)
+    # evaluation needs the target itself
+    refused(ModelLoadError, "tokenizer has no config.json; name the directory", "few", **evaluated)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"top_tokens": [[1]]}, "line 1 has 3 completion tokens, and top_tokens and top_log"),
+        ({"top_log_probs": [[-1.0], [-1.0], [float("nan")]]}, "that is NaN or above 0; record"),
+        ({"top_log_probs": [[-1.0], [-1.0], [0.5]]}, "that is NaN or above 0; record it again"),
+        ({"top_log_probs": None}, "of unequal lengths; record them again"),
+    ],
+)
+def test_damaged_records_are_one_line(tmp_path: Path, change: dict[str, Any], match: str):
+    row = {"prompt_tokens": [5], "completion_tokens": [5, 6, 7], "stop_reason": "length"}
+    row |= {"top_tokens": [[1], [2], [3]], "top_log_probs": [[-1.0], [-1.0], [-1.0]]}
+    path = write_corpus(tmp_path / "rows.jsonl", [row | change])
+    with pytest.raises(PromptError, match=match):
+        read_records(path)
+
+
+def test_another_tokenizer_is_one_line(folder: Path, tmp_path: Path):
+    other: Any = tiny_model("llama").tokenizer or load_model(folder / "draft").tokenizer
+    other.add_tokens(["a token of its own"])
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(VocabularyMismatchError, match=r"'a token of its own' is token .* missing"):
+        run(folder, tmp_path / "run", "few", target=str(tmp_path / "other"), objective="top_k_tail")
