@@ -10,9 +10,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from aligning import write_corpus, write_pair
+from engine_servers import serving
 from paceline.data.shards import ShardStore
+from text_servers import Served
 
 # argv: the configuration of the whole run, that of the killed one
 _NURSERY = textwrap.dedent("""
@@ -51,21 +56,42 @@ _NURSERY = textwrap.dedent("""
 """)
 
 
-def test_ten_kills_lose_and_repeat_nothing(tmp_path: Path):
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     folder = write_pair(tmp_path / "pair")
     rows = [{"prompt": f"number {number}"} for number in range(60)]
-    corpus = write_corpus(folder / "prompts.jsonl", rows)
+    write_corpus(folder / "prompts.jsonl", rows)
+    return folder
+
+
+def test_ten_kills_lose_and_repeat_nothing(folder: Path, tmp_path: Path):
+    kill_ten_times(folder, tmp_path, {"shard_size": 2, "batch_size": 2})
+    assert len(ShardStore(tmp_path / "killed/data").read()) == 60
+
+
+def test_ten_kills_lose_and_repeat_no_answer_of_a_server(folder: Path, tmp_path: Path):
+    """In files of 20 records, which take longer than many of the runs."""
+    served = Served(folder)
+    with serving(served.routes) as url:
+        writer = {"kind": "openai", "url": url, "concurrency": 2, "top_logprobs": 2}
+        kill_ten_times(folder, tmp_path, {"shard_size": 20, "writer": writer})
+    store = ShardStore(tmp_path / "killed/data")
+    assert not list((store.directory / ".partial").iterdir())
+    # three whole runs, and the requests in flight at ten kills
+    assert 180 <= len(served.bodies) <= 180 + 10 * 2
+
+
+def kill_ten_times(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     files = []
     for name in ("whole", "killed"):
         settings = {
             "target": str(folder / "target"),
             "output": str(tmp_path / name),
-            "prompts": str(corpus),
+            "prompts": str(folder / "prompts.jsonl"),
             "max_prompt_tokens": 16,
             "max_new_tokens": 30,
-            "shard_size": 2,
-            "batch_size": 2,
             "dtype": "float32",
+            **changes,
         }
         files.append(tmp_path / f"{name}.yaml")
         files[-1].write_text(json.dumps(settings))
@@ -79,7 +105,8 @@ def test_ten_kills_lose_and_repeat_nothing(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["codes"] == [-9] * 10, done.stderr
-    assert 0 < found["written"] < 32, "some files were there, and some were not"
+    number = 4 * -(-15 // changes["shard_size"])  # files, of 15 records per temperature
+    assert 0 < found["written"] < number, "some files were there, and some were not"
     assert found["last"] == 0, done.stderr
     whole, killed = (ShardStore(tmp_path / name / "data") for name in ("whole", "killed"))
     assert killed.read() == whole.read()

@@ -1,0 +1,287 @@
+"""Acceptance rules on the tensors of vLLM's samplers.
+
+vLLM has two model runners, whose samplers hand over drafts and logits in different layouts. Both
+functions here compute what a sampler's `rejection_sample` does, under a rule. Requests at
+temperature 0 keep drafts that are the target's argmax, whatever the rule: the first runner has no
+draft probabilities for them. The bonus token follows the target, because no draft probabilities
+exist behind the last draft.
+
+Nothing here copies values to the host. This module needs torch alone.
+
+Paper: Narasimhan et al. 2024, algorithm 4 (speculative cascades).
+"""
+
+# N drafted tokens, or rows of logits; B requests, K drafts per request, V vocabulary
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.core.rule_base import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.core.rule_base import Rule
+
+_UNUSED = -1  # vLLM's mark of positions behind the last token, and of drafts that are not valid
+_ACCEPT, _DRAW = 1, 2  # streams of random numbers
+_GOLDEN = -7046029254386353131  # constants of splitmix64, as signed numbers
+_FIRST, _SECOND = -4658895280553007687, -7723592293110705685
+
+
+class _Rows(NamedTuple):
+    """Drafted tokens and logits in rows, one for each position.
+
+    Attributes:
+        target_NV: The target's logits, tempered and filtered; untempered at temperature 0.
+        draft_NV: The draft's logits at temperature 1, up to a constant; None: it drafts greedily.
+        drafted_N: Drafted tokens; -1: not valid.
+        temperature_N: 0: greedy.
+    """
+
+    target_NV: Tensor
+    draft_NV: Tensor | None
+    drafted_N: Tensor
+    temperature_N: Tensor
+
+    def at(self, rows: Tensor) -> _Rows:
+        """The rows with these indices."""
+        draft_NV = None if self.draft_NV is None else self.draft_NV[rows]
+        kept = self.target_NV[rows], draft_NV, self.drafted_N[rows], self.temperature_N[rows]
+        return _Rows(*kept)
+
+    @property
+    def is_greedy(self) -> Tensor:
+        return self.temperature_N == 0
+
+    def position(self, rule: Rule) -> Position:
+        """Probabilities of both models; greedy rows have some at temperature 1."""
+        temperature_N1 = torch.where(self.is_greedy, 1.0, self.temperature_N)[:, None]
+        target = self.target_NV.softmax(-1, dtype=torch.float32)
+        if self.draft_NV is None:
+            draft = F.one_hot(self.drafted_N.clamp(min=0), self.target_NV.shape[-1]).to(target)
+            draft_raw = draft
+        else:
+            draft = (self.draft_NV / temperature_N1).softmax(-1, dtype=torch.float32)
+            draft_raw = draft
+            if rule.uses_confidence:
+                draft_raw = self.draft_NV.softmax(-1, dtype=torch.float32)
+        target_raw = target
+        if rule.uses_confidence:
+            target_raw = (self.target_NV * temperature_N1).softmax(-1, dtype=torch.float32)
+        return Position(target, draft, target_raw, draft_raw)
+
+
+def rejection_sample_v1(
+    rule: Rule,
+    draft_token_ids: Tensor,
+    num_draft_tokens: Sequence[int],
+    max_spec_len: int,
+    cu_num_draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    target_logits: Tensor,
+    bonus_token_ids: Tensor,
+    sampling_metadata: Any,
+) -> Tensor:
+    """`vllm.v1.sample.rejection_sampler.rejection_sample` under a rule.
+
+    Shapes: drafts [N], `cu_num_draft_tokens` [B] (sums, the request's own included), draft
+    probabilities [N, V] (tempered, unfiltered), target logits [N, V], bonus tokens [B, 1] ->
+    [B, max_spec_len + 1] int32, -1 behind a request's last token. `sampling_metadata` has
+    `temperature` ([B], None if all are greedy), `all_greedy`, and `generators` by request.
+    """
+    device = target_logits.device
+    num_requests = len(num_draft_tokens)
+    counts = torch.tensor(num_draft_tokens, dtype=torch.int64)
+    request_N = torch.arange(num_requests).repeat_interleave(counts).to(device, non_blocking=True)
+    counts_B = counts.to(device, non_blocking=True)
+    first_B = cu_num_draft_tokens.to(torch.int64) - counts_B
+    if sampling_metadata.all_greedy:
+        temperature_B = torch.zeros(num_requests, device=device)
+    else:
+        temperature_B = sampling_metadata.temperature
+    temperature_N = temperature_B[request_N]
+    draft_NV = None
+    if draft_probs is not None:
+        draft_NV = draft_probs.log() * torch.where(temperature_N == 0, 1.0, temperature_N)[:, None]
+    drafted_N = draft_token_ids.to(torch.int64)
+    rows = _Rows(target_logits, draft_NV, drafted_N, temperature_N)
+    generators = sampling_metadata.generators
+    uniform_N = _seeded(torch.rand, (len(drafted_N),), num_draft_tokens, generators, device)
+    accepted_N = _accepted(rule, rows, uniform_N)
+    kept_B, drafted_BK = _kept(accepted_N, drafted_N, request_N, first_B, counts_B, max_spec_len)
+
+    rejected_B = kept_B < counts_B
+    next_B = bonus_token_ids.reshape(-1).to(torch.int64)
+    if len(drafted_N):
+        row_B = (first_B + kept_B).clamp(max=len(drafted_N) - 1)
+        noise_BV = _seeded(
+            torch.empty, (num_requests, target_logits.shape[-1]), None, generators, device
+        )
+        drawn_B = _drawn(rule, rows.at(row_B), rejected_B, noise_BV)
+        next_B = torch.where(rejected_B, drawn_B, next_B)
+    return _output(drafted_BK, kept_B, next_B, torch.int32)
+
+
+def rejection_sample_v2(
+    rule: Rule,
+    target_logits: Tensor,
+    draft_logits: Tensor | None,
+    draft_sampled: Tensor,
+    cu_num_logits: Tensor,
+    pos: Tensor,
+    expanded_idx_mapping: Tensor,
+    expanded_local_pos: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    num_speculative_steps: int,
+) -> tuple[Tensor, Tensor]:
+    """`vllm.v1.worker.gpu.spec_decode.rejection_sampler.rejection_sample` under a rule.
+
+    A request with n drafts has n + 1 rows of target logits; row i judges `draft_sampled[i + 1]`,
+    and the last row is for the bonus token.
+
+    Shapes: target logits [N, V] (tempered, filtered), draft logits [max_requests, K, V]
+    (untempered), `draft_sampled`, `pos`, `expanded_idx_mapping` (a request's place in the tensors
+    of all requests) and `expanded_local_pos` (0, 1, ... within a request) [N], `cu_num_logits`
+    [B + 1], `temperature` and `seed` [max_requests] -> tokens [B, K + 1] int64 and their numbers
+    [B] int32.
+    """
+    num_rows, width = target_logits.shape
+    if draft_logits is not None:
+        width = min(width, draft_logits.shape[-1])  # without padding
+    device = target_logits.device
+    bounds = cu_num_logits.to(torch.int64)
+    row_N = torch.arange(num_rows, device=device)
+    request_N = torch.searchsorted(bounds[1:], row_N, right=True)
+    counts_B = bounds[1:] - bounds[:-1] - 1
+    places_N = expanded_idx_mapping.to(torch.int64)
+    drafted_N = torch.cat([draft_sampled[1:], draft_sampled[:1]]).to(torch.int64)
+    draft_NV = None
+    if draft_logits is not None:
+        step_N = expanded_local_pos.to(torch.int64).clamp(max=num_speculative_steps - 1)
+        draft_NV = draft_logits[places_N, step_N, :width].float()
+    rows = _Rows(target_logits[:, :width].float(), draft_NV, drafted_N, temperature[places_N])
+    uniform_N = _counted_uniforms(seed[places_N], pos, _ACCEPT, 1)[:, 0]
+    behind_N = row_N == bounds[1:][request_N] - 1  # rows of bonus tokens
+    accepted_N = _accepted(rule, rows, uniform_N) & ~behind_N
+    kept_B, drafted_BK = _kept(
+        accepted_N, drafted_N, request_N, bounds[:-1], counts_B, num_speculative_steps
+    )
+
+    row_B = bounds[:-1] + kept_B
+    last = rows.at(row_B)
+    judged_B = (kept_B < counts_B) & (last.drafted_N >= 0)
+    uniforms_BV = _counted_uniforms(seed[places_N[row_B]], pos[row_B], _DRAW, width)
+    next_B = _drawn(rule, last, judged_B, -uniforms_BV.log())
+    return _output(drafted_BK, kept_B, next_B, torch.int64), (kept_B + 1).to(torch.int32)
+
+
+def _accepted(rule: Rule, rows: _Rows, uniform_N: Tensor) -> Tensor:
+    """Which drafts are kept, each judged by itself."""
+    if not len(rows.drafted_N):
+        return torch.zeros(0, dtype=torch.bool, device=rows.target_NV.device)
+    drafted_N1 = rows.drafted_N.clamp(min=0)[:, None]
+    position = rows.position(rule)
+    if rule.entrywise and not rule.uses_confidence:
+        position = Position(*(values.gather(-1, drafted_N1) for values in position))
+        chance_N = rule.accept(position)[:, 0]
+    else:
+        chance_N = rule.accept(position).gather(-1, drafted_N1)[:, 0]
+    is_argmax_N = rows.drafted_N == rows.target_NV.argmax(-1)
+    kept_N = torch.where(rows.is_greedy, is_argmax_N, uniform_N < chance_N)
+    return kept_N & (rows.drafted_N >= 0)
+
+
+def _drawn(rule: Rule, rows: _Rows, judged_B: Tensor, noise_BV: Tensor) -> Tensor:
+    """One token per request: recovered where its draft was rejected, else from the target.
+
+    `noise_BV`: exponential random numbers; the token with the smallest noise / probability is a
+    sample.
+    """
+    position = rows.position(rule)
+    recovered = rule.recover(position)
+    probs_BV = torch.where(judged_B[:, None], recovered, position.target)
+    drawn_B = (probs_BV.to(noise_BV) / noise_BV).argmax(-1)
+    return torch.where(rows.is_greedy, rows.target_NV.argmax(-1), drawn_B)
+
+
+def _kept(
+    accepted_N: Tensor,
+    drafted_N: Tensor,
+    request_N: Tensor,
+    first_B: Tensor,
+    counts_B: Tensor,
+    width: int,
+) -> tuple[Tensor, Tensor]:
+    """Number of drafts before the first rejection of each request, and its drafts, [B, width]."""
+    if not len(drafted_N):
+        return torch.zeros_like(counts_B), drafted_N.new_full((len(counts_B), width), _UNUSED)
+    place_BK = torch.arange(width, device=accepted_N.device)
+    index_BK = (first_B[:, None] + place_BK).clamp(max=len(drafted_N) - 1)
+    there_BK = place_BK < counts_B[:, None]
+    accepted_BK = accepted_N[index_BK] & there_BK
+    return accepted_BK.long().cumprod(-1).sum(-1), drafted_N[index_BK]
+
+
+def _output(drafted_BK: Tensor, kept_B: Tensor, next_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """Kept drafts, the next token, and -1 behind it, [B, K + 1]."""
+    place = torch.arange(drafted_BK.shape[1] + 1, device=kept_B.device)
+    tokens = F.pad(drafted_BK, (0, 1), value=_UNUSED)
+    tokens = torch.where(place < kept_B[:, None], tokens, _UNUSED)
+    return torch.where(place == kept_B[:, None], next_B[:, None], tokens).to(dtype)
+
+
+def _seeded(
+    make: Any,
+    shape: tuple[int, ...],
+    counts: Sequence[int] | None,
+    generators: Mapping[int, torch.Generator],
+    device: torch.device,
+) -> Tensor:
+    """Uniform (`torch.rand`) or exponential random numbers in float64.
+
+    Rows of requests with a generator of their own come from it. `counts`: rows per request; None:
+    one.
+    """
+    exponential = make is torch.empty
+    values = make(shape, dtype=torch.float64, device=device)
+    if exponential:
+        values.exponential_()
+    ends = None if counts is None else torch.tensor([0, *counts]).cumsum(0).tolist()
+    for request, generator in generators.items():
+        first, last = (request, request + 1) if ends is None else ends[request : request + 2]
+        if first == last:
+            continue
+        if exponential:
+            values[first:last].exponential_(generator=generator)
+        else:
+            values[first:last].uniform_(generator=generator)
+    return values
+
+
+def _counted_uniforms(seed_N: Tensor, count_N: Tensor, stream: int, width: int) -> Tensor:
+    """Uniform numbers in (0, 1) that depend on seed, count, stream and column alone, [N, width].
+
+    splitmix64 of a hash of the four; 53 bits in float64.
+    """
+    seed_N = seed_N.to(torch.int64)
+    key_N = _mixed(_mixed(seed_N + _GOLDEN * torch.full_like(seed_N, stream)) + count_N)
+    columns = torch.arange(1, width + 1, device=seed_N.device)
+    bits = _mixed(key_N[:, None] + columns * _GOLDEN)
+    return (_shifted(bits, 11).double() + 0.5) * 2.0**-53
+
+
+def _mixed(x: Tensor) -> Tensor:
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, count: int) -> Tensor:
+    """A logical shift to the right."""
+    return (x >> count) & ((1 << (64 - count)) - 1)

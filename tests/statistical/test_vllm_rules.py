@@ -1,0 +1,195 @@
+"""Rules on vLLM's tensors: pairs of tokens by enumeration, in both runners' layouts.
+
+Each test draws N = 20,000 blocks of two drafts at once, with a fixed seed, and compares the first
+two tokens with the exact joint distribution (a rejected first draft ends the block). A right
+sampler fails a case by chance with probability below 1e-4; there are 19 cases. Mutants fail.
+"""
+
+import math
+from collections import Counter, defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from exact import chi_square_p_value
+from exact_cascades import AIMS
+from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Opt, Rule, TokenV3
+from paceline.engines import vllm_rules
+from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
+
+N = 20_000
+V = 5
+TEMPERATURE = 0.8
+TARGET = torch.tensor([[2.0, 1.2, 0.3, -0.5, 0.1], [0.2, 1.9, 0.8, -1.0, 0.4], [1.0, 0, 0, 0, 0]])
+DRAFT = torch.tensor([[0.9, 1.8, 0.1, 0.3, -0.4], [1.2, 0.7, 1.1, -0.2, 0.0]])
+Pairs = dict[tuple[int, ...], float]
+
+
+def probs(logits: torch.Tensor, temperature: float) -> list[list[float]]:
+    return (logits.double() / temperature).softmax(-1).tolist()
+
+
+def keeps(aim: list[float], q: list[float]) -> list[float]:
+    return [min(1.0, a / b) if b else 1.0 for a, b in zip(aim, q, strict=True)]
+
+
+def lenient(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
+    return keeps([x / 0.5 for x in p], q), rest(p, q)
+
+
+def lossless(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
+    return keeps(p, q), rest(p, q)
+
+
+def lossy(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
+    return keeps([x / (1 - 0.3) for x in p], q), rest(p, q)
+
+
+def rest(p: list[float], q: list[float]) -> list[float]:
+    over = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+    return [x / math.fsum(over) for x in over]
+
+
+def cascade(name: str, alpha: float) -> Any:
+    """Keeps with min(1, pi/q) and recovers from norm((pi - q)_+)."""
+
+    def rule(p: list[float], q: list[float], p_raw: list[float], q_raw: list[float]) -> Any:
+        aim = AIMS[name](alpha)(p, q, p_raw, q_raw)
+        over = [max(0.0, a - b) for a, b in zip(aim, q, strict=True)]
+        total = math.fsum(over)
+        return keeps(aim, q), [x / total for x in over] if total else p
+
+    return rule
+
+
+RULES: dict[str, tuple[Rule, Any]] = {
+    "lossless": (Lossless(), lambda p, q, *_: lossless(p, q)),
+    "lenient": (Lenient(kind="linear", epsilon=0.5), lambda p, q, *_: lenient(p, q)),
+    "lossy": (Lossy(alpha=0.3), lambda p, q, *_: lossy(p, q)),
+    "chow": (Chow(alpha=0.6), cascade("chow", 0.6)),
+    "opt": (Opt(alpha=0.2), cascade("opt", 0.2)),
+    "token_v3": (TokenV3(alpha=0.5), cascade("token_v3", 0.5)),
+}
+
+
+def expected(name: str, *, one_hot: bool = False) -> Pairs:
+    """The joint distribution of the first two tokens; -1: there is no second one."""
+    p, p_raw = probs(TARGET, TEMPERATURE), probs(TARGET, 1.0)
+    q, q_raw = probs(DRAFT, TEMPERATURE), probs(DRAFT, 1.0)
+    if one_hot:
+        q = q_raw = [[float(chance == max(row)) for chance in row] for row in q]
+    pairs: Pairs = defaultdict(float)
+    judged = [RULES[name][1](p[i], q[i], p_raw[i], q_raw[i]) for i in range(2)]
+    kept = [[a * b for a, b in zip(q[i], judged[i][0], strict=True)] for i in range(2)]
+    second = [kept[1][v] + (1 - math.fsum(kept[1])) * judged[1][1][v] for v in range(V)]
+    for v in range(V):
+        pairs[v, -1] += (1 - math.fsum(kept[0])) * judged[0][1][v]
+        for w in range(V):
+            pairs[v, w] += kept[0][v] * second[w]
+    return pairs
+
+
+def drafted(*, one_hot: bool = False) -> torch.Tensor:
+    """Two drafts of each request, [N, 2]."""
+    if one_hot:
+        return DRAFT.argmax(-1).expand(N, 2)
+    rng = torch.Generator().manual_seed(1)
+    q = torch.tensor(probs(DRAFT, TEMPERATURE))
+    return torch.stack([torch.multinomial(row, N, True, generator=rng) for row in q], 1)
+
+
+def by_first_runner(rule: Rule, *, one_hot: bool = False) -> torch.Tensor:
+    tokens_N2 = drafted(one_hot=one_hot)
+    q = None if one_hot else torch.tensor(probs(DRAFT, TEMPERATURE)).float().repeat(N, 1)
+    settings = SimpleNamespace(
+        temperature=torch.full((N,), TEMPERATURE), all_greedy=False, generators={}
+    )
+    torch.manual_seed(0)
+    bonus = torch.zeros(N, 1, dtype=torch.int32)
+    target = (TARGET[:2] / TEMPERATURE).repeat(N, 1)
+    sums = 2 * torch.arange(1, N + 1, dtype=torch.int32)
+    flat = tokens_N2.flatten().to(torch.int32)
+    return rejection_sample_v1(rule, flat, [2] * N, 2, sums, q, target, bonus, settings)
+
+
+def by_second_runner(rule: Rule, *, one_hot: bool = False) -> torch.Tensor:
+    tokens_N2 = drafted(one_hot=one_hot)
+    places = torch.randperm(N, generator=torch.Generator().manual_seed(2))
+    logits = DRAFT.expand(N, 2, V)  # the same for all requests, wherever they are
+    sampled = torch.cat([torch.full((N, 1), 3), tokens_N2], 1).flatten()
+    pos = torch.arange(3).repeat(N) + 40
+    tokens, counts = rejection_sample_v2(
+        rule,
+        (TARGET / TEMPERATURE).repeat(N, 1),
+        None if one_hot else logits,
+        sampled.to(torch.int32),
+        3 * torch.arange(N + 1, dtype=torch.int32),
+        pos,
+        places.repeat_interleave(3).to(torch.int32),
+        torch.arange(3).repeat(N),
+        torch.full((N,), TEMPERATURE),
+        torch.randint(2**62, (N,), generator=torch.Generator().manual_seed(3)),
+        2,
+    )
+    assert torch.equal(counts.long(), (tokens >= 0).sum(-1))
+    return tokens
+
+
+RUNNERS = {"first": by_first_runner, "second": by_second_runner}
+
+
+def p_value(tokens: torch.Tensor, exact: Pairs) -> float:
+    return chi_square_p_value(Counter(map(tuple, tokens[:, :2].tolist())), exact)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("name", RULES)
+def test_pairs_follow_the_rule(name: str, runner: str):
+    assert p_value(RUNNERS[runner](RULES[name][0]), expected(name)) > 1e-4
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("name", ["lossless", "lenient"])
+def test_pairs_after_greedy_drafts_follow_the_rule(name: str, runner: str):
+    """Without draft probabilities the draft's distribution is one-hot."""
+    tokens = RUNNERS[runner](RULES[name][0], one_hot=True)
+    assert p_value(tokens, expected(name, one_hot=True)) > 1e-4
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_lossless_tokens_are_the_targets(runner: str):
+    tokens = RUNNERS[runner](Lossless())
+    exact = {(v,): chance for v, chance in enumerate(probs(TARGET, TEMPERATURE)[0])}
+    assert chi_square_p_value(Counter((v,) for v in tokens[:, 0].tolist()), exact) > 1e-4
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("name", ["lossless", "token_v3"])
+def test_another_rule_is_rejected(name: str, runner: str):
+    wrong = Lenient(kind="linear", epsilon=0.8) if name == "lossless" else TokenV3(alpha=0.9)
+    assert p_value(RUNNERS[runner](wrong), expected(name)) < 1e-4
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_recovered_token_from_the_whole_target_is_rejected(
+    runner: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Lossless, "recover", lambda _self, at: at.target)
+    assert p_value(RUNNERS[runner](Lossless()), expected("lossless")) < 1e-4
+
+
+def test_one_stream_for_two_purposes_is_rejected(monkeypatch: pytest.MonkeyPatch):
+    """The uniform that rejected a draft would also choose the token that replaces it."""
+    monkeypatch.setattr(vllm_rules, "_DRAW", vllm_rules._ACCEPT)
+    assert p_value(by_second_runner(Lossless()), expected("lossless")) < 1e-4
+
+
+def test_bonus_tokens_of_the_second_runner_are_the_targets():
+    tokens = by_second_runner(Lossy(alpha=0.3))
+    bonus = tokens[(tokens >= 0).all(-1), 2]
+    p = probs(TARGET, TEMPERATURE)[2]
+    exact = {(v,): p[v] for v in range(V)}
+    assert len(bonus) > 5_000
+    assert chi_square_p_value(Counter((v,) for v in bonus.tolist()), exact) > 1e-4
