@@ -19,23 +19,40 @@ from engine_servers import serving
 from paceline.data.shards import ShardStore
 from text_servers import Served
 
-# argv: the configuration of the whole run, that of the killed one
+# argv: the configuration of the whole run, that of the killed one, and what decides the moments of
+# the kills: "time", or "answers", of which each run adds one to five
 _NURSERY = textwrap.dedent("""
     import json, os, random, signal, sys, time
     from pathlib import Path
     import torch
+    from pyarrow import parquet
     from paceline.config import load_config
     from paceline.data.distillation_data import generate_data
     from paceline.data.requests import GenerateDataConfig
 
     torch.set_num_threads(1)
-    whole, killed = (load_config(GenerateDataConfig, Path(name)) for name in sys.argv[1:])
+    whole, killed = (load_config(GenerateDataConfig, Path(name)) for name in sys.argv[1:3])
+    data = killed.output / "data"
     generate_data(whole)
     started = time.monotonic()
     generate_data(whole.model_copy(update={"output": Path(str(whole.output) + "-timed")}))
     seconds = time.monotonic() - started
 
-    def run(delay):
+    def held():
+        files = [parquet.read_metadata(path).num_rows for path in data.glob("*.parquet")]
+        journals = [path.read_bytes().count(b"\\n") for path in data.glob(".partial/*")]
+        return sum(files) + sum(journals)
+
+    def some_time():
+        time.sleep(rng.uniform(0.01, 0.12) * seconds)
+
+    def some_answers():
+        goal = held() + rng.randint(1, 5)
+        while held() < goal:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.03))
+
+    def run(wait):
         child = os.fork()
         if child == 0:
             try:
@@ -44,15 +61,14 @@ _NURSERY = textwrap.dedent("""
                 print(repr(error), file=sys.stderr, flush=True)
                 os._exit(3)
             os._exit(0)
-        if delay is not None:
-            time.sleep(delay)
+        if wait is not None:
+            wait()
             os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     rng = random.Random(0)
-    codes = [run(rng.uniform(0.01, 0.12) * seconds) for _ in range(10)]
-    left = len(list((killed.output / "data").glob("*.parquet")))
-    print(json.dumps({"codes": codes, "written": left, "last": run(None)}))
+    codes = [run({"time": some_time, "answers": some_answers}[sys.argv[3]]) for _ in range(10)]
+    print(json.dumps({"codes": codes, "held": held(), "last": run(None)}))
 """)
 
 
@@ -65,7 +81,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_ten_kills_lose_and_repeat_nothing(folder: Path, tmp_path: Path):
-    kill_ten_times(folder, tmp_path, {"shard_size": 2, "batch_size": 2})
+    kill_ten_times(folder, tmp_path, "time", {"shard_size": 2, "batch_size": 2})
     assert len(ShardStore(tmp_path / "killed/data").read()) == 60
 
 
@@ -74,14 +90,14 @@ def test_ten_kills_lose_and_repeat_no_answer_of_a_server(folder: Path, tmp_path:
     served = Served(folder)
     with serving(served.routes) as url:
         writer = {"kind": "openai", "url": url, "concurrency": 2, "top_logprobs": 2}
-        kill_ten_times(folder, tmp_path, {"shard_size": 20, "writer": writer})
+        kill_ten_times(folder, tmp_path, "answers", {"shard_size": 20, "writer": writer})
     store = ShardStore(tmp_path / "killed/data")
     assert not list((store.directory / ".partial").iterdir())
     # three whole runs, and the requests in flight at ten kills
     assert 180 <= len(served.bodies) <= 180 + 10 * 2
 
 
-def kill_ten_times(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def kill_ten_times(folder: Path, tmp_path: Path, moments: str, changes: dict[str, Any]) -> None:
     files = []
     for name in ("whole", "killed"):
         settings = {
@@ -96,7 +112,7 @@ def kill_ten_times(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> Non
         files.append(tmp_path / f"{name}.yaml")
         files[-1].write_text(json.dumps(settings))
     done = subprocess.run(
-        [sys.executable, "-c", _NURSERY, *map(str, files)],
+        [sys.executable, "-c", _NURSERY, *map(str, files), moments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -105,8 +121,7 @@ def kill_ten_times(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> Non
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["codes"] == [-9] * 10, done.stderr
-    number = 4 * -(-15 // changes["shard_size"])  # files, of 15 records per temperature
-    assert 0 < found["written"] < number, "some files were there, and some were not"
+    assert 0 < found["held"] < 60, "some answers were there, and some were not"
     assert found["last"] == 0, done.stderr
     whole, killed = (ShardStore(tmp_path / name / "data") for name in ("whole", "killed"))
     assert killed.read() == whole.read()

@@ -251,11 +251,12 @@ def _check_terms(config: AlignConfig, draft: HfModel) -> None:
         raise ConfigError(
             f"cross_entropy with a divergence needs every label, {limit}; remove one of them"
         )
-    if any(isinstance(term, UnderRule | TopKTail) for term in config.terms):
-        raise ConfigError(
-            f"rule and top_k_tail objectives need the full vocabulary, {limit}; use a divergence, "
-            "or a draft that proposes all tokens"
-        )
+    for term in config.terms:
+        if isinstance(term, UnderRule | TopKTail):
+            raise ConfigError(
+                f"a {term.kind} objective needs the full vocabulary, {limit}; use a divergence, or "
+                "a draft that proposes all tokens"
+            )
 
 
 def _check_encoder_decoder(config: AlignConfig, draft: HfModel) -> None:
