@@ -20,7 +20,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from paceline.core.rules import RuleChoice
+from paceline.core.rules import Lossless, RuleChoice
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
 
 if TYPE_CHECKING:
@@ -48,6 +48,10 @@ _PARAMETERS = {
         "watermark_key",
     ),
 }
+_NEEDS_DRAFT = (
+    "paceline: the rule {} needs the draft's probabilities, and vLLM drafts greedily; set "
+    '"draft_sample_method": "probabilistic" in --speculative-config'
+)
 _log = logging.getLogger("vllm.paceline")
 
 
@@ -55,11 +59,15 @@ class Counter:
     """Calls of the rule in this process; the first is logged, and every thousandth.
 
     Attributes:
-        num_calls: Number of calls.
+        num_calls: Number of batches with drafts.
+        num_without_draft: Batches without draft probabilities, judged by the lossless rule.
+        saw_draft: vLLM has handed over draft probabilities.
     """
 
     def __init__(self) -> None:
         self.num_calls = 0
+        self.num_without_draft = 0
+        self.saw_draft = False
 
     def add(self, rule: Rule, runner: str) -> None:
         """Count a call."""
@@ -171,11 +179,15 @@ def _sampler_v1(rule: Rule) -> Callable[..., Tensor]:
     ) -> Tensor:
         del synthetic_conditional_rates, use_fp64_gumbel
         _refuse(synthetic=synthetic_mode)
-        _check_draft(rule, draft_probs, any_sampled=not sampling_metadata.all_greedy)
+        judged = rule
         if sum(num_draft_tokens):
-            counter.add(rule, "first runner")
+            if draft_probs is not None:
+                counter.saw_draft = True
+            elif rule.uses_confidence and not sampling_metadata.all_greedy:
+                judged = _without_draft(rule)
+            counter.add(judged, "first runner")
         return rejection_sample_v1(
-            rule,
+            judged,
             draft_token_ids,
             num_draft_tokens,
             max_spec_len,
@@ -216,7 +228,8 @@ def _sampler_v2(rule: Rule) -> Callable[..., tuple[Tensor, Tensor]]:
             block=use_block_verification,
             watermark=contexts is not None,
         )
-        _check_draft(rule, draft_logits, any_sampled=True)
+        if draft_logits is None and rule.uses_confidence:
+            raise RuntimeError(_NEEDS_DRAFT.format(rule.name))
         counter.add(rule, "second runner")
         return rejection_sample_v2(
             rule,
@@ -248,9 +261,20 @@ def _refuse(*, synthetic: bool = False, block: bool = False, watermark: bool = F
             )
 
 
-def _check_draft(rule: Rule, probs: Tensor | None, *, any_sampled: bool) -> None:
-    if probs is None and any_sampled and rule.uses_confidence:
-        raise RuntimeError(
-            f"paceline: the rule {rule.name} needs the draft's probabilities, and vLLM drafts "
-            'greedily; set "draft_sample_method": "probabilistic" in --speculative-config'
+def _without_draft(rule: Rule) -> Rule:
+    """The rule of a batch for which the first runner has lost the draft's probabilities.
+
+    It loses them for single batches, where a request's drafts are older than its last step. With a
+    one-hot draft the lossless rule follows the target, whatever proposed the token.
+
+    Raises:
+        RuntimeError: It has never handed over any, so it drafts greedily.
+    """
+    if not counter.saw_draft:
+        raise RuntimeError(_NEEDS_DRAFT.format(rule.name))
+    counter.num_without_draft += 1
+    if counter.num_without_draft == 1:
+        _log.warning(
+            "paceline: vLLM has no draft probabilities for a batch; its tokens follow the target"
         )
+    return Lossless()

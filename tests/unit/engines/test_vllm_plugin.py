@@ -155,8 +155,29 @@ def test_calls_are_counted_and_judged_by_the_rule(
     assert isinstance(sample.paceline_rule, Lossless)
 
 
+def test_a_batch_that_lost_its_draft_probabilities_follows_the_target(
+    vllm: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("PACELINE_RULE", '{"rule": "token_v3", "alpha": 0.9}')
+    monkeypatch.setattr(vllm_plugin, "counter", vllm_plugin.Counter())
+    register()
+    sample = vllm["vllm.v1.sample.rejection_sampler"].rejection_sample
+    given = first_runner_arguments(all_greedy=False)
+    assert sample(*given).tolist() == [[1, 2, 4]], "the rule keeps these drafts"
+    lost = list(first_runner_arguments(all_greedy=False, draft=False))
+    lost[5] = torch.tensor([[0.0, -99, -99, -99, -99]] * 2)
+    for _ in range(2):
+        assert sample(*lost).tolist() == [[0, -1, -1]], "which the target cannot write"
+    assert vllm_plugin.counter.num_without_draft == 2
+    assert caplog.text.count("no draft probabilities for a batch") == 1
+    none = list(first_runner_arguments(all_greedy=False, draft=False))
+    none[0], none[1], none[5] = torch.zeros(0, dtype=torch.int32), [0], torch.zeros(0, 5)
+    assert sample(*none)[0, 0] == 4, "a step without drafts"
+
+
 def test_what_a_rule_cannot_have_is_one_line(vllm: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PACELINE_RULE", RULE)
+    monkeypatch.setattr(vllm_plugin, "counter", vllm_plugin.Counter())
     register()
     sample = vllm["vllm.v1.sample.rejection_sampler"].rejection_sample
     with pytest.raises(RuntimeError, match=r'token_v3 needs .*set "draft_sample_method": "prob'):
