@@ -6,11 +6,12 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.train import AlignConfig
 
-# argv: a configuration. Each process leaves the bytes that it holds beside it: of the target's
+# argv: configurations. Each process leaves the bytes that it holds beside each: of the target's
 # weights, of the draft's, and of the moments.
 _PROCESS = textwrap.dedent("""
     import json, os, sys
@@ -34,15 +35,21 @@ _PROCESS = textwrap.dedent("""
             return figures
         return counted
 
-    config = Path(sys.argv[1])
-    Stepper.step = counting(Stepper.step, config.with_suffix(f".{os.environ['RANK']}"))
-    align(load_config(AlignConfig, config), resume=True)
+    plain = Stepper.step
+    for config in map(Path, sys.argv[1:]):
+        Stepper.step = counting(plain, config.with_suffix(f".{os.environ['RANK']}"))
+        align(load_config(AlignConfig, config), resume=True)
 """)
 
 
-def two_processes(config: AlignConfig, file: Path) -> list[list[int]]:
-    """Run it on two processes, as torchrun would. -> bytes of target, draft and moments on each."""
-    file.write_text(json.dumps(config.model_dump(mode="json")))
+def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[list[int]]]:
+    """Run each on the same two processes, started as torchrun would.
+
+    -> for each run: the bytes of target, draft and moments on each process.
+    """
+    files = [folder / f"config-{number}.json" for number in range(len(configs))]
+    for file, config in zip(files, configs, strict=True):
+        file.write_text(json.dumps(config.model_dump(mode="json")))
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
@@ -54,7 +61,7 @@ def two_processes(config: AlignConfig, file: Path) -> list[list[int]]:
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-c", _PROCESS, str(file)]
+    command = [sys.executable, "-c", _PROCESS, *map(str, files)]
     ranks = [
         subprocess.Popen(
             command,
@@ -67,4 +74,7 @@ def two_processes(config: AlignConfig, file: Path) -> list[list[int]]:
     for process in ranks:
         _, complaints = process.communicate()
         assert process.returncode == 0, complaints
-    return [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
+    return [
+        [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
+        for file in files
+    ]

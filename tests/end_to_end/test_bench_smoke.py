@@ -100,8 +100,11 @@ def test_a_tuned_setting_is_one_that_decode_reads(folder: Path):
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(folder: Path, arguments: tuple[str, ...], says: str):
-    done = paceline(folder, *arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_a_mistake_is_one_line_and_exit_code_2(
+    run, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+):
+    monkeypatch.chdir(folder)
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1

@@ -278,37 +278,53 @@ TVD_PLUS_PLUS = {"kind": "tvd_plus_plus", "estimator": "sampled", "num_samples":
 FEW_TOKENS = {"objective": TVD_PLUS_PLUS, "loss_vocabulary": {"frequent": 20, "drawn": 9}}
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        {"recipe": "imit_kd"},
-        {"objective": TVD_PLUS_PLUS | {"estimator": "exact"}},
-        {"objective": TVD_PLUS_PLUS},
-        FEW_TOKENS,
-    ],
-    ids=["imit_kd", "exact", "sampled", "few tokens"],
-)
-def test_two_processes_are_one(folder: Path, tmp_path: Path, objective: dict[str, Any]):
+IN_TWO_PROCESSES: dict[str, dict[str, Any]] = {
+    "imit_kd": {"recipe": "imit_kd"},
+    "exact": {"objective": TVD_PLUS_PLUS | {"estimator": "exact"}},
+    "sampled": {"objective": TVD_PLUS_PLUS},
+    "few tokens": FEW_TOKENS,
+}
+
+
+def test_two_processes_are_one(folder: Path, tmp_path: Path):
+    """One start of the processes makes all runs: imports take longer than training."""
     known = {"train": str(folder / "corpus.jsonl")}
     if not encodes(folder):
         known |= {"pretraining": str(folder / "corpus.jsonl"), "pretraining_fraction": 0.5}
-    blended = {"data": known, "batch_size": 8}
-    parts = {"gradient_accumulation_steps": 2}
-    settings = changes(**objective, **blended, **parts, mean="token", num_steps=6)
-    alone = losses(align(align_config(folder, tmp_path / "one", **settings)))
-    two_processes(align_config(folder, tmp_path / "two", **settings), tmp_path / "config.json")
-    assert losses(tmp_path / "two") == pytest.approx(alone, rel=1e-4)
+    common = {"data": known, "batch_size": 8, "gradient_accumulation_steps": 2}
+    configs = {
+        (name, where): align_config(
+            folder,
+            tmp_path / name / where,
+            **changes(**objective, **common, mean="token", num_steps=6),
+        )
+        for name, objective in IN_TWO_PROCESSES.items()
+        for where in ("one", "two")
+    }
+    alone = {
+        name: losses(align(config)) for (name, where), config in configs.items() if where == "one"
+    }
+    two_processes([config for (_, where), config in configs.items() if where == "two"], tmp_path)
+    for name, expected in alone.items():
+        assert losses(tmp_path / name / "two") == pytest.approx(expected, rel=1e-4), name
 
 
-@pytest.mark.parametrize("shard", [["target"], ["draft", "target"]], ids=str)
-def test_two_processes_that_share_the_weights_out_are_one(
+SHARDS = [["target"], ["draft", "target"]]
+
+
+@pytest.mark.parametrize("shard", SHARDS, ids=str)
+def test_weights_of_encoder_decoders_are_not_shared_out(
     shard: list[str], folder: Path, tmp_path: Path
 ):
-    """Both in parts of their weights, stopped on the way; one process from start to end."""
     if encodes(folder):
         config = align_config(folder, tmp_path / "run", **changes(shard=shard))
         with pytest.raises(ConfigError, match="shard is set, but it only applies to decoder-only"):
             align(config)
+
+
+def test_two_processes_that_share_the_weights_out_are_one(folder: Path, tmp_path: Path):
+    """Both in parts of their weights, stopped on the way; one process from start to end."""
+    if encodes(folder):
         return
     steady = {"learning_rate": 3e-3, "warmup_fraction": 0, "schedule": {"kind": "constant"}}
     settings = changes(
@@ -317,23 +333,30 @@ def test_two_processes_that_share_the_weights_out_are_one(
         optimizer={"kind": "adamw"} | steady,
     )
     alone = align(align_config(folder, tmp_path / "one", **settings | {"num_steps": 6}))
-    held: list[list[int]] = []
+    outputs = [tmp_path / " and ".join(shard) for shard in SHARDS]
+    held: list[list[list[int]]] = []
     for steps in (4, 6):
-        config = align_config(
-            folder, tmp_path / "two", **settings | {"num_steps": steps, "shard": shard}
-        )
-        held = two_processes(config, tmp_path / "config.json")
-    assert losses(tmp_path / "two") == pytest.approx(losses(alone), rel=1e-4)
-    drafts = [load_model(run / "draft", dtype="float32") for run in (alone, tmp_path / "two")]
-    for one, two in zip(*(draft.hf.parameters() for draft in drafts), strict=True):
-        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
-    in_layers, around = _num_bytes(folder / "target")
-    draft_bytes = sum(_num_bytes(folder / "draft"))
-    draft_share = 0.5 if "draft" in shard else 1
-    # the target's embeddings and head are read outside of its passes: they stay whole
-    expected = [in_layers / 2 + around, draft_share * draft_bytes, draft_share * 2 * draft_bytes]
-    for of_process in held:
-        assert of_process == pytest.approx(expected, rel=0.02)
+        configs = [
+            align_config(folder, output, **settings | {"num_steps": steps, "shard": shard})
+            for output, shard in zip(outputs, SHARDS, strict=True)
+        ]
+        held = two_processes(configs, tmp_path)
+    for output, shard, of_processes in zip(outputs, SHARDS, held, strict=True):
+        assert losses(output) == pytest.approx(losses(alone), rel=1e-4), shard
+        drafts = [load_model(run / "draft", dtype="float32") for run in (alone, output)]
+        for one, two in zip(*(draft.hf.parameters() for draft in drafts), strict=True):
+            torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
+        in_layers, around = _num_bytes(folder / "target")
+        draft_bytes = sum(_num_bytes(folder / "draft"))
+        draft_share = 0.5 if "draft" in shard else 1
+        # the target's embeddings and head are read outside of its passes: they stay whole
+        expected = [
+            in_layers / 2 + around,
+            draft_share * draft_bytes,
+            draft_share * 2 * draft_bytes,
+        ]
+        for of_process in of_processes:
+            assert of_process == pytest.approx(expected, rel=0.02), shard
 
 
 def _num_bytes(path: Path) -> tuple[int, int]:
