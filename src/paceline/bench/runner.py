@@ -7,24 +7,33 @@ others continue. A restarted bench skips finished cells and repeats failed ones.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from paceline.bench.cell import Cell
 from paceline.bench.prediction import add_predictions, cells_to_predict, predict
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow, read_row
-from paceline.bench.workbench import BenchConfig, Workbench, bench_context, cell_key, prepare
+from paceline.bench.served_cells import costs_from, serve_cells
+from paceline.bench.workbench import (
+    BenchConfig,
+    Workbench,
+    bench_context,
+    cell_key,
+    prepare,
+    prompt_set,
+)
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import Autoregressive, DecodingConfig, build_decoder
-from paceline.errors import ContextLengthError, PacelineError, StorageError
+from paceline.errors import ContextLengthError, StorageError
 from paceline.measure.latency import has_room, time_request, warm_up
+from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
 from paceline.rng import named_generator
-from paceline.tasks.base import score_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,15 +71,20 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
     cells = config.grid.cells()
     context = bench_context(config)
     missing = unfinished(cells, context, read_rows(run.path, context))
-    work = prepare(config, progress) if missing else None
+    served = config.engine is not None
+    work = prepare(config, progress) if missing and not served else None
     # after loading the models: a report names those of the manifest
     run.write_manifest(config, context=context)
     if work is not None:
         missing = run_cells(work, missing, run.path, config.max_seconds, progress)
+    elif missing:
+        prompts = prompt_set(config, load_tokenizer(config.target))
+        missing = serve_cells(config, prompts, missing, progress)
     rows = read_rows(run.path, context)
     unpredicted = cells_to_predict(run.path, rows)
     if unpredicted:
-        found = predict(work or prepare(config, progress), rows, unpredicted, progress)
+        passes = partial(costs_from, rows) if served else None
+        found = predict(work or prepare(config, progress), rows, unpredicted, progress, passes)
         add_predictions(run.path, found)
     return Progressed(without_dropped(rows, cells), len(missing))
 
@@ -128,7 +142,7 @@ def run_together(
 
     A cell stops at its first error; the others continue. `report` gets the finished fraction.
     """
-    running = [_Cell(work, cell) for cell in cells]
+    running = [Cell(work, cell, _Answerer(work, cell)) for cell in cells]
     alone = DecodingConfig(strategy=Autoregressive(), sampling=cells[0].sampling)
     target = build_decoder(alone, *work.pair)
     warm_up(target, work.prompts, work.max_new_tokens, work.seed)
@@ -146,56 +160,17 @@ def run_together(
     return [cell.row() for cell in running]
 
 
-class _Cell:
-    """A cell that answers example by example."""
+class _Answerer:
+    """Answers examples with a decoder, which is built and warmed up at the first one."""
 
     def __init__(self, work: Workbench, decoding: DecodingConfig) -> None:
         self._work = work
         self._decoding = decoding
-        self._examples: list[ExampleRow] = []
-        self._error: str | None = None
 
-    def answer(self, number: int) -> None:
-        """Answer one example, unless an earlier one failed."""
-        if self._error is not None:
-            return
-        try:
-            self._examples.append(_answer(self._work, number, self._decoder))
-        except (PacelineError, RuntimeError, AssertionError) as error:
-            self._error = " ".join(str(error).split()) or type(error).__name__
+    def __call__(self, number: int) -> ExampleRow:
+        return _answer(self._work, number, self._decoder)
 
-    def set_baseline(self, baseline: Baseline | None) -> None:
-        """Add the target alone to the last answered example."""
-        if self._error is None:
-            self._examples[-1] = self._examples[-1].model_copy(update={"baseline": baseline})
-
-    def row(self) -> ResultRow:
-        corpus_scores = self._corpus_scores()
-        failed = self._error is not None
-        return ResultRow(
-            key=self._work.key_of(self._decoding),
-            context=self._work.context,
-            decoding=self._decoding,
-            metric=self._work.task.metric,
-            status="failed" if failed else "done",
-            error=self._error,
-            examples=() if failed else tuple(self._examples),
-            corpus_scores=corpus_scores,
-            signatures=self._work.task.signatures(),
-        )
-
-    def _corpus_scores(self) -> dict[str, float]:
-        """Figures of all answers together; none if the cell failed or fails here."""
-        if self._error is not None or self._work.task.metric is None:
-            return {}
-        answers = [_text(self._work, example.tokens) for example in self._examples]
-        try:
-            return self._work.task.corpus_scores(self._work.examples, answers)
-        except PacelineError as error:
-            self._error = " ".join(str(error).split())
-            return {}
-
-    @functools.cached_property
+    @cached_property
     def _decoder(self) -> Decoder:
         decoder = build_decoder(self._decoding, *self._work.pair)
         warm_up(decoder, self._work.prompts, self._work.max_new_tokens, self._work.seed)
@@ -223,7 +198,7 @@ def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
     stats = count_blocks(blocks)
     return ExampleRow(
         tokens=tuple(tokens),
-        score=_score(work, number, tokens),
+        score=work.score(number, tokens),
         seconds=all_s,
         first_seconds=first_s,
         baseline=None,
@@ -234,18 +209,6 @@ def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
         num_first_tokens=len(blocks[0].tokens),
         num_prefill_tokens=stats.num_prefill_tokens,
     )
-
-
-def _score(work: Workbench, number: int, tokens: Sequence[int]) -> float | None:
-    if work.task.metric is None:
-        return None
-    return score_of(work.task, work.examples[number], _text(work, tokens))
-
-
-def _text(work: Workbench, tokens: Sequence[int]) -> str:
-    answer = work.pair.tokenizer.decode(list(tokens), skip_special_tokens=True)
-    assert isinstance(answer, str)
-    return answer
 
 
 def read_rows(folder: Path, context: str | None = None) -> list[ResultRow]:

@@ -7,22 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceline.bench.grid import Grid
 from paceline.bench.schema import SCHEMA_VERSION, digest
+from paceline.core.rules import Lossless
 from paceline.data.tokens import encode, encode_prompts
+from paceline.decode.draft_policies import FixedLength
+from paceline.engines.engine_choice import EngineChoice
 from paceline.errors import ContextLengthError
 from paceline.measure.pair import ModelsConfig, Pair, load_models
+from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
 from paceline.records import stamps
 from paceline.tasks import TaskChoice
-from paceline.tasks.base import examples_of
+from paceline.tasks.base import examples_of, score_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.decode.strategies import DecodingConfig
+    from paceline.models.contract import Tokenizer
     from paceline.tasks import Task, TaskExample
 
 
@@ -35,6 +40,8 @@ class BenchConfig(ModelsConfig):
         num_timed: Number of examples, evenly spaced, on which speed is measured; None: all.
         max_seconds: Start no more cells after this time; a restarted bench runs the others.
         full_vocabulary: The draft proposes from the full vocabulary, even if it has a reduced one.
+        engine: Answer with this engine, which is started for each setting; None: with Paceline's
+            decoder. The engine is vLLM, in whose environment Paceline is installed.
     """
 
     task: TaskChoice
@@ -45,19 +52,32 @@ class BenchConfig(ModelsConfig):
     num_timed: int | None = Field(default=None, ge=1)
     max_seconds: float | None = Field(default=None, gt=0)
     full_vocabulary: bool = False
+    engine: EngineChoice | None = None
+
+    @property
+    def proposes_everything(self) -> bool:
+        """True if the draft proposes from the full vocabulary; an engine knows no reduced one."""
+        baked = self.engine is not None and is_baked(self.engine.draft or self.draft)
+        return self.full_vocabulary or (self.engine is not None and not baked)
+
+    @model_validator(mode="after")
+    def _engine_can_run_the_cells(self) -> BenchConfig:
+        if self.engine is not None:
+            _check_engine(self.engine, self.grid)
+        return self
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """The models and examples that all cells share.
+class PromptSet:
+    """The task's examples as prompts, which all cells share.
 
     Attributes:
         timed: Indices of the examples that the target alone answers, too.
-        context: Digest of all this.
+        context: Digest of everything that all cells share.
     """
 
-    pair: Pair
     task: Task
+    tokenizer: Tokenizer
     examples: Sequence[TaskExample]
     prompts: list[list[int]]
     max_new_tokens: int
@@ -69,6 +89,25 @@ class Workbench:
         """Key of the cell's row."""
         return cell_key(self.context, cell)
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """An answer as text."""
+        answer = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        assert isinstance(answer, str), "one sequence is one text"
+        return answer
+
+    def score(self, number: int, tokens: Sequence[int]) -> float | None:
+        """Score of an answer to example `number`; None if the task has no metric."""
+        if self.task.metric is None:
+            return None
+        return score_of(self.task, self.examples[number], self.text(tokens))
+
+
+@dataclass(frozen=True)
+class Workbench(PromptSet):
+    """The prompts and both models."""
+
+    pair: Pair
+
 
 def prepare(
     config: BenchConfig, progress: Progress = silent, pair: Pair | None = None
@@ -79,18 +118,28 @@ def prepare(
         UsageError: a model or the task cannot be used, or an example does not fit the context.
     """
     progress("loading", 0, 1)
-    pair = pair or load_models(config, full_vocabulary=config.full_vocabulary)
+    pair = pair or load_models(config, full_vocabulary=config.proposes_everything)
+    encoder = pair.target.decoder_prompt is not None
+    prompts = prompt_set(config, pair.tokenizer, encoder=encoder)
+    progress("loading", 1, 1)
+    return Workbench(**vars(prompts), pair=pair)
+
+
+def prompt_set(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
+    """The examples as prompts; `encoder`: of an encoder-decoder.
+
+    Raises:
+        UsageError: the task cannot be used, or a prompt has more than max_prompt_tokens.
+    """
     wanted = config.skip_examples + config.num_examples
     examples = examples_of(config.task, "test", wanted, config.seed)[config.skip_examples :]
-    prompts = _prompts(examples, pair, config)
-    progress("loading", 1, 1)
     count = len(examples)
     timed = min(config.num_timed or count, count)
-    return Workbench(
-        pair=pair,
+    return PromptSet(
         task=config.task,
+        tokenizer=tokenizer,
         examples=examples,
-        prompts=prompts,
+        prompts=_prompts(examples, tokenizer, config, encoder=encoder),
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,
         timed=frozenset(number * count // timed for number in range(timed)),
@@ -98,17 +147,22 @@ def prepare(
     )
 
 
-def _prompts(examples: Sequence[TaskExample], pair: Pair, config: BenchConfig) -> list[list[int]]:
-    if pair.target.decoder_prompt is None:
-        return [_whole(example, pair, config) for example in examples]
+def _prompts(
+    examples: Sequence[TaskExample],
+    tokenizer: Tokenizer,
+    config: BenchConfig,
+    *,
+    encoder: bool,
+) -> list[list[int]]:
+    if not encoder:
+        return [_whole(example, tokenizer, config) for example in examples]
     records = [example.record for example in examples]
-    limit = config.max_prompt_tokens
-    return encode_prompts(records, pair.tokenizer, max_tokens=limit, encoder=True)
+    return encode_prompts(records, tokenizer, max_tokens=config.max_prompt_tokens, encoder=True)
 
 
-def _whole(example: TaskExample, pair: Pair, config: BenchConfig) -> list[int]:
+def _whole(example: TaskExample, tokenizer: Tokenizer, config: BenchConfig) -> list[int]:
     """The prompt of a decoder-only model; truncation would remove its examples or its question."""
-    tokens, _ = encode(example.record, pair.tokenizer)
+    tokens, _ = encode(example.record, tokenizer)
     limit = config.max_prompt_tokens
     if limit is not None and len(tokens) > limit:
         raise ContextLengthError(
@@ -123,6 +177,8 @@ def bench_context(config: BenchConfig) -> str:
     excluded = {"grid", "output", "max_seconds"}
     if not config.full_vocabulary:  # for rows older than this key
         excluded.add("full_vocabulary")
+    if config.engine is None:  # likewise
+        excluded.add("engine")
     shared = config.model_dump(mode="json", exclude=excluded)
     models = [stamps(config.target), stamps(config.draft)]
     versions = config.task.versions()
@@ -132,3 +188,23 @@ def bench_context(config: BenchConfig) -> str:
 def cell_key(context: str, cell: DecodingConfig) -> str:
     """Key of a cell's row."""
     return digest(context, cell.model_dump(mode="json"))
+
+
+def _check_engine(engine: EngineChoice, grid: Grid) -> None:
+    """Raise ValueError if the engine cannot run the cells of the grid."""
+    if engine.engine != "vllm" or engine.url is not None:
+        what = "a running server" if engine.url is not None else engine.engine
+        raise ValueError(
+            f"bench sets the rule of a vLLM that it starts itself, which {what} does not allow; "
+            "set engine.engine to vllm, and engine.program to its path"
+        )
+    if grid.strategies or grid.draft_sampling is not None or grid.policy != FixedLength():
+        raise ValueError(
+            "vLLM runs rules with blocks of a fixed length, and samples drafts at the temperature "
+            "of the request; leave grid.strategies, grid.policy and grid.draft_sampling out"
+        )
+    if 0 in grid.temperatures and any(rule != Lossless() for rule in grid.rules):
+        raise ValueError(
+            "vLLM uses no rule at temperature 0; set grid.temperatures to others, such as [1.0], "
+            "or grid.rules to [lossless]"
+        )

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ValidationError
 from paceline.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import httpx2
 
     Shape = TypeVar("Shape", bound=BaseModel)
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 SECONDS = 600.0
 """Timeout of a request in seconds."""
 _SHOWN = 160  # characters of a server's answer in an error message
+_EVENT = "data: "  # of a stream of server-sent events
 _ADVICE = {
     401: "the API key is wrong or missing; name its variable with --set {key_setting}=NAME",
     403: "the API key does not permit this request",
@@ -71,26 +74,35 @@ class Client:
 
     def get(self, path: str, shape: type[Shape]) -> Shape:
         """Return the JSON of a GET request, validated as `shape`, or raise EngineError."""
-        return _parsed(self._ask("GET", path), shape, f"{self.url}{path}")
+        return parsed(self._ask("GET", path), shape, f"{self.url}{path}")
 
     def post(self, path: str, body: dict[str, Any], shape: type[Shape]) -> Shape:
         """Return the JSON of a POST request, validated as `shape`, or raise EngineError."""
-        return _parsed(self._ask("POST", path, body), shape, f"{self.url}{path}")
+        return parsed(self._ask("POST", path, body), shape, f"{self.url}{path}")
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[str]:
+        """Yield the data of each event that answers a POST request, or raise EngineError."""
+        import httpx2
+
+        where = f"{self.url}{path}"
+        try:
+            with self._http.stream("POST", path, json=body) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    raise _refusal(where, answer, self._key_setting)
+                for line in answer.iter_lines():
+                    if line.startswith(_EVENT):
+                        yield line.removeprefix(_EVENT)
+        except httpx2.HTTPError as error:
+            raise _unreachable(where, error) from error
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
         import httpx2
 
         try:
             answer = self._http.request(method, path, json=body)
-        except httpx2.TimeoutException as error:
-            raise EngineError(
-                f"{self.url}{path} did not answer in {SECONDS:.0f} s; the server may be overloaded"
-            ) from error
         except httpx2.HTTPError as error:
-            raise EngineError(
-                f"{self.url}{path} cannot be reached or closed the connection "
-                f"({shorten(str(error))}); check that the server runs and that this is its URL"
-            ) from error
+            raise _unreachable(f"{self.url}{path}", error) from error
         if answer.status_code != 200:
             raise _refusal(f"{self.url}{path}", answer, self._key_setting)
         return answer.text
@@ -139,6 +151,19 @@ def advice_for(status: int, key_setting: str) -> str:
     return advice.format(key_setting=key_setting)
 
 
+def _unreachable(where: str, error: httpx2.HTTPError) -> EngineError:
+    import httpx2
+
+    if isinstance(error, httpx2.TimeoutException):
+        return EngineError(
+            f"{where} did not answer in {SECONDS:.0f} s; the server may be overloaded"
+        )
+    return EngineError(
+        f"{where} cannot be reached or closed the connection ({shorten(str(error))}); check that "
+        "the server runs and that this is its URL"
+    )
+
+
 def _refusal(where: str, answer: httpx2.Response, key_setting: str) -> StatusError:
     status = answer.status_code
     advice = advice_for(status, key_setting)
@@ -146,7 +171,8 @@ def _refusal(where: str, answer: httpx2.Response, key_setting: str) -> StatusErr
     return StatusError(f"{message}; {advice}" if advice else message, status)
 
 
-def _parsed(text: str, shape: type[Shape], where: str) -> Shape:
+def parsed(text: str, shape: type[Shape], where: str) -> Shape:
+    """JSON text, validated as `shape`; raises EngineError."""
     try:
         return shape.model_validate(json.loads(text))
     except ValidationError as error:

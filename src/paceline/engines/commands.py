@@ -20,6 +20,12 @@ PROGRAMS: dict[Server, tuple[str, ...]] = {
 }
 """Command that starts each server."""
 
+RULE_VARIABLE = "PACELINE_RULE"
+"""Environment variable that gives Paceline's plugin of vLLM its rule."""
+
+RULE_IS_SET = "paceline: drafts are judged by"
+"""Beginning of the line that the plugin logs when it has set the rule."""
+
 
 class Drafting(NamedTuple):
     """Drafting configuration of a server.
@@ -28,11 +34,13 @@ class Drafting(NamedTuple):
         draft: Path or hub name of the draft.
         gamma: Tokens drafted per block.
         sampling: How vLLM samples drafts; the other servers draft greedily.
+        rule: Rule for Paceline's plugin of vLLM, as JSON; None: the server's own.
     """
 
     draft: str
     gamma: int
     sampling: DraftSampling = "greedy"
+    rule: str | None = None
 
 
 class Room(NamedTuple):

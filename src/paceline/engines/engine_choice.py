@@ -11,6 +11,7 @@ from paceline.config import StrictModel
 from paceline.engines.client import Client, check_packages, root_of
 from paceline.engines.commands import (
     PROGRAMS,
+    RULE_VARIABLE,
     Drafting,
     EngineName,
     Room,
@@ -138,7 +139,10 @@ def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
     return [*command, *choice.options]
 
 
-def server_environment(choice: EngineChoice) -> Mapping[str, str]:
+def server_environment(choice: EngineChoice, setup: Setup) -> Mapping[str, str]:
     """Return the environment variables to set for the server."""
     offline = {"HF_HUB_OFFLINE": "1"} if os.environ.get("HF_HUB_OFFLINE") else {}
-    return {**offline, "VLLM_NO_USAGE_STATS": "1"} if choice.engine == "vllm" else offline
+    if choice.engine != "vllm":
+        return offline
+    rule = None if setup.drafting is None else setup.drafting.rule
+    return {**offline, "VLLM_NO_USAGE_STATS": "1", RULE_VARIABLE: rule or ""}

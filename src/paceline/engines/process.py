@@ -104,6 +104,10 @@ class ServerProcess:
         code = self._process.poll() or 0
         return f" (killed by {signal.Signals(-code).name})" if code < 0 else ""
 
+    def logged(self, text: str) -> bool:
+        """True if the log contains the text."""
+        return text.encode() in self._log.read_bytes()
+
     def last_words(self) -> str:
         """Return an excerpt of the log if the process has ended, else an empty string."""
         with suppress(subprocess.TimeoutExpired):

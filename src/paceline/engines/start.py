@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from paceline.engines.commands import RULE_IS_SET
 from paceline.engines.engine_choice import connect, server_command, server_environment
 from paceline.engines.process import ServerProcess, free_port
 from paceline.errors import EngineError
@@ -37,13 +38,18 @@ def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
     command = server_command(choice, setup, port)
     role = "plain" if setup.drafting is None else "drafting"
     log = cache_root() / "logs" / f"{choice.engine}-{role}-{port}.log"
-    with ServerProcess(command, port, log, server_environment(choice)) as server:
+    with ServerProcess(command, port, log, server_environment(choice, setup)) as server:
         try:
             client = server.wait_until_ready(choice.start_seconds, progress)
         except EngineError as error:
             repacks = choice.engine == "llamacpp" and "--no-repack" not in choice.options
             advice = _AMX_ADVICE if repacks and level() == "amx" and server.crashed else ""
             raise EngineError(f"{error}{advice}") from error
+        if setup.drafting is not None and setup.drafting.rule and not server.logged(RULE_IS_SET):
+            raise EngineError(
+                f"{command[0]} started without Paceline's plugin, so it would ignore the rule; "
+                "install Paceline in vLLM's environment: pip install '.[vllm]' with its pip"
+            )
         try:
             yield connect(choice, client)
         except EngineError as error:

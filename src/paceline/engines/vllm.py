@@ -42,13 +42,18 @@ class _Completion(BaseModel):
 
 
 class VllmServer(CountingServer):
-    """A `vllm serve`; no other client may use it during a measurement."""
+    """A `vllm serve`; no other client may use it during a measurement.
+
+    Attributes:
+        client: Its HTTP client.
+        model: Name of the served model.
+    """
 
     name = "vllm"
     conventions = Conventions(counts_behind_end=True)
 
     def __init__(self, client: Client, model: str | None = None) -> None:
-        self._client = client
+        self.client = client
         self.version = client.get("/version", _Version).version
         self.model = _served_model(client, model)
 
@@ -62,13 +67,13 @@ class VllmServer(CountingServer):
             "return_token_ids": True,
             **sampling_keys(request.sampling),
         }
-        answer = self._client.post("/v1/completions", body, _Completion)
+        answer = self.client.post("/v1/completions", body, _Completion)
         if not answer.choices:
             raise EngineError("vllm answered without a choice; the answer may be truncated")
         return checked_tokens(answer.choices[0].token_ids, request, self)
 
     def counts(self) -> BlockCounts | None:
-        return block_counts(self._client.get_text("/metrics"), PREFIX)
+        return block_counts(self.client.get_text("/metrics"), PREFIX)
 
     def settled(self, before: BlockCounts) -> BlockCounts:
         """Wait until the counters stop changing: vLLM updates them after it has answered."""

@@ -21,6 +21,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.core.rules import Lossless, RuleChoice
+from paceline.engines.commands import RULE_IS_SET
+from paceline.engines.commands import RULE_VARIABLE as VARIABLE
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.rule_base import Rule
-
-VARIABLE = "PACELINE_RULE"
 
 _V1 = "vllm.v1.sample.rejection_sampler"
 _V2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
@@ -108,7 +108,7 @@ def register() -> None:
     if hasattr(module, "expand_batch_to_tokens") and not torch.cuda.is_available():
         # on a CPU vLLM 0.32.0 leaves the result uninitialised (vLLM issue 55005)
         module.expand_batch_to_tokens = expand_batch_to_tokens
-    _log.info("paceline: drafts are judged by %r", rule)
+    _log.info("%s %r", RULE_IS_SET, rule)
 
 
 def expand_batch_to_tokens(

@@ -14,7 +14,7 @@ Shape suffixes: B batch, N new tokens, T text, S source, V vocabulary (logits ov
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
+
+    Tokenizer: TypeAlias = PreTrainedTokenizerBase
 
     from paceline.core.block import DrawRequest, Judgement, JudgeRequest
     from paceline.core.drafted import Drafted

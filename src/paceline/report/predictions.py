@@ -19,9 +19,11 @@ COLUMNS = {
     "predicted": "rejected / examined drafted tokens, from one pass over the target's answers.",
     "measured": "the same while decoding, with its 95% interval over examples.",
     "inside": (
-        "whether the prediction is in that interval, which ignores the error of the prediction: "
+        "whether that prediction is in that interval, which ignores the error of the prediction: "
         "correct predictions are inside in somewhat fewer than 95 of 100 cases."
     ),
+    "predicted speedup": "from the same pass and the seconds of a block; without the first token.",
+    "decoding speedup": "measured, without the first token.",
 }
 _ROUNDING = 1e-6  # rounding error of sums of probabilities
 
@@ -43,7 +45,8 @@ def predictions_text(section: Section, predictions: Mapping[str, Prediction]) ->
         num_inside += inside
         names = [family(row.decoding), setting(row.decoding)]
         predicted = number(found.predicted_rejection)
-        lines.append([*names, predicted, figure(measured), "yes" if inside else "NO"])
+        speeds = [number(found.predicted_speedup), figure(frontier.decoding_speedup(row))]
+        lines.append([*names, predicted, figure(measured), "yes" if inside else "NO", *speeds])
     if not lines:
         return None
     count = f"Inside: {num_inside} of {len(lines)}."

@@ -1,0 +1,274 @@
+"""A bench in vLLM: small servers that stream as vLLM does, each with the rule of its cell."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import write_corpus, write_pair
+from engine_servers import Answer, sampling_of, serving
+from paceline.bench import BenchConfig, bench, served_cells
+from paceline.bench.prediction import read_predictions
+from paceline.bench.schema import ResultRow
+from paceline.config import validate
+from paceline.core.rules import Chow, Lossless
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.strategies import Autoregressive, Speculative
+from paceline.engines.client import Client
+from paceline.engines.commands import Drafting, Room
+from paceline.engines.contract import Request
+from paceline.engines.engine_choice import EngineChoice, Setup, server_command, server_environment
+from paceline.engines.start import started
+from paceline.engines.vllm import VllmServer
+from paceline.engines.vllm_plugin import read_rule
+from paceline.engines.vllm_stream import VerifiedBlock, examined, stream_answer
+from paceline.errors import ConfigError, EngineError
+from paceline.models import load_model
+
+pytestmark = pytest.mark.slow
+
+QUESTIONS = [
+    {"prompt": f"the {a} sat near the {b}", "completion": f" and then the {b} ran"}
+    for a in ("cat", "hen", "man")
+    for b in ("inn", "tin", "pan")
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = write_pair(tmp_path_factory.mktemp("served"))
+    write_corpus(place / "questions.jsonl", QUESTIONS)
+    return place
+
+
+def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
+        "output": output,
+        "grid": {
+            "temperatures": [1.0],
+            "num_speculative_tokens": [2],
+            "rules": [{"rule": "lossless"}, {"rule": "chow", "alpha": 1.0}],
+        },
+        "num_examples": 5,
+        "max_new_tokens": 9,
+        "dtype": "float32",
+        "device": "cpu",
+        **changes,
+    }
+
+
+IN_VLLM = {"engine": {"engine": "vllm", "program": "true"}}
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
+    """Replaces server processes by servers in this process; the setups that were started."""
+    setups: list[Setup] = []
+
+    @contextmanager
+    def start(choice: EngineChoice, setup: Setup, _progress: Any) -> Iterator[VllmServer]:
+        setups.append(setup)
+        assert "--per-request-spec-decode-metrics" in server_command(choice, setup, 0)
+        with serving(routes(choice, setup)) as url:
+            yield VllmServer(Client(url))
+
+    monkeypatch.setattr(served_cells, "started", start)
+    return setups
+
+
+def routes(choice: EngineChoice, setup: Setup) -> dict[str, Any]:
+    target = load_model(setup.target, dtype="float32", device="cpu")
+    drafting = setup.drafting
+    draft = drafting and load_model(drafting.draft, dtype="float32", device="cpu")
+    given = server_environment(choice, setup)["PACELINE_RULE"]
+
+    def complete(body: dict[str, Any]) -> Answer:
+        assert "ignore_eos" not in body, "answers of a task end"
+        prompt, count, sampling = body["prompt"], body["max_tokens"], sampling_of(body)
+        tokens = (
+            AutoregressiveDecoder(target, sampling).generate([prompt], 1, body["seed"])[0].tokens
+        )
+        decoder: Any = AutoregressiveDecoder(target, sampling)
+        if draft is not None and drafting is not None:
+            rule = read_rule(given) if given else None
+            decoder = SpeculativeDecoder(target, draft, rule, drafting.gamma, sampling)
+        chunks, blocks = [list(tokens)], []
+        if tokens[0] not in target.eos_token_ids:
+            behind = 0 if draft is None else drafting.gamma
+            for block in decoder.stream([*prompt, *tokens], count + behind, body["seed"]):
+                kept = block.sources.count("accepted") + block.num_accepted_behind_stop
+                blocks.append((block.num_drafted, kept))
+                chunks.append(list(block.tokens)[: count - len(tokens)])
+                tokens = [*tokens, *chunks[-1]]
+                if len(tokens) == count:
+                    break
+        events: list[Any] = [{"choices": [{"token_ids": chunk}]} for chunk in chunks]
+        found = {
+            "per_step_drafted": [one for one, _ in blocks],
+            "per_step_accepted": [one for _, one in blocks],
+        }
+        metrics = {"speculative_decoding": found} if draft is not None else None
+        events.append({"choices": [], "metrics": metrics})
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        return 200, "".join([*lines, "data: [DONE]\n\n"])
+
+    return {
+        "/version": lambda _: (200, {"version": "0.32.0"}),
+        "/v1/models": lambda _: (200, {"data": [{"id": "served"}]}),
+        "/v1/completions": complete,
+    }
+
+
+def by_name(rows: list[ResultRow]) -> dict[str, ResultRow]:
+    strategies = {row.key: row.decoding.strategy for row in rows}
+    names = {
+        key: one.rule.name if isinstance(one, Speculative) else one.strategy
+        for key, one in strategies.items()
+    }
+    return {names[row.key]: row for row in rows}
+
+
+def test_cells_are_answered_by_servers_with_their_rule_beside_the_target_alone(
+    folder: Path, tmp_path: Path, starts: list[Setup]
+):
+    found = bench(validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM)))
+    alone, *drafting = (one.drafting for one in starts)
+    assert alone is None, "the target alone is started once"
+    assert [one and read_rule(one.rule or "{rule: lossless}") for one in drafting] == [
+        Lossless(),
+        Chow(1.0),
+    ]
+    assert {one and one.sampling for one in drafting} == {"probabilistic"}
+    rows = by_name(found.rows)
+    assert {row.status for row in found.rows} == {"done"}, [row.error for row in found.rows]
+    # Chow at alpha 1 keeps every draft, and lossless does not
+    assert all(one.num_rejected == 0 for one in rows["chow"].examples)
+    assert sum(one.num_rejected for one in rows["lossless"].examples) > 0
+    for row in found.rows:
+        for one in row.examples:
+            kept = one.num_examined - one.num_rejected
+            assert one.num_prefill_tokens + one.num_target_calls + kept >= len(one.tokens)
+            assert one.baseline is not None
+            assert 0 < one.first_seconds <= one.seconds
+    by_target = rows["autoregressive"].examples
+    assert [one.num_target_calls for one in by_target] == [len(one.tokens) - 1 for one in by_target]
+    predicted = read_predictions(tmp_path / "run")
+    assert set(predicted) == {rows["lossless"].key, rows["chow"].key}
+    assert all(one.predicted_speedup > 0 for one in predicted.values())
+
+
+def test_a_finished_bench_starts_no_server(folder: Path, tmp_path: Path, starts: list[Setup]):
+    config = validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM))
+    first = bench(config)
+    starts.clear()
+    assert bench(config).rows == first.rows
+    assert not starts
+
+
+def test_greedy_answers_are_those_of_the_bench_without_an_engine(
+    folder: Path, tmp_path: Path, starts: list[Setup]
+):
+    greedy = {"grid": {"temperatures": [0.0], "rules": [{"rule": "lossless"}]}}
+    here = bench(validate(BenchConfig, settings(folder, tmp_path / "here", **greedy)))
+    there = bench(validate(BenchConfig, settings(folder, tmp_path / "there", **greedy, **IN_VLLM)))
+    assert starts
+    for one, other in zip(here.rows, there.rows, strict=True):
+        assert [each.tokens for each in one.examples] == [each.tokens for each in other.examples]
+        assert [each.score for each in one.examples] == [each.score for each in other.examples]
+        assert isinstance(one.decoding.strategy, Autoregressive | Speculative)
+    assert {row.context for row in here.rows}.isdisjoint(row.context for row in there.rows)
+
+
+def test_blocks_behind_the_end_of_a_text_are_not_counted():
+    whole = [VerifiedBlock(2, 2), VerifiedBlock(2, 0), VerifiedBlock(2, 1)]
+    assert examined(whole, 1 + 3 + 1 + 2) == (3, 6, 5, 2)
+    assert examined(whole, 1 + 3) == (1, 2, 2, 0)
+    # the text ends at the first of two accepted tokens: the second one is not part of it
+    assert examined([VerifiedBlock(2, 2)], 1 + 1) == (1, 2, 1, 0)
+    # steps without a draft
+    assert examined([VerifiedBlock(2, 0)], 1 + 1 + 3) == (4, 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"engine": {"engine": "llamacpp"}}, "bench sets the rule of a vLLM that it starts itself"),
+        ({"engine": {"engine": "vllm", "url": "http://127.0.0.1:1"}}, "a running server does not"),
+        ({"grid": {"rules": [{"rule": "chow", "alpha": 0.5}]}}, "no rule at temperature 0"),
+        (
+            {"grid": {"strategies": [{"strategy": "token_cascade", "alpha": 0.5}]}},
+            "leave grid.strategies, grid.policy",
+        ),
+    ],
+)
+def test_what_vllm_cannot_run_is_one_line(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], says: str
+):
+    with pytest.raises(ConfigError, match=re.escape(says)) as error:
+        validate(BenchConfig, settings(folder, tmp_path, **(IN_VLLM | changes)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        (['{"choices": [{"token_ids": [1]}]}'], "ended its answer early"),
+        (["[DONE]"], "ended its answer early"),
+        (['{"error": {"message": "no memory left"}}', "[DONE]"], "failed: no memory left"),
+        (["half of {", "[DONE]"], "text that is not JSON"),
+    ],
+)
+def test_a_damaged_stream_is_one_line(events: list[str], says: str):
+    text = "".join(f"data: {event}\n\n" for event in events)
+    with (
+        serving({"/v1/completions": lambda _: (200, text)}) as url,
+        pytest.raises(EngineError, match=says),
+    ):
+        stream_answer(Client(url), "served", Request([1, 2], 4, SamplingParams(), 0))
+
+
+def test_a_vllm_without_the_plugin_is_refused(tmp_path: Path):
+    program = tmp_path / "vllm"
+    program.write_text(SERVER)
+    program.chmod(0o755)
+    choice = EngineChoice(engine="vllm", program=str(program))
+
+    def start(rule: str | None) -> None:
+        setup = Setup("target", Drafting("draft", 2, "probabilistic", rule), Room(64))
+        with started(choice, setup, lambda *_: None):
+            pass
+
+    start(None)
+    start('{"rule": "chow", "alpha": 0.5}, and the plugin says so')
+    with pytest.raises(EngineError, match=r"without Paceline's plugin.*pip install"):
+        start('{"rule": "chow", "alpha": 0.5}')
+
+
+SERVER = f'''#!{sys.executable}
+"""A vllm that loads no model; it has the plugin if the rule says so."""
+import http.server, json, os, sys
+
+if "the plugin" in os.environ["PACELINE_RULE"]:
+    print("paceline: drafts are judged by Chow(alpha=0.5)", flush=True)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        found = {{"version": "0.32.0", "data": [{{"id": "served"}}]}}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(found).encode())
+
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+'''
