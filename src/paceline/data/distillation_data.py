@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
+from contextlib import closing
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from paceline.data.ray_engine import write_with_ray
 from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter, plan_shards
 from paceline.data.shards import ShardStore
-from paceline.engines.text_config import OpenAIWriter
 from paceline.errors import ConfigError, GenerationError
 from paceline.models.loading import encoder_decoder_at, fingerprint, load_tokenizer
 from paceline.processes import in_processes
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAY_CHANGE = {
     *("output", "workers", "engine"),  # settings that do not affect the records
     *("writer.url", "writer.api_key_env", "writer.concurrency"),
-    *("writer.timeout_s", "writer.patience_s"),
+    *("writer.timeout_s", "writer.patience_s", "writer.gpus", "writer.engine"),
 }
 
 
@@ -52,7 +52,7 @@ def generate_data(
     """
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
-    served = isinstance(config.writer, OpenAIWriter)
+    served = not isinstance(config.writer, ModelWriter)
     encoder = not served and encoder_decoder_at(config.target)
     tokenizer = load_tokenizer(config.target, alone=served)
     shards = plan_shards(config, tokenizer, encoder=encoder)
@@ -114,9 +114,10 @@ def _write(
         return
     work = ShardWriter(config, store.directory)
     if config.workers == 1:
-        for shard in shards:
-            work(shard)
-            yield shard
+        with closing(work):
+            for shard in shards:
+                work(shard)
+                yield shard
     else:
         name, failure = attrgetter("name"), GenerationError
         done = in_processes(work, shards, workers=config.workers, name=name, failure=failure)

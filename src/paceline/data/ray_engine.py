@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter
+from paceline.engines.text_config import EngineWriter, OpenAIWriter
 from paceline.errors import GenerationError, PacelineError, UsageError
 from paceline.processes import MOST_DEATHS
 
@@ -33,7 +34,6 @@ def write_with_ray(
     except ImportError:
         message = "engine ray needs Ray: pip install -e '.[ray]', or use engine processes"
         raise UsageError(message) from None
-    loads = isinstance(config.writer, ModelWriter)
     by_name = {shard.name: shard for shard in shards}
     items = [{"shard": pickle.dumps(shard)} for shard in shards]
     rows = ray.data.from_items(items, override_num_blocks=len(items))
@@ -42,7 +42,7 @@ def write_with_ray(
         fn_constructor_args=(config, directory.resolve()),
         compute=ray.data.ActorPoolStrategy(size=config.workers),
         max_task_retries=MOST_DEATHS - 1,
-        num_gpus=1 if loads and ray.cluster_resources().get("GPU") else 0,
+        num_gpus=_gpus(config.writer) if ray.cluster_resources().get("GPU") else 0,
     )
     try:
         for row in written.iter_rows():
@@ -53,6 +53,17 @@ def write_with_ray(
         reason = str(error).strip().splitlines()[-1]
         message = f"Ray failed: {reason}; completed files are kept, resume the run"
         raise GenerationError(message) from None
+
+
+def _gpus(writer: ModelWriter | OpenAIWriter | EngineWriter) -> float:
+    """GPUs of an actor."""
+    match writer:
+        case ModelWriter():
+            return 1
+        case EngineWriter(gpus=gpus):
+            return gpus
+        case OpenAIWriter():
+            return 0
 
 
 class _Writer:

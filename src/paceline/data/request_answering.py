@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import importlib.metadata
+import multiprocessing.util
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.data.requests import ModelWriter
 from paceline.data.shards import Answer, ShardStore
 from paceline.data.top_scores import top_scores
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.engines.commands import Room
 from paceline.engines.contract import Request as ServedRequest
-from paceline.engines.text_config import OpenAIWriter
+from paceline.engines.engine_choice import Setup, check_choice
+from paceline.engines.start import running
+from paceline.engines.text_config import EngineWriter, OpenAIWriter
 from paceline.engines.text_servers import TextServers
 from paceline.errors import ContextLengthError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_fits
 from paceline.models.loading import fingerprint, load_tokenizer, tokenizer_of
+from paceline.progress import silent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    import torch
     from transformers import PreTrainedTokenizerBase
 
     from paceline.data.prompts import TopTokens
@@ -212,23 +219,61 @@ def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
 
 
 class ShardWriter:
-    """Answers the requests of a shard and writes its file; loads the models on the first call."""
+    """Answers the requests of a shard and writes its file.
+
+    The first call loads the models or starts the server, which ends at `close` or with the process.
+    """
 
     def __init__(self, config: GenerateDataConfig, directory: Path) -> None:
         self._config = config
         self._store = ShardStore(directory)
         self._answerer: Answerer | ServerAnswerer | None = None
+        self._end: multiprocessing.util.Finalize | None = None
 
     def __call__(self, shard: Shard) -> None:
-        self._answerer = self._answerer or _answerer(self._config)
+        if self._answerer is None:
+            stack = ExitStack()
+            self._end = multiprocessing.util.Finalize(None, stack.close, exitpriority=0)
+            self._answerer = _answerer(self._config, stack)
         journal = self._store.journal(shard.name)
         self._store.write(shard.name, self._answerer.answer(shard, journal))
         journal.remove()
 
+    def close(self) -> None:
+        """Stop the server, if one was started."""
+        if self._end is not None:
+            self._end()
 
-def _answerer(config: GenerateDataConfig) -> Answerer | ServerAnswerer:
+
+def _answerer(config: GenerateDataConfig, stack: ExitStack) -> Answerer | ServerAnswerer:
+    """`stack`: gets what has to be closed."""
     match config.writer:
         case ModelWriter():
             return Answerer(config)
         case OpenAIWriter() as writer:
             return ServerAnswerer(config, writer)
+        case EngineWriter() as writer:
+            url = stack.enter_context(_own_server(config, writer))
+            return ServerAnswerer(config, writer.at(url))
+
+
+@contextmanager
+def _own_server(config: GenerateDataConfig, writer: EngineWriter) -> Iterator[str]:
+    """Start a server. -> its URL.
+
+    Raises:
+        UsageError: The program is not installed.
+        EngineError: The server does not start.
+    """
+    choice = writer.engine
+    if choice.engine == "vllm" and writer.top_logprobs:
+        options = (*choice.options, "--max-logprobs", str(writer.top_logprobs))
+        choice = choice.model_copy(update={"options": options})
+    check_choice(choice)
+    room = Room(config.max_prompt_tokens + config.max_new_tokens, writer.concurrency)
+    # a worker process has a device of its own; Ray hides the other ones
+    own = config.engine == "processes" and config.workers > 1 and torch.cuda.is_available()
+    gpu = torch.cuda.current_device() if own else None
+    setup = Setup(choice.target or config.target, None, room, config.dtype, gpu)
+    with running(choice, setup, silent) as client:
+        yield client.url

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from paceline.config import StrictModel
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import encode, truncated, warn_of_cut_prompts
-from paceline.engines.text_config import OpenAIWriter
+from paceline.engines.text_config import EngineWriter, OpenAIWriter
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class ModelWriter(StrictModel):
     top_logprobs: int = Field(default=0, ge=0)
 
 
+Writer = Annotated[ModelWriter | OpenAIWriter | EngineWriter, Field(discriminator="kind")]
+
+
 class GenerateDataConfig(StrictModel):
     """Configuration of `generate-data`.
 
@@ -49,7 +52,8 @@ class GenerateDataConfig(StrictModel):
         target: Hub id, directory or GGUF file of the model that answers; with a server as writer,
             its tokenizer is enough.
         writer: `{kind: model}`: the target is loaded here. `{kind: openai, url: ...}`: servers with
-            an OpenAI-compatible endpoint answer; see `OpenAIWriter`.
+            an OpenAI-compatible endpoint answer; see `OpenAIWriter`. `{kind: engine, engine: ...}`:
+            each worker starts a server; see `EngineWriter`.
         draft: Draft model for speculative decoding; null: decode with the target alone.
         num_speculative_tokens: Drafted tokens per block; used only with a draft.
         output: Run directory; the records are Parquet files in `output/data`.
@@ -74,7 +78,7 @@ class GenerateDataConfig(StrictModel):
     """
 
     target: str = Field(min_length=1)
-    writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
+    writer: Writer = ModelWriter()
     draft: str | None = None
     num_speculative_tokens: int = Field(default=3, ge=1)
     output: Path
@@ -104,7 +108,7 @@ class GenerateDataConfig(StrictModel):
 
     @model_validator(mode="after")
     def _servers_have_their_own_draft(self) -> GenerateDataConfig:
-        if self.draft is not None and isinstance(self.writer, OpenAIWriter):
+        if self.draft is not None and not isinstance(self.writer, ModelWriter):
             raise ValueError("draft is for a target that is loaded here; give it to the server")
         return self
 

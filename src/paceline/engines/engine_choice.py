@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from paceline.engines.contract import Engine
 
 
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
 class EngineChoice(StrictModel):
     """An engine: the URL of a running server, or how to start one.
 
@@ -117,12 +120,14 @@ class Setup(NamedTuple):
         drafting: Speculative decoding; None: off.
         room: Capacity.
         dtype: Compute dtype; auto: the server's default.
+        gpu: The only visible GPU that the server uses; None: all.
     """
 
     target: str
     drafting: Drafting | None
     room: Room
     dtype: str = "auto"
+    gpu: int | None = None
 
 
 def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
@@ -141,8 +146,11 @@ def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
 
 def server_environment(choice: EngineChoice, setup: Setup) -> Mapping[str, str]:
     """Return the environment variables to set for the server."""
-    offline = {"HF_HUB_OFFLINE": "1"} if os.environ.get("HF_HUB_OFFLINE") else {}
+    found = {"HF_HUB_OFFLINE": "1"} if os.environ.get("HF_HUB_OFFLINE") else {}
+    if setup.gpu is not None:
+        visible = os.environ.get(_GPUS)
+        found[_GPUS] = visible.split(",")[setup.gpu] if visible else str(setup.gpu)
     if choice.engine != "vllm":
-        return offline
+        return found
     rule = None if setup.drafting is None else setup.drafting.rule
-    return {**offline, "VLLM_NO_USAGE_STATS": "1", RULE_VARIABLE: rule or ""}
+    return {**found, "VLLM_NO_USAGE_STATS": "1", RULE_VARIABLE: rule or ""}

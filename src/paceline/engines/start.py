@@ -15,6 +15,7 @@ from paceline.records import cache_root
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from paceline.engines.client import Client
     from paceline.engines.contract import Engine
     from paceline.engines.engine_choice import EngineChoice, Setup
     from paceline.progress import Progress
@@ -34,6 +35,13 @@ def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
         UsageError: The program is not installed.
         EngineError: The server does not start, or a request fails; with the log if it has ended.
     """
+    with running(choice, setup, progress) as client:
+        yield connect(choice, client)
+
+
+@contextmanager
+def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Client]:
+    """Start a server and yield its client; stop it when the context ends. Raises as `started`."""
     port = free_port()
     command = server_command(choice, setup, port)
     role = "plain" if setup.drafting is None else "drafting"
@@ -51,6 +59,6 @@ def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
                 "install Paceline in vLLM's environment: pip install '.[vllm]' with its pip"
             )
         try:
-            yield connect(choice, client)
+            yield client
         except EngineError as error:
             raise EngineError(f"{error}{server.last_words()}") from error

@@ -1,0 +1,190 @@
+"""generate-data through real servers: kills of the client and of a server, and one that joins.
+
+A whole run, then one whose client is killed ten times. Of its two servers, one starts late and
+the other is killed and started again. Both runs have the same records but for what is sampled.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from paceline.cli.main import main
+from paceline.data.shards import ShardStore
+from paceline.engines.client import Client
+from paceline.engines.process import free_port
+from paceline.errors import EngineError
+
+pytestmark = pytest.mark.engines
+
+FOLDER = Path(os.environ.get("PACELINE_ENGINES", ".engines")).absolute()
+RESULTS = Path(os.environ.get("PACELINE_ENGINE_RESULTS", "runs/engines")).absolute()
+TARGET = Path(".cache/SmolLM2-135M-Instruct.Q4_1.gguf").absolute()
+PROGRAMS = {"vllm": FOLDER / "vllm/bin/vllm", "llamacpp": FOLDER / "llama-server"}
+NUM_PROMPTS, NUM_KILLS = 80, 10
+NUM_RECORDS = 2 * NUM_PROMPTS  # at two temperatures
+AT_ONCE = 8
+SAMPLED = {"completion", "completion_tokens", "stop_reason", "top_tokens", "top_log_probs"}
+
+
+@pytest.fixture(params=["vllm", "llamacpp"])
+def command(request: pytest.FixtureRequest) -> Callable[[int], list[str]]:
+    """The command that starts a server at a port."""
+    engine = request.param
+    if not PROGRAMS[engine].exists() or not TARGET.exists():
+        pytest.skip(f"{engine} or the demo's model is not here; make engines sets them up")
+    if engine == "llamacpp":
+        size = ("-c", str(128 * AT_ONCE), "-np", str(AT_ONCE), "-t", "1")
+        return lambda port: [str(PROGRAMS[engine]), "-m", str(TARGET), *size, "--port", str(port)]
+    model = RESULTS / "exports" / "vllm-target"
+    if not model.exists():
+        sys.argv = ["paceline", "export", str(TARGET), "--to", "vllm", "--out", str(model)]
+        with pytest.raises(SystemExit, match="0"):
+            main()
+    options = ("--enforce-eager", "--max-model-len", "128", "--max-num-seqs", str(AT_ONCE))
+    start = [str(PROGRAMS[engine]), "serve", str(model), "--served-model-name", "target", *options]
+    return lambda port: [*start, "--host", "127.0.0.1", "--port", str(port)]
+
+
+class Server:
+    """A server at a port that stays the same when it is started again."""
+
+    def __init__(self, command: Callable[[int], list[str]]) -> None:
+        self._command = command
+        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            self._command(self._port),
+            env=os.environ | environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def wait(self) -> None:
+        client = Client(self.url)
+        for _ in range(600):
+            with suppress(EngineError):
+                client.get_text("/health")
+                return
+            time.sleep(0.5)
+        raise AssertionError("the server does not answer")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+@contextmanager
+def servers(command: Callable[[int], list[str]]) -> Iterator[tuple[Server, Server]]:
+    pair = Server(command), Server(command)
+    try:
+        yield pair
+    finally:
+        for server in pair:
+            server.kill()
+
+
+def client(folder: Path, output: str, *urls: str) -> subprocess.Popen[str]:
+    writer = {
+        "kind": "openai",
+        "url": list(urls),
+        "concurrency": AT_ONCE,
+        "top_logprobs": 3,
+        "patience_s": 600,
+    }
+    settings = {
+        "target": str(TARGET),
+        "prompts": str(folder / "prompts.jsonl"),
+        "output": str(folder / output),
+        "writer": writer,
+        "temperatures": [0.0, 1.0],
+        "num_per_prompt": 2,
+        "max_prompt_tokens": 32,
+        "max_new_tokens": 24,
+        "shard_size": 40,
+    }
+    config = folder / f"{output}.yaml"
+    config.write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "paceline.cli.main", "generate-data", "--config", str(config)]
+    if (folder / output).exists():
+        command.append("--resume")
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
+    )
+
+
+def held(folder: Path) -> int:
+    data = folder / "killed" / "data"
+    files = [parquet.read_metadata(path).num_rows for path in data.glob("*.parquet")]
+    return sum(files) + sum(path.read_bytes().count(b"\n") for path in data.glob(".partial/*"))
+
+
+def wait_for(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    """Until the run holds so many records."""
+    while held(folder) < count:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+
+
+def test_kills_lose_nothing_and_a_second_server_joins(command: Any, tmp_path: Path):
+    rows = [{"prompt": f"Item {number} of the list is"} for number in range(NUM_PROMPTS)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rng = random.Random(0)
+    with servers(command) as (first, second):
+        first.start()
+        first.wait()
+        whole = client(tmp_path, "whole", first.url)
+        assert whole.wait() == 0, whole.communicate()[0]
+        for number in range(NUM_KILLS):
+            process = client(tmp_path, "killed", first.url, second.url)
+            wait_for(process, tmp_path, held(tmp_path) + rng.randint(1, 4))
+            if number == 3:  # the client goes on when the server is back
+                first.kill()
+                time.sleep(2)
+                before = held(tmp_path)
+                first.start()
+                wait_for(process, tmp_path, before + 4)
+            if number == 6:
+                second.start()
+                second.wait()
+                first.kill()  # so that what comes now is the second server's
+                wait_for(process, tmp_path, held(tmp_path) + AT_ONCE + 1)
+                first.start()
+            process.kill()
+            process.wait()
+        assert held(tmp_path) < NUM_RECORDS, "there is something left for the last run"
+        last = client(tmp_path, "killed", first.url, second.url)
+        assert last.wait() == 0, last.communicate()[0]
+    kept, expected = (provenance(tmp_path / name / "data") for name in ("killed", "whole"))
+    assert len(kept) == NUM_RECORDS
+    assert kept == expected
+    assert not list((tmp_path / "killed" / "data" / ".partial").iterdir())
+
+
+def provenance(data: Path) -> list[dict[str, Any]]:
+    """All that does not depend on what the server sampled; each record is also checked alone."""
+    answers = ShardStore(data).read()
+    for answer in answers:
+        assert 0 < len(answer.completion_tokens) <= 24
+        assert answer.top_tokens is not None
+        assert len(answer.top_tokens) == len(answer.completion_tokens)
+        assert answer.server
+    return [answer.model_dump(exclude=SAMPLED) for answer in answers]
