@@ -114,17 +114,22 @@ def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
 
 def check_generate_data(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `generate-data`."""
-    from paceline.engines.text_config import OpenAIWriter
-    from paceline.engines.text_servers import api_key
+    from paceline.engines.client import api_key
+    from paceline.engines.engine_choice import check_choice
+    from paceline.engines.text_config import EngineWriter, OpenAIWriter
     from paceline.models.compatibility import check_fits
 
     found = Preflight()
     models: list[Any] = []
-    if isinstance(config.writer, OpenAIWriter):
-        found.tokenizer("target", config.target)
-        api_key(config.writer)
-    else:
-        models = found.pair(config.target, config.draft)
+    match config.writer:
+        case OpenAIWriter(api_key_env=variable):
+            found.tokenizer("target", config.target)
+            api_key(variable)
+        case EngineWriter(engine=choice):
+            found.tokenizer("target", config.target)
+            check_choice(choice)
+        case _:
+            models = found.pair(config.target, config.draft)
     found.text("prompts", config.prompts)
     lengths = config.max_prompt_tokens, config.max_new_tokens
     for model in models:
@@ -135,6 +140,7 @@ def check_generate_data(config: Any, *, dry_run: bool) -> None:
 
 def check_bench(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `bench` and `tune`."""
+    from paceline.engines.engine_choice import check_choice
     from paceline.tasks import Code
     from paceline.tasks.row_task import RowTask
 
@@ -142,6 +148,8 @@ def check_bench(config: Any, *, dry_run: bool) -> None:
     found.device(config.device)
     found.costs(config)
     found.pair(config.target, config.draft)
+    if getattr(config, "engine", None) is not None:
+        check_choice(config.engine)
     config.task.versions()  # fails if the task's scoring library is not installed
     if isinstance(config.task, RowTask | Code):  # read columns that other commands do not accept
         config.task.examples("test", config.num_examples, config.seed)

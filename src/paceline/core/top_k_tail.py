@@ -14,13 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+UNUSED, OUTSIDE = -1, -2
 _SMALLEST = 1e-12  # probability of a tail that rounding made negative
 
 
 class TopScores(NamedTuple):
     """A target's most likely tokens at N positions, and their log-probabilities in nats.
 
-    Unused entries have the token -1. A position without tokens was not recorded.
+    Unused entries have the token `UNUSED`. A position without tokens was not recorded.
     """
 
     tokens_NK: Tensor
@@ -35,15 +36,39 @@ class TopScores(NamedTuple):
         return TopScores(*(values.to(device) for values in self))
 
 
+def among(top: TopScores, tokens_S: Tensor, vocab_size: int) -> TopScores:
+    """The scores with indices among the tokens of a draft's vocabulary instead of tokens.
+
+    Recorded tokens that the draft does not propose get the index `OUTSIDE`.
+    """
+    places_V = torch.full((vocab_size,), OUTSIDE, device=top.tokens_NK.device)
+    places_V[tokens_S.to(places_V.device)] = torch.arange(len(tokens_S), device=places_V.device)
+    places_NK = places_V[top.tokens_NK.clamp(min=0)]
+    return TopScores(torch.where(top.tokens_NK < 0, UNUSED, places_NK), top.log_probs_NK)
+
+
+def log_coverage(top: TopScores) -> Tensor:
+    """Log of the target's mass on all but the recorded tokens outside, [C, K] -> [C].
+
+    What was not recorded counts as proposed by the draft.
+    """
+    outside_CK = top.tokens_NK == OUTSIDE
+    mass_C = torch.where(outside_CK, top.log_probs_NK.double().exp(), 0.0).sum(-1)
+    return (1 - mass_C).clamp(min=_SMALLEST).log()
+
+
 def coarsened(top: TopScores, draft_log_probs_CV: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the recorded tokens and the tail, by target and draft.
+
+    Without the tokens outside of the draft's vocabulary, for which the target is renormalised.
 
     Shapes: top [C, K], draft [C, V] -> two of [C, K + 1]; the tail is last. Differentiable in the
     draft. Unused entries have probability 0 in both.
     """
     used_CK = top.tokens_NK >= 0
     draft_CK = draft_log_probs_CV.gather(-1, top.tokens_NK.clamp(min=0))
-    target_CK = torch.where(used_CK, top.log_probs_NK.to(draft_CK), -torch.inf)
+    covered_CK = top.log_probs_NK.double() - log_coverage(top)[:, None]
+    target_CK = torch.where(used_CK, covered_CK.to(draft_CK), -torch.inf)
     return _with_tail(target_CK), _with_tail(torch.where(used_CK, draft_CK, -torch.inf))
 
 

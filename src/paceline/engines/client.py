@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import json
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -106,6 +107,18 @@ class Client:
         if answer.status_code != 200:
             raise _refusal(f"{self.url}{path}", answer, self._key_setting)
         return answer.text
+
+
+def api_key(variable: str | None) -> str | None:
+    """The API key in an environment variable; raises UsageError if it is not set."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise UsageError(
+            f"the environment variable {variable} is not set; set it to the API key of the server"
+        )
+    return key
 
 
 def check_packages() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.engines.client import Client, check_packages, root_of
+from paceline.engines.client import Client, api_key, check_packages, root_of
 from paceline.engines.commands import (
     PROGRAMS,
     RULE_VARIABLE,
@@ -85,15 +85,7 @@ def connect(choice: EngineChoice, client: Client) -> Engine:
 def client_of(choice: EngineChoice) -> Client:
     """Return a client for `choice.url`; raises UsageError if the API key's variable is not set."""
     assert choice.url is not None, "only for running servers"
-    key = None
-    if choice.api_key_env is not None:
-        key = os.environ.get(choice.api_key_env)
-        if not key:
-            raise UsageError(
-                f"the environment variable {choice.api_key_env} is not set; set it to the API key "
-                f"of {choice.url}"
-            )
-    return Client(choice.url, key)
+    return Client(choice.url, api_key(choice.api_key_env))
 
 
 def check_choice(choice: EngineChoice) -> None:

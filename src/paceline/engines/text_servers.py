@@ -9,14 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from paceline.engines import llamacpp
-from paceline.engines.client import Client, StatusError, advice_for, is_loopback, shorten
+from paceline.engines.client import (
+    Client,
+    StatusError,
+    advice_for,
+    api_key,
+    is_loopback,
+    shorten,
+)
 from paceline.engines.text_answers import (
     AnswerError,
     Written,
@@ -85,7 +91,7 @@ class TextServers:
         if importlib.util.find_spec("openai") is None:
             raise UsageError("writer openai needs the client: pip install 'paceline[engines]'")
         self._writer = writer
-        self._key = api_key(writer)
+        self._key = api_key(writer.api_key_env)
         self._servers = [_Server(url, writer, self._key, tokenize) for url in writer.urls]
 
     def write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
@@ -326,19 +332,6 @@ def _llama_body(request: Request, top_logprobs: int) -> dict[str, Any]:
         "n_probs": top_logprobs,
         **llamacpp.sampling_keys(request.sampling),
     }
-
-
-def api_key(writer: OpenAIWriter) -> str | None:
-    """The API key; raises UsageError if its variable is not set."""
-    if writer.api_key_env is None:
-        return None
-    key = os.environ.get(writer.api_key_env)
-    if not key:
-        raise UsageError(
-            f"the environment variable {writer.api_key_env} is not set; set it to the API key of "
-            "the server"
-        )
-    return key
 
 
 def _served_model(client: Client, wanted: str | None) -> str:

@@ -31,7 +31,7 @@ from paceline.train.checkpoint import CheckpointStore, read_optimizer, read_stat
 from paceline.train.evaluation import AgreementEvaluator, held_out_text, text_name
 from paceline.train.freezing import freeze_embeddings, freeze_layers, train_all
 from paceline.train.loop import Parts
-from paceline.train.objectives import TopKTail, UnderRule
+from paceline.train.objectives import UnderRule
 from paceline.train.run import run_training, takes_bfloat16, writer_of
 from paceline.train.step import Stepper, StepPlan
 from paceline.train.training_text import (
@@ -246,13 +246,13 @@ def _check_terms(config: AlignConfig, draft: HfModel) -> None:
     if finish is not None:
         both = (*config.objective, *finish.objective)
         together.append(finish.objective if finish.end is None else both)
-    labelled = [{term.reads_target for term in terms} for terms in together]
+    labelled = [{term.reads_target or term.reads_top for term in terms} for terms in together]
     if {True, False} in labelled:
         raise ConfigError(
             f"cross_entropy with a divergence needs every label, {limit}; remove one of them"
         )
     for term in config.terms:
-        if isinstance(term, UnderRule | TopKTail):
+        if isinstance(term, UnderRule):
             raise ConfigError(
                 f"a {term.kind} objective needs the full vocabulary, {limit}; use a divergence, or "
                 "a draft that proposes all tokens"

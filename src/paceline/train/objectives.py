@@ -17,7 +17,7 @@ from paceline.core import divergences
 from paceline.core.rule_base import Position
 from paceline.core.rule_losses import RuleLoss, rule_loss
 from paceline.core.rules import RuleChoice
-from paceline.core.top_k_tail import TopScores, coarsened
+from paceline.core.top_k_tail import UNUSED, TopScores, coarsened, log_coverage
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, tvd_plus_plus
 from paceline.errors import UsageError
 from paceline.extensions import IMPORT, variants
@@ -283,8 +283,10 @@ class TopKTail(ObjectiveTerm):
 
     def per_token(self, at: Compared) -> Tensor:
         assert at.top is not None, "checked before training"
-        recorded_C = (at.top.tokens_NK >= 0).any(-1)
-        found_C = self.divergence.divergence(*coarsened(at.top, at.draft_log_probs_CV))
+        recorded_C = (at.top.tokens_NK != UNUSED).any(-1)
+        both = coarsened(at.top, at.draft_log_probs_CV)
+        covered_C = log_coverage(at.top).to(at.draft_log_probs_CV)
+        found_C = self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
         return torch.where(recorded_C, found_C, 0.0)
 
 

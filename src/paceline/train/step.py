@@ -16,10 +16,17 @@ from torch.distributed.fsdp import FSDPModule
 
 from paceline.core.fused import Head, chunked_loss, chunked_loss_of_logits, chunks
 from paceline.core.reduction import count_units, token_weights
+from paceline.core.top_k_tail import among
 from paceline.data.collate import TokenBatch, collate
 from paceline.native.divergence_kernels import can_differentiate, losses_and_slopes
 from paceline.train.coverage import Normalisers, TargetScores
-from paceline.train.objectives import counts_acceptance, native_terms, reads_target, token_losses
+from paceline.train.objectives import (
+    counts_acceptance,
+    native_terms,
+    reads_target,
+    reads_top,
+    token_losses,
+)
 from paceline.train.optim import build_optimizer
 from paceline.train.reward_moments import (
     Policies,
@@ -118,6 +125,9 @@ class DraftLoss(nn.Module):
             draft_head = draft_head.rows(*plan.vocabulary)
             labels_N, _ = places_of(labels_N, plan.vocabulary[0], self.vocab_size)
             vocab_size = None
+        top_N = batch.top
+        if top_N is not None and plan.vocabulary is not None:
+            top_N = among(top_N, plan.vocabulary[0], self.vocab_size)
         target = TargetScores(target_hidden_ND, target_head, vocab_size, normalisers_N)
         policies = Policies(plan.terms, uniforms, self.add_up)
         native = native_terms(plan.terms)
@@ -125,7 +135,7 @@ class DraftLoss(nn.Module):
         def loss_of_chunk(draft_log_probs_CV: Tensor, rows: slice) -> Tensor:
             target_log_probs_CV, log_coverage_C = target.log_probs(rows)
             given = target_log_probs_CV, draft_log_probs_CV, labels_N[rows], policies.of(rows)
-            top = None if batch.top is None else batch.top.rows(rows)
+            top = None if top_N is None else top_N.rows(rows)
             return token_losses(plan.terms, *given, log_coverage_C=log_coverage_C, top=top)
 
         def loss_and_gradient_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
@@ -248,7 +258,7 @@ class Stepper:
     def _batch(self, rows: Sequence[Row], plan: StepPlan) -> TokenBatch:
         """Collate the rows; without a target, mask labels outside of the step's vocabulary."""
         batch = collate(rows).to(self.accelerator.device)
-        if plan.vocabulary is None or reads_target(plan.terms):
+        if plan.vocabulary is None or reads_target(plan.terms) or reads_top(plan.terms):
             return batch
         _, known_N = places_of(batch.labels_BT.flatten(), plan.vocabulary[0], self.vocab_size)
         known_BT = known_N.view_as(batch.labels_BT)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.core import divergences
-from paceline.core.top_k_tail import TopScores, coarsened
+from paceline.core.top_k_tail import (
+    OUTSIDE,
+    UNUSED,
+    TopScores,
+    among,
+    coarsened,
+    log_coverage,
+)
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
@@ -42,6 +49,19 @@ def test_three_tokens_by_hand():
     expected = 0.5 * math.log(0.5 / 0.2) + 0.5 * math.log(0.5 / 0.8)
     assert float(divergences.forward_kl(*both)) == pytest.approx(expected, abs=1e-6)
     assert float(divergences.tvd(*both)) == pytest.approx(0.3, abs=1e-6)
+
+
+def test_tokens_outside_of_the_drafts_vocabulary_by_hand():
+    """The draft proposes tokens 3 and 0 of 5; tokens 0, 1 and 4 of the target are recorded."""
+    log_probs = torch.tensor([[0.5, 0.2, 0.1, 7.0]]).log()
+    top = TopScores(torch.tensor([[0, 1, 4, UNUSED]]), log_probs)
+    inside = among(top, torch.tensor([3, 0]), 5)
+    assert inside.tokens_NK.tolist() == [[1, OUTSIDE, OUTSIDE, UNUSED]]
+    assert float(log_coverage(inside).exp()) == pytest.approx(0.7)
+    target, draft = coarsened(inside, torch.tensor([[0.4, 0.6]]).log())
+    assert target.exp().tolist()[0] == pytest.approx([0.5 / 0.7, 0, 0, 0, 0.2 / 0.7], abs=1e-6)
+    assert draft.exp().tolist()[0] == pytest.approx([0.6, 0, 0, 0, 0.4], abs=1e-6)
+    assert float(log_coverage(top)) == 0, "without a vocabulary of its own, nothing is outside"
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)

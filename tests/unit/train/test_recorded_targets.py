@@ -16,6 +16,8 @@ from paceline.data.requests import GenerateDataConfig
 from paceline.errors import ConfigError, ModelLoadError, PromptError, VocabularyMismatchError
 from paceline.models import load_model
 from paceline.models.contract import Texts
+from paceline.models.drafts.restricted_head import limit_vocabulary
+from paceline.models.drafts.save import save_draft
 from paceline.train import align
 from text_servers import Served
 from tiny import tiny_model
@@ -70,6 +72,24 @@ def test_all_recorded_tokens_train_as_the_target_itself(
     found = losses(run(folder, tmp_path / "recorded", "answers", **alone))
     assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     assert wanted[-1] < wanted[0]
+
+
+@pytest.mark.parametrize("divergence", ["forward_kl", "tvd", "negative_log_acceptance"])
+def test_a_draft_of_few_tokens_trains_as_with_the_target_itself(
+    folder: Path, tmp_path: Path, divergence: str
+):
+    """Recorded tokens that it does not propose count as they do with the target."""
+    target, draft = (load_model(folder / name, dtype="float32") for name in ("target", "draft"))
+    few = limit_vocabulary(draft, target, [[5, 6, 7]], 40)
+    save_draft(few, folder / "draft", tmp_path / "few", torch.float32)
+    term = {"kind": "top_k_tail", "divergence": divergence}
+    limited = {"draft": str(tmp_path / "few"), "num_steps": 6}
+    wanted = run(folder, tmp_path / "loaded", "answers", objective=divergence, **limited)
+    alone = {"target": str(folder / "tokenizer"), "objective": term}
+    found = losses(run(folder, tmp_path / "recorded", "answers", **alone, **limited))
+    assert found == pytest.approx(losses(wanted), rel=1e-4, abs=1e-5)
+    shorter = losses(run(folder, tmp_path / "shorter", "few", **alone, **limited))
+    assert all(short < whole for short, whole in zip(shorter[:1], found[:1], strict=True))
 
 
 def test_few_recorded_tokens_train_too(folder: Path, tmp_path: Path):
