@@ -95,6 +95,7 @@ SIGNATURES = {
     "tasks:write_examples": "task split count path seed=0",
     "bench:bench": "config",
     "bench:read_rows": "folder context=None",
+    "bench.score:score": "config",
     "bench.tune:tune": "config",
     "report:write_report": "folder",
 }
@@ -114,6 +115,7 @@ OPTIONS = {
     "pretrain": "--train --output --resume --config --set",
     "task": "--out --split --count --seed --set",
     "perplexity": "--model --text --config --set --json",
+    "score": "--url --tokenizer --output --temperature --config --set --json",
     "bench": "--target --draft --output --max-seconds --config --set",
     "report": "",
     "tune": (

@@ -22,9 +22,9 @@ from paceline.bench.workbench import (
     BenchConfig,
     Workbench,
     bench_context,
+    bench_prompts,
     cell_key,
     prepare,
-    prompt_set,
 )
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import Autoregressive, DecodingConfig, build_decoder
@@ -78,7 +78,7 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
     if work is not None:
         missing = run_cells(work, missing, run.path, config.max_seconds, progress)
     elif missing:
-        prompts = prompt_set(config, load_tokenizer(config.target))
+        prompts = bench_prompts(config, load_tokenizer(config.target))
         missing = serve_cells(config, prompts, missing, progress)
     rows = read_rows(run.path, context)
     unpredicted = cells_to_predict(run.path, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from pydantic import Field, model_validator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.decode.strategies import DecodingConfig
     from paceline.models.contract import Tokenizer
-    from paceline.tasks import Task, TaskExample
+    from paceline.tasks import AnyTask, Task, TaskExample
 
 
 class BenchConfig(ModelsConfig):
@@ -65,6 +65,23 @@ class BenchConfig(ModelsConfig):
         if self.engine is not None:
             _check_engine(self.engine, self.grid)
         return self
+
+
+class TaskPrompts(Protocol):
+    """Settings that choose examples of a task and limit their prompts and answers."""
+
+    @property
+    def task(self) -> AnyTask: ...
+    @property
+    def num_examples(self) -> int: ...
+    @property
+    def skip_examples(self) -> int: ...
+    @property
+    def max_prompt_tokens(self) -> int | None: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -120,12 +137,25 @@ def prepare(
     progress("loading", 0, 1)
     pair = pair or load_models(config, full_vocabulary=config.proposes_everything)
     encoder = pair.target.decoder_prompt is not None
-    prompts = prompt_set(config, pair.tokenizer, encoder=encoder)
+    prompts = bench_prompts(config, pair.tokenizer, encoder=encoder)
     progress("loading", 1, 1)
     return Workbench(**vars(prompts), pair=pair)
 
 
-def prompt_set(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
+def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
+    """The prompts of a bench; see `prompt_set`."""
+    context = bench_context(config)
+    return prompt_set(config, tokenizer, context, config.num_timed, encoder=encoder)
+
+
+def prompt_set(
+    config: TaskPrompts,
+    tokenizer: Tokenizer,
+    context: str = "",
+    num_timed: int | None = None,
+    *,
+    encoder: bool = False,
+) -> PromptSet:
     """The examples as prompts; `encoder`: of an encoder-decoder.
 
     Raises:
@@ -134,36 +164,31 @@ def prompt_set(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = Fal
     wanted = config.skip_examples + config.num_examples
     examples = examples_of(config.task, "test", wanted, config.seed)[config.skip_examples :]
     count = len(examples)
-    timed = min(config.num_timed or count, count)
+    timed = min(num_timed or count, count)
     return PromptSet(
         task=config.task,
         tokenizer=tokenizer,
         examples=examples,
-        prompts=_prompts(examples, tokenizer, config, encoder=encoder),
+        prompts=_prompts(examples, tokenizer, config.max_prompt_tokens, encoder=encoder),
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,
         timed=frozenset(number * count // timed for number in range(timed)),
-        context=bench_context(config),
+        context=context,
     )
 
 
 def _prompts(
-    examples: Sequence[TaskExample],
-    tokenizer: Tokenizer,
-    config: BenchConfig,
-    *,
-    encoder: bool,
+    examples: Sequence[TaskExample], tokenizer: Tokenizer, limit: int | None, *, encoder: bool
 ) -> list[list[int]]:
     if not encoder:
-        return [_whole(example, tokenizer, config) for example in examples]
+        return [_whole(example, tokenizer, limit) for example in examples]
     records = [example.record for example in examples]
-    return encode_prompts(records, tokenizer, max_tokens=config.max_prompt_tokens, encoder=True)
+    return encode_prompts(records, tokenizer, max_tokens=limit, encoder=True)
 
 
-def _whole(example: TaskExample, tokenizer: Tokenizer, config: BenchConfig) -> list[int]:
+def _whole(example: TaskExample, tokenizer: Tokenizer, limit: int | None) -> list[int]:
     """The prompt of a decoder-only model; truncation would remove its examples or its question."""
     tokens, _ = encode(example.record, tokenizer)
-    limit = config.max_prompt_tokens
     if limit is not None and len(tokens) > limit:
         raise ContextLengthError(
             f"{example.record.where} has {len(tokens)} tokens, more than max_prompt_tokens "

@@ -27,6 +27,7 @@ class Kind(StrEnum):
     decode = "decode"
     perplexity = "perplexity"
     bench = "bench"
+    score = "score"
     tune = "tune"
     export = "export"
 
@@ -39,6 +40,7 @@ class Kind(StrEnum):
 def schema_of(kind: Kind) -> type[StrictModel]:
     """The configuration class of a command."""
     from paceline.bench import BenchConfig
+    from paceline.bench.score import ScoreConfig
     from paceline.bench.tune import TuneConfig
     from paceline.data.requests import GenerateDataConfig
     from paceline.decode.strategies import DecodingConfig
@@ -66,6 +68,7 @@ def schema_of(kind: Kind) -> type[StrictModel]:
         Kind.decode: DecodingConfig,
         Kind.perplexity: PerplexityConfig,
         Kind.bench: BenchConfig,
+        Kind.score: ScoreConfig,
         Kind.tune: TuneConfig,
         Kind.export: ExportConfig,
     }[kind]

@@ -138,6 +138,18 @@ def check_generate_data(config: Any, *, dry_run: bool) -> None:
     found.end(dry_run=dry_run)
 
 
+def check_score(config: Any, *, dry_run: bool) -> None:
+    """Check the inputs of `score`."""
+    from paceline.engines.client import api_key
+
+    found = Preflight()
+    found.tokenizer("tokenizer", config.tokenizer)
+    api_key(config.writer.api_key_env)
+    config.task.versions()
+    found.output(config.output)
+    found.end(dry_run=dry_run)
+
+
 def check_bench(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `bench` and `tune`."""
     from paceline.engines.engine_choice import check_choice

@@ -1,0 +1,196 @@
+"""Scores the answers of a model behind a URL on a task; answers are kept as they arrive."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from paceline.bench.workbench import prompt_set
+from paceline.config import StrictModel
+from paceline.core.bootstrap import mean_interval
+from paceline.core.sampling import SamplingParams
+from paceline.engines.contract import Request
+from paceline.engines.text_config import OpenAIWriter
+from paceline.engines.text_servers import TextServers
+from paceline.measure.results import IntervalRow
+from paceline.models.loading import load_tokenizer
+from paceline.progress import Progress, silent
+from paceline.records import RunDirectory, append_jsonl, read_jsonl
+from paceline.tasks import TaskChoice
+
+if TYPE_CHECKING:
+    from paceline.bench.workbench import PromptSet
+    from paceline.engines.text_answers import Written
+
+_MAY_CHANGE = {
+    *("output", "writer.url", "writer.api_key_env", "writer.concurrency", "writer.timeout_s"),
+    "writer.patience_s",
+}
+
+
+class ScoreConfig(StrictModel):
+    """Configuration of `score`.
+
+    Attributes:
+        tokenizer: Hub id or directory of the served model's tokenizer.
+        writer: Servers of the model.
+        output: Run directory; resumes if it exists.
+        num_examples: Number of examples of the task's test split, after `skip_examples`.
+        max_prompt_tokens: Longer prompts are an error.
+        max_new_tokens: Maximum number of tokens per answer.
+    """
+
+    task: TaskChoice
+    tokenizer: str = Field(min_length=1)
+    writer: OpenAIWriter
+    sampling: SamplingParams = SamplingParams()
+    output: Path
+    num_examples: int = Field(default=64, ge=1)
+    skip_examples: int = Field(default=0, ge=0)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _has_no_penalty(self) -> ScoreConfig:
+        if self.sampling.repetition_penalty != 1:
+            raise ValueError("servers compute other penalties; leave sampling.repetition_penalty 1")
+        return self
+
+
+class AnswerRow(StrictModel):
+    """One answer.
+
+    Attributes:
+        number: Index of the example.
+        score: In [0, 1]; None if the task has no metric.
+        seconds: From the start of this run to the answer.
+    """
+
+    number: int
+    text: str
+    num_tokens: int
+    stop_reason: Literal["eos", "length"]
+    score: float | None
+    server: str
+    seconds: float
+
+
+class Score(StrictModel):
+    """Quality of a served model on a task.
+
+    Attributes:
+        score: Mean score with its 95% interval over examples; None if the task has no metric.
+        corpus_scores: Figures of all answers together, such as corpus BLEU.
+        signatures: What the scores depend on.
+        tokens_per_s: Of all requests together, in the last run; None if it asked for nothing.
+    """
+
+    schema_version: Literal[1] = 1
+    config: ScoreConfig
+    metric: str | None
+    num_examples: int
+    num_tokens: int
+    num_cut: int
+    """Answers that ended at max_new_tokens."""
+    score: IntervalRow | None
+    corpus_scores: dict[str, float]
+    signatures: dict[str, str]
+    servers: list[str]
+    tokens_per_s: float | None
+
+
+def score(config: ScoreConfig, progress: Progress = silent) -> Score:
+    """Ask for the answers that are missing, and score all.
+
+    Raises:
+        UsageError: The task, the tokenizer or a server cannot be used.
+        EngineError: No server answers; answers so far are kept.
+        StorageError: Answers cannot be written.
+    """
+    run = RunDirectory(config.output)
+    prompts = prompt_set(config, load_tokenizer(config.tokenizer, alone=True))
+    inputs = {"task": str(sorted(config.task.versions().items()))}
+    begun = run.metrics.exists()
+    run.check(config, begun=begun, resume=True, may_change=_MAY_CHANGE, inputs=inputs)
+    with run.alone():
+        run.write_manifest(config, **inputs)
+        rate = _ask(config, prompts, run, progress)
+        found = _summary(config, prompts, _rows(run), rate)
+        run.write_result(found.model_dump(mode="json"))
+    return found
+
+
+def _rows(run: RunDirectory) -> dict[int, AnswerRow]:
+    rows = (AnswerRow.model_validate(row) for row in read_jsonl(run.metrics))
+    return {row.number: row for row in rows}
+
+
+def _ask(
+    config: ScoreConfig, prompts: PromptSet, run: RunDirectory, progress: Progress
+) -> float | None:
+    """Ask for the missing answers. -> tokens per second."""
+    done = _rows(run)
+    missing = [number for number in range(len(prompts.prompts)) if number not in done]
+    if not missing:
+        return None
+
+    def tokenize(text: str) -> list[int]:
+        return prompts.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    servers = TextServers(config.writer, tokenize)
+    requests = [
+        Request(prompts.prompts[n], config.max_new_tokens, config.sampling, config.seed + n)
+        for n in missing
+    ]
+    begun = time.monotonic()
+    num_tokens = 0
+
+    def keep(index: int, written: Written) -> None:
+        nonlocal num_tokens
+        tokens = tokenize(written.text) if written.tokens is None else written.tokens
+        num_tokens += len(tokens)
+        number = missing[index]
+        done[number] = row = AnswerRow(
+            number=number,
+            text=written.text if written.tokens is None else prompts.text(tokens),
+            num_tokens=len(tokens),
+            stop_reason=written.stop_reason,
+            score=prompts.score(number, tokens),
+            server=written.server,
+            seconds=round(time.monotonic() - begun, 3),
+        )
+        append_jsonl(run.metrics, row.model_dump(mode="json"))
+        progress("answers", len(done), len(prompts.prompts))
+
+    servers.write(requests, keep)
+    return num_tokens / (time.monotonic() - begun)
+
+
+def _summary(
+    config: ScoreConfig, prompts: PromptSet, rows: dict[int, AnswerRow], rate: float | None
+) -> Score:
+    ordered = [rows[number] for number in range(len(prompts.prompts))]
+    scores = [row.score for row in ordered if row.score is not None]
+    task = config.task
+    answers = [row.text for row in ordered]
+    found = None
+    if len(scores) > 1:
+        interval = mean_interval(torch.tensor(scores, dtype=torch.float64))
+        found = IntervalRow.of(interval)
+    return Score(
+        config=config,
+        metric=task.metric,
+        num_examples=len(ordered),
+        num_tokens=sum(row.num_tokens for row in ordered),
+        num_cut=sum(row.stop_reason == "length" for row in ordered),
+        score=found,
+        corpus_scores={} if task.metric is None else task.corpus_scores(prompts.examples, answers),
+        signatures=task.signatures(),
+        servers=sorted({row.server for row in ordered}),
+        tokens_per_s=rate,
+    )
