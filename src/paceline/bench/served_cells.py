@@ -114,7 +114,7 @@ def _server(
         rule = None if strategy.rule == Lossless() else _RULE.dump_json(strategy.rule).decode()
         drafting = Drafting(choice.draft or config.draft, gamma, "probabilistic", rule)
         extra = gamma + 1
-    choice = choice.model_copy(update={"options": (*choice.options, *BLOCKS)})
+        choice = choice.model_copy(update={"options": (*choice.options, *BLOCKS)})
     length = max(map(len, prompts.prompts)) + prompts.max_new_tokens + extra
     setup = Setup(choice.target or config.target, drafting, Room(length), config.dtype)
     with started(choice, setup, progress) as engine:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.decode.strategies import DecodingConfig
     from paceline.models.contract import Tokenizer
-    from paceline.tasks import AnyTask, Task, TaskExample
+    from paceline.tasks import Task, TaskExample
 
 
 class BenchConfig(ModelsConfig):
@@ -71,7 +71,7 @@ class TaskPrompts(Protocol):
     """Settings that choose examples of a task and limit their prompts and answers."""
 
     @property
-    def task(self) -> AnyTask: ...
+    def task(self) -> Task: ...
     @property
     def num_examples(self) -> int: ...
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core.top_k_tail import TopScores
+from paceline.core.top_k_tail import UNUSED, TopScores
 from paceline.data.tokens import encode, truncated, warn_of_cut_prompts
 from paceline.errors import PromptError
 
@@ -102,7 +102,7 @@ def build_examples(
         source = array("i", prompt) if encoder else None
         top = None
         if record.top is not None:
-            top = _scores(record.top, len(tokens) - len(context))
+            top = top_scores_of(record.top, len(tokens) - len(context))
         examples.append(
             Example(array("i", tokens), len(context), trained_from, record.where, source, top)
         )
@@ -116,10 +116,10 @@ def build_examples(
     return examples
 
 
-def _scores(top: TopTokens, count: int) -> TopScores:
-    """The first `count` positions as tensors, filled up with the token -1."""
+def top_scores_of(top: TopTokens, count: int) -> TopScores:
+    """The first `count` positions as tensors, filled up with the token `UNUSED`."""
     width = max((len(row) for row in top.tokens[:count]), default=0)
-    tokens = torch.full((count, width), -1, dtype=torch.int32)
+    tokens = torch.full((count, width), UNUSED, dtype=torch.int32)
     log_probs = torch.zeros(count, width)
     for index in range(count):
         size = len(top.tokens[index])

@@ -137,9 +137,7 @@ class TargetRounds:
 
     def _generate(self, number: int, count: int) -> list[Row]:
         """This process's share of the first `count` texts of a round."""
-        self._prompts.num_drawn = number * self.rounds.rows
-        count = len(range(count)[self.stream.mine])
-        prompts = [example.prompt for example in self._prompts.take_batch()][:count]
+        prompts = self._prompts_of(number, count)
         rng = named_generator(self.stream.seed, "target round", number)
         uniforms_BN = self.stream.my_uniforms(self.rounds.rows, self.max_new_tokens, rng)
         rows: list[Row] = []
@@ -147,6 +145,12 @@ class TargetRounds:
             part = slice(start, start + _BATCH_ROWS)
             rows += self._generate_batch(prompts[part], uniforms_BN[part])
         return rows
+
+    def _prompts_of(self, number: int, count: int) -> list[list[int]]:
+        """This process's share of the first `count` prompts of a round."""
+        self._prompts.num_drawn = number * self.rounds.rows
+        count = len(range(count)[self.stream.mine])
+        return [example.prompt for example in self._prompts.take_batch()][:count]
 
     def _generate_batch(self, prompts: Sequence[Sequence[int]], uniforms_RN: Tensor) -> list[Row]:
         with recorded_hidden_states(self.model) as recorded:

@@ -18,6 +18,7 @@ from paceline.engines.commands import Room
 from paceline.engines.contract import Request as ServedRequest
 from paceline.engines.engine_choice import Setup, check_choice
 from paceline.engines.start import running
+from paceline.engines.text_answers import tokens_of
 from paceline.engines.text_config import EngineWriter, OpenAIWriter
 from paceline.engines.text_servers import TextServers
 from paceline.errors import ContextLengthError
@@ -164,11 +165,7 @@ class ServerAnswerer:
 
     def _record(self, request: Request, written: Written) -> Answer:
         ended = written.stop_reason == "eos"
-        tokens = written.tokens
-        if tokens is None:
-            tokens = self._tokenize(written.text)
-            if ended and self.end is not None:
-                tokens.append(self.end)
+        tokens = tokens_of(written, self._tokenize, self.end)
         has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
         text = tokens[:-1] if has_end else tokens
         top = written.top

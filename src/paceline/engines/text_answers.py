@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from paceline.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 StopReason = Literal["eos", "length"]
 TopTokens = list[tuple[int, float]]  # ids and log probabilities, most likely first
@@ -46,6 +49,16 @@ class Written(NamedTuple):
     stop_reason: StopReason
     server: str
     top: list[TopTokens] | None
+
+
+def tokens_of(written: Written, tokenize: Callable[[str], list[int]], end: int | None) -> list[int]:
+    """Tokens of an answer; if the server gave text alone, of its text and the end-of-text token."""
+    if written.tokens is not None:
+        return written.tokens
+    tokens = tokenize(written.text)
+    if written.stop_reason == "eos" and end is not None:
+        tokens.append(end)
+    return tokens
 
 
 class _Logprobs(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +11,8 @@ from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.replay import Rounds
+from paceline.data.requests import ModelWriter
+from paceline.engines.text_config import OpenAIWriter
 from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
 from paceline.train.recipes import RECIPES, RecipeName
 from paceline.train.settings import TrainSettings
@@ -135,6 +137,8 @@ class AlignConfig(TrainSettings):
         draft_fraction: lambda2, the fraction of the other batches that the draft generates; the
             target generates the rest.
         sampling: Sampling of generated training text.
+        writer: Who generates the target's text: the target itself (`{kind: model}`), or servers of
+            it (`{kind: openai, url: ...}`). Their `top_logprobs` is for the objective top_k_tail.
         target_rounds: Let the target generate many texts at once, keep their hidden states, and
             train on each text several times; None: one batch at a time, used once.
         freeze_embeddings: Freeze the embeddings and the output head.
@@ -152,6 +156,7 @@ class AlignConfig(TrainSettings):
     fixed_fraction: float = Field(default=1.0, ge=0, le=1)
     draft_fraction: float = Field(default=0.0, ge=0, le=1)
     sampling: SamplingParams = SamplingParams()
+    writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
     target_rounds: Rounds | None = None
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_completion_tokens: int = Field(default=64, ge=1)
@@ -165,9 +170,14 @@ class AlignConfig(TrainSettings):
         return self.objective + (() if self.finish is None else self.finish.objective)
 
     @property
+    def target_writes(self) -> bool:
+        """True if some of the text is the target's."""
+        return self.fixed_fraction < 1 and self.draft_fraction < 1
+
+    @property
     def loads_target(self) -> bool:
         """True if the target's weights are needed."""
-        writes = self.fixed_fraction < 1 and self.draft_fraction < 1
+        writes = self.target_writes and isinstance(self.writer, ModelWriter)
         kept = self.data.keep_states_gb is not None
         return reads_target(self.terms) or writes or kept or self.data.evaluates
 
@@ -213,11 +223,7 @@ class AlignConfig(TrainSettings):
                         f"{term.needs_all_tokens}, but loss_vocabulary omits tokens; "
                         "remove one of them"
                     )
-        if reads_top(self.terms) and (self.fixed_fraction < 1 or self.data.pretraining is not None):
-            raise ValueError(
-                "top_k_tail needs recorded log probabilities of every text; set fixed_fraction to "
-                "1 and unset data.pretraining"
-            )
+        self._check_writer()
         self._check_shards()
         if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
             raise ValueError(
@@ -230,6 +236,30 @@ class AlignConfig(TrainSettings):
                 "set draft_fraction to 0, or use a divergence as objective"
             )
         return self
+
+    def _check_writer(self) -> None:
+        served = isinstance(self.writer, OpenAIWriter)
+        recorded = served and self.writer.top_logprobs > 0
+        by_draft = self.fixed_fraction < 1 and self.draft_fraction > 0
+        unrecorded = by_draft or (self.target_writes and not recorded)
+        if reads_top(self.terms) and (unrecorded or self.data.pretraining is not None):
+            raise ValueError(
+                "top_k_tail needs recorded log probabilities of every text; set fixed_fraction to "
+                "1, or let servers write the rest (writer.kind openai with top_logprobs, "
+                "draft_fraction 0), and unset data.pretraining"
+            )
+        if served and not self.target_writes:
+            raise ValueError(
+                "writer is set, but no text is the target's; lower fixed_fraction or "
+                "draft_fraction, or leave writer out"
+            )
+        if served and self.target_rounds is not None and self.target_rounds.train_prompts:
+            raise ValueError(
+                "target_rounds.train_prompts needs the target itself; unset it, or let the target "
+                "write (writer.kind model)"
+            )
+        if served and self.sampling.repetition_penalty != 1:
+            raise ValueError("servers compute other penalties; leave sampling.repetition_penalty 1")
 
     def _check_shards(self) -> None:
         """Sharded models run on all processes at once, so one process cannot generate text."""

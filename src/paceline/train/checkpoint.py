@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from paceline.train.settings import TrainSettings
 
 # keys that a resumed run may change
-_MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints"}
+_MAY_CHANGE = {
+    *("output", "max_loss_ratio", "checkpoints"),
+    *("writer.url", "writer.api_key_env", "writer.concurrency"),
+    *("writer.timeout_s", "writer.patience_s"),
+}
 _BUDGET = {"num_steps", "max_seconds"}
 
 

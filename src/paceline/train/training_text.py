@@ -10,11 +10,14 @@ from paceline.data.examples import Lengths, build_examples
 from paceline.data.hidden_state_cache import ReadText
 from paceline.data.packing import PackedText
 from paceline.data.prompts import read_records
-from paceline.data.replay import TargetRounds
+from paceline.data.replay import Rounds, TargetRounds
+from paceline.data.requests import ModelWriter
+from paceline.data.served_rounds import ServedRounds
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, MixedText, SampledText
+from paceline.engines.text_config import OpenAIWriter
 from paceline.errors import ConfigError
 from paceline.models import prepare_for_decoding
-from paceline.models.loading import tokenizer_of
+from paceline.models.loading import load_tokenizer, tokenizer_of
 from paceline.rng import named_generator
 from paceline.train.objectives import reads_top
 from paceline.train.run import check_batches
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from paceline.progress import Progress
     from paceline.records import RunDirectory
     from paceline.train.align_config import AlignConfig
+
+
+_SERVED_BATCHES = 16  # of training, in a round that servers write if none is configured
 
 
 def lengths_of(config: AlignConfig) -> Lengths:
@@ -93,7 +99,8 @@ def source_of(
     """The mixture of Alg. A.2."""
     plain_target = target
     # prepared only if the target generates text, because the copy takes memory
-    generates = config.fixed_fraction < 1 and config.draft_fraction < 1
+    writer = config.writer
+    generates = config.target_writes and isinstance(writer, ModelWriter)
     # large bfloat16 batches are faster without preparation
     in_rounds = config.target_rounds is not None and target.dtype == torch.bfloat16
     if generates and not in_rounds:
@@ -104,8 +111,12 @@ def source_of(
         "eos_token_ids": target.eos_token_ids,
     }
     by_target: BatchSource = SampledText(stream, target, "target", **generation)
-    if config.target_rounds is not None:
-        extra = {"shard": shard, "progress": progress, "clock": writing}
+    extra = {"shard": shard, "progress": progress, "clock": writing}
+    if isinstance(writer, OpenAIWriter):
+        rounds = config.target_rounds or Rounds(rows=stream.batch_size * _SERVED_BATCHES)
+        tokenizer = load_tokenizer(config.target, alone=True)
+        by_target = ServedRounds(writer, tokenizer, stream, target, rounds, **generation, **extra)
+    elif config.target_rounds is not None:
         by_target = TargetRounds(stream, target, config.target_rounds, **generation, **extra)
     limit_gb = config.data.keep_states_gb
     fixed = FixedText(stream)

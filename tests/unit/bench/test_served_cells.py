@@ -77,7 +77,8 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
     @contextmanager
     def start(choice: EngineChoice, setup: Setup, _progress: Any) -> Iterator[VllmServer]:
         setups.append(setup)
-        assert "--per-request-spec-decode-metrics" in server_command(choice, setup, 0)
+        counts = "--per-request-spec-decode-metrics" in server_command(choice, setup, 0)
+        assert counts == (setup.drafting is not None), "vLLM refuses it without a draft"
         with serving(routes(choice, setup)) as url:
             yield VllmServer(Client(url))
 
