@@ -263,12 +263,14 @@ class TopKTail(ObjectiveTerm):
     Attributes:
         divergence: Divergence of the coarse distributions, such as `tvd` or
             `{kind: jsd, beta: 0.3}`.
+        k: Use only the K most likely of the recorded tokens; None: all.
     """
 
     kind: Literal["top_k_tail"] = "top_k_tail"
     divergence: Annotated[
         ForwardKL | ReverseKL | JSD | TVD | NegativeLogAcceptance, Field(discriminator="kind")
     ] = ForwardKL()
+    k: int | None = Field(default=None, ge=1)
     reads_target: ClassVar[bool] = False
     reads_top: ClassVar[bool] = True
 
@@ -283,9 +285,10 @@ class TopKTail(ObjectiveTerm):
 
     def per_token(self, at: Compared) -> Tensor:
         assert at.top is not None, "checked before training"
-        recorded_C = (at.top.tokens_NK != UNUSED).any(-1)
-        both = coarsened(at.top, at.draft_log_probs_CV)
-        covered_C = log_coverage(at.top).to(at.draft_log_probs_CV)
+        top = TopScores(*(values_CK[:, : self.k] for values_CK in at.top))
+        recorded_C = (top.tokens_NK != UNUSED).any(-1)
+        both = coarsened(top, at.draft_log_probs_CV)
+        covered_C = log_coverage(top).to(at.draft_log_probs_CV)
         found_C = self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
         return torch.where(recorded_C, found_C, 0.0)
 

@@ -102,6 +102,14 @@ def test_few_recorded_tokens_train_too(folder: Path, tmp_path: Path):
     assert json.loads((found / "manifest.json").read_text())["config"]["target"].endswith("zer")
 
 
+def test_k_uses_the_most_likely_of_the_recorded_tokens(folder: Path, tmp_path: Path):
+    alone = {"target": str(folder / "tokenizer")}
+    term = {"kind": "top_k_tail", "k": 4}
+    wanted = losses(run(folder, tmp_path / "few", "few", objective="top_k_tail", **alone))
+    found = losses(run(folder, tmp_path / "first", "answers", objective=term, **alone))
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
 def test_records_of_a_server_train_a_draft(folder: Path, tmp_path: Path, kind: str):
     served = Served(folder, kind=kind)
