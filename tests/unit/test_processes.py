@@ -32,3 +32,16 @@ def test_a_failure_names_what_it_was_over_in_one_line():
     done = in_processes(_fails, [7], workers=2, name=str, failure=GenerationError)
     with pytest.raises(GenerationError, match=r"^ZeroDivisionError: of 7 \(7\)$"):
         list(done)
+
+
+def _variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def test_a_worker_has_the_environment_of_the_moment(monkeypatch: pytest.MonkeyPatch):
+    """Also if the process that workers are copied from has started before."""
+    for value in ("first", "second"):
+        monkeypatch.setenv("PACELINE_TEST_VALUE", value)
+        names = ["PACELINE_TEST_VALUE", "PACELINE_TEST_NOTHING"]
+        done = in_processes(_variable, names, workers=1, name=str, failure=GenerationError)
+        assert dict(done) == dict(zip(names, (value, None), strict=True))

@@ -27,6 +27,11 @@ class Cell:
         self._examples: list[ExampleRow] = []
         self._error: str | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        """True after its first error."""
+        return self._error is not None
+
     def answer(self, number: int) -> None:
         """Answer one example, unless an earlier one failed."""
         if self._error is not None:

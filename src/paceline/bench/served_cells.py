@@ -89,6 +89,8 @@ def _run(
                 elif number in prompts.timed:
                     baseline = _baseline(_ask(alone, prompts, number, sampling))
             cell.set_baseline(baseline)
+            if cell.has_failed:
+                break
             progress("examples", number + 1, len(prompts.examples))
         return cell.row()
 
