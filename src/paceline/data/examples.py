@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
 from paceline.core.top_k_tail import UNUSED, TopScores
 from paceline.data.tokens import encode, truncated, warn_of_cut_prompts
@@ -33,6 +34,7 @@ class Example:
         where: Source location, for error messages.
         source: Encoder input; None for a decoder-only model.
         top: The target's most likely tokens before each token with loss; None: not recorded.
+        hidden_TD: Its hidden states before each token with loss, bfloat16; None: not recorded.
     """
 
     tokens: Sequence[int]
@@ -41,6 +43,7 @@ class Example:
     where: str
     source: Sequence[int] | None = None
     top: TopScores | None = None
+    hidden_TD: Tensor | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -64,6 +67,7 @@ def build_examples(
     train_document_prompts: bool = True,
     pack_documents: bool = False,
     decoder_prompt: Sequence[int] | None = None,
+    recorded_states: bool = False,
 ) -> list[Example]:
     """Tokenise records and truncate them to the limits.
 
@@ -76,6 +80,8 @@ def build_examples(
     unchanged, all but the first carry loss unless `train_document_prompts` is False. Documents and
     untruncated completions end with the end-of-text token. `pack_documents` concatenates the
     documents before splitting them, which avoids padding; a chunk may then span two documents.
+
+    `recorded_states`: every record needs the target's hidden states, which the examples then have.
     """
     examples: list[Example] = []
     num_cut = num_prompts = 0
@@ -84,6 +90,8 @@ def build_examples(
     for record in records:
         prompt, completion = encode(record, tokenizer)
         if record.kind == "document" and not encoder:
+            if recorded_states:
+                _hidden_states(record, 0)
             text = append_eos(prompt, eos_token_id)
             if pack_documents:
                 packed += text
@@ -100,12 +108,11 @@ def build_examples(
             tokens = context + whole[: lengths.completion]
             trained_from = len(context)
         source = array("i", prompt) if encoder else None
-        top = None
-        if record.top is not None:
-            top = top_scores_of(record.top, len(tokens) - len(context))
-        examples.append(
-            Example(array("i", tokens), len(context), trained_from, record.where, source, top)
-        )
+        count = len(tokens) - len(context)
+        top = None if record.top is None else top_scores_of(record.top, count)
+        hidden_TD = _hidden_states(record, count) if recorded_states else None
+        given = record.where, source, top, hidden_TD
+        examples.append(Example(array("i", tokens), len(context), trained_from, *given))
     examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)
     warn_of_cut_prompts(num_cut, num_prompts, lengths.prompt, encoder=encoder)
     if not examples:
@@ -126,6 +133,25 @@ def top_scores_of(top: TopTokens, count: int) -> TopScores:
         tokens[index, :size] = torch.tensor(top.tokens[index], dtype=torch.int32)
         log_probs[index, :size] = torch.tensor(top.log_probs[index])
     return TopScores(tokens, log_probs)
+
+
+def _hidden_states(record: Record, count: int) -> Tensor:
+    """The first `count` rows of a record's hidden states, [count, D]."""
+    if record.hidden is None or record.completion is None:
+        raise PromptError(
+            f"{record.where} has no hidden_states; record them by generate-data with "
+            "writer.hidden_states, or unset data.recorded_states"
+        )
+    num_tokens = len(record.completion)
+    width, rest = divmod(len(record.hidden), 2 * num_tokens)
+    if rest or not width:
+        raise PromptError(
+            f"{record.where} has {num_tokens} completion tokens and {len(record.hidden):,} bytes "
+            "of hidden_states, which is not a whole number of bfloat16 values for each; record "
+            "them again"
+        )
+    values = torch.frombuffer(bytearray(record.hidden), dtype=torch.bfloat16)
+    return values.view(num_tokens, width)[:count].clone()
 
 
 def append_eos(tokens: list[int], eos_token_id: int | None) -> list[int]:

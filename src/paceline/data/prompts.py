@@ -83,6 +83,7 @@ class Record:
         id: The row's own id, if it has one.
         open_ended: Append no end-of-text token: the text is truncated or already has one.
         top: The most likely tokens of the model that wrote the completion; None: not recorded.
+        hidden: Its hidden states before each token, bfloat16 bytes; None: not recorded.
     """
 
     where: str
@@ -93,6 +94,7 @@ class Record:
     id: str | None = None
     open_ended: bool = False
     top: TopTokens | None = None
+    hidden: bytes | None = None
 
     @property
     def content(self) -> str:
@@ -298,7 +300,8 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
             # Written by `generate-data`; tokenising the texts again could give other tokens.
             prompt = _text(prompt, "prompt_tokens", where)
             found = Record(where, "prompt", prompt, _text(completion, "completion_tokens", where))
-            return dataclasses.replace(found, top=_top_tokens(row, len(completion), where))
+            top, hidden = _top_tokens(row, len(completion), where), row.get("hidden_states")
+            return dataclasses.replace(found, top=top, hidden=hidden)
         case {"prompt": prompt}:
             prompt, completion = _text(prompt, "prompt", where), row.get("completion")
             if completion is not None:

@@ -12,7 +12,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.data.requests import ModelWriter
 from paceline.data.shards import Answer, ShardStore
-from paceline.data.top_scores import top_scores
+from paceline.data.top_scores import Recorded, record
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.commands import Room
 from paceline.engines.contract import Request as ServedRequest
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from paceline.data.prompts import TopTokens
     from paceline.data.requests import GenerateDataConfig, Request, Shard
     from paceline.data.shards import Journal
     from paceline.decode import Generation
@@ -82,19 +81,26 @@ class Answerer:
             [request.seed for request in requests],
             batch_size=self.config.batch_size,
         )
-        tops = self._tops(requests, generations)
-        return list(map(self._record, requests, generations, tops))
+        recorded = self._recorded(requests, generations)
+        return list(map(self._record, requests, generations, recorded))
 
-    def _tops(
+    def _recorded(
         self, requests: Sequence[Request], generations: Sequence[Generation]
-    ) -> Sequence[TopTokens | None]:
+    ) -> Sequence[Recorded]:
         writer = self.config.writer
-        if not writer.top_logprobs:
-            return [None] * len(requests)
+        assert isinstance(writer, ModelWriter), "the writer of this class"
+        if not writer.top_logprobs and not writer.hidden_states:
+            return [Recorded()] * len(requests)
         prompts = [request.tokens for request in requests]
         completions = [generation.tokens for generation in generations]
-        size = self.config.batch_size
-        return top_scores(self.target, prompts, completions, writer.top_logprobs, size)
+        return record(
+            self.target,
+            prompts,
+            completions,
+            writer.top_logprobs,
+            self.config.batch_size,
+            hidden_states=writer.hidden_states,
+        )
 
     def _load(self, source: str, dtype: DType | torch.dtype) -> HfModel:
         model = load_model(source, dtype=dtype)
@@ -112,7 +118,7 @@ class Answerer:
         decoder.forces_eos = False  # a draft would learn to stop at max_new_tokens
         return decoder
 
-    def _record(self, request: Request, generation: Generation, top: TopTokens | None) -> Answer:
+    def _record(self, request: Request, generation: Generation, recorded: Recorded) -> Answer:
         config = self.config
         text = generation.tokens[:-1] if generation.stop_reason == "eos" else generation.tokens
         return Answer(
@@ -127,8 +133,9 @@ class Answerer:
             num_speculative_tokens=0 if config.draft is None else config.num_speculative_tokens,
             dtype=self.dtype,
             activations=self.activations,
-            top_tokens=None if top is None else top.tokens,
-            top_log_probs=None if top is None else top.log_probs,
+            top_tokens=None if recorded.top is None else recorded.top.tokens,
+            top_log_probs=None if recorded.top is None else recorded.top.log_probs,
+            hidden_states=recorded.hidden,
         )
 
 

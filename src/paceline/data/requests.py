@@ -36,10 +36,13 @@ class ModelWriter(StrictModel):
     Attributes:
         top_logprobs: Also record the K most likely tokens of each position with their log
             probabilities, to distil from (0: none).
+        hidden_states: Also record the hidden states that the head reads, rounded to bfloat16: 2
+            bytes per hidden value and token. They give all probabilities.
     """
 
     kind: Literal["model"] = "model"
     top_logprobs: int = Field(default=0, ge=0)
+    hidden_states: bool = False
 
 
 Writer = Annotated[ModelWriter | OpenAIWriter | EngineWriter, Field(discriminator="kind")]

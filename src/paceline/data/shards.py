@@ -39,6 +39,8 @@ class Answer(BaseModel):
         top_tokens, top_log_probs: The most likely tokens of each position and their log
             probabilities before sampling settings, most likely first, in nats; empty at a position
             for which the server gives none; None if they were not recorded.
+        hidden_states: The target's hidden states before each token, bfloat16 bytes, one row per
+            token; None if they were not recorded.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -68,12 +70,14 @@ class Answer(BaseModel):
     server: str = ""
     top_tokens: Sequence[Sequence[int]] | None = None
     top_log_probs: Sequence[Sequence[float]] | None = None
+    hidden_states: bytes | None = None
 
 
 _COLUMNS = list(Answer.model_fields)
 _TYPES = {
     "top_tokens": pyarrow.list_(pyarrow.list_(pyarrow.int32())),
     "top_log_probs": pyarrow.list_(pyarrow.list_(pyarrow.float32())),
+    "hidden_states": pyarrow.binary(),
 }
 
 

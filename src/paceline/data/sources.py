@@ -137,7 +137,8 @@ class FixedText:
                 f"{example.where} has a prompt but no completion, and fixed text needs both; "
                 "add completions, or set fixed_fraction to 0"
             )
-        return Row(example.tokens, example.trained_from, source=example.source, top=example.top)
+        recorded = {"target_hidden_TD": example.hidden_TD, "top": example.top}
+        return Row(example.tokens, example.trained_from, source=example.source, **recorded)
 
 
 class SampledText:

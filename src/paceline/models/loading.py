@@ -91,6 +91,41 @@ def load_model(
         return wrap_model(hf.to(found_device).eval(), tokenizer, draft_vocabulary)
 
 
+def load_head(
+    path: str | Path, dtype: DType | torch.dtype = "auto", device: str = "auto"
+) -> HfModel:
+    """Load a decoder-only model without its layers: embeddings, head and tokenizer alone.
+
+    For hidden states that the whole model has computed before. The layers are not read. Arguments
+    and errors are those of `load_model`.
+    """
+    found_device = find_device(device)
+    with quiet(), open_model(path) as location:
+        refuse_unknown(location)
+        config = AutoConfig.from_pretrained(location.source, **location.options)
+        refuse_by_name(config)
+        if is_encoder_decoder(config):
+            raise UnsupportedModelError(
+                f"{location.name} is an encoder-decoder, whose head cannot be loaded alone"
+            )
+        shape = config.get_text_config()
+        shape.num_hidden_layers = 0
+        if getattr(shape, "layer_types", None):
+            shape.layer_types = []
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            location.source,
+            config=config,
+            dtype=_dtype(dtype, config, found_device),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **location.options,
+        )
+        hf, info = loaded
+        _refuse_incomplete(location, info | {"unexpected_keys": ()})
+        _refuse_not_finite(location, hf)
+        return wrap_model(hf.to(found_device).eval(), read_tokenizer(location))
+
+
 def load_tokenizer(path: str | Path, *, alone: bool = False) -> PreTrainedTokenizerBase:
     """Load only the tokenizer of a model.
 

@@ -18,6 +18,7 @@ from paceline.models.compatibility import check_fits, check_same_tokenizer, chec
 from paceline.models.drafts.restricted_head import count_tokens
 from paceline.models.loading import (
     fingerprint_if_there,
+    load_head,
     load_model,
     load_tokenizer,
     model_directory,
@@ -164,11 +165,12 @@ def _set_up(
 def _load_target(
     config: AlignConfig, accelerator: Accelerator, *, bfloat16: bool
 ) -> HfModel | None:
-    """The target, ready to be read; None if only its tokenizer is needed."""
+    """The target or its head, ready to be read; None if only its tokenizer is needed."""
     if not config.loads_target:
         return None
     sharded = accelerator.num_processes > 1 and "target" in config.shard
-    target = load_model(
+    load = load_head if config.data.recorded_states else load_model
+    target = load(
         config.target,
         dtype="bfloat16" if bfloat16 else "float32",
         # the full target may not fit on one device

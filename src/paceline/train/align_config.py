@@ -34,6 +34,8 @@ class AlignData(StrictModel):
         pretraining_fraction: Fraction of each batch's rows that are pretraining text.
         keep_states_gb: Cache the target's hidden states of `train` in the memory of each process,
             up to this many 10^9 bytes; None: compute them again each time.
+        recorded_states: Train on the hidden states that `generate-data` recorded with the text
+            (`writer.hidden_states`). Only the target's head is loaded.
     """
 
     train: CorpusConfig
@@ -44,6 +46,7 @@ class AlignData(StrictModel):
     pretraining: CorpusConfig | None = None
     pretraining_fraction: float = Field(default=0.1, gt=0, lt=1)
     keep_states_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    recorded_states: bool = False
 
     @property
     def evaluates(self) -> bool:
@@ -224,6 +227,7 @@ class AlignConfig(TrainSettings):
                         "remove one of them"
                     )
         self._check_writer()
+        self._check_recorded_states()
         self._check_shards()
         if self.data.keep_states_gb is not None and self.fixed_fraction == 0:
             raise ValueError(
@@ -236,6 +240,28 @@ class AlignConfig(TrainSettings):
                 "set draft_fraction to 0, or use a divergence as objective"
             )
         return self
+
+    def _check_recorded_states(self) -> None:
+        data = self.data
+        if not data.recorded_states:
+            return
+        others = {
+            "fixed_fraction below 1": self.fixed_fraction < 1,
+            "data.pretraining": data.pretraining is not None,
+            "data.keep_states_gb": data.keep_states_gb is not None,
+            "data.held_out": data.evaluates,
+            "shard of the target": "target" in self.shard,
+        }
+        for name, is_set in others.items():
+            if is_set:
+                raise ValueError(
+                    f"data.recorded_states loads the target's head alone, and {name} needs the "
+                    "whole target; remove one of them"
+                )
+        if not reads_target(self.terms):
+            raise ValueError(
+                "data.recorded_states is set, but the objective does not read the target; unset it"
+            )
 
     def _check_writer(self) -> None:
         served = isinstance(self.writer, OpenAIWriter)

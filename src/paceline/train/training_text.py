@@ -15,7 +15,7 @@ from paceline.data.requests import ModelWriter
 from paceline.data.served_rounds import ServedRounds
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, MixedText, SampledText
 from paceline.engines.text_config import OpenAIWriter
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PromptError
 from paceline.models import prepare_for_decoding
 from paceline.models.loading import load_tokenizer, tokenizer_of
 from paceline.rng import named_generator
@@ -25,6 +25,7 @@ from paceline.train.run import check_batches
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.data.examples import Example
     from paceline.data.prompts import Record
     from paceline.data.replay import WritingClock
     from paceline.data.sources import Shard
@@ -82,9 +83,22 @@ def stream_of(
         train_document_prompts=config.data.train_document_prompts,
         pack_documents=config.data.pack_documents,
         decoder_prompt=target.decoder_prompt,
+        recorded_states=config.data.recorded_states,
     )
+    _check_width(examples, target, config)
     own_rows = config.batch_size - config.pretraining_rows
     return ExampleStream(examples, own_rows, seed=config.seed, shard=shard)
+
+
+def _check_width(examples: Sequence[Example], target: HfModel, config: AlignConfig) -> None:
+    """Check that recorded hidden states are as wide as the target's."""
+    width = target.head_weight.shape[1]
+    for example in examples if config.data.recorded_states else ():
+        if example.hidden_TD is not None and example.hidden_TD.shape[1] != width:
+            raise PromptError(
+                f"{example.where} has hidden states of {example.hidden_TD.shape[1]} values, and "
+                f"{config.target} has {width}; name the target that recorded them"
+            )
 
 
 def source_of(
