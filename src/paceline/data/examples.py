@@ -101,18 +101,12 @@ def build_examples(
         num_prompts += 1
         num_cut += len(prompt) > lengths.prompt
         prompt = truncated(prompt, lengths.prompt, record, tokenizer, encoder=encoder)
-        context = prompt if decoder_prompt is None else list(decoder_prompt)
-        tokens, trained_from = context, None
-        if completion is not None:
-            whole = completion if record.open_ended else append_eos(completion, eos_token_id)
-            tokens = context + whole[: lengths.completion]
-            trained_from = len(context)
-        source = array("i", prompt) if encoder else None
-        count = len(tokens) - len(context)
-        top = None if record.top is None else top_scores_of(record.top, count)
-        hidden_TD = _hidden_states(record, count) if recorded_states else None
-        given = record.where, source, top, hidden_TD
-        examples.append(Example(array("i", tokens), len(context), trained_from, *given))
+        if completion is not None and not record.open_ended:
+            completion = append_eos(completion, eos_token_id)
+        text = None if completion is None else completion[: lengths.completion]
+        examples.append(
+            _example(record, prompt, text, decoder_prompt, recorded_states=recorded_states)
+        )
     examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)
     warn_of_cut_prompts(num_cut, num_prompts, lengths.prompt, encoder=encoder)
     if not examples:
@@ -121,6 +115,28 @@ def build_examples(
             "use longer documents"
         )
     return examples
+
+
+def _example(
+    record: Record,
+    prompt: Sequence[int],
+    text: Sequence[int] | None,
+    decoder_prompt: Sequence[int] | None,
+    *,
+    recorded_states: bool,
+) -> Example:
+    """A prompt and its completion, truncated to the limits; None: it has none."""
+    context = prompt if decoder_prompt is None else decoder_prompt
+    count = len(text or ())
+    return Example(
+        tokens=array("i", [*context, *(text or ())]),
+        prompt_length=len(context),
+        trained_from=None if text is None else len(context),
+        where=record.where,
+        source=None if decoder_prompt is None else array("i", prompt),
+        top=None if record.top is None else top_scores_of(record.top, count),
+        hidden_TD=_hidden_states(record, count) if recorded_states else None,
+    )
 
 
 def top_scores_of(top: TopTokens, count: int) -> TopScores:
