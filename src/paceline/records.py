@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from paceline.environment import environment
 from paceline.errors import ConfigError, PacelineError, StorageError, UsageError
 
@@ -206,6 +208,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _with_defaults(values: dict[str, Any], kind: type[StrictModel]) -> dict[str, Any]:
+    """Values that an earlier version wrote, with the keys that were added since."""
+    try:
+        return kind.model_validate(values).model_dump(mode="json")
+    except ValidationError:  # it has keys that are gone
+        return values
+
+
 def _without(settings: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """A copy without these keys; `a.b` is the key b of the settings in a."""
     kept = {key: value for key, value in settings.items() if key not in keys}
@@ -332,6 +342,7 @@ class RunDirectory:
             return None
         if not resume:
             raise ConfigError(f"{where} already holds a run; resume it, or choose another output")
+        before = _with_defaults(before, type(config))
         before, now = _without(before, may_change), _without(now, may_change)
         keys = sorted(before.keys() | now.keys())
         changed = [k for k in keys if before.get(k) != now.get(k)]

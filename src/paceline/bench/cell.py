@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow
 from paceline.errors import PacelineError
@@ -12,6 +12,17 @@ if TYPE_CHECKING:
 
     from paceline.bench.workbench import PromptSet
     from paceline.decode.strategies import DecodingConfig
+
+
+def failed_row(prompts: PromptSet, decoding: DecodingConfig, error: Exception) -> ResultRow:
+    """The row of a cell that failed before it answered."""
+    cell = Cell(prompts, decoding, lambda _: _raise(error))
+    cell.answer(0)
+    return cell.row()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 class Cell:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from paceline.core.sampling import SamplingParams
     from paceline.decode.decoder import Decoder
 
 # Number of interleaved cells. With more, more are lost if a bench is killed.
@@ -79,14 +80,20 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
         missing = run_cells(work, missing, run.path, config.max_seconds, progress)
     elif missing:
         prompts = bench_prompts(config, load_tokenizer(config.target))
-        missing = serve_cells(config, prompts, missing, progress)
+        missing = serve_cells(config, prompts, missing, read_rows(run.path, context), progress)
     rows = read_rows(run.path, context)
     unpredicted = cells_to_predict(run.path, rows)
+    if served:  # vLLM's drafts ignore top-k and top-p, so predictions would be of other drafts
+        unpredicted = [cell for cell in unpredicted if _is_unfiltered(cell.sampling)]
     if unpredicted:
-        passes = partial(costs_from, rows) if served else None
+        passes = partial(costs_from, rows, config.max_new_tokens - 1) if served else None
         found = predict(work or prepare(config, progress), rows, unpredicted, progress, passes)
         add_predictions(run.path, found)
     return Progressed(without_dropped(rows, cells), len(missing))
+
+
+def _is_unfiltered(sampling: SamplingParams) -> bool:
+    return sampling.top_p == 1 and not sampling.top_k
 
 
 def without_dropped(rows: Sequence[ResultRow], cells: Sequence[DecodingConfig]) -> list[ResultRow]:

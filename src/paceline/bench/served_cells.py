@@ -1,7 +1,7 @@
-"""Runs the cells of a grid in vLLM: a server for each, beside a server of the target alone.
+"""Runs the cells of a grid in vLLM: a server for each, which answers the examples one by one.
 
-Each example goes to both servers in random order, one request at a time, so that variation in
-machine load affects both.
+At each temperature, a server of the target alone answers first; its seconds are the baseline of the
+cells. Only one server runs at a time: on a CPU, an idle vLLM slows another one down.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
 from pydantic import TypeAdapter
 
-from paceline.bench.cell import Cell
+from paceline.bench.cell import Cell, failed_row
 from paceline.bench.schema import Baseline, ExampleRow
-from paceline.core.rules import Lossless, RuleChoice
-from paceline.decode.strategies import Speculative
+from paceline.core.rules import RuleChoice
+from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.commands import Drafting, Room, check_draft_path
 from paceline.engines.contract import Request
 from paceline.engines.engine_choice import Setup, check_choice
 from paceline.engines.start import started
 from paceline.engines.vllm import VllmServer
 from paceline.engines.vllm_stream import BLOCKS, examined, stream_answer
+from paceline.errors import EngineError
 from paceline.measure.latency import PassCosts
 from paceline.progress import silent
 from paceline.records import append_jsonl
-from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import BenchConfig, PromptSet
@@ -38,88 +37,117 @@ if TYPE_CHECKING:
     from paceline.engines.vllm_stream import StreamedAnswer
     from paceline.progress import Progress
 
+    Baselines = Mapping[int, Baseline]
+
 _RULE: TypeAdapter[RuleChoice] = TypeAdapter(RuleChoice)
+_OPTIONS = ("--no-enable-prefix-caching",)  # the warm-up and earlier cells ask the same prompts
 
 
 def serve_cells(
     config: BenchConfig,
     prompts: PromptSet,
     cells: Sequence[DecodingConfig],
+    done: Sequence[ResultRow],
     progress: Progress = silent,
 ) -> list[DecodingConfig]:
     """Run cells and append their rows. -> the cells left because of `max_seconds`.
 
+    A cell whose server does not start is recorded as failed, and the others continue; without the
+    target alone, the cells of its temperature are left.
+
+    Args:
+        config: Of the bench, with an engine.
+        prompts: The prompts.
+        cells: In the order of the grid: the target alone before the others of its temperature.
+        done: Finished rows of the bench.
+        progress: Progress callback.
+
     Raises:
         UsageError: vLLM is not installed, or would misread the draft's path.
-        EngineError: A server does not start, or has no plugin of Paceline.
         StorageError: Rows cannot be written.
     """
     assert config.engine is not None, "the caller checks it"
     check_choice(config.engine)
     check_draft_path("vllm", config.engine.draft or config.draft)
     begun = time.monotonic()
-    with _server(config, prompts, None, progress) as alone:
-        for number, cell in enumerate(cells):
-            if config.max_seconds is not None and time.monotonic() - begun > config.max_seconds:
-                return list(cells[number:])
-            row = _run(config, prompts, cell, alone, progress)
-            append_jsonl(config.output / "results.jsonl", row.model_dump(mode="json"))
-            progress("cells", number + 1, len(cells))
-    return []
+    baselines = {
+        row.decoding.sampling: _baselines(row, prompts) for row in done if _is_alone(row.decoding)
+    }
+    left: list[DecodingConfig] = []
+    for number, cell in enumerate(cells):
+        if config.max_seconds is not None and time.monotonic() - begun > config.max_seconds:
+            return [*left, *cells[number:]]
+        known = baselines.get(cell.sampling)
+        if known is None and not _is_alone(cell):
+            left.append(cell)
+            continue
+        row = _run(config, prompts, cell, known or {}, progress)
+        if _is_alone(cell) and row.status == "done":
+            baselines[cell.sampling] = _baselines(row, prompts)
+        append_jsonl(config.output / "results.jsonl", row.model_dump(mode="json"))
+        progress("cells", number + 1, len(cells))
+    return left
+
+
+def _is_alone(decoding: DecodingConfig) -> bool:
+    return isinstance(decoding.strategy, Autoregressive)
+
+
+def _baselines(row: ResultRow, prompts: PromptSet) -> Baselines:
+    return {
+        number: Baseline(
+            seconds=one.seconds, first_seconds=one.first_seconds, num_tokens=len(one.tokens)
+        )
+        for number, one in enumerate(row.examples)
+        if number in prompts.timed
+    }
 
 
 def _run(
     config: BenchConfig,
     prompts: PromptSet,
     decoding: DecodingConfig,
-    alone: VllmServer,
+    baselines: Baselines,
     progress: Progress,
 ) -> ResultRow:
+    """The cell's row. The target alone is asked twice: its first answer is its own baseline."""
     sampling = decoding.sampling
-    with _server(config, prompts, decoding, progress, alone) as server:
-        for warmed in dict.fromkeys((alone, server)):
-            _ask(warmed, prompts, 0, sampling)
-        cell = Cell(prompts, decoding, lambda number: _row(server, prompts, number, sampling))
-        order = named_generator(prompts.seed, "turns", decoding.model_dump_json())
-        for number in range(len(prompts.examples)):
-            baseline = None
-            for is_cell in torch.randperm(2, generator=order).tolist():
-                if is_cell:
-                    cell.answer(number)
-                elif number in prompts.timed:
-                    baseline = _baseline(_ask(alone, prompts, number, sampling))
-            cell.set_baseline(baseline)
-            if cell.has_failed:
-                break
-            progress("examples", number + 1, len(prompts.examples))
-        return cell.row()
+    try:
+        with _server(config, prompts, decoding, progress) as server:
+            _ask(server, prompts, 0, sampling)
+            cell = Cell(prompts, decoding, lambda number: _row(server, prompts, number, sampling))
+            for number in range(len(prompts.examples)):
+                baseline = baselines.get(number)
+                if _is_alone(decoding) and number in prompts.timed:
+                    baseline = _baseline(_ask(server, prompts, number, sampling))
+                cell.answer(number)
+                cell.set_baseline(baseline)
+                if cell.has_failed:
+                    break
+                progress("examples", number + 1, len(prompts.examples))
+            return cell.row()
+    except EngineError as error:
+        return failed_row(prompts, decoding, error)
 
 
 @contextmanager
 def _server(
-    config: BenchConfig,
-    prompts: PromptSet,
-    decoding: DecodingConfig | None,
-    progress: Progress,
-    alone: VllmServer | None = None,
+    config: BenchConfig, prompts: PromptSet, decoding: DecodingConfig, progress: Progress
 ) -> Iterator[VllmServer]:
-    """A server that decodes as configured; None: the target alone, which `alone` is."""
-    strategy = None if decoding is None else decoding.strategy
-    if alone is not None and not isinstance(strategy, Speculative):
-        yield alone
-        return
-    choice = config.engine
+    """A server that decodes as configured."""
+    choice, strategy = config.engine, decoding.strategy
     assert choice is not None, "checked by serve_cells"
+    options = (*choice.options, *_OPTIONS)
     drafting, extra = None, 0
     if isinstance(strategy, Speculative):
         gamma = strategy.num_speculative_tokens
-        rule = None if strategy.rule == Lossless() else _RULE.dump_json(strategy.rule).decode()
+        # the lossless rule, too: on a CPU vLLM's own sampler reads unset values (issue 55005)
+        rule = _RULE.dump_json(strategy.rule).decode()
         drafting = Drafting(choice.draft or config.draft, gamma, "probabilistic", rule)
-        extra = gamma + 1
-        choice = choice.model_copy(update={"options": (*choice.options, *BLOCKS)})
+        options, extra = (*options, *BLOCKS), gamma + 1
     length = max(map(len, prompts.prompts)) + prompts.max_new_tokens + extra
     setup = Setup(choice.target or config.target, drafting, Room(length), config.dtype)
-    with started(choice, setup, progress) as engine:
+    with started(choice.model_copy(update={"options": options}), setup, progress) as engine:
         assert isinstance(engine, VllmServer), "the configuration allows no other"
         yield engine
 
@@ -161,16 +189,15 @@ def _row(
     )
 
 
-def costs_from(rows: Sequence[ResultRow], gammas: Sequence[int]) -> PassCosts:
+def costs_from(rows: Sequence[ResultRow], most: int, gammas: Sequence[int]) -> PassCosts:
     """Seconds of vLLM's steps in these rows, as inputs of the speedup formulas.
 
     vLLM does not report the draft's part of a block's seconds, so a block counts as one target pass
-    over one token, and the rest as drafting.
+    over one token, and the rest as drafting. `most`: a block has no more drafts than this.
     """
-    alone = [example.baseline for row in rows for example in row.examples if example.baseline]
-    seconds = sum(one.seconds - one.first_seconds for one in alone)
-    pass_s = seconds / max(1, sum(one.num_tokens - 1 for one in alone))
-    block_s = {gamma: _block_s(rows, gamma) for gamma in gammas}
+    alone = [example for row in rows if _is_alone(row.decoding) for example in row.examples]
+    pass_s = _seconds_per_pass(alone)
+    block_s = {gamma: _seconds_per_pass(_of_gamma(rows, gamma, most)) for gamma in gammas}
     drafting_s = {gamma: max(0.0, block_s[gamma] - pass_s) for gamma in gammas}
     least = min(gammas)
     return PassCosts(
@@ -181,14 +208,18 @@ def costs_from(rows: Sequence[ResultRow], gammas: Sequence[int]) -> PassCosts:
     )
 
 
-def _block_s(rows: Sequence[ResultRow], gamma: int) -> float:
-    """Mean seconds of a block after the first token, over all rules."""
-    same = [
+def _of_gamma(rows: Sequence[ResultRow], gamma: int, most: int) -> list[ExampleRow]:
+    """Answers of all rules with blocks of this length."""
+    return [
         example
         for row in rows
         if isinstance(row.decoding.strategy, Speculative)
-        and row.decoding.strategy.num_speculative_tokens == gamma
+        and min(row.decoding.strategy.num_speculative_tokens, most) == gamma
         for example in row.examples
     ]
-    seconds = sum(one.seconds - one.first_seconds for one in same)
-    return seconds / max(1, sum(one.num_target_calls for one in same))
+
+
+def _seconds_per_pass(examples: Sequence[ExampleRow]) -> float:
+    """Mean seconds of a target pass after the first token."""
+    seconds = sum(one.seconds - one.first_seconds for one in examples)
+    return seconds / max(1, sum(one.num_target_calls for one in examples))

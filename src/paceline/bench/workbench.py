@@ -206,6 +206,8 @@ def bench_context(config: BenchConfig) -> str:
         excluded.add("engine")
     shared = config.model_dump(mode="json", exclude=excluded)
     models = [stamps(config.target), stamps(config.draft)]
+    if config.engine is not None:
+        models += [stamps(path) for path in (config.engine.target, config.engine.draft) if path]
     versions = config.task.versions()
     return digest(SCHEMA_VERSION, shared, models, versions, torch.get_num_threads())
 
@@ -228,6 +230,8 @@ def _check_engine(engine: EngineChoice, grid: Grid) -> None:
             "vLLM runs rules with blocks of a fixed length, and samples drafts at the temperature "
             "of the request; leave grid.strategies, grid.policy and grid.draft_sampling out"
         )
+    if grid.sampling.repetition_penalty != 1:
+        raise ValueError("vLLM computes another penalty; leave grid.sampling.repetition_penalty 1")
     if 0 in grid.temperatures and any(rule != Lossless() for rule in grid.rules):
         raise ValueError(
             "vLLM uses no rule at temperature 0; set grid.temperatures to others, such as [1.0], "

@@ -61,11 +61,13 @@ def _check_prompts(
 
 def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
     """Check the inputs of `align`."""
+    from paceline.engines.client import api_key
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import check_run_directory
 
     found = Preflight()
     check_run_directory(RunDirectory(config.output), config, resume=resume)
+    api_key(getattr(config.writer, "api_key_env", None))
     if config.loads_target:
         _, draft = found.pair(config.target, config.draft)
     else:

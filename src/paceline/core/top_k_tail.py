@@ -4,6 +4,10 @@ A served target gives the log-probabilities of its K most likely tokens. Their c
 more outcome, the tail. Divergences between the coarse distributions of target and draft need no
 other value of the target. They are at most the divergences over all tokens (data processing), and
 equal to them if the K tokens are the whole vocabulary.
+
+A draft with a vocabulary of its own is compared over its tokens. Tokens outside of it that were
+not recorded count as its tail, so KL and JSD may then exceed those over all tokens; TVD and the
+negative log acceptance do not.
 """
 
 # C positions, K recorded tokens, V vocabulary

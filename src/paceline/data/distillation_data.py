@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from contextlib import closing
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.ray_engine import write_with_ray
 from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter, plan_shards
 from paceline.data.shards import ShardStore
+from paceline.engines.text_config import EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, GenerationError
 from paceline.models.loading import encoder_decoder_at, fingerprint, load_tokenizer
 from paceline.processes import in_processes
@@ -21,7 +23,6 @@ from paceline.records import RunDirectory, append_jsonl, read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from paceline.data.requests import GenerateDataConfig, Shard
     from paceline.progress import Progress
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 _MAY_CHANGE = {
     *("output", "workers", "engine"),  # settings that do not affect the records
     *("writer.url", "writer.api_key_env", "writer.concurrency"),
-    *("writer.timeout_s", "writer.patience_s", "writer.gpus", "writer.engine"),
+    *("writer.timeout_s", "writer.patience_s", "writer.gpus"),
+    *("writer.engine.program", "writer.engine.start_seconds"),
 }
 
 
@@ -127,13 +129,24 @@ def _write(
 def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:
     """Hash of what determines the records besides the configuration: requests and model files."""
     digest = hashlib.sha256()
-    if isinstance(config.writer, ModelWriter):
-        for path in (config.target, config.draft):
-            digest.update((fingerprint(path) if path else "").encode())
+    for path in _answering_models(config):
+        digest.update((fingerprint(path) if path else "").encode())
     for shard in shards:
         for request in shard.requests:
             digest.update(f"{shard.name} {request.id} {request.seed} {request.tokens}".encode())
     return digest.hexdigest()[:16]
+
+
+def _answering_models(config: GenerateDataConfig) -> tuple[str | None, ...]:
+    """Models on this machine that determine the answers."""
+    match config.writer:
+        case ModelWriter():
+            return config.target, config.draft
+        case EngineWriter(engine=choice):
+            served = choice.target or config.target
+            return (served,) if Path(served).exists() else ()
+        case OpenAIWriter():
+            return ()
 
 
 def _result(run: RunDirectory, store: ShardStore, shards: Sequence[Shard]) -> dict[str, Any]:

@@ -122,8 +122,10 @@ def _measure(
             progress("measuring", min(passed, seconds), seconds)
             if passed >= seconds and num_answers > 1:
                 break
-    lengths = [len(answer.completion_tokens) for answer in store.read()]
-    size = sum(path.stat().st_size for path in folder.glob("*.parquet"))
+    answers = store.read()
+    lengths = [len(answer.completion_tokens) for answer in answers]
+    store.write("whole", answers)  # small files are larger
+    size = (folder / "whole").stat().st_size
     return _Measured(lengths, passed, size)
 
 

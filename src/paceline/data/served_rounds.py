@@ -14,6 +14,7 @@ from paceline.data.sources import rows_of
 from paceline.engines.contract import Request
 from paceline.engines.text_answers import tokens_of
 from paceline.engines.text_servers import TextServers
+from paceline.errors import EngineError
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -65,16 +66,27 @@ class ServedRounds(TargetRounds):
 
         self._servers.write(requests, keep)
         answers = [written[index] for index in range(len(requests))]
-        end = cast("int | None", self._tokenizer.eos_token_id)
-        completions = [tokens_of(answer, self._tokenize, end) for answer in answers]
+        completions = [self._completion(answer) for answer in answers]
         rows = rows_of(self.model, prompts, completions)
         return [_with_top(row, answer) for row, answer in zip(rows, answers, strict=True)]
+
+    def _completion(self, answer: Written) -> list[int]:
+        """The answer's tokens; of an empty one, the end-of-text token."""
+        end = cast("int | None", self._tokenizer.eos_token_id)
+        tokens = tokens_of(answer, self._tokenize, end)[: self.max_new_tokens]
+        if not tokens and end is None:
+            raise EngineError(
+                "a server answered a prompt with an empty text, which cannot be trained on, as "
+                "the tokenizer has no end-of-text token; use other prompts"
+            )
+        return tokens or [cast("int", end)]
 
 
 def _with_top(row: Row, answer: Written) -> Row:
     if answer.top is None:
         return row
     count = len(row.tokens) - row.trained_from
-    tokens = [[token for token, _ in each] for each in answer.top]
-    log_probs = [[value for _, value in each] for each in answer.top]
+    top = answer.top or [[]]  # an empty answer, of which the end-of-text token is left
+    tokens = [[token for token, _ in each] for each in top]
+    log_probs = [[value for _, value in each] for each in top]
     return dataclasses.replace(row, top=top_scores_of(TopTokens(tokens, log_probs), count))

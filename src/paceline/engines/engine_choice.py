@@ -66,6 +66,11 @@ class EngineChoice(StrictModel):
             raise ValueError("url names a running server; leave program and options out")
         if self.engine == "transformers" and self.url is not None:
             raise ValueError("transformers runs in this process and has no url")
+        if any(option.replace("_", "-").startswith("--api-key") for option in self.options):
+            raise ValueError(
+                "engine.options is recorded with the result, so it may not hold an API key; a "
+                "server that Paceline starts needs none"
+            )
         return self
 
 
@@ -94,11 +99,6 @@ def check_choice(choice: EngineChoice) -> None:
         return
     if choice.url is not None:
         root_of(choice.url)
-    if any(option.startswith("--api-key") for option in choice.options):
-        raise UsageError(
-            "engine.options is recorded with the result, so it may not hold an API key; a server "
-            "that Paceline starts needs none"
-        )
     check_packages()
     if choice.url is None:
         find_program(choice.program or PROGRAMS[choice.engine][0])
@@ -145,4 +145,6 @@ def server_environment(choice: EngineChoice, setup: Setup) -> Mapping[str, str]:
     if choice.engine != "vllm":
         return found
     rule = None if setup.drafting is None else setup.drafting.rule
+    if rule:
+        found["VLLM_LOGGING_LEVEL"] = "INFO"  # `running` looks for the plugin's line
     return {**found, "VLLM_NO_USAGE_STATS": "1", RULE_VARIABLE: rule or ""}

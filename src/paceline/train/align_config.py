@@ -143,7 +143,8 @@ class AlignConfig(TrainSettings):
         writer: Who generates the target's text: the target itself (`{kind: model}`), or servers of
             it (`{kind: openai, url: ...}`). Their `top_logprobs` is for the objective top_k_tail.
         target_rounds: Let the target generate many texts at once, keep their hidden states, and
-            train on each text several times; None: one batch at a time, used once.
+            train on each text several times; None: one batch at a time, used once. Servers write
+            16 batches at a time.
         freeze_embeddings: Freeze the embeddings and the output head.
         freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
             if they are copies of the target's first layers.
@@ -291,7 +292,8 @@ class AlignConfig(TrainSettings):
         """Sharded models run on all processes at once, so one process cannot generate text."""
         generated = 1 - self.fixed_fraction
         by_draft = generated * self.draft_fraction
-        for name, share in (("draft", by_draft), ("target", generated - by_draft)):
+        by_target = generated - by_draft if isinstance(self.writer, ModelWriter) else 0
+        for name, share in (("draft", by_draft), ("target", by_target)):
             if name in self.shard and share > 0:
                 raise ValueError(
                     f"a sharded {name} cannot generate text; use generate-data and set "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from paceline.data.replay import WritingClock
-from paceline.errors import DivergedError, PromptError, StoppedError
+from paceline.errors import DivergedError, EngineError, PromptError, StoppedError
 from paceline.records import append_jsonl
 from paceline.train.guard import LossGuard, StopRequest
 from paceline.train.optim import learning_rate
@@ -131,17 +131,18 @@ class TrainingLoop:
         self._report(f"loss {figures.loss:.3f}")
 
     def _next_batch(self) -> TextBatch:
-        """The step's text; on an error in the text, the state is saved first."""
+        """The step's text; on an error in it or of its servers, the state is saved first."""
         try:
             return self.parts.source.next_batch(self._seconds_left())
-        except PromptError as error:
+        except (PromptError, EngineError) as error:
             self.state.step -= 1
             if self.parts.accelerator.num_processes > 1 or not self.state.step:
                 raise
             self._save(always=True)
-            raise PromptError(
-                f"{error}; the state after step {self.state.step} is saved: correct the text and "
-                "resume the run"
+            cure = "correct the text" if isinstance(error, PromptError) else "start the server"
+            raise type(error)(
+                f"{error}; the state after step {self.state.step} is saved: {cure} and resume the "
+                "run"
             ) from None
 
     def _rate_of_step(self) -> float:

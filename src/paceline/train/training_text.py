@@ -127,7 +127,8 @@ def source_of(
     by_target: BatchSource = SampledText(stream, target, "target", **generation)
     extra = {"shard": shard, "progress": progress, "clock": writing}
     if isinstance(writer, OpenAIWriter):
-        rounds = config.target_rounds or Rounds(rows=stream.batch_size * _SERVED_BATCHES)
+        batches = min(_SERVED_BATCHES, config.num_steps or _SERVED_BATCHES)
+        rounds = config.target_rounds or Rounds(rows=stream.batch_size * batches, uses=1)
         tokenizer = load_tokenizer(config.target, alone=True)
         by_target = ServedRounds(writer, tokenizer, stream, target, rounds, **generation, **extra)
     elif config.target_rounds is not None:

@@ -15,6 +15,7 @@ from engine_servers import Answer, sampling_of, serving
 from paceline.bench import BenchConfig, bench, served_cells
 from paceline.bench.prediction import read_predictions
 from paceline.bench.schema import ResultRow
+from paceline.bench.workbench import bench_context
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless
 from paceline.core.sampling import SamplingParams
@@ -143,8 +144,8 @@ def test_cells_are_answered_by_servers_with_their_rule_beside_the_target_alone(
 ):
     found = bench(validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM)))
     alone, *drafting = (one.drafting for one in starts)
-    assert alone is None, "the target alone is started once"
-    assert [one and read_rule(one.rule or "{rule: lossless}") for one in drafting] == [
+    assert alone is None, "the target alone answers first"
+    assert [one and read_rule(one.rule or "") for one in drafting] == [
         Lossless(),
         Chow(1.0),
     ]
@@ -159,6 +160,7 @@ def test_cells_are_answered_by_servers_with_their_rule_beside_the_target_alone(
             kept = one.num_examined - one.num_rejected
             assert one.num_prefill_tokens + one.num_target_calls + kept >= len(one.tokens)
             assert one.baseline is not None
+            assert one.baseline.num_tokens > 0
             assert 0 < one.first_seconds <= one.seconds
     by_target = rows["autoregressive"].examples
     assert [one.num_target_calls for one in by_target] == [len(one.tokens) - 1 for one in by_target]
@@ -189,6 +191,52 @@ def test_greedy_answers_are_those_of_the_bench_without_an_engine(
     assert {row.context for row in here.rows}.isdisjoint(row.context for row in there.rows)
 
 
+def test_a_server_that_does_not_start_fails_its_cell_alone(
+    folder: Path, tmp_path: Path, starts: list[Setup], monkeypatch: pytest.MonkeyPatch
+):
+    start = served_cells.started
+
+    @contextmanager
+    def sometimes(choice: EngineChoice, setup: Setup, progress: Any) -> Iterator[Any]:
+        if setup.drafting is not None and "lossless" in (setup.drafting.rule or ""):
+            raise EngineError("vllm ended while it was starting")
+        with start(choice, setup, progress) as engine:
+            yield engine
+
+    monkeypatch.setattr(served_cells, "started", sometimes)
+    config = validate(BenchConfig, settings(folder, tmp_path / "run", **IN_VLLM))
+    rows = by_name(bench(config).rows)
+    assert rows["lossless"].error == "vllm ended while it was starting"
+    assert rows["chow"].status == rows["autoregressive"].status == "done"
+    baseline = [one.baseline for one in rows["chow"].examples]
+    monkeypatch.setattr(served_cells, "started", start)
+    starts.clear()
+    again = by_name(bench(config).rows)
+    assert len(starts) == 1, "the baseline is known from before"
+    assert again["lossless"].status == "done"
+    assert [one.baseline for one in again["lossless"].examples] == baseline
+
+
+def test_another_served_model_is_another_bench(folder: Path, tmp_path: Path):
+    engine = IN_VLLM["engine"] | {"target": str(tmp_path / "served")}
+    (tmp_path / "served").mkdir()
+    write_corpus(tmp_path / "served" / "config.json", [{}])
+    config = validate(BenchConfig, settings(folder, tmp_path / "run", engine=engine))
+    before = bench_context(config)
+    write_corpus(tmp_path / "served" / "config.json", [{"changed": 1}])
+    assert bench_context(config) != before
+
+
+def test_blocks_that_are_longer_than_the_answer_are_predicted(
+    folder: Path, tmp_path: Path, starts: list[Setup]
+):
+    grid = {"temperatures": [1.0], "num_speculative_tokens": [5], "rules": [{"rule": "lossless"}]}
+    changes = {"grid": grid, "max_new_tokens": 3}
+    bench(validate(BenchConfig, settings(folder, tmp_path / "run", **changes, **IN_VLLM)))
+    (found,) = read_predictions(tmp_path / "run").values()
+    assert 0.01 < found.predicted_speedup < 3
+
+
 def test_blocks_behind_the_end_of_a_text_are_not_counted():
     whole = [VerifiedBlock(2, 2), VerifiedBlock(2, 0), VerifiedBlock(2, 1)]
     assert examined(whole, 1 + 3 + 1 + 2) == (3, 6, 5, 2)
@@ -205,6 +253,7 @@ def test_blocks_behind_the_end_of_a_text_are_not_counted():
         ({"engine": {"engine": "llamacpp"}}, "bench sets the rule of a vLLM that it starts itself"),
         ({"engine": {"engine": "vllm", "url": "http://127.0.0.1:1"}}, "a running server does not"),
         ({"grid": {"rules": [{"rule": "chow", "alpha": 0.5}]}}, "no rule at temperature 0"),
+        ({"grid": {"sampling": {"repetition_penalty": 1.3}}}, "vLLM computes another penalty"),
         (
             {"grid": {"strategies": [{"strategy": "token_cascade", "alpha": 0.5}]}},
             "leave grid.strategies, grid.policy",
