@@ -27,7 +27,7 @@ STARTS = {
         name: ((name,), BUILD)
         for name in (
             *("draft", "pretrain", "generate-data", "align", "measure", "analyze", "verify"),
-            *("trajectory", "sweep", "perplexity", "bench", "tune"),
+            *("trajectory", "sweep", "perplexity", "score", "bench", "tune"),
         )
     },
     "export": (("export", "m", "--to", "vllm", "--out", "x"), BUILD),

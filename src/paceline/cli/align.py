@@ -42,6 +42,8 @@ def align(
     result = RunDirectory(directory).read_result()
     if result is not None and result["after"] is not None:
         stdout.print(alignment_table(result, wanted.evaluation))
+    elif not wanted.loads_target:
+        stdout.print("no evaluation, which needs the target: measure the draft on its server")
     else:
         stdout.print(
             "no evaluation: set data.held_out or data.held_out_from_train to compare drafts"

@@ -45,6 +45,8 @@ def generate_data(
         raise UsageError("--price is for --plan; give --plan 60, too, or leave it out")
     if plan is not None and plan <= 0:
         raise UsageError(f"--plan {plan:g} is no duration; give seconds above 0, such as 60")
+    if plan is not None and config is None:
+        output = output or "not-written"  # a plan keeps nothing
     given = {"target": target, "prompts": prompts, "output": output, "workers": workers}
     wanted = options.build(GenerateDataConfig, config, overrides, **given)
     if resume:

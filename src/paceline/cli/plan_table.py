@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _LEGEND = """\
 tokens, generated: answers times the mean length of the measured ones. size: of the files in
-OUTPUT/data. hours: of one worker; with N workers on hardware of their own, a fraction 1/N.
+OUTPUT/data. time: of one worker, with all its servers; N workers on hardware of their own take 1/N.
 Brackets: 95% intervals over the measured answers."""
 
 
@@ -26,10 +26,16 @@ def plan_table(found: RunPlan) -> Group:
     table.add_row("answers", f"{found.num_records:,}")
     table.add_row("tokens in prompts", f"{found.prompt_tokens:,}")
     table.add_row("tokens, generated", _cell(found.new_tokens, ",.0f"))
-    table.add_row("hours", _cell(found.hours, ",.2f"))
-    table.add_row("size, 10^9 bytes", _cell(found.bytes.scaled(1e-9), ",.3f"))
+    if found.hours.value < 1:
+        table.add_row("minutes", _cell(found.hours.scaled(60), ",.1f"))
+    else:
+        table.add_row("hours", _cell(found.hours, ",.1f"))
+    if found.bytes.value < 1e9:
+        table.add_row("size, MB", _cell(found.bytes.scaled(1e-6), ",.1f"))
+    else:
+        table.add_row("size, GB", _cell(found.bytes.scaled(1e-9), ",.1f"))
     if found.cost is not None:
-        table.add_row("cost", _cell(found.cost, ",.2f"))
+        table.add_row("cost, as --price", _cell(found.cost, ",.2f"))
     return Group(head, table, _LEGEND)
 
 

@@ -62,6 +62,7 @@ def _check_prompts(
 def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
     """Check the inputs of `align`."""
     from paceline.engines.client import api_key
+    from paceline.models.loading import tokenizer_alone
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import check_run_directory
 
@@ -69,6 +70,12 @@ def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
     check_run_directory(RunDirectory(config.output), config, resume=resume)
     api_key(getattr(config.writer, "api_key_env", None))
     if config.loads_target:
+        if tokenizer_alone(config.target):
+            raise UsageError(
+                f"{config.target} holds a tokenizer and no model, but {config.target_readers[0]} "
+                "needs the target; without it use the objective top_k_tail on recorded text, and "
+                "no evaluation"
+            )
         _, draft = found.pair(config.target, config.draft)
     else:
         found.tokenizer("target", config.target)

@@ -161,8 +161,8 @@ def _render_chat(record: Record, tokenizer: PreTrainedTokenizerBase) -> tuple[st
     """Prompt and completion of a chat; a final assistant message is the completion."""
     if not tokenizer.chat_template:
         raise PromptError(
-            f"{record.where} has messages, but the tokenizer has no chat template; use plain "
-            "prompts or a model with a chat template"
+            f"{record.where} is a chat, but the tokenizer has no chat template; copy the model's "
+            "chat_template.jinja beside it, or use plain prompts"
         )
     messages = list(record.messages)
     answered = messages[-1]["role"] == "assistant"

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import importlib.util
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from paceline.engines import llamacpp
 from paceline.engines.client import (
     Client,
     StatusError,
@@ -29,10 +30,11 @@ from paceline.engines.text_answers import (
     read_completion,
     read_llama_completion,
 )
-from paceline.errors import EngineError, UsageError
+from paceline.engines.text_requests import llama_body, openai_body
+from paceline.errors import EngineError, SlowerWarning, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     import openai
 
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 _RETRIES = 2  # by the client, with back-off, before a server counts as failing
 _DAMAGED = 4  # answers to one request that are damaged, before it fails
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_SEEDS = 2**31  # servers keep 32 bits of a seed
 _KEY_SETTING = "writer.api_key_env"
 _PROBE = "def f(x):\n    return 'naïve 東京 ½', 12345  # Hello, world!"
 """Text of which servers and tokenizer must give the same ids."""
@@ -92,7 +93,8 @@ class TextServers:
             raise UsageError("writer openai needs the client: pip install 'paceline[engines]'")
         self._writer = writer
         self._key = api_key(writer.api_key_env)
-        self._servers = [_Server(url, writer, self._key, tokenize) for url in writer.urls]
+        models: dict[str, str] = {}
+        self._servers = [_Server(url, writer, self._key, tokenize, models) for url in writer.urls]
 
     def write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         """Answer all requests; `on_answer` gets the index of each and its answer, in any order.
@@ -101,7 +103,15 @@ class TextServers:
             UsageError: A server refuses the key, the model or a request, or has another tokenizer.
             EngineError: No server answered in time, or answers stay damaged.
         """
-        asyncio.run(self._write(requests, on_answer))
+        with ThreadPoolExecutor(1, "servers") as thread:
+            # not in this thread, into whose event loop Ctrl-C would break in the middle
+            stop = _Stop()
+            done = thread.submit(asyncio.run, stop.watch(self._write(requests, on_answer)))
+            try:
+                done.result()
+            except BaseException:
+                stop()
+                raise
 
     async def _write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         pool = _Pool(self._servers, self._writer)
@@ -120,6 +130,25 @@ class TextServers:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Stop:
+    """Cancels a coroutine from another thread."""
+
+    def __init__(self) -> None:
+        self._cancel: Callable[[], object] | None = None
+
+    async def watch(self, work: Coroutine[None, None, None]) -> None:
+        """Do the work, until this object is called."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None, "a coroutine that runs is a task"
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        await work
+
+    def __call__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            if self._cancel is not None:
+                self._cancel()
 
 
 class _Pool:
@@ -145,7 +174,7 @@ class _Pool:
                 if num_damaged == _DAMAGED:
                     raise
             else:
-                server.pause_s = 0.0
+                server.pause_s, server.is_reported = 0.0, False
                 self._answered = time.monotonic()
                 return written
             finally:
@@ -177,6 +206,9 @@ class _Pool:
             raise EngineError(
                 f"{error}; no server answered for {now - self._answered:.0f} s"
             ) from error
+        if not server.is_reported:
+            server.is_reported = True
+            warnings.warn(f"{error}; it gets no requests for now", SlowerWarning, stacklevel=2)
         if server.resumes_at <= now:  # else another request has found the same failure
             server.pause_s = min(max(2 * server.pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             server.resumes_at = now + server.pause_s
@@ -190,14 +222,25 @@ class _Server:
         num_busy: Requests in flight.
         pause_s: Length of the last pause after failures; 0: the last request was answered.
         resumes_at: End of the pause, by the monotonic clock.
+        is_reported: A warning said that it fails.
     """
 
-    def __init__(self, url: str, writer: OpenAIWriter, key: str | None, tokenize: Tokenize) -> None:
+    def __init__(
+        self,
+        url: str,
+        writer: OpenAIWriter,
+        key: str | None,
+        tokenize: Tokenize,
+        models: dict[str, str],
+    ) -> None:
+        """`models`: the model of each server, by URL, which all servers fill in."""
+        self._models = models
         self._url = url
         self._writer = writer
         self._key = key
         self._tokenize = tokenize
         self._known: tuple[str, str] | None = None  # model, name and version
+        self.is_reported = False
         self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
 
     async def __aenter__(self) -> _Server:
@@ -232,14 +275,15 @@ class _Server:
         async with self._lock:
             if self._known is None:
                 self._known = await asyncio.to_thread(self._look)
+                self._check_model(self._known[0])
         model, name = self._known
         top = self._writer.top_logprobs
         if name.startswith("llama.cpp"):
             where = f"{self._url}/completion"
-            body = _llama_body(request, top)
+            body = llama_body(request, top)
             return read_llama_completion(await self._post(where, body), where, name, top)
         where = f"{self._url}/v1/completions"
-        body = {"model": model, **_body(request, top, is_vllm=name.startswith("vllm"))}
+        body = {"model": model, **openai_body(request, top, is_vllm=name.startswith("vllm"))}
         return read_completion(await self._post(where, body), where, name, top)
 
     async def _post(self, where: str, body: dict[str, Any]) -> str:
@@ -249,7 +293,7 @@ class _Server:
         try:
             answer = await self._client.post(where, cast_to=httpx2.Response, body=body)
         except openai.APIStatusError as error:
-            raise _refusal(where, error) from None
+            raise _refusal(where, error, self._writer) from None
         except openai.APITimeoutError:
             raise _UnavailableError(
                 f"{where} did not answer in {self._writer.timeout_s:.0f} s; the server may be "
@@ -262,6 +306,16 @@ class _Server:
                 "this is its URL"
             ) from None
         return answer.text
+
+    def _check_model(self, model: str) -> None:
+        """Raise UsageError if another server has another model."""
+        self._models[self._url] = model
+        for url, other in self._models.items():
+            if other != model:
+                raise UsageError(
+                    f"{self._url} serves {model}, and {url} serves {other}; answers of different "
+                    "models do not belong together: start the servers with one model and name"
+                )
 
     def _look(self) -> tuple[str, str]:
         """The model's name, and the server's name and version; checks its tokenizer."""
@@ -303,37 +357,6 @@ class _Server:
         return f"llama.cpp {build}", {"content": _PROBE, "add_special": False}
 
 
-def _body(request: Request, top_logprobs: int, *, is_vllm: bool) -> dict[str, Any]:
-    """Every sampling setting: the server's defaults come from the model's files."""
-    sampling = request.sampling
-    body: dict[str, Any] = {
-        "prompt": list(request.prompt),
-        "max_tokens": request.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": request.seed % _SEEDS,
-    }
-    if top_logprobs:
-        body["logprobs"] = top_logprobs
-    if sampling.top_k or is_vllm:
-        body["top_k"] = sampling.top_k or -1  # all tokens
-    if is_vllm:
-        body |= {"min_p": 0.0, "repetition_penalty": 1.0}
-        body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    return body
-
-
-def _llama_body(request: Request, top_logprobs: int) -> dict[str, Any]:
-    return {
-        "prompt": list(request.prompt),
-        "n_predict": request.max_new_tokens,
-        "seed": request.seed % _SEEDS,
-        "return_tokens": True,
-        "n_probs": top_logprobs,
-        **llamacpp.sampling_keys(request.sampling),
-    }
-
-
 def _served_model(client: Client, wanted: str | None) -> str:
     models = [model.id for model in client.get("/v1/models", _Models).data]
     if wanted is None and len(models) == 1:
@@ -349,9 +372,15 @@ def _served_model(client: Client, wanted: str | None) -> str:
     return wanted
 
 
-def _refusal(where: str, error: openai.APIStatusError) -> EngineError | UsageError:
+def _refusal(
+    where: str, error: openai.APIStatusError, writer: OpenAIWriter
+) -> EngineError | UsageError:
     status = error.status_code
     advice = advice_for(status, _KEY_SETTING)
+    if status == 401 and writer.api_key_env is not None:
+        advice = f"the API key in {writer.api_key_env} is not the server's"
+    if status == 400 and writer.top_logprobs:
+        advice = "lower writer.top_logprobs, or start vLLM with a higher --max-logprobs"
     message = f"{where} answered {status} ({shorten(error.response.text)})"
     return _by_status(f"{message}; {advice}" if advice else message, status)
 

@@ -144,6 +144,13 @@ def load_tokenizer(path: str | Path, *, alone: bool = False) -> PreTrainedTokeni
     return tokenizer
 
 
+def tokenizer_alone(path: str | Path) -> bool:
+    """True for a local directory with a tokenizer and without a model."""
+    directory = Path(path).expanduser()
+    has_tokenizer = any((directory / name).exists() for name in _TOKENIZERS)
+    return has_tokenizer and not (directory / "config.json").exists()
+
+
 def tokenizer_of(model: Model, path: str | Path) -> Any:
     """The model's tokenizer; raises a UsageError about `path` if there is none."""
     if model.tokenizer is None:

@@ -181,9 +181,18 @@ class AlignConfig(TrainSettings):
     @property
     def loads_target(self) -> bool:
         """True if the target's weights are needed."""
-        writes = self.target_writes and isinstance(self.writer, ModelWriter)
-        kept = self.data.keep_states_gb is not None
-        return reads_target(self.terms) or writes or kept or self.data.evaluates
+        return bool(self.target_readers)
+
+    @property
+    def target_readers(self) -> list[str]:
+        """The settings that need the target's weights."""
+        readers = {
+            "the objective": reads_target(self.terms),
+            "writer.kind model": self.target_writes and isinstance(self.writer, ModelWriter),
+            "data.keep_states_gb": self.data.keep_states_gb is not None,
+            "evaluation (data.held_out)": self.data.evaluates,
+        }
+        return [name for name, reads in readers.items() if reads]
 
     @property
     def pretraining_rows(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import BenchConfig
+from paceline.bench.score import ScoreConfig
 from paceline.cli.options import build
 from paceline.config import apply_override
 from paceline.measure.perplexity import PerplexityConfig
@@ -41,6 +42,10 @@ def test_a_command_of_the_guide_is_valid(words: list[str]):
         for override in given.get("set", ()):
             apply_override(values, override)
         assert build_task(values).task == words[2]
+    elif words[1] == "score":
+        named = {name: given[name][0] for name in ("tokenizer", "output")}
+        built = build(ScoreConfig, None, given["set"], **named, writer__url=given["url"][0])
+        assert built.task.task in GUIDE.read_text()
     elif words[1] == "perplexity":
         build(PerplexityConfig, None, None, model=given["model"][0], text=given["text"][0])
     else:

@@ -21,7 +21,7 @@ from paceline.data.requests import GenerateDataConfig
 from paceline.data.shards import ShardStore
 from paceline.decode import AutoregressiveDecoder
 from paceline.engines import text_servers
-from paceline.errors import ConfigError, EngineError, PacelineError, UsageError
+from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
 from text_servers import Served, top_of
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
@@ -238,7 +238,8 @@ def test_a_server_that_joins_gets_requests(folder: Path, tmp_path: Path):
 def test_answers_that_cannot_be_used_are_asked_again_and_then_one_line(
     folder: Path, tmp_path: Path, served: Served, url: str, fault: Answer, message: str
 ):
-    made = config(folder, tmp_path / "run", url, writer={"concurrency": 1})
+    patient = {"concurrency": 1, "patience_s": 60}  # whatever else this machine does
+    made = config(folder, tmp_path / "run", url, writer=patient)
     served.faults = [fault] * 2
     generate_data(made)
     assert len(served.bodies) == 24
@@ -331,3 +332,35 @@ def test_a_tokenizer_without_a_model_is_enough(
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["config"]["writer"]["kind"] == "openai"
     assert len(answers(run)) == 22
+
+
+def test_servers_of_two_models_are_refused(folder: Path, tmp_path: Path):
+    first, second = Served(folder), Served(folder)
+    other = second.routes | {"/v1/models": lambda _: (200, {"data": [{"id": "other"}]})}
+    with (
+        serving(first.routes) as one,
+        serving(other) as two,
+        pytest.raises(UsageError, match="answers of different models do not belong together"),
+    ):
+        generate_data(config(folder, tmp_path / "run", [one, two], writer={"concurrency": 1}))
+
+
+def test_a_server_that_is_not_there_is_named_once(folder: Path, tmp_path: Path, url: str):
+    dead = "http://127.0.0.1:9"
+    with pytest.warns(SlowerWarning, match="it gets no requests for now") as found:
+        run = generate_data(config(folder, tmp_path / "run", [dead, url]))
+    assert len([one for one in found if dead in str(one.message)]) == 1
+    assert len(answers(run)) > 0
+
+
+def test_limits_of_log_probs_and_wrong_keys_have_advice(
+    folder: Path, tmp_path: Path, served: Served, url: str, monkeypatch: pytest.MonkeyPatch
+):
+    served.faults = [(400, {"error": {"message": "at most 20"}})] * 9
+    with pytest.raises(UsageError, match=r"lower writer\.top_logprobs, or start vLLM"):
+        generate_data(config(folder, tmp_path / "run", url, writer={"top_logprobs": 100}))
+    monkeypatch.setenv("MY_KEY", KEY)
+    served.faults = [(401, {"error": {"message": "no"}})] * 9
+    with pytest.raises(UsageError, match="the API key in MY_KEY is not the server's") as error:
+        generate_data(config(folder, tmp_path / "key", url, writer={"api_key_env": "MY_KEY"}))
+    assert KEY not in str(error.value)

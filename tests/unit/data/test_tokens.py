@@ -91,7 +91,7 @@ def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path, c
     record = read_records(
         write(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
     )[0]
-    with pytest.raises(PromptError, match="line 1 has messages, but the tokenizer has no chat"):
+    with pytest.raises(PromptError, match="line 1 is a chat, but the tokenizer has no chat"):
         encode(record, tiny_tokenizer())
     chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(PromptError, match=r"line 1 does not fit the chat template: roles must"):

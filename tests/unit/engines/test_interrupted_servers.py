@@ -1,0 +1,42 @@
+"""Ctrl-C while texts are asked for and no server answers."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
+    """In training, whose own handler lets a step end first: the second one ends at once."""
+    program = textwrap.dedent("""
+        import os, signal, threading, time
+        from pathlib import Path
+        from paceline.engines.contract import Request
+        from paceline.core.sampling import SamplingParams
+        from paceline.engines.text_config import OpenAIWriter
+        from paceline.engines.text_servers import TextServers
+        from paceline.train.guard import StopRequest
+
+        def press():
+            for _ in range(2):
+                time.sleep(1)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        servers = TextServers(OpenAIWriter(url="http://127.0.0.1:9"), lambda text: [1])
+        threading.Thread(target=press, daemon=True).start()
+        try:
+            with StopRequest():
+                servers.write([Request([1], 2, SamplingParams(), 0)] * 40, lambda *_: None)
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
