@@ -220,6 +220,6 @@ def _of_gamma(rows: Sequence[ResultRow], gamma: int, most: int) -> list[ExampleR
 
 
 def _seconds_per_pass(examples: Sequence[ExampleRow]) -> float:
-    """Mean seconds of a target pass after the first token."""
-    seconds = sum(one.seconds - one.first_seconds for one in examples)
-    return seconds / max(1, sum(one.num_target_calls for one in examples))
+    """Mean seconds of a target pass, with the prompt's; vLLM may send first tokens late."""
+    num_passes = sum(1 + one.num_target_calls for one in examples)
+    return sum(one.seconds for one in examples) / max(1, num_passes)

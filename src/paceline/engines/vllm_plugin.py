@@ -52,6 +52,7 @@ _NEEDS_DRAFT = (
     "paceline: the rule {} needs the draft's probabilities, and vLLM drafts greedily; set "
     '"draft_sample_method": "probabilistic" in --speculative-config'
 )
+_MOST_WITHOUT_DRAFT = 20  # sampled batches, before the first with probabilities
 _log = logging.getLogger("vllm.paceline")
 
 
@@ -143,8 +144,9 @@ def read_rule(given: str) -> Rule:
             ) from None
     try:
         values = yaml.safe_load(text)
-        if isinstance(values, dict) and isinstance(values.get("rule"), dict):
-            values = values["rule"]  # of a decoding strategy
+        for key in ("strategy", "rule"):  # of a decoding.yaml
+            if isinstance(values, dict) and isinstance(values.get(key), dict):
+                values = values[key]
         return TypeAdapter(RuleChoice).validate_python(values)
     except (yaml.YAMLError, ValidationError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -228,7 +230,7 @@ def _sampler_v2(rule: Rule) -> Callable[..., tuple[Tensor, Tensor]]:
             block=use_block_verification,
             watermark=contexts is not None,
         )
-        if draft_logits is None and rule.uses_confidence:
+        if draft_logits is None and rule.uses_confidence and bool((temperature > 0).any()):
             raise RuntimeError(_NEEDS_DRAFT.format(rule.name))
         counter.add(rule, "second runner")
         return rejection_sample_v2(
@@ -264,15 +266,16 @@ def _refuse(*, synthetic: bool = False, block: bool = False, watermark: bool = F
 def _without_draft(rule: Rule) -> Rule:
     """The rule of a batch for which the first runner has lost the draft's probabilities.
 
-    It loses them for single batches, where a request's drafts are older than its last step. With a
-    one-hot draft the lossless rule follows the target, whatever proposed the token.
+    It loses them for single batches, where a request's drafts are older than its last step or were
+    made in a greedy batch. With a one-hot draft the lossless rule follows the target, whatever
+    proposed the token.
 
     Raises:
-        RuntimeError: It has never handed over any, so it drafts greedily.
+        RuntimeError: It has handed over none in many batches, so it drafts greedily.
     """
-    if not counter.saw_draft:
-        raise RuntimeError(_NEEDS_DRAFT.format(rule.name))
     counter.num_without_draft += 1
+    if not counter.saw_draft and counter.num_without_draft > _MOST_WITHOUT_DRAFT:
+        raise RuntimeError(_NEEDS_DRAFT.format(rule.name))
     if counter.num_without_draft == 1:
         _log.warning(
             "paceline: vLLM has no draft probabilities for a batch; its tokens follow the target"

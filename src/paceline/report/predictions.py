@@ -22,7 +22,8 @@ COLUMNS = {
         "whether that prediction is in that interval, which ignores the error of the prediction: "
         "correct predictions are inside in somewhat fewer than 95 of 100 cases."
     ),
-    "predicted speedup": "from the same pass and the seconds of a block; without the first token.",
+    "predicted speedup": "from the same pass and the seconds of a block.",
+    "speedup": "measured, of whole requests.",
     "decoding speedup": "measured, without the first token.",
 }
 _ROUNDING = 1e-6  # rounding error of sums of probabilities
@@ -45,7 +46,8 @@ def predictions_text(section: Section, predictions: Mapping[str, Prediction]) ->
         num_inside += inside
         names = [family(row.decoding), setting(row.decoding)]
         predicted = number(found.predicted_rejection)
-        speeds = [number(found.predicted_speedup), figure(frontier.decoding_speedup(row))]
+        measures = frontier.speedup(row), frontier.decoding_speedup(row)
+        speeds = [number(found.predicted_speedup), *map(figure, measures)]
         lines.append([*names, predicted, figure(measured), "yes" if inside else "NO", *speeds])
     if not lines:
         return None

@@ -1,6 +1,5 @@
 """The plugin in a vLLM of fake modules: what it replaces, what it refuses, and its counter."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.config import to_yaml
 from paceline.core.rules import Lossless, Rule, TokenV3
+from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines import vllm_plugin
 from paceline.engines.vllm_plugin import register
 
@@ -68,9 +69,10 @@ def test_a_file_of_tune_or_with_a_rule_is_read(
     vllm: dict[str, Any], tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / f"decoding{suffix}"
-    strategy = {"strategy": "speculative", "gamma": 3, "rule": json.loads(RULE)}
-    for content in (strategy, json.loads(RULE)):
-        path.write_text(json.dumps(content))
+    tuned = DecodingConfig(strategy=Speculative(rule=TokenV3(alpha=0.3)))
+    texts = [to_yaml(tuned), RULE] if suffix == ".yaml" else [tuned.model_dump_json(), RULE]
+    for text in texts:
+        path.write_text(text)
         monkeypatch.setenv("PACELINE_RULE", str(path))
         for name, parameters in vllm_plugin._PARAMETERS.items():
             vllm[name].rejection_sample = function_of(parameters)
@@ -180,8 +182,12 @@ def test_what_a_rule_cannot_have_is_one_line(vllm: dict[str, Any], monkeypatch: 
     monkeypatch.setattr(vllm_plugin, "counter", vllm_plugin.Counter())
     register()
     sample = vllm["vllm.v1.sample.rejection_sampler"].rejection_sample
-    with pytest.raises(RuntimeError, match=r'token_v3 needs .*set "draft_sample_method": "prob'):
-        sample(*first_runner_arguments(all_greedy=False, draft=False))
+    refused = r'token_v3 needs .*set "draft_sample_method": "prob'
+    without = first_runner_arguments(all_greedy=False, draft=False)
+    for _ in range(vllm_plugin._MOST_WITHOUT_DRAFT):  # drafts of greedy batches before
+        sample(*without)
+    with pytest.raises(RuntimeError, match=refused):
+        sample(*without)
     sample(*first_runner_arguments(all_greedy=True, draft=False))
     with pytest.raises(RuntimeError, match="synthetic decides which drafts are kept, and so does"):
         sample(*first_runner_arguments(all_greedy=False), synthetic_mode=True)
@@ -191,6 +197,10 @@ def test_what_a_rule_cannot_have_is_one_line(vllm: dict[str, Any], monkeypatch: 
     given = (*rows, torch.ones(1), torch.tensor([7]), 2)
     tokens, counts = other(*given)
     assert (tokens.shape, counts.tolist()) == ((1, 3), [3])
+    greedy = (rows[0], None, *given[2:-3], torch.zeros(1), *given[-2:])
+    assert other(*greedy)[1].tolist() == [1], "argmax of equal logits is token 0, not draft 1"
+    with pytest.raises(RuntimeError, match=refused):
+        other(rows[0], None, *given[2:])
     with pytest.raises(RuntimeError, match="rejection_sample_method block decides"):
         other(*given, use_block_verification=True)
     with pytest.raises(RuntimeError, match="a watermark decides"):

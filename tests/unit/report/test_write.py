@@ -296,7 +296,7 @@ def test_predictions_are_counted_where_something_was_measured(tmp_path: Path):
     text = write_report(tmp_path).path.read_text()
     assert "Inside: 1 of 2." in text
     found = next(lines for lines in read_tables(text) if "predicted" in lines[0])
-    speeds = ["1.500", "1.000 [1.000, 1.000]"]
+    speeds = ["1.500", *["1.000 [1.000, 1.000]"] * 2]
     assert [list(line.values()) for line in found] == [
         ["chow", "alpha 0.2, gamma 4", "0.300", "0.200 [0.100, 0.300]", "yes", *speeds],
         ["chow", "alpha 0.4, gamma 4", "0.310", "0.200 [0.100, 0.300]", "NO", *speeds],
