@@ -31,7 +31,7 @@ FOLDER = Path(os.environ.get("PACELINE_ENGINES", ".engines")).absolute()
 RESULTS = Path(os.environ.get("PACELINE_ENGINE_RESULTS", "runs/engines")).absolute()
 TARGET = Path(".cache/SmolLM2-135M-Instruct.Q4_1.gguf").absolute()
 PROGRAMS = {"vllm": FOLDER / "vllm/bin/vllm", "llamacpp": FOLDER / "llama-server"}
-NUM_PROMPTS, NUM_KILLS = 80, 10
+NUM_PROMPTS, NUM_KILLS = 150, 10
 NUM_RECORDS = 2 * NUM_PROMPTS  # at two temperatures
 AT_ONCE = 8
 SAMPLED = {"completion", "completion_tokens", "stop_reason", "top_tokens", "top_log_probs"}
@@ -137,6 +137,11 @@ def held(folder: Path) -> int:
     return sum(files) + sum(path.read_bytes().count(b"\n") for path in data.glob(".partial/*"))
 
 
+def run_to_the_end(process: subprocess.Popen[str]) -> None:
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+
+
 def wait_for(process: subprocess.Popen[str], folder: Path, count: int) -> None:
     """Until the run holds so many records."""
     while held(folder) < count:
@@ -151,8 +156,7 @@ def test_kills_lose_nothing_and_a_second_server_joins(command: Any, tmp_path: Pa
     with servers(command) as (first, second):
         first.start()
         first.wait()
-        whole = client(tmp_path, "whole", first.url)
-        assert whole.wait() == 0, whole.communicate()[0]
+        run_to_the_end(client(tmp_path, "whole", first.url))
         for number in range(NUM_KILLS):
             process = client(tmp_path, "killed", first.url, second.url)
             wait_for(process, tmp_path, held(tmp_path) + rng.randint(1, 4))
@@ -162,17 +166,16 @@ def test_kills_lose_nothing_and_a_second_server_joins(command: Any, tmp_path: Pa
                 before = held(tmp_path)
                 first.start()
                 wait_for(process, tmp_path, before + 4)
-            if number == 6:
+            if number == 6:  # what comes now is the second server's
+                first.kill()
+                before = held(tmp_path)
                 second.start()
-                second.wait()
-                first.kill()  # so that what comes now is the second server's
-                wait_for(process, tmp_path, held(tmp_path) + AT_ONCE + 1)
+                wait_for(process, tmp_path, before + AT_ONCE + 1)
                 first.start()
             process.kill()
-            process.wait()
+            process.communicate()
         assert held(tmp_path) < NUM_RECORDS, "there is something left for the last run"
-        last = client(tmp_path, "killed", first.url, second.url)
-        assert last.wait() == 0, last.communicate()[0]
+        run_to_the_end(client(tmp_path, "killed", first.url, second.url))
     kept, expected = (provenance(tmp_path / name / "data") for name in ("killed", "whole"))
     assert len(kept) == NUM_RECORDS
     assert kept == expected
