@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +76,12 @@ class Server:
         )
 
     def wait(self) -> None:
-        client = Client(self.url)
-        for _ in range(600):
-            with suppress(EngineError):
-                client.get_text("/health")
-                return
-            time.sleep(0.5)
+        with closing(Client(self.url)) as client:
+            for _ in range(600):
+                with suppress(EngineError):
+                    client.get_text("/health")
+                    return
+                time.sleep(0.5)
         raise AssertionError("the server does not answer")
 
     def kill(self) -> None:
