@@ -14,7 +14,7 @@ from paceline.config import StrictModel
 from paceline.core.bootstrap import mean_interval
 from paceline.core.sampling import SamplingParams
 from paceline.engines.contract import Request
-from paceline.engines.text_config import OpenAIWriter
+from paceline.engines.text_config import MAY_CHANGE, OpenAIWriter
 from paceline.engines.text_servers import TextServers
 from paceline.measure.results import IntervalRow
 from paceline.models.loading import load_tokenizer
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from paceline.bench.workbench import PromptSet
     from paceline.engines.text_answers import Written
 
-_MAY_CHANGE = {
-    *("output", "writer.url", "writer.api_key_env", "writer.concurrency", "writer.timeout_s"),
-    "writer.patience_s",
-}
+_MAY_CHANGE = {"output", *MAY_CHANGE}
 
 
 class ScoreConfig(StrictModel):

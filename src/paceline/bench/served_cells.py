@@ -23,7 +23,7 @@ from paceline.engines.start import started
 from paceline.engines.vllm import VllmServer
 from paceline.engines.vllm_stream import BLOCKS, examined, stream_answer
 from paceline.errors import EngineError
-from paceline.measure.latency import PassCosts
+from paceline.measure.engine_costs import costs_of_blocks
 from paceline.progress import silent
 from paceline.records import append_jsonl
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.decode.strategies import DecodingConfig
     from paceline.engines.vllm_stream import StreamedAnswer
+    from paceline.measure.latency import PassCosts
     from paceline.progress import Progress
 
     Baselines = Mapping[int, Baseline]
@@ -190,22 +191,10 @@ def _row(
 
 
 def costs_from(rows: Sequence[ResultRow], most: int, gammas: Sequence[int]) -> PassCosts:
-    """Seconds of vLLM's steps in these rows, as inputs of the speedup formulas.
-
-    vLLM does not report the draft's part of a block's seconds, so a block counts as one target pass
-    over one token, and the rest as drafting. `most`: a block has no more drafts than this.
-    """
+    """Seconds of vLLM's steps in these rows; `most`: a block has no more drafts than this."""
     alone = [example for row in rows if _is_alone(row.decoding) for example in row.examples]
-    pass_s = _seconds_per_pass(alone)
     block_s = {gamma: _seconds_per_pass(_of_gamma(rows, gamma, most)) for gamma in gammas}
-    drafting_s = {gamma: max(0.0, block_s[gamma] - pass_s) for gamma in gammas}
-    least = min(gammas)
-    return PassCosts(
-        target_pass_s=pass_s,
-        draft_pass_s=drafting_s[least] / least,
-        drafting_s=drafting_s,
-        judging_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in gammas},
-    )
+    return costs_of_blocks(_seconds_per_pass(alone), block_s)
 
 
 def _of_gamma(rows: Sequence[ResultRow], gamma: int, most: int) -> list[ExampleRow]:

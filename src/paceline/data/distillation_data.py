@@ -14,7 +14,7 @@ from paceline.data.ray_engine import write_with_ray
 from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter, plan_shards
 from paceline.data.shards import ShardStore
-from paceline.engines.text_config import EngineWriter, OpenAIWriter
+from paceline.engines.text_config import MAY_CHANGE, EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, GenerationError
 from paceline.models.loading import encoder_decoder_at, fingerprint, load_tokenizer
 from paceline.processes import in_processes
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 _MAY_CHANGE = {
     *("output", "workers", "engine"),  # settings that do not affect the records
-    *("writer.url", "writer.api_key_env", "writer.concurrency"),
-    *("writer.timeout_s", "writer.patience_s", "writer.gpus"),
-    *("writer.engine.program", "writer.engine.start_seconds"),
+    *MAY_CHANGE,
+    *("writer.gpus", "writer.engine.program", "writer.engine.start_seconds"),
 }
 
 

@@ -10,6 +10,11 @@ from paceline.config import StrictModel
 from paceline.engines.client import root_of
 from paceline.engines.engine_choice import EngineChoice
 
+MAY_CHANGE = frozenset(
+    f"writer.{name}" for name in ("url", "api_key_env", "concurrency", "timeout_s", "patience_s")
+)
+"""Settings of servers, in the configuration of a run, that may differ when it is resumed."""
+
 Url = Annotated[str, Field(min_length=1)]
 
 

@@ -15,7 +15,7 @@ from paceline.measure.latency import PassCosts
 from paceline.measure.results import IntervalRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.core.sampling import SamplingParams
 
@@ -118,22 +118,9 @@ class EngineCosts(StrictModel):
         return plain + (whole - plain) * drafted / gamma
 
     def pass_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
-        """The costs as inputs of the speedup formulas, for `usable` gammas and a timed batch size.
-
-        Engines report the time of a block, but not the draft's part of it. So a block counts as one
-        target pass over one token, and the rest as drafting: the c for which tau / (c gamma + 1) is
-        the engine's speedup.
-        """
-        plain_s = self._seconds(0, batch_size)
+        """The costs of `usable` gammas at a timed batch size; see `costs_of_blocks`."""
         block_s = {gamma: self._block_s(gamma, batch_size) for gamma in gammas}
-        drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
-        least = min(gammas)
-        return PassCosts(
-            target_pass_s=plain_s,
-            draft_pass_s=drafting_s[least] / least,
-            drafting_s=drafting_s,
-            judging_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in gammas},
-        )
+        return costs_of_blocks(self._seconds(0, batch_size), block_s)
 
     def error_of_block(self, gamma: int, batch_size: int) -> tuple[float, float]:
         """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06."""
@@ -180,6 +167,23 @@ class EngineCosts(StrictModel):
     def _step(self, gamma: int, batch_size: int) -> StepCost:
         wanted = (gamma, batch_size)
         return next(step for step in self.steps if (step.gamma, step.batch_size) == wanted)
+
+
+def costs_of_blocks(plain_s: float, block_s: Mapping[int, float]) -> PassCosts:
+    """Seconds of a plain step and of a block, by gamma, as inputs of the speedup formulas.
+
+    Engines report the time of a block, but not the draft's part of it. So a block counts as one
+    target pass over one token, and the rest as drafting: the c for which tau / (c gamma + 1) is the
+    engine's speedup.
+    """
+    drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
+    least = min(block_s)
+    return PassCosts(
+        target_pass_s=plain_s,
+        draft_pass_s=drafting_s[least] / least,
+        drafting_s=drafting_s,
+        judging_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in block_s},
+    )
 
 
 def read_costs(path: Path) -> EngineCosts:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.engines.text_config import MAY_CHANGE
 from paceline.models.drafts.save import save_draft
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl
 
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
     from paceline.train.settings import TrainSettings
 
 # keys that a resumed run may change
-_MAY_CHANGE = {
-    *("output", "max_loss_ratio", "checkpoints"),
-    *("writer.url", "writer.api_key_env", "writer.concurrency"),
-    *("writer.timeout_s", "writer.patience_s"),
-}
+_MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints", *MAY_CHANGE}
 _BUDGET = {"num_steps", "max_seconds"}
 
 
