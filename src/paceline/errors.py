@@ -65,6 +65,10 @@ class GenerationError(PacelineError, RuntimeError):
     """Generation of distillation data failed."""
 
 
+class StudyError(PacelineError, RuntimeError):
+    """A stage of a study failed."""
+
+
 class EngineError(PacelineError, RuntimeError):
     """A serving engine failed."""
 

@@ -27,6 +27,8 @@ MOST_DEATHS = 3  # processes lost on one item before it counts as the cause
 # mallopt parameters, as numbered in glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _PAD_BYTES = 64 << 20
+_PR_SET_PDEATHSIG = 1  # of prctl
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class _Worker(NamedTuple):
@@ -204,3 +206,12 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(_TOP_PAD, _PAD_BYTES)
+
+
+def end_with_parent() -> None:
+    """In a new process: get SIGTERM when the thread that started it ends, even if it is killed.
+
+    A `preexec_fn`; without effect on other systems than Linux.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

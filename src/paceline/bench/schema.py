@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
 
 SCHEMA_VERSION = 2
+TARGET_ALONE = "autoregressive"  # names of families
+ORACLE = "oracle_cascade"
 
 
 class Baseline(StrictModel):

@@ -54,7 +54,7 @@ def options_of_all(
 for name in (  # each in a module of its name, in the order of the help
     *("draft", "pretrain", "generate_data", "align", "measure", "analyze", "verify", "decode"),
     *("export", "trajectory", "sweep", "corpus", "task", "perplexity", "score", "bench", "tune"),
-    *("report", "demo", "validate", "env"),
+    *("study", "claims", "report", "demo", "validate", "env"),
 ):
     app.command()(guarded(getattr(import_module(f"paceline.cli.{name}"), name)))
 

@@ -191,11 +191,12 @@ def check_perplexity(config: Any, *, dry_run: bool) -> None:
 
 def check_trajectory(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `trajectory`."""
-    from paceline.measure.trajectory import stops_of
+    from paceline.measure.trajectory import runs_of, stops_of
 
     found = Preflight()
-    for run in config.runs:
-        list(stops_of(run))
+    for path in config.runs:
+        for run in runs_of(path):
+            list(stops_of(run))
     found.model("target", config.target)
     for name, task in config.tasks.items():
         found.text(name, task)

@@ -49,7 +49,9 @@ def mean_interval(values_N: Tensor) -> Interval:
     if count < 2:
         raise ValueError(f"wanted at least 2 values, got {count}")
     mean = float(values_N.double().mean())
-    half = _student(0.95, count - 1) * float(values_N.double().std(correction=1)) / count**0.5
+    half = (
+        student_quantile(0.95, count - 1) * float(values_N.double().std(correction=1)) / count**0.5
+    )
     return Interval(mean, mean - half, mean + half)
 
 
@@ -206,7 +208,7 @@ def _jackknife(ratios: Ratios, value: float, confidence: float) -> tuple[float, 
         without_N = without_N * (tops_N.sum() - tops_N) / (bottoms_N.sum() - bottoms_N)
     if not without_N.isfinite().all():  # one unit holds all of a denominator
         return 0.0, math.inf
-    quantile = _student(confidence, num_units - 1)
+    quantile = student_quantile(confidence, num_units - 1)
     in_logs = bool((without_N > 0).all())
     points_N = without_N.log() if in_logs else without_N
     half = quantile * float(points_N.std(correction=0)) * (num_units - 1) ** 0.5
@@ -215,7 +217,7 @@ def _jackknife(ratios: Ratios, value: float, confidence: float) -> tuple[float, 
     return max(0.0, value - half), value + half
 
 
-def _student(confidence: float, freedom: int) -> float:
+def student_quantile(confidence: float, freedom: int) -> float:
     """Two-sided quantile of Student's t, by bisection."""
     low, high = 0.0, math.pi / 2  # of atan(t / sqrt(freedom))
     for _ in range(60):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from paceline.engines.client import Client, check_packages
 from paceline.errors import EngineError, UsageError
+from paceline.processes import end_with_parent
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ _LOG_TAIL = 20_000  # bytes at the end of a log that are searched for errors
 _FAULT = re.compile(r"error|abort|exception|refused", re.IGNORECASE)
 # Not passed on, because the server would require an API key.
 _KEYS = ("LLAMA_API_KEY", "VLLM_API_KEY")
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
 _STOP_S = 30.0
 _EXIT_S = 2.0
@@ -70,7 +67,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 env=inherited | dict(environment or {}),
                 start_new_session=True,  # stop() ends its workers too; Ctrl-C does not reach them
-                preexec_fn=_end_with_parent if _LIBC is not None else None,
+                preexec_fn=end_with_parent,
             )
 
     def __enter__(self) -> ServerProcess:
@@ -142,12 +139,6 @@ class ServerProcess:
         lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
         faults = [line for line in lines if _FAULT.search(line)] or lines
         return f"see {self._log} ({' / '.join(faults[-_LAST_LINES:])[-300:] or 'empty'})"
-
-
-def _end_with_parent() -> None:
-    """In the new process: get SIGTERM when this one ends, even if it is killed."""
-    assert _LIBC is not None, "the caller checks it"
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Case = tuple[str, SamplingParams]  # a task, and how to sample from it
     Texts = tuple[list[list[int]], list[list[int]]]  # prompts and completions
 
-_SCHEMA = 3
+_SCHEMA = 4
 _START = "start"
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
 
@@ -58,12 +58,12 @@ class TrajectoryConfig(StrictModel):
 
     Attributes:
         target: Target model: directory, .gguf file or hub name.
-        runs: Run directories of `pretrain` or `align`, in the order of training. The initial draft,
-            the checkpoints and the final draft of each are measured.
+        runs: Run directories of `pretrain`, `align` or `sweep`, in the order of training. The
+            initial draft, the checkpoints and the final draft of each run are measured.
         tasks: Prompts by task name; include a task that differs from the training text.
         samplings: Sampling parameters to measure with.
         gammas: Numbers of draft tokens per block, for tau and MBSU.
-        num_prompts: Maximum number of prompts per task.
+        num_prompts: Maximum number of prompts per task, after `skip_prompts`.
         output: Output directory; resumes if it exists.
     """
 
@@ -75,6 +75,7 @@ class TrajectoryConfig(StrictModel):
     )
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3, 5), min_length=1)
     num_prompts: int = Field(default=32, ge=1)
+    skip_prompts: int = Field(default=0, ge=0)
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_new_tokens: int = Field(default=64, ge=1)
     batch_size: int = Field(default=32, ge=1)
@@ -102,6 +103,23 @@ class Stop(StrictModel):
     fingerprint: str
 
 
+class TextFigures(StrictModel):
+    """Figures of each text, in the order of the prompts; ratios of their sums give those of a row.
+
+    Attributes:
+        tokens: Number of tokens.
+        acceptance: Sum of 1 - TVD over the tokens.
+        agreement: Number of tokens where both models have the same most likely token.
+        emitted: Tokens that count for tau, by gamma; `blocks`: the expected number of blocks.
+    """
+
+    tokens: tuple[int, ...]
+    acceptance: tuple[float, ...]
+    agreement: tuple[float, ...]
+    emitted: dict[int, tuple[float, ...]]
+    blocks: dict[int, tuple[float, ...]]
+
+
 class TrajectoryRow(StrictModel):
     """One draft on one task under one sampling.
 
@@ -109,7 +127,7 @@ class TrajectoryRow(StrictModel):
     for an initial draft.
     """
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     stop: Stop
     task: str
     sampling: SamplingParams
@@ -120,6 +138,7 @@ class TrajectoryRow(StrictModel):
     block_efficiency: dict[int, IntervalRow]
     gain: dict[int, IntervalRow]
     mbsu: dict[int, float]
+    texts: TextFigures
 
 
 def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[TrajectoryRow]:
@@ -130,7 +149,8 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
     Raises:
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
-    stops = [stop for run in config.runs for stop in stops_of(run)]
+    runs = [one for path in config.runs for one in runs_of(path)]
+    stops = [stop for path in runs for stop in stops_of(path)]
     inputs = {"target_fingerprint": fingerprint(config.target)}
     run = RunDirectory(config.output)
     begun = (config.output / "rows.jsonl").exists() or any(config.output.glob("texts/*.json"))
@@ -173,6 +193,14 @@ def _measure(
     order = {_identity(stop): number for number, stop in enumerate(stops)}
     rows = [row for row in rows if _identity(row.stop) in order]
     return sorted(rows, key=lambda row: order[_identity(row.stop)])
+
+
+def runs_of(path: Path) -> list[Path]:
+    """The run itself, or the runs of a sweep that did not diverge, in the order of their names."""
+    if not (path / "sweep.json").exists():
+        return [path]
+    results = sorted(path.glob("*/*/seed-*/result.json"))
+    return [result.parent for result in results]
 
 
 def stops_of(path: Path) -> Iterator[Stop]:
@@ -288,7 +316,24 @@ def _row(
         block_efficiency=taus,
         gain={} if first else {gamma: gain(gamma) for gamma in gammas},
         mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
+        texts=_figures(scores, gammas, budget_B),
     )
+
+
+def _figures(scores: TextScores, gammas: Sequence[int], budget_B: Tensor) -> TextFigures:
+    counts = {gamma: scores.tokens_and_blocks(gamma, budget_B) for gamma in gammas}
+    return TextFigures(
+        tokens=tuple(int(count) for count in scores.mask_BT.sum(-1)),
+        acceptance=_rounded(scores.acceptance_BT.sum(-1)),
+        agreement=_rounded(scores.agreement_BT.sum(-1)),
+        emitted={gamma: _rounded(tokens_B) for gamma, (tokens_B, _) in counts.items()},
+        blocks={gamma: _rounded(blocks_B) for gamma, (_, blocks_B) in counts.items()},
+    )
+
+
+def _rounded(values_B: Tensor) -> tuple[float, ...]:
+    """Six decimals: rows are committed and read by people."""
+    return tuple(round(float(value), 6) for value in values_B)
 
 
 def _prompts(config: TrajectoryConfig, task: str, target: HfModel) -> list[list[int]]:
@@ -297,7 +342,12 @@ def _prompts(config: TrajectoryConfig, task: str, target: HfModel) -> list[list[
     longest = corpus.max_prompt_tokens or config.max_prompt_tokens
     encoder = target.decoder_prompt is not None
     prompts = read_prompts(corpus, target.tokenizer, max_tokens=longest, encoder=encoder)
-    return prompts[: config.num_prompts]
+    if config.skip_prompts >= len(prompts):
+        raise UsageError(
+            f"{corpus.path} has {len(prompts):,} prompts and skip_prompts is "
+            f"{config.skip_prompts:,}; lower it"
+        )
+    return prompts[config.skip_prompts :][: config.num_prompts]
 
 
 def _texts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.schema import SCHEMA_VERSION, family, setting
+from paceline.bench.schema import SCHEMA_VERSION, TARGET_ALONE, family, setting
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.decode.strategies import ResponseByResponse
 from paceline.report.markdown import NOTHING, figure, number, table
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from paceline.bench.schema import ResultRow
     from paceline.report.run_folder import Results, Section
 
-TARGET_ALONE = "autoregressive"
-ORACLE = "oracle_cascade"
 NO_CELL = "no finished cell"
 NOT_REACHED = "not reached"
 

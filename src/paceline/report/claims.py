@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.core.bootstrap import percentile_interval
-from paceline.report.comparison import (
+from paceline.bench.comparison import (
     ACCEPTED,
     CALLS_SAVED,
     SPEEDUP,
@@ -20,6 +19,7 @@ from paceline.report.comparison import (
     Statistic,
     compare,
 )
+from paceline.core.bootstrap import percentile_interval
 from paceline.report.markdown import NOTHING, figure, number, table
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.bench.schema import ORACLE, TARGET_ALONE
 from paceline.decode.strategies import BigLittle, Speculative
 from paceline.errors import UsageError
-from paceline.report.bench_tables import ORACLE, TARGET_ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from paceline.core.bootstrap import Interval
 from paceline.core.rules import BiLDRule, Chow, ChowLog, Diff, Lossy, Opt, TokenV1
 from paceline.decode.draft_policies import Confident
 from paceline.decode.strategies import AnyStrategy, Oracle, Speculative, TokenByToken
-from paceline.report.comparison import (
+from paceline.bench.comparison import (
     ACCEPTED,
     CALLS_SAVED,
     SPEEDUP,

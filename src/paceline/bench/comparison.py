@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.schema import family
+from paceline.bench.schema import ORACLE, TARGET_ALONE, family
 from paceline.core.bootstrap import percentile_interval
-from paceline.report.bench_tables import ORACLE, TARGET_ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,9 +154,17 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    frontier: Frontier, first: Group, second: Group, statistic: Statistic, num_comparisons: int
+    frontier: Frontier,
+    first: Group,
+    second: Group,
+    statistic: Statistic,
+    num_comparisons: int,
+    tail: float = _TAIL,
 ) -> Comparison | None:
-    """First - second; None if one of them has no finished cell."""
+    """First - second; None if one of them has no finished cell.
+
+    `tail`: probability on either side of the intervals of differences.
+    """
     groups = (first.cells(frontier), second.cells(frontier))
     count = min(map(len, groups))
     if count == 0:
@@ -173,8 +180,8 @@ def compare(
         for group, cells, values_FR in zip((first, second), groups, values, strict=True)
     ]
     difference_R = values[0].mean(0) - values[1].mean(0)
-    strict = percentile_interval(difference_R, _TAIL / num_comparisons)
-    return Comparison(sides[0], sides[1], count, percentile_interval(difference_R), strict)
+    strict = percentile_interval(difference_R, tail / num_comparisons)
+    return Comparison(sides[0], sides[1], count, percentile_interval(difference_R, tail), strict)
 
 
 def best_of(values_CR: Tensor, count: int) -> Tensor:

@@ -1,0 +1,42 @@
+"""`paceline claims`: verdicts on the papers' claims, from the rows of studies."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import stdout
+
+
+def claims(
+    rows: Annotated[
+        list[Path] | None,
+        typer.Option(help="Rows: a file, or a directory with one directory per study."),
+    ] = None,
+    file: Annotated[Path, typer.Option(help="File of claims.")] = Path("docs/claims.yaml"),
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print what the paper says, and the command.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Print the verdict on each claim of the three papers.
+
+    Reads the committed rows in docs/studies and newer ones in runs/studies. Loads no model. See
+    paceline study for the commands that make the rows.
+    """
+    from paceline.cli.study_tables import claims_table, findings_as_json, print_json
+    from paceline.studies.session import judge_all
+
+    findings = judge_all(file, rows)
+    if as_json:
+        print_json(findings_as_json(findings))
+        return
+    stdout.print(claims_table(findings))
+    if details:
+        for one in findings:
+            stdout.print(f"\n{one.claim.id} ({one.claim.paper}, {one.claim.item})")
+            stdout.print(f"  the paper: {one.claim.says}")
+            stdout.print(f"  tested here: {one.claim.here}")
+            stdout.print(f"  verdict: {one.verdict} {one.reason}".rstrip())
+            stdout.print(f"  rows: {one.command or 'none'}; paceline study run {one.claim.study}")

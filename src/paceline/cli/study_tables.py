@@ -1,0 +1,147 @@
+"""Tables and JSON of `study` and `claims`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.core.bootstrap import Interval
+    from paceline.studies.run import StageState
+    from paceline.studies.study_file import StudyConfig
+    from paceline.studies.verdicts import Finding
+
+_CLAIMS_LEGEND = """\
+effect: of the first side over the second, as `compares` says; brackets: interval at the claim's
+own level, so that any wrong verdict of a paper has at most the probability of the claims file.
+n: examples or seeds. matters: the smallest effect that matters."""
+
+
+def print_json(value: Any) -> None:
+    """Print JSON to stdout."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def study_list(studies: dict[str, StudyConfig]) -> Table:
+    """Name, title and items of the papers of each study."""
+    table = Table("study", "title", "covers", box=None, pad_edge=False)
+    for name, study in studies.items():
+        table.add_row(name, study.title, ", ".join(covered(study)))
+    return table
+
+
+def covered(study: StudyConfig) -> list[str]:
+    """Items of the papers, without repetition."""
+    return list(dict.fromkeys(item for stage in study.stages.values() for item in stage.covers))
+
+
+def stage_table(study: StudyConfig, found: Sequence[StageState]) -> Group:
+    """The stages with expected minutes and disk; sums are of those that are not done."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "command", "state"):
+        table.add_column(name)
+    for name in ("minutes, 2 cores", "minutes, GPU", "disk, MB"):
+        table.add_column(name, justify="right")
+    for stage, is_done in found:
+        state = "done" if is_done else "to run"
+        numbers = (stage.minutes_cpu, stage.minutes_gpu, stage.disk_mb)
+        table.add_row(stage.name, stage.command, state, *(f"{number:g}" for number in numbers))
+    left = [stage for stage, is_done in found if not is_done]
+    sums = [
+        sum(getattr(stage, name) for stage in left)
+        for name in ("minutes_cpu", "minutes_gpu", "disk_mb")
+    ]
+    table.add_row("to run, in all", "", "", *(f"{number:g}" for number in sums))
+    covers = f"covers: {', '.join(covered(study))}"
+    looks = (
+        f"stages with -look-N measure other examples, up to {study.looks} times, while a claim is "
+        "undecided"
+    )
+    return Group(study.title, table, covers, *([looks] if study.looks > 1 else []))
+
+
+def states_as_json(found: Sequence[StageState]) -> list[dict[str, Any]]:
+    """The stages of `stage_table`."""
+    return [
+        {
+            "stage": stage.name,
+            "command": stage.command,
+            "done": is_done,
+            "minutes_cpu": stage.minutes_cpu,
+            "minutes_gpu": stage.minutes_gpu,
+            "disk_mb": stage.disk_mb,
+            "inputs": [str(path) for path in stage.inputs],
+            "outputs": [str(path) for path in stage.outputs],
+        }
+        for stage, is_done in found
+    ]
+
+
+def claims_table(findings: Sequence[Finding]) -> Group:
+    """The verdict on each claim, with effect, n and what the paper says."""
+    table = Table(box=None, pad_edge=False, show_lines=False)
+    for name in ("claim", "item", "verdict", "effect", "matters", "n"):
+        table.add_column(name, no_wrap=name in ("claim", "effect"))
+    for one in findings:
+        table.add_row(
+            one.claim.id,
+            one.claim.item,
+            f"{one.verdict} ({one.reason})" if one.reason else one.verdict,
+            effect_text(one),
+            f"{one.claim.test.matters:g}",
+            str(one.num_units or ""),
+        )
+    counts = Counter(one.verdict for one in findings)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    return Group(table, f"{len(findings)} claims: {summary}", _CLAIMS_LEGEND)
+
+
+def effect_text(one: Finding) -> str:
+    """The effect with its interval; a ratio as a percentage."""
+    if one.effect is None:
+        return ""
+    is_ratio = getattr(one.claim.test, "compare", "difference") == "ratio"
+    return _percent(one.effect) if is_ratio else _plain(one.effect)
+
+
+def _percent(effect: Interval) -> str:
+    return f"{effect.value:+.1%} ({effect.low:+.1%} to {effect.high:+.1%})"
+
+
+def _plain(effect: Interval) -> str:
+    return f"{effect.value:+.3f} ({effect.low:+.3f} to {effect.high:+.3f})"
+
+
+def findings_as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """All about each verdict."""
+    return [
+        {
+            "id": one.claim.id,
+            "paper": one.claim.paper,
+            "item": one.claim.item,
+            "says": one.claim.says,
+            "here": one.claim.here,
+            "study": one.claim.study,
+            "verdict": one.verdict,
+            "reason": one.reason,
+            "effect": None if one.effect is None else [_finite(v) for v in one.effect],
+            "first": one.first,
+            "second": one.second,
+            "matters": one.claim.test.matters,
+            "n": one.num_units,
+            "command": one.command,
+        }
+        for one in findings
+    ]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""The papers' tables and figures as staged plans, their result rows, and verdicts on claims."""

@@ -1,0 +1,216 @@
+"""Turns what commands wrote into rows of a study."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any, cast
+
+from paceline.bench.runner import read_rows
+from paceline.bench.schema import ResultRow, family, parameters_of
+from paceline.decode.strategies import Autoregressive, Oracle, Speculative
+from paceline.errors import UsageError
+from paceline.measure.trajectory import TrajectoryRow
+from paceline.records import RunDirectory, read_jsonl
+from paceline.studies.execute import StageFolder
+from paceline.studies.rows import Source, StudyRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from paceline.core.sampling import SamplingParams
+    from paceline.decode.strategies import DecodingConfig
+    from paceline.studies.plan import PlannedStage
+    from paceline.studies.study_file import Label
+
+    Sums = dict[str, tuple[float | None, ...]]
+
+
+def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[StudyRow]:
+    """The rows of all stages that measure something.
+
+    Raises:
+        UsageError: a stage's output is of another version or malformed.
+    """
+    readers = {"trajectory": _trajectory, "bench": _bench, "sweep": _sweep}
+    rows: list[StudyRow] = []
+    for stage in stages:
+        if stage.command in readers and stage.folder is not None:
+            rows += [
+                StudyRow(
+                    study=study,
+                    covers=stage.covers,
+                    population=population,
+                    units=units,
+                    setting=stage.labels | setting,
+                    sums=sums,
+                    decoding=decoding,
+                    source=source,
+                )
+                for population, units, setting, sums, decoding, source in readers[stage.command](
+                    stage, StageFolder(output)
+                )
+            ]
+    return rows
+
+
+_Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", "DecodingConfig | None", Source]
+
+
+def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
+    """A row per draft, task and sampling; units are prompts."""
+    assert stage.folder is not None, "the caller checks it"
+    skipped = int(stage.config.get("skip_prompts", 0))
+    source = _source(stage, folder)
+    rows = [_known(values, stage.folder) for values in read_jsonl(stage.folder / "rows.jsonl")]
+    starts = {row.stop.fingerprint: row.stop.run for row in reversed(rows) if not row.gain}
+    for row in rows:
+        if not row.gain and row.stop.run != starts[row.stop.fingerprint]:
+            continue  # runs share their initial draft
+        sums: Sums = {
+            "tokens": row.texts.tokens,
+            "acceptance": row.texts.acceptance,
+            "agreement": row.texts.agreement,
+        }
+        for gamma, blocks in row.texts.blocks.items():
+            sums[f"emitted_{gamma}"] = row.texts.emitted[gamma]
+            sums[f"blocks_{gamma}"] = blocks
+        units = tuple(range(skipped, skipped + row.num_texts))
+        setting: dict[str, Label] = {"task": row.task, **_draft(row, len(starts))}
+        setting |= _sampled(row.sampling)
+        yield f"prompts of {row.task}", units, setting, sums, None, source
+
+
+def _known(values: dict[str, Any], folder: Path) -> TrajectoryRow:
+    if values.get("schema_version") != 4:
+        raise UsageError(
+            f"{folder} has rows of an older Paceline; remove it and run the study again"
+        )
+    return TrajectoryRow.model_validate(values)
+
+
+def _draft(row: TrajectoryRow, num_starts: int) -> dict[str, Label]:
+    """Settings of a draft; a run of a sweep is ROW/COLUMN/seed-N, another is its directory.
+
+    A shared initial draft has no name, so it is compared with all drafts.
+    """
+    name = row.stop.run.name
+    ratio: dict[str, Label] = {"parameter_ratio": round(row.parameter_ratio, 6)}
+    if not row.gain:
+        start: dict[str, Label] = {"label": "start"} | ratio
+        return start if num_starts == 1 else start | {"draft": f"start of {name}"}
+    setting: dict[str, Label] = {"label": row.stop.label, "step": row.stop.step} | ratio
+    match row.stop.run.parts:
+        case [*_, draft, column, seed] if seed.startswith("seed-"):
+            number = int(seed.removeprefix("seed-"))
+            return setting | {"draft": draft, "trained_on": column, "seed": number}
+        case _:
+            return setting | {"draft": name}
+
+
+def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
+    """A row per cell; units are examples."""
+    assert stage.folder is not None, "the caller checks it"
+    manifest = RunDirectory(stage.folder).read_manifest() or {}
+    task = cast("dict[str, Any]", manifest.get("config", {}).get("task", {})).get("task", "task")
+    skipped = int(stage.config.get("skip_examples", 0))
+    source = _source(stage, folder)
+    for row in read_rows(stage.folder, manifest.get("context")):
+        if row.status != "done":
+            continue
+        units = tuple(range(skipped, skipped + len(row.examples)))
+        setting: dict[str, Label] = {"task": str(task)} | _decoding(row)
+        yield f"examples of {task}", units, setting, _example_sums(row), row.decoding, source
+
+
+def _decoding(row: ResultRow) -> dict[str, Label]:
+    strategy = row.decoding.strategy
+    setting = {"family": family(row.decoding)} | _sampled(row.decoding.sampling)
+    if isinstance(strategy, Autoregressive):
+        return setting
+    variant = strategy.rule if isinstance(strategy, Speculative | Oracle) else strategy
+    for key, value in parameters_of(variant).items():
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            setting[key] = value
+    if isinstance(strategy, Speculative):
+        setting["gamma"] = strategy.num_speculative_tokens
+    return setting
+
+
+def _example_sums(row: ResultRow) -> Sums:
+    examples = row.examples
+    return {
+        "score": tuple(None if one.score is None else round(one.score, 6) for one in examples),
+        "tokens": tuple(len(one.tokens) for one in examples),
+        "prefill_tokens": tuple(one.num_prefill_tokens for one in examples),
+        "calls": tuple(one.num_target_calls for one in examples),
+        "examined": tuple(one.num_examined for one in examples),
+        "rejected": tuple(one.num_rejected for one in examples),
+        "seconds": tuple(
+            None if one.baseline is None else round(one.seconds, 6) for one in examples
+        ),
+        "target_seconds": tuple(
+            None if one.baseline is None else round(one.baseline.seconds, 6) for one in examples
+        ),
+        "target_tokens": tuple(
+            None if one.baseline is None else one.baseline.num_tokens for one in examples
+        ),
+    }
+
+
+def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
+    """A row per cell of the grid; units are seeds. A run that diverged has no values."""
+    assert stage.folder is not None, "the caller checks it"
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for values in json.loads((stage.folder / "sweep.json").read_text(encoding="utf-8")):
+        cells.setdefault((values["row"], values["column"]), []).append(values)
+    figures = sorted(
+        {key for runs in cells.values() for run in runs for key in run.get("after", ())}
+    )
+    source = _source(stage, folder)
+    for (row, column), runs in cells.items():
+        sums: Sums = {}
+        for name in figures:
+            found = [run.get("after", {}).get(name) for run in runs]
+            numbers = [value if isinstance(value, int | float) else None for value in found]
+            sums[name] = tuple(None if v is None else round(v, 6) for v in numbers)
+        units = tuple(int(run["seed"]) for run in runs)
+        yield "seeds of training", units, {"row": row, "column": column}, sums, None, source
+
+
+def _sampled(sampling: SamplingParams) -> dict[str, Label]:
+    setting: dict[str, Label] = {"temperature": sampling.temperature}
+    if sampling.top_p < 1:
+        setting["top_p"] = sampling.top_p
+    if sampling.top_k:
+        setting["top_k"] = sampling.top_k
+    return setting
+
+
+def _source(stage: PlannedStage, folder: StageFolder) -> Source:
+    assert stage.folder is not None, "the caller checks it"
+    run = RunDirectory(stage.folder)
+    manifest = run.read_manifest()
+    if manifest is None:  # a sweep: its runs have manifests
+        found = next(iter(sorted(stage.folder.glob("*/*/seed-*/manifest.json"))), None)
+        manifest = json.loads(found.read_text(encoding="utf-8")) if found is not None else {}
+    environment = manifest.get("environment", {})
+    git = environment.get("git") or {}
+    processor = f"{environment.get('processor', 'unknown processor')}"
+    level, cores = environment.get("processor_level"), environment.get("cpu_count")
+    marks = manifest | manifest.get("inputs", {})
+    fingerprints = {
+        key: value
+        for key, value in marks.items()
+        if isinstance(value, str) and (key == "context" or key.endswith("fingerprint"))
+    }
+    return Source(
+        stage=stage.name,
+        command=shlex.join(["paceline", stage.command, "--config", str(folder.config(stage))]),
+        commit=git.get("commit"),
+        modified=bool(git.get("modified")),
+        machine=f"{processor} ({level}, {cores} cores)",
+        versions={"python": environment.get("python", "")} | environment.get("versions", {}),
+        fingerprints=fingerprints | manifest.get("inputs", {}),
+    )

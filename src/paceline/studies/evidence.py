@@ -1,0 +1,244 @@
+"""Effects with intervals for claims, from the sums of rows.
+
+A figure is R = sum a / sum b over the units. Its influence values (a_i - R b_i) / mean(b) have mean
+0, and their standard error is that of R to first order (the infinitesimal jackknife). Effects are
+smooth functions of such ratios on the same units, so their influence values are sums of these. The
+interval is Student's, with the degrees of freedom of Welch and Satterthwaite if there are several
+populations. Its error rates in simulations are in tests/statistical/test_sequential_claims.py.
+"""
+
+# N units
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from paceline.core.bootstrap import Interval, student_quantile
+from paceline.errors import UsageError
+from paceline.studies.rows import StudyRow, pooled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from paceline.studies.claim_file import Condition, IidTau, Paired, Side
+
+_LEAST_UNITS = 8
+
+
+class Estimate(NamedTuple):
+    """A value and its influence on each unit, [N]."""
+
+    value: float
+    influence_N: Tensor
+
+
+class Stratum(NamedTuple):
+    """The effect at one value of the settings that are averaged over.
+
+    Attributes:
+        name: Those settings.
+        population: Of the units.
+        units: Numbers of the units.
+        effect: On the scale that is averaged: the logarithm of a ratio, or a difference.
+        first, second: Figures of the sides.
+    """
+
+    name: str
+    population: str
+    units: tuple[int, ...]
+    effect: Estimate
+    first: float
+    second: float
+
+
+class Effect(NamedTuple):
+    """Mean effect over the strata.
+
+    Attributes:
+        interval: Of the effect: first / second - 1, or first - second.
+        first, second: Means of the figures over the strata.
+        num_units: Number of units; of the smallest population if there are several.
+        strata: Effect of each stratum by name.
+    """
+
+    interval: Interval
+    first: float
+    second: float
+    num_units: int
+    strata: dict[str, float]
+
+
+def select(rows: Sequence[StudyRow], *conditions: Mapping[str, Condition]) -> list[StudyRow]:
+    """The rows that have all of these settings."""
+
+    def has(row: StudyRow, key: str, wanted: Condition) -> bool:
+        value = row.setting.get(key)
+        return value in wanted if isinstance(wanted, tuple) else value == wanted
+
+    return [
+        row
+        for row in rows
+        if all(has(row, key, wanted) for each in conditions for key, wanted in each.items())
+    ]
+
+
+def paired_effect(test: Paired, rows: Sequence[StudyRow], tail: float) -> Effect | None:
+    """The effect of a paired test; None if a side has no rows or there are too few units.
+
+    `tail`: probability on either side of the interval.
+
+    Raises:
+        UsageError: the rows of a side do not have the sum, or differ in a setting that the claim
+            does not name.
+    """
+    strata = _strata(test, rows)
+    if not strata or min(len(stratum.units) for stratum in strata) < _LEAST_UNITS:
+        return None
+    value = sum(stratum.effect.value for stratum in strata) / len(strata)
+    error, freedom = _error(strata)
+    half = student_quantile(1 - 2 * tail, freedom) * error
+    to_effect = math.expm1 if test.compare == "ratio" else float
+    return Effect(
+        Interval(*map(to_effect, (value, value - half, value + half))),
+        sum(stratum.first for stratum in strata) / len(strata),
+        sum(stratum.second for stratum in strata) / len(strata),
+        min(len(stratum.units) for stratum in strata),
+        {stratum.name: to_effect(stratum.effect.value) for stratum in strata},
+    )
+
+
+def _error(strata: Sequence[Stratum]) -> tuple[float, int]:
+    """Standard error of the mean effect, and its degrees of freedom.
+
+    Strata of one population share units, so their influence values are added by unit.
+    """
+    by_population: dict[str, dict[int, float]] = {}
+    for stratum in strata:
+        values = by_population.setdefault(stratum.population, {})
+        for unit, value in zip(stratum.units, stratum.effect.influence_N.tolist(), strict=True):
+            values[unit] = values.get(unit, 0.0) + value / len(strata)
+    variances: list[tuple[float, int]] = []
+    for population, values in by_population.items():
+        sizes = {len(one.units) for one in strata if one.population == population}
+        if sizes != {len(values)}:
+            raise UsageError(
+                f"settings of one claim measure different examples of {population}; run the study "
+                "again, so that all have the same looks"
+            )
+        values_N = torch.tensor(list(values.values()), dtype=torch.float64)
+        variances.append((float(values_N.var(correction=1)) / len(values), len(values)))
+    total = sum(variance for variance, _ in variances)
+    parts = sum(variance**2 / (count - 1) for variance, count in variances)
+    return math.sqrt(total), max(1, int(total**2 / parts)) if parts else 1
+
+
+def _strata(test: Paired, rows: Sequence[StudyRow]) -> list[Stratum]:
+    """One stratum per combination of the values of `across` that the first side has."""
+    firsts = select(rows, test.rows, test.first.where)
+    found: list[Stratum] = []
+    for values in sorted(
+        {tuple(row.setting.get(k) for k in test.across) for row in firsts}, key=str
+    ):
+        at = dict(zip(test.across, values, strict=True))
+        first = _row_at(at, firsts)
+        second = first
+        if test.second is not None:
+            second = _row_at(at, select(rows, _without(test.rows, at), test.second.where))
+        if first is None or second is None:
+            return []
+        found.append(_stratum(test, ", ".join(f"{k} {v}" for k, v in at.items()), first, second))
+    return found
+
+
+def _without(
+    conditions: Mapping[str, Condition], keys: Mapping[str, object]
+) -> dict[str, Condition]:
+    """Conditions on other settings: the second side may lack those that are averaged over."""
+    return {key: value for key, value in conditions.items() if key not in keys}
+
+
+def _row_at(at: Mapping[str, object], rows: Sequence[StudyRow]) -> StudyRow | None:
+    """The row of a stratum, with the units of all looks.
+
+    A row without a setting belongs to all strata of it: an unaligned draft has no seed.
+    """
+    group = [row for row in rows if all(row.setting.get(k, v) == v for k, v in at.items())]
+    if not group:
+        return None
+    settings = [row.setting for row in group]
+    keys = sorted({key for setting in settings for key in setting})
+    differ = [key for key in keys if len({setting.get(key) for setting in settings}) > 1]
+    if differ:
+        raise UsageError(
+            f"a side of a claim matches rows with different {', '.join(differ)}; name them in "
+            "where, or average over them with across"
+        )
+    return pooled(group)
+
+
+def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stratum:
+    if test.second is None:
+        assert test.than is not None, "the file is checked"
+        one = figure(test, test.first, first)
+        zero_N = torch.zeros_like(one.influence_N)
+        return _compared(test, name, first, one, Estimate(test.than, zero_N))
+    if set(first.units) != set(second.units) or first.population != second.population:
+        raise UsageError(
+            f"the sides of a claim measure different examples of {first.population}; run the study "
+            "again, so that both have the same looks"
+        )
+    one, two = figure(test, test.first, first), figure(test, test.second, second)
+    places = {unit: place for place, unit in enumerate(second.units)}
+    order = torch.tensor([places[unit] for unit in first.units])
+    return _compared(test, name, first, one, Estimate(two.value, two.influence_N[order]))
+
+
+def _compared(test: Paired, name: str, row: StudyRow, one: Estimate, two: Estimate) -> Stratum:
+    if test.compare == "difference":
+        effect = Estimate(one.value - two.value, one.influence_N - two.influence_N)
+    else:
+        least = min(one.value, two.value)
+        if least <= 0:
+            raise UsageError(
+                f"a figure of {row.setting} is {least:g}, so there is no ratio; compare the "
+                "difference"
+            )
+        effect = Estimate(
+            math.log(one.value / two.value),
+            one.influence_N / one.value - two.influence_N / two.value,
+        )
+    return Stratum(name, row.population, row.units, effect, one.value, two.value)
+
+
+def figure(test: Paired, side: Side, row: StudyRow) -> Estimate:
+    """The side's figure in a row, transformed if the claim says so."""
+    over_N = column(row, side.over or test.over)
+    under = side.under or test.under
+    under_N = torch.ones_like(over_N) if under is None else column(row, under)
+    if float(under_N.sum()) == 0:
+        raise UsageError(f"{under} of {row.setting} is 0 in all units; name another sum")
+    value = float(over_N.sum() / under_N.sum())
+    found = Estimate(value, (over_N - value * under_N) / under_N.mean())
+    return found if side.transform is None else _iid_tau(side.transform, found)
+
+
+def _iid_tau(transform: IidTau, rate: Estimate) -> Estimate:
+    """tau = sum_{i=0}^gamma a^i, and its derivative sum i a^(i-1)."""
+    a, powers = rate.value, range(transform.gamma + 1)
+    slope = sum(i * a ** (i - 1) for i in powers if i)
+    return Estimate(sum(a**i for i in powers), slope * rate.influence_N)
+
+
+def column(row: StudyRow, name: str) -> Tensor:
+    """A named sum of each unit, [N]; raises UsageError if the row lacks it or a value."""
+    values = row.sums.get(name)
+    if values is None or any(value is None for value in values):
+        problem = "is missing in some units" if values is not None else "is not in the rows"
+        raise UsageError(
+            f"{name} {problem} of {row.study}; name one of {', '.join(sorted(row.sums))}"
+        )
+    return torch.tensor(values, dtype=torch.float64)

@@ -1,0 +1,128 @@
+"""Turns a study into concrete stages: configurations with variables filled in, one per look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.bench import BenchConfig
+from paceline.config import StrictModel, read_yaml, set_key, validate
+from paceline.data.requests import GenerateDataConfig
+from paceline.errors import ConfigError
+from paceline.measure.predicted_frontier import AnalyzeConfig
+from paceline.measure.trajectory import TrajectoryConfig
+from paceline.studies.study_file import Command, Label, Scale, Stage, StudyConfig, filled
+from paceline.train import AlignConfig, PretrainConfig
+from paceline.train.initial_draft import DraftConfig
+from paceline.train.sweep import SweepConfig
+
+SCHEMAS: dict[Command, type[StrictModel]] = {
+    "draft": DraftConfig,
+    "pretrain": PretrainConfig,
+    "generate-data": GenerateDataConfig,
+    "align": AlignConfig,
+    "sweep": SweepConfig,
+    "trajectory": TrajectoryConfig,
+    "bench": BenchConfig,
+    "analyze": AnalyzeConfig,
+}
+# number of examples, and number of examples to skip
+_EXAMPLES: dict[str, tuple[str, str]] = {
+    "bench": ("num_examples", "skip_examples"),
+    "trajectory": ("num_prompts", "skip_prompts"),
+}
+
+
+class PlannedStage(NamedTuple):
+    """A stage with its final configuration.
+
+    Attributes:
+        name: Of the stage, with the look if it is drawn again, such as `bench-look-1`.
+        stage: Its name in the study file.
+        look: Number of the look, from 0.
+        config: The checked configuration, as plain values.
+        folder: The directory that the command writes; None: it prints its result.
+    """
+
+    name: str
+    stage: str
+    look: int
+    command: Command
+    config: dict[str, Any]
+    folder: Path | None
+    inputs: tuple[Path, ...]
+    outputs: tuple[Path, ...]
+    covers: tuple[str, ...]
+    labels: dict[str, Label]
+    minutes_cpu: float
+    minutes_gpu: float
+    disk_mb: float
+
+
+def plan(study: StudyConfig, scale: Scale = "cpu", looks: int | None = None) -> list[PlannedStage]:
+    """The stages of the first `looks` looks, in the order of the file; None: of all looks.
+
+    Raises:
+        ConfigError: a stage's configuration is wrong, or two stages write the same file.
+    """
+    count = study.looks if looks is None else looks
+    stages = [
+        _planned(study, name, stage, scale, look)
+        for look in range(count)
+        for name, stage in study.stages.items()
+        if look == 0 or stage.is_drawn_again
+    ]
+    writers: dict[Path, str] = {}
+    for one in stages:
+        for output in one.outputs:
+            if output in writers:
+                raise ConfigError(
+                    f"stages {writers[output]} and {one.name} both write {output}; give each its "
+                    "own outputs"
+                )
+            writers[output] = one.name
+    return stages
+
+
+def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale, look: int) -> PlannedStage:
+    variables = study.variables | {"output": str(study.output), "look": str(look)}
+    values = read_yaml(stage.config) if stage.config is not None else {}
+    for changes in (stage.set, stage.scales.get(scale, {})):
+        for key, value in changes.items():
+            set_key(values, key.split("."), filled(value, variables), f"stage {name}: {key}")
+    values = filled(values, variables)
+    if stage.is_drawn_again:
+        _advance(name, stage.command, values, look)
+    schema = SCHEMAS[stage.command]
+    try:
+        config = validate(schema, values)
+    except ConfigError as error:
+        raise ConfigError(f"stage {name}: {error}") from None
+    folder = getattr(config, "output", None) or getattr(config, "out", None)
+    return PlannedStage(
+        name=f"{name}-look-{look}" if stage.is_drawn_again else name,
+        stage=name,
+        look=look,
+        command=stage.command,
+        config=values,
+        folder=None if folder is None else Path(folder),
+        inputs=tuple(Path(text) for text in filled(stage.inputs, variables)),
+        outputs=tuple(Path(text) for text in filled(stage.outputs, variables)),
+        covers=stage.covers,
+        labels=filled(stage.labels, variables),
+        minutes_cpu=stage.minutes.cpu,
+        minutes_gpu=stage.minutes.gpu,
+        disk_mb=stage.disk_mb,
+    )
+
+
+def _advance(name: str, command: str, values: dict[str, Any], look: int) -> None:
+    """Skip the examples of the earlier looks."""
+    if command not in _EXAMPLES:
+        raise ConfigError(
+            f"stage {name}: $look is for {' and '.join(_EXAMPLES)}, not {command}; remove it"
+        )
+    count, skip = _EXAMPLES[command]
+    if not isinstance(values.get(count), int):
+        raise ConfigError(f"stage {name}: $look needs {count}; set it")
+    values[skip] = values.get(skip, 0) + look * values[count]

@@ -1,0 +1,157 @@
+"""Runs a study: its stages look by look, until its claims are decided or its looks end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.errors import PacelineError, StudyError, UsageError
+from paceline.progress import Progress, silent
+from paceline.records import RunDirectory
+from paceline.studies.execute import LocalRunner, RayRunner, StageFolder, execute
+from paceline.studies.plan import PlannedStage, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from paceline.studies.execute import Runner
+    from paceline.studies.study_file import Scale, StudyConfig
+    from paceline.studies.workflow import Workflow
+
+_TICK_S = 1.0
+
+
+class StageState(NamedTuple):
+    """A stage, and whether it has run with its present inputs and configuration."""
+
+    stage: PlannedStage
+    is_done: bool
+
+
+def run_study(
+    study: StudyConfig,
+    scale: Scale = "cpu",
+    progress: Progress = silent,
+    is_decided: Callable[[Sequence[PlannedStage]], bool] = lambda _: False,
+) -> list[PlannedStage]:
+    """Run the stages that are not up to date. -> the stages of all looks that were needed.
+
+    `is_decided` gets the stages so far, after each look; true ends the study early.
+
+    Raises:
+        UsageError: an input is missing, or doit is not installed.
+        StudyError: a stage failed; finished stages are kept.
+    """
+    stages: list[PlannedStage] = []
+    with RunDirectory(study.output).alone():
+        runner: Runner = RayRunner() if study.engine == "ray" else LocalRunner()
+        try:
+            for looks in range(1, study.looks + 1):
+                stages = plan(study, scale, looks)
+                check_inputs(study, stages)
+                _run(study, stages, runner, progress)
+                if is_decided(stages):
+                    break
+        finally:
+            runner.stop()
+    return stages
+
+
+def states(study: StudyConfig, scale: Scale = "cpu") -> list[StageState]:
+    """The stages of all looks with their states."""
+    stages = plan(study, scale)
+    done = _workflow(stages, study.output).done()
+    return [StageState(*each) for each in zip(stages, done, strict=True)]
+
+
+def check_inputs(study: StudyConfig, stages: Sequence[PlannedStage]) -> None:
+    """Raise UsageError if an input neither exists nor is written by an earlier stage."""
+    written: set[Path] = set()
+    for stage in stages:
+        for path in stage.inputs:
+            if path not in written and not path.exists():
+                how = study.prepare or "make it, or correct the stage's inputs"
+                raise UsageError(f"stage {stage.name} needs {path}, which is not there; {how}")
+        written |= set(stage.outputs)
+
+
+def _run(
+    study: StudyConfig, stages: Sequence[PlannedStage], runner: Runner, progress: Progress
+) -> None:
+    folder = StageFolder(study.output)
+    failures: list[PacelineError] = []
+
+    def attempt(stage: PlannedStage) -> bool:
+        try:
+            execute(stage, folder, runner)
+        except PacelineError as error:
+            failures.append(error)
+            return False
+        return True
+
+    with _Clock(stages, progress) as clock:
+        problems = _workflow(stages, study.output).run(attempt, clock.listen, study.workers)
+    if failures:
+        raise failures[0]
+    if problems:
+        raise StudyError(f"{problems[0]}; finished stages are kept: run the study again")
+
+
+def _workflow(stages: Sequence[PlannedStage], output: Path) -> Workflow:
+    try:
+        from paceline.studies.workflow import Workflow
+    except ImportError:
+        raise UsageError("studies need doit: pip install -e '.[study]'") from None
+    return Workflow(stages, output / "doit.json")
+
+
+class _Clock:
+    """Reports progress in expected minutes: finished stages, and the time of running ones."""
+
+    def __init__(self, stages: Sequence[PlannedStage], progress: Progress) -> None:
+        self._minutes = {stage.name: stage.minutes_cpu for stage in stages}
+        self._progress = progress
+        self._started: dict[str, float] = {}
+        self._done: set[str] = set()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> _Clock:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        self._report()
+
+    def listen(self, name: str, event: str) -> None:
+        """A stage has started, or is done."""
+        if event == "started":
+            self._started[name] = time.monotonic()
+        else:
+            self._started.pop(name, None)
+            self._done.add(name)
+
+    def _tick(self) -> None:
+        while not self._end.wait(_TICK_S):
+            self._report()
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        running = dict(self._started)
+        done = sum(self._minutes[name] for name in self._done)
+        for name, start in running.items():
+            # a stage that takes longer than expected stays just below its share
+            done += min((now - start) / 60, 0.95 * self._minutes[name])
+        note = ", ".join(running) or f"{len(self._done)} of {len(self._minutes)} stages"
+        total = round(sum(self._minutes.values()), 1)
+        self._progress("study (minutes)", round(done, 1), total, note)
