@@ -59,6 +59,9 @@ def study(
 
     path = study_path(name)
     wanted = options.build(StudyConfig, path, overrides, workers=workers, output=output)
+    if output is None and scale is not ScaleName.cpu:  # one directory for each scale
+        place = wanted.output.with_name(f"{wanted.output.name}_{scale}")
+        wanted = wanted.model_copy(update={"output": place})
     if action is Action.show or dry_run:
         _show(wanted, scale, as_json=as_json)
         return

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.studies.claim_file import FrontierTest
 
 FLOORS = (1.0, 0.98, 0.95, 0.9)
+_NUM_RESAMPLES = 10_000  # intervals of claims are wide: their tails need many
 _STATISTICS: dict[str, Statistic] = {
     "accepted": AtQuality("1 - rejection rate", "", ACCEPTED, FLOORS),
     "calls_saved": AtQuality("target calls saved per token", "", CALLS_SAVED, FLOORS),
@@ -110,7 +111,7 @@ def _frontier(rows: Sequence[StudyRow]) -> Frontier | None:
                 f"a frontier test matches rows with several values of {key}, "
                 f"{', '.join(map(str, sorted(values, key=str)))}; name one in rows"
             )
-    return Frontier([_result_row(row) for row in found])
+    return Frontier([_result_row(row) for row in found], num_resamples=_NUM_RESAMPLES)
 
 
 def _result_row(row: StudyRow) -> ResultRow:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from paceline.errors import UsageError
 from paceline.studies.claim_file import Dominance, FrontierTest, Paired
 from paceline.studies.dominance import DominanceEffect, dominance_effect
 from paceline.studies.evidence import Effect, paired_effect
@@ -67,7 +68,18 @@ def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> l
 
 
 def judge_one(claim: Claim, rows: Sequence[StudyRow], tail: float) -> Finding:
-    """The verdict on one claim; `tail`: the probability on either side of an interval."""
+    """The verdict on one claim; `tail`: the probability on either side of an interval.
+
+    Raises:
+        UsageError: the rows do not have what the claim names; the message names the claim.
+    """
+    try:
+        return _judged(claim, rows, tail)
+    except UsageError as error:
+        raise UsageError(f"claim {claim.id}: {error}") from None
+
+
+def _judged(claim: Claim, rows: Sequence[StudyRow], tail: float) -> Finding:
     command = rows[0].source.command if rows else ""
     match claim.test:
         case Paired():
