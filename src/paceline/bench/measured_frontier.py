@@ -176,7 +176,7 @@ class Frontier:
             row, lambda _, alone: alone.seconds, lambda _, alone: alone.num_tokens
         )
         own_R = self._timed_ratio(row, lambda one, _: one.seconds, lambda one, _: len(one.tokens))
-        return baseline_R / own_R
+        return _rounded(baseline_R / own_R)
 
     def _timed_ratio(
         self,
@@ -207,7 +207,7 @@ class Frontier:
             torch.tensor([count(example) for example in row.examples], dtype=torch.float64)
             for count in (over, under)
         )
-        return _rounded((self._weights_RN @ over_N) / (self._weights_RN @ under_N))
+        return (self._weights_RN @ over_N) / (self._weights_RN @ under_N)
 
 
 def _rounded(ratios: Tensor) -> Tensor:
