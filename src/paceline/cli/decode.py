@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paceline.cli import options
+from paceline.cli.html_report import check_html
 from paceline.config import read_value
 from paceline.errors import UsageError
 
@@ -35,12 +36,14 @@ def decode(
     overrides: options.Overrides = None,
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by source.")] = False,
     json: options.Json = False,
+    html: options.Html = None,
 ) -> None:
     """Generate text from one prompt; --draft is optional."""
     from paceline.cli.preflight import check_decode
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.decode.strategies import DecodingConfig
 
+    check_html(html)
     if gamma is not None and gamma < 1:
         raise UsageError(
             f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
@@ -64,6 +67,13 @@ def decode(
         )
     text = read_prompt(prompt, prompt_file)
     check_decode(target, draft)
+    recorded = {
+        "target": target,
+        "draft": draft,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "decoding": decoding.model_dump(mode="json"),
+    }
     stream_text(
         *load_decoder(target, draft, draft_weights, decoding),
         text,
@@ -72,6 +82,8 @@ def decode(
         seed=seed,
         show=show,
         as_json=json,
+        html=html,
+        recorded=recorded,
     )
 
 

@@ -9,6 +9,7 @@ from paceline.report.bench_tables import ORACLE, TARGET_ALONE
 from paceline.report.html import charts
 from paceline.report.html.charts import Axis
 from paceline.report.html.page import Figure, Panel, bounded
+from paceline.report.plots import curves as ordered_curves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,6 +97,7 @@ def prediction_figures(
         if row["predicted rejection"] is not None and row["rejection"] == row["rejection"]
     ]
     speed = [row for row in rows if row["speedup"] == row["speedup"]]
+    names = families_of(frontier)
     panels: list[Panel] = []
     for title, name, own, words in (
         ("Rejection rate", "rejection", rejection, "rejection rate"),
@@ -104,12 +106,19 @@ def prediction_figures(
         if own:
             x = Axis(f"predicted {name}", f"predicted {words}", ".2f")
             y = Axis(name, f"measured {words}", ".2f", bounds=True)
-            panels.append(Panel(charts.agreement(own, x, y, "family", labels=["setting"]), title))
+            panels.append(
+                Panel(charts.agreement(own, x, y, "family", labels=["setting"], names=names), title)
+            )
     text = (
         "Predicted from one pass of both models over the target's answers, without decoding. On "
         "the dashed diagonal, prediction and measurement agree; bars are 95% intervals."
     )
     return [Figure("Predicted and measured", text, panels, rows, source)]
+
+
+def families_of(frontier: Frontier) -> list[str]:
+    """The families in the order of all charts."""
+    return list(dict.fromkeys(curve.name for curve in ordered_curves(frontier)))
 
 
 def name_of(row: ResultRow) -> str:

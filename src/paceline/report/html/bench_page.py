@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.schema import family, setting
-from paceline.core.bootstrap import Interval
 from paceline.decode.strategies import Speculative
 from paceline.report import claims
 from paceline.report.bench_tables import ORACLE, TARGET_ALONE
 from paceline.report.html import charts
 from paceline.report.html.bench_figures import (
     acceptance_figure,
+    families_of,
     prediction_figures,
     seconds_figure,
 )
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.measured_frontier import Frontier, Reached
     from paceline.bench.schema import ResultRow
+    from paceline.core.bootstrap import Interval
     from paceline.report.html.page import Block, Row, Source, Tone
     from paceline.report.run_folder import Results
     from paceline.report.run_folder import Section as Cells
@@ -93,7 +94,7 @@ def _facts(results: Results, done: int, missing: int) -> list[Fact]:
         again = frontier.against_itself()
         if again.value == again.value:
             bounds = f"{again.low:.3f} to {again.high:.3f}"
-            facts.append(Fact("target against itself", f"{again.value:.3f}×", bounds))
+            facts.append(Fact("target against itself", f"{again.value:.3f}x", bounds))
     return facts
 
 
@@ -121,7 +122,7 @@ def _capital(text: str) -> str:
 
 
 def _bounds(value: Interval) -> str:
-    return f"{value.value:.2f}× ({value.low:.2f} to {value.high:.2f})"
+    return f"{value.value:.2f}x ({value.low:.2f} to {value.high:.2f})"
 
 
 def _counts(row: ResultRow) -> bool:
@@ -198,10 +199,11 @@ def _frontier(frontier: Frontier, source: Source) -> Figure:
             )
     quality = Axis("quality", "quality / target's", ".2f", bounds=True)
     calls = Axis("calls", "target passes / tokens", ".2f", bounds=True)
+    names = families_of(frontier)
     timed = [row for row in rows if not row["family"].startswith(ORACLE)]
     panels = [
-        Panel(_curve(timed, _SPEED, quality, (1.0, 1.0)), "Against speedup"),
-        Panel(_curve(rows, calls, quality, (None, 1.0)), "Against target passes"),
+        Panel(_curve(timed, _SPEED, quality, (1.0, 1.0), names), "Against speedup"),
+        Panel(_curve(rows, calls, quality, (None, 1.0), names), "Against target passes"),
     ]
     text = (
         "Each point is a setting; a line joins the settings of a family in the order of their "
@@ -212,10 +214,15 @@ def _frontier(frontier: Frontier, source: Source) -> Figure:
     return Figure("Quality against cost", text, panels, rows, source)
 
 
-def _curve(rows: Sequence[Row], x: Axis, y: Axis, at: tuple[float | None, float]) -> Any:
-    return charts.frontier(
-        rows, x, y, "family", labels=["setting"], detail="gamma", reference=at
-    )
+def _curve(
+    rows: Sequence[Row],
+    x: Axis,
+    y: Axis,
+    at: tuple[float | None, float],
+    names: Sequence[str],
+) -> Any:
+    given = {"labels": ["setting"], "detail": "gamma", "reference": at, "names": names}
+    return charts.frontier(rows, x, y, "family", **given)
 
 
 def _summary(frontier: Frontier, source: Source) -> Table:
@@ -259,13 +266,11 @@ def _claims(frontier: Frontier, source: Source) -> Claims | None:
     found: list[Claim] = []
     for one in findings:
         decisive = one.decisive
-        pair = (
-            "" if decisive is None else f": {decisive.first.name} - {decisive.second.name}"
-        )
+        pair = "" if decisive is None else f": {decisive.first.name} - {decisive.second.name}"
         found.append(
             Claim(
                 claim=f"{one.claim.label}. {one.claim.sentence}",
-                source=one.statistic.source,
+                source=one.statistic.source.removeprefix("the paper's: "),
                 effect=None if decisive is None else decisive.difference,
                 effect_name=f"{one.statistic.name}{pair}",
                 count=one.statistic.cost.num_examples(frontier),

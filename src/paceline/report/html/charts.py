@@ -8,6 +8,7 @@ as a table and a CSV file.
 
 Each function takes rows (`page.Row`) and names of columns, without dots and brackets. Bounds of a
 column `x` are in `x_low` and `x_high`; rows without finite bounds are drawn without an interval.
+`names`: all groups of a page, so that a group has the same colour and shape in all of its charts.
 """
 
 from __future__ import annotations
@@ -89,9 +90,11 @@ class Axis:
         ]
 
     def _settings(self) -> dict[str, Any]:
-        axis = alt.Axis(format=self.format, tickCount=6)
+        axis = alt.Axis(tickCount=5)  # the step of the ticks decides their precision
         if self.whole:
             axis = alt.Axis(format="d", tickMinStep=1)
+        elif self.format.endswith(("%", "s")):
+            axis = alt.Axis(format=self.format, tickCount=5)
         return {"title": self.title, "scale": self.scale(), "axis": axis}
 
 
@@ -104,6 +107,7 @@ def frontier(
     labels: Sequence[str] = (),
     detail: str | None = None,
     reference: tuple[float | None, float | None] = (None, None),
+    names: Sequence[str] = (),
 ) -> Spec:
     """A line for each group through its rows in their order, with intervals along both axes.
 
@@ -112,7 +116,8 @@ def frontier(
     """
     chosen = alt.selection_point(fields=[group], bind="legend")
     base = alt.Chart().encode(
-        color=_colour(rows, group), opacity=alt.when(chosen).then(alt.value(1)).otherwise(_faint())
+        color=_colour(rows, group, names),
+        opacity=alt.when(chosen).then(alt.value(1)).otherwise(_faint()),
     )
     line = base.mark_line(strokeWidth=1.5).encode(x=x.x(), y=y.y(), order="place:Q")
     if detail is not None:
@@ -120,10 +125,15 @@ def frontier(
     points = base.mark_point(filled=True, size=95, strokeWidth=1).encode(
         x=x.x(),
         y=y.y(),
-        shape=_shape(rows, group),
+        shape=_shape(rows, group, names),
         tooltip=[*_labels([group, *labels]), *x.tooltips(), *y.tooltips()],
     )
-    layers = [*_references(reference, x, y), *_bars(base, x, y), line, points.add_params(chosen)]
+    layers = [
+        *_references(reference, x, y),
+        *_bars(base, rows, x, y),
+        line,
+        points.add_params(chosen),
+    ]
     placed = [{**row, "place": place} for place, row in enumerate(rows)]
     return _finished(alt.layer(*layers, height=_HEIGHT + 40), placed)
 
@@ -137,14 +147,16 @@ def curves(
     labels: Sequence[str] = (),
     reference: tuple[float | None, float | None] = (None, None),
     points: bool = True,
+    names: Sequence[str] = (),
 ) -> Spec:
     """A line for each group along x, with bands for the intervals of y."""
     chosen = alt.selection_point(fields=[group], bind="legend")
     base = alt.Chart().encode(
-        color=_colour(rows, group), opacity=alt.when(chosen).then(alt.value(1)).otherwise(_faint())
+        color=_colour(rows, group, names),
+        opacity=alt.when(chosen).then(alt.value(1)).otherwise(_faint()),
     )
     layers = _references(reference, x, y)
-    if y.bounds:
+    if _has_intervals(rows, y):
         band = base.transform_filter(y.has_bounds()).mark_area(fillOpacity=0.14, strokeOpacity=0)
         layers.append(band.encode(x=x.x(), y=y.y(y.low), y2=alt.Y2(y.high)))
         bars = base.transform_filter(y.has_bounds()).mark_rule(strokeOpacity=0.5)
@@ -152,7 +164,7 @@ def curves(
     layers.append(base.mark_line(strokeWidth=1.8).encode(x=x.x(), y=y.y()))
     marks = base.mark_point(filled=True, size=70 if points else 24)
     tooltip = [*_labels([group, *labels]), *x.tooltips(), *y.tooltips()]
-    spots = marks.encode(x=x.x(), y=y.y(), shape=_shape(rows, group), tooltip=tooltip)
+    spots = marks.encode(x=x.x(), y=y.y(), shape=_shape(rows, group, names), tooltip=tooltip)
     return _finished(alt.layer(*layers, spots.add_params(chosen), height=_HEIGHT), rows)
 
 
@@ -166,7 +178,7 @@ def heat_map(rows: Sequence[Row], row: str, column: str, value: Axis) -> Spec:
     values = [one[value.field] for one in kept] or [0.0]
     domain = [min(values), max(values) if max(values) > min(values) else min(values) + 1]
     across = alt.X(
-        column, type="nominal", sort=names[1], title=column, scale=alt.Scale(domain=names[1])
+        column, type="nominal", sort=names[1], title=None, scale=alt.Scale(domain=names[1])
     )
     across = across.axis(orient="top", labelAngle=0, domain=False, ticks=False)
     down = alt.Y(row, type="nominal", sort=names[0], title=None, scale=alt.Scale(domain=names[0]))
@@ -188,13 +200,15 @@ def heat_map(rows: Sequence[Row], row: str, column: str, value: Axis) -> Spec:
     return _finished(layers, kept)
 
 
-def dominance(rows: Sequence[Row], value: Axis, group: str) -> Spec:
+def dominance(rows: Sequence[Row], value: Axis, group: str, *, names: Sequence[str] = ()) -> Spec:
     """Empirical distributions, from `dominance_rows`: the share of values at most x."""
     share = Axis("share", "share of values at or below", ".0%", zero=True)
-    base = alt.Chart().encode(color=_colour(rows, group), x=value.x(), y=share.y())
+    base = alt.Chart().encode(color=_colour(rows, group, names), x=value.x(), y=share.y())
     lines = base.mark_line(interpolate="step-after", strokeWidth=1.8)
     tooltip = [*_labels([group]), *value.tooltips(), *share.tooltips()]
-    spots = base.mark_point(filled=True, size=18).encode(tooltip=tooltip, shape=_shape(rows, group))
+    spots = base.mark_point(filled=True, opacity=1, size=9).encode(
+        tooltip=tooltip, shape=_shape(rows, group, names)
+    )
     return _finished(alt.layer(lines, spots, height=_HEIGHT), rows)
 
 
@@ -222,31 +236,37 @@ def intervals(
     group: str | None = None,
     labels: Sequence[str] = (),
     reference: float | None = None,
+    names: Sequence[str] = (),
 ) -> Spec:
     """A value with its interval on each line; one group per colour and shape."""
-    names = _names(rows, name)
+    lines = _names(rows, name)
     sides = alt.YOffset(group, type="nominal") if group is not None else alt.Undefined
-    across = alt.Y(name, type="nominal", sort=names, title=None, scale=alt.Scale(domain=names))
+    across = alt.Y(name, type="nominal", sort=lines, title=None, scale=alt.Scale(domain=lines))
     base = alt.Chart().encode(y=across.axis(domain=False, ticks=False, grid=True, labelLimit=210))
     base = base.encode(yOffset=sides, color=alt.value(theme.COLOURS[0]))
     shape: Any = alt.value("circle")
     if group is not None:
-        base, shape = base.encode(color=_colour(rows, group)), _shape(rows, group)
-    bars = base.transform_filter(x.has_bounds()).mark_rule(strokeWidth=2)
-    marks = base.mark_point(filled=True, size=90)
+        base, shape = base.encode(color=_colour(rows, group, names)), _shape(rows, group, names)
+    marks = base.mark_point(filled=True, opacity=1, size=90)
     chosen = [name, *([group] if group else []), *labels]
     tooltip = [*_labels(chosen), *x.tooltips()]
-    height = _ROW_HEIGHT * max(1, len(names)) * (len(_names(rows, group)) if group else 1)
-    layers = [
-        *_references((reference, None), x, x),
-        bars.encode(x=x.x(x.low), x2=alt.X2(x.high)),
-        marks.encode(x=x.x(), shape=shape, tooltip=tooltip),
-    ]
+    height = _ROW_HEIGHT * max(1, len(lines)) * (len(_names(rows, group)) if group else 1)
+    layers = _references((reference, None), x, x)
+    if _has_intervals(rows, x):
+        bars = base.transform_filter(x.has_bounds()).mark_rule(strokeWidth=2)
+        layers.append(bars.encode(x=x.x(x.low).axis(titleAnchor="end"), x2=alt.X2(x.high)))
+    layers.append(marks.encode(x=x.x().axis(titleAnchor="end"), shape=shape, tooltip=tooltip))
     return _finished(alt.layer(*layers, height=max(height, 80)), rows)
 
 
 def agreement(
-    rows: Sequence[Row], x: Axis, y: Axis, group: str, *, labels: Sequence[str] = ()
+    rows: Sequence[Row],
+    x: Axis,
+    y: Axis,
+    group: str,
+    *,
+    labels: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> Spec:
     """Points of two figures that should be equal, with the diagonal where they are."""
     ends = [one[axis.field] for one in rows for axis in (x, y) if _is_finite(one[axis.field])]
@@ -254,13 +274,13 @@ def agreement(
     line = alt.Chart(alt.Data(values=[{"at": low}, {"at": high}])).mark_line(
         color=theme.MUTED, strokeDash=[4, 4], strokeWidth=1.2
     )
-    base = alt.Chart().encode(color=_colour(rows, group))
-    marks = base.mark_point(filled=True, size=95)
+    base = alt.Chart().encode(color=_colour(rows, group, names))
+    marks = base.mark_point(filled=True, opacity=1, size=95)
     tooltip = [*_labels([group, *labels]), *x.tooltips(), *y.tooltips()]
     layers = [
         line.encode(x=x.x("at"), y=y.y("at")),
-        *_bars(base, x, y),
-        marks.encode(x=x.x(), y=y.y(), shape=_shape(rows, group), tooltip=tooltip),
+        *_bars(base, rows, x, y),
+        marks.encode(x=x.x(), y=y.y(), shape=_shape(rows, group, names), tooltip=tooltip),
     ]
     return _finished(alt.layer(*layers, height=_HEIGHT), rows)
 
@@ -284,7 +304,7 @@ def columns(
         labelAngle=0, labelOverlap=True
     )
     layers.append(bars.encode(x=across, y=y.y(), tooltip=[*x.tooltips(), *y.tooltips()]))
-    if y.bounds:
+    if _has_intervals(rows, y):
         whiskers = alt.Chart().transform_filter(y.has_bounds()).mark_rule(color=theme.INK)
         layers.append(whiskers.encode(x=across, y=y.y(y.low), y2=alt.Y2(y.high)))
     if reference is not None:
@@ -295,13 +315,13 @@ def columns(
     return _finished(alt.layer(*layers, height=_HEIGHT - 60), rows)
 
 
-def _bars(base: alt.Chart, x: Axis, y: Axis) -> list[alt.Chart]:
+def _bars(base: alt.Chart, rows: Sequence[Row], x: Axis, y: Axis) -> list[alt.Chart]:
     """Intervals along both axes."""
     layers: list[alt.Chart] = []
-    if x.bounds:
+    if _has_intervals(rows, x):
         across = base.transform_filter(x.has_bounds()).mark_rule(strokeOpacity=0.45)
         layers.append(across.encode(x=x.x(x.low), x2=alt.X2(x.high), y=y.y()))
-    if y.bounds:
+    if _has_intervals(rows, y):
         up = base.transform_filter(y.has_bounds()).mark_rule(strokeOpacity=0.45)
         layers.append(up.encode(y=y.y(y.low), y2=alt.Y2(y.high), x=x.x()))
     return layers
@@ -319,18 +339,22 @@ def _references(at: tuple[float | None, float | None], x: Axis, y: Axis) -> list
     return layers
 
 
-def _colour(rows: Sequence[Row], group: str) -> alt.Color:
-    names = _names(rows, group)
+def _colour(rows: Sequence[Row], group: str, names: Sequence[str]) -> alt.Color:
+    names = list(names) or _names(rows, group)
     scale = alt.Scale(domain=names, range=theme.colours_of(names))
-    legend = alt.Undefined if len(names) > 1 else None
-    return alt.Color(group, type="nominal", scale=scale, legend=legend)
+    return alt.Color(group, type="nominal", scale=scale, legend=_legend(rows, group))
 
 
-def _shape(rows: Sequence[Row], group: str) -> alt.Shape:
-    names = _names(rows, group)
+def _shape(rows: Sequence[Row], group: str, names: Sequence[str]) -> alt.Shape:
+    names = list(names) or _names(rows, group)
     scale = alt.Scale(domain=names, range=theme.shapes_of(names))
-    legend = alt.Undefined if len(names) > 1 else None
-    return alt.Shape(group, type="nominal", scale=scale, legend=legend)
+    return alt.Shape(group, type="nominal", scale=scale, legend=_legend(rows, group))
+
+
+def _legend(rows: Sequence[Row], group: str) -> alt.Legend | None:
+    """The names that occur; no legend for a single one."""
+    names = _names(rows, group)
+    return alt.Legend(values=names) if len(names) > 1 else None
 
 
 def _faint() -> Any:
@@ -345,11 +369,18 @@ def _names(rows: Sequence[Row], column: str) -> list[str]:
     return list(dict.fromkeys(row[column] for row in rows))
 
 
+def _has_intervals(rows: Sequence[Row], axis: Axis) -> bool:
+    """Whether any row has finite bounds; Vega warns of a layer without data."""
+    if not axis.bounds:
+        return False
+    return any(_is_finite(row.get(axis.low)) and _is_finite(row.get(axis.high)) for row in rows)
+
+
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _finished(chart: alt.LayerChart, rows: Sequence[Row]) -> Spec:
+def _finished(chart: alt.LayerChart | alt.FacetChart, rows: Sequence[Row]) -> Spec:
     """The specification with its data, the house configuration and the container's width."""
     data = [{key: _plain(value) for key, value in row.items()} for row in rows]
     whole = chart.properties(width="container", data=alt.Data(values=data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from paceline.report.html import charts
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def decode_page(found: Mapping[str, Any]) -> Page:
     """The page of the output of `decode --json`."""
     stats = found["stats"]
-    source = source_of("decode", found.get("config"))
+    source = source_of(_command(found), found.get("decoding"))
     tokens = [
         Token(text, name, number)
         for number, block in enumerate(found["blocks"])
@@ -35,7 +36,9 @@ def decode_page(found: Mapping[str, Any]) -> Page:
         detail = f"{stats['num_accepted']} of {examined} examined"
         facts.append(Fact("acceptance rate", rate, detail))
     text = "Each colour and underline is a source of tokens; a vertical bar ends a block."
-    picture = TextPicture("Where each token came from", text, tokens, source, found.get("prompt", ""))
+    picture = TextPicture(
+        "Where each token came from", text, tokens, source, found.get("prompt", "")
+    )
     blocks: list[Block] = [picture]
     if len(histogram := stats["accepted_histogram"]) > 1:
         rows: list[Row] = [{"accepted": n, "blocks": count} for n, count in enumerate(histogram)]
@@ -53,6 +56,18 @@ def decode_page(found: Mapping[str, Any]) -> Page:
         facts=facts,
         sections=[Section("Text", blocks, terms)],
     )
+
+
+def _command(found: Mapping[str, Any]) -> str:
+    """The command without its prompt, which the page shows."""
+    options = {
+        "--target": found.get("target"),
+        "--draft": found.get("draft"),
+        "--max-new-tokens": found.get("max_new_tokens"),
+        "--seed": found.get("seed"),
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return " ".join(["decode", *(f"{name} {shlex.quote(str(v))}" for name, v in given.items())])
 
 
 def _verdict(tokens: int, emitted: int, calls: int, stats: Mapping[str, Any]) -> str:

@@ -71,8 +71,8 @@ _TERMS = (
     ),
     Term(
         "expected acceptance",
-        "the sum over the vocabulary of min(p, q), p the target's and q the draft's distribution; a "
-        "mean over tokens that the target generated.",
+        "the sum over the vocabulary of min(p, q), p the target's and q the draft's distribution; "
+        "a mean over tokens that the target generated.",
         "expected_acceptance",
         "alpha",
     ),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from paceline.config import StrictModel
 from paceline.report.html.page import Source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from paceline.config import StrictModel
 
 
 def source_of(
@@ -21,9 +20,7 @@ def source_of(
     """A source whose command reads the configuration from a file that the page offers."""
     if config is None:
         return Source(f"paceline {command}", None, environment)
-    values = config if not hasattr(config, "model_dump_json") else None
-    if values is None:
-        values = json.loads(config.model_dump_json())  # pyright: ignore[reportAttributeAccessIssue]
+    values = json.loads(config.model_dump_json()) if isinstance(config, StrictModel) else config
     file = command.split()[0] + ".yaml"
     return Source(f"paceline {command} --config {file}", values, environment)
 

@@ -12,8 +12,8 @@ from paceline.report.html.page import Fact, Figure, Page, Panel, Section, Table,
 if TYPE_CHECKING:
     from paceline.measure import Measurement
     from paceline.measure.results import GammaRow, IntervalRow
-    from paceline.report.html.page import Row, Source, Tone
     from paceline.measure.verdict import Verdict
+    from paceline.report.html.page import Row, Source, Tone
 
 _PREDICTIONS = {
     "predicted_speedup": "predicted: tau / (c gamma + 1)",
@@ -65,11 +65,11 @@ def interval_words(found: IntervalRow, format: str = ".2f") -> str:
 def _facts(found: Measurement) -> list[Fact]:
     facts: list[Fact] = []
     if (speed := found.speed) is not None:
-        value = f"{speed.speedup.value:.2f}×"
+        value = f"{speed.speedup.value:.2f}x"
         facts.append(Fact("measured speedup", value, interval_words(speed.speedup)))
         facts.append(Fact("tokens per target call", f"{speed.block_efficiency:.2f}"))
     elif found.expected is not None:
-        value = f"{found.expected.value:.2f}×"
+        value = f"{found.expected.value:.2f}x"
         facts.append(Fact("expected speedup", value, interval_words(found.expected)))
     alpha = found.acceptance.expected_acceptance
     facts.append(Fact("expected acceptance", f"{alpha.value:.3f}", interval_words(alpha, ".3f")))
@@ -87,7 +87,11 @@ def _speed(found: Measurement, source: Source) -> Section:
     )
     if (speed := found.speed) is not None:
         kind = f"measured, after the first token ({speed.num_requests} requests)"
-        measured = {"gamma": speed.gamma, "kind": kind, **bounded("speedup", speed.decoding_speedup)}
+        measured = {
+            "gamma": speed.gamma,
+            "kind": kind,
+            **bounded("speedup", speed.decoding_speedup),
+        }
         rows.append(measured)
         rows.append(
             {

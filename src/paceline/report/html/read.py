@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from paceline.config import describe
 from paceline.errors import UsageError
 from paceline.records import RunDirectory, read_jsonl
+from paceline.report.run_kind import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,15 +31,6 @@ class Found(NamedTuple):
     path: Path
 
 
-def is_bench(path: Path) -> bool:
-    """Whether the path is a bench's, the only run with a Markdown report."""
-    manifest = _manifest(path) if path.is_dir() else None
-    if manifest is not None and "kind" in manifest:
-        return manifest["kind"] == "Bench"
-    # before manifests named their kind; a missing directory gets the error of a bench
-    return not (path.is_file() or (path / "rows.jsonl").exists() or (path / "sweep.json").exists())
-
-
 def read_page(path: Path) -> Found:
     """Make the page of a run directory or of a result file.
 
@@ -53,20 +45,16 @@ def read_page(path: Path) -> Found:
 
 
 def _page_of_directory(path: Path) -> Page:
-    manifest = _manifest(path)
+    manifest = read_manifest(path)
     kind = (manifest or {}).get("kind")
+    if kind is None:  # written before manifests named their kind
+        files = {"sweep.json": "Sweep", "results.jsonl": "Bench"}
+        kind = next((files[name] for name in files if (path / name).exists()), None)
     if kind is None:
-        kind = "Sweep" if (path / "sweep.json").exists() else "Bench"
+        raise UsageError(f"{path} holds no run; give {_WANTED}")
     if kind not in _READERS:
         raise UsageError(f"{path} holds a run of kind {kind}, which has no report; give {_WANTED}")
     return _READERS[kind](path, manifest or {})
-
-
-def _manifest(path: Path) -> dict[str, Any] | None:
-    try:
-        return RunDirectory(path).read_manifest()
-    except ValueError:
-        raise UsageError(f"{path / 'manifest.json'} is not JSON; run the command again") from None
 
 
 def _bench(path: Path, _: dict[str, Any]) -> Page:
@@ -89,7 +77,12 @@ def _trajectory(path: Path, manifest: dict[str, Any]) -> Page:
     from paceline.report.html.trajectory_page import trajectory_page
 
     file = path / "rows.jsonl"
-    rows = [_validated(TrajectoryRow, row, file) for row in read_jsonl(file)]
+    version = TrajectoryRow.model_fields["schema_version"].default
+    known = [row for row in read_jsonl(file) if row.get("schema_version") == version]
+    rows = [_validated(TrajectoryRow, row, file) for row in known]
+    runs = [Path(run) for run in manifest.get("config", {}).get("runs", ())]
+    if runs:  # the file keeps the rows of runs that a later configuration left out
+        rows = [row for row in rows if row.stop.run in runs]
     if not rows:
         raise UsageError(f"{path} has no rows yet; run `paceline trajectory` with this output")
     return trajectory_page(rows, manifest)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.report.html.page import Block, Page, Row, Section, Source, Token
 
 _TEMPLATES = "templates"
+_UNKNOWN = "-"
 _VEGA_LITE = "6.4"  # the version that Vega-Altair 6 writes
 
 
@@ -88,17 +89,19 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A value in a table: four significant digits."""
+    """A value in a table: three decimals, fewer of large numbers."""
     if value is None:
-        return "–"
+        return _UNKNOWN
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         if math.isnan(value):
-            return "–"
+            return _UNKNOWN
         if math.isinf(value):
-            return "∞"
-        return str(int(value)) if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+            return "∞" if value > 0 else "-∞"
+        if 0 < abs(value) < 0.0005:
+            return f"{value:.1e}"
+        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
     return str(value)
 
 
@@ -157,7 +160,7 @@ def _environment() -> jinja2.Environment:
         "spec": _script_json,
         "kind": _kind_of,
         "slug": lambda text: "-".join("".join(c if c.isalnum() else " " for c in text).split()),
-        "is_number": _is_number,
+        "numeric": _numeric,
         "words": lambda name: str(name).replace("_", " "),
     }
     return found
@@ -168,11 +171,20 @@ def _kind_of(block: Block) -> str:
     return "prose" if isinstance(block, Prose) else kinds[type(block)]
 
 
+def _numeric(lines: Sequence[dict[str, str]]) -> set[str]:
+    """The columns of numbers, which are aligned by their digits."""
+    known = [{name: text for name, text in line.items() if text != _UNKNOWN} for line in lines]
+    names = {name for line in known for name in line}
+    return {name for name in names if all(_is_number(line.get(name, "0")) for line in known)}
+
+
 def _is_number(text: str) -> bool:
-    """True for cells to align by their digits."""
-    return text in ("–", "∞") or text.partition(" (")[0].replace("e", "").strip(
-        "-+0123456789.%x"
-    ) == ("")
+    first = text.partition(" (")[0].replace(",", "")
+    try:
+        float(first.replace("∞", "inf"))
+    except ValueError:
+        return False
+    return True
 
 
 def _text(name: str) -> str:
@@ -182,7 +194,8 @@ def _text(name: str) -> str:
 @functools.cache
 def _bundle() -> str:
     """Vega, Vega-Lite and their embedding as one script, which no tag inside may end."""
-    return vl_convert.javascript_bundle(vl_version=_VEGA_LITE).replace("</script", "<\\/script")
+    bundle = vl_convert.javascript_bundle(vl_version=_VEGA_LITE)  # pyright: ignore[reportCallIssue]
+    return bundle.replace("</script", "<\\/script")
 
 
 def _script_json(value: Any) -> str:

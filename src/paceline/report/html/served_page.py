@@ -48,7 +48,7 @@ def _facts(found: ServedMeasurement) -> list[Fact]:
         Fact("served / predicted", f"{ratio.value:.3f}", interval_words(ratio, ".3f")),
     ]
     if (speed := found.speed) is not None:
-        value = f"{speed.speedup.value:.2f}×"
+        value = f"{speed.speedup.value:.2f}x"
         facts.insert(0, Fact("speedup", value, interval_words(speed.speedup)))
     return facts
 

@@ -84,7 +84,7 @@ def sweep_page(
         title="Alignment runs compared",
         verdict=_verdict(grid),
         facts=[
-            Fact("rows × columns", f"{len(grid.rows)} × {len(grid.columns)}"),
+            Fact("rows by columns", f"{len(grid.rows)} by {len(grid.columns)}"),
             Fact("seeds", str(len(grid.seeds))),
             Fact("runs that diverged", str(sum("diverged" in run for run in runs))),
         ],

@@ -35,6 +35,8 @@ CONFIG: dict[str, Any] = {
         "titleFontWeight": 500,
         "titlePadding": 8,
         "labelLimit": 150,
+        "labelOverlap": "greedy",
+        "labelSeparation": 6,
     },
     "legend": {
         "orient": "bottom",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from paceline.measure.trajectory import name_of
 from paceline.report.html import charts
 from paceline.report.html.charts import Axis
-from paceline.report.html.made_by import machine, source_of
+from paceline.report.html.made_by import machine, sampling_words, source_of
 from paceline.report.html.page import Fact, Figure, Page, Panel, Section, bounded
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def trajectory_page(rows: Sequence[TrajectoryRow], manifest: Mapping[str, Any] |
     names = short_names({row.stop.run for row in rows})
     cases: dict[tuple[str, str], list[TrajectoryRow]] = {}
     for row in rows:
-        cases.setdefault((row.task, name_of(row.sampling)), []).append(row)
+        cases.setdefault((row.task, _sampling(row)), []).append(row)
     sections = [_section(task, key, own, names, source) for (task, key), own in cases.items()]
     best = _best(rows)
     verdict, facts = "No run has a checkpoint after its initial draft.", []
@@ -38,15 +37,23 @@ def trajectory_page(rows: Sequence[TrajectoryRow], manifest: Mapping[str, Any] |
         row, gamma = best
         gain, tau = row.gain[gamma], row.block_efficiency[gamma]
         verdict = (
-            f"The largest gain is {gain.value:.2f}× ({gain.low:.2f} to {gain.high:.2f}) in tokens "
-            f"per target call, of {names[row.stop.run]} {row.stop.label} on {row.task} "
-            f"({name_of(row.sampling)}) at gamma {gamma}: {tau.value:.2f} tokens per call."
+            f"The largest gain is {gain.value:.2f}x ({gain.low:.2f} to {gain.high:.2f}) in tokens "
+            f"per target call: the {_draft(row)} of {names[row.stop.run]} on {row.task} at "
+            f"{_sampling(row)}, gamma {gamma}, with {tau.value:.2f} tokens per call."
         )
         facts = [Fact("runs", str(len(names))), Fact("drafts measured", str(_num_drafts(rows)))]
         facts.append(Fact("parameter ratio", f"{row.parameter_ratio:.3f}"))
     about = [f"Target: {manifest['config']['target']}"] if manifest else []
     about += [line for line in [machine(manifest.get("environment"))] if line]
     return Page("Drafts over training", verdict, sections, facts=facts, about=about)
+
+
+def _sampling(row: TrajectoryRow) -> str:
+    return sampling_words(row.sampling.model_dump())
+
+
+def _draft(row: TrajectoryRow) -> str:
+    return "final draft" if row.stop.label == "end" else f"draft of {row.stop.label}"
 
 
 def short_names(runs: set[Path]) -> dict[Path, str]:

@@ -32,13 +32,16 @@ def tune_page(found: Tuned, environment: Mapping[str, object] | None = None) -> 
     quality = Axis("quality", "quality" if absolute else "quality / target's", ".2f", bounds=True)
     floor = wanted.absolute_quality if absolute else wanted.quality_floor
     least = None if wanted.max_latency is None else 1 / wanted.max_latency
+    families = list(dict.fromkeys(row["family"] for row in rows))
     panels: list[Panel] = []
     for step, title in _TITLES.items():
         mine = [row for row in rows if row["examples"] == step]
         if mine:
             chart = charts.frontier(
-                *(mine, _SPEED, quality, "family"), labels=["setting", "met"],
+                *(mine, _SPEED, quality, "family"),
+                labels=["setting", "met"],
                 reference=(least or 1.0, floor or 1.0),
+                names=families,
             )
             panels.append(Panel(chart, title))
     text = (
@@ -75,7 +78,7 @@ def tune_page(found: Tuned, environment: Mapping[str, object] | None = None) -> 
 def _verdict(found: Tuned) -> str:
     chosen = found.chosen
     speed = chosen.speedup
-    words = f"{speed.value:.2f}× ({speed.low:.2f} to {speed.high:.2f}) the target's speed"
+    words = f"{speed.value:.2f}x ({speed.low:.2f} to {speed.high:.2f}) the target's speed"
     name = _name(chosen.decoding)
     if family(chosen.decoding) == "autoregressive":
         return f"No setting is better than decoding without a draft, within {_bound(found.config)}."

@@ -85,8 +85,8 @@ def _greedy(found: LosslessnessReport, source: Source) -> Section:
         }
     ]
     text = (
-        "Each prompt is decoded at temperature 0 with and without the draft. Texts may differ after "
-        f"two logits closer than {found.config.tie:g}, which rounding can exchange."
+        "Each prompt is decoded at temperature 0 with and without the draft. Texts may differ "
+        f"after two logits closer than {found.config.tie:g}, which rounding can exchange."
     )
     return Section("Greedy texts", [Table("Token by token", rows, source, text)], ("lossless",))
 
@@ -112,7 +112,7 @@ def _sampled(found: LosslessnessReport, source: Source) -> Section:
     ]
     columns = {
         "impossible tokens": "tokens of probability 0 under the target.",
-        "excluded at a border": "tokens that rounding can move across the border of top-k or top-p.",
+        "excluded at a border": "tokens that rounding can move across the limit of top-k or top-p.",
     }
     blocks.append(Table("G-tests", rows, source, columns=columns))
     return Section("Sampled tokens", blocks, ("G-test", "cell of the G-test"))

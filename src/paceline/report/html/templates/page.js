@@ -53,13 +53,21 @@
     .flatMap((layer) => layer.encoding?.color?.scale?.domain ?? [])
     .map((name) => String(name).length));
 
+  // Long names on the vertical axis take two lines.
+  const narrow = (spec) => {
+    spec.config.axis.labelLimit = 110;
+    spec.layer.map((layer) => layer.encoding?.y?.axis)
+      .filter((axis) => axis?.labelLimit)
+      .forEach((axis) => { axis.labelExpr = "split(datum.label, ', ')"; axis.labelLimit = 130; });
+  };
+
   const draw = async (panel) => {
     const chart = panel.querySelector(".chart");
     const spec = JSON.parse(panel.querySelector("script").textContent);
     const width = chart.clientWidth;
     spec.config.legend.columns = Math.max(1, Math.floor(width / (44 + 7.4 * longestName(spec))));
     spec.config.legend.labelLimit = width - 40;
-    if (width < 420) spec.config.axis.labelLimit = 96;
+    if (width < 420) narrow(spec);
     await vegaEmbed(chart, spec, { actions: false, renderer: "svg", ast: true });
     readByKeys(chart, panel.querySelector(".readout"));
     chart.dataset.drawn = "yes";
