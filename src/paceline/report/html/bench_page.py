@@ -208,7 +208,7 @@ def _frontier(frontier: Frontier, source: Source) -> Figure:
     text = (
         "Each point is a setting; a line joins the settings of a family in the order of their "
         "thresholds. Bars are 95% intervals. Dashed: the target alone. Up and to the right is "
-        "better on the left chart, up and to the left on the right one. Oracles run both models, "
+        "better on the first chart, up and to the left on the second. Oracles run both models, "
         "so they have no speedup. Select a family in the legend to see it alone."
     )
     return Figure("Quality against cost", text, panels, rows, source)
@@ -264,7 +264,11 @@ def _claims(frontier: Frontier, source: Source) -> Claims | None:
     if all(one.verdict == claims.UNMEASURED for one in findings):
         return None
     found: list[Claim] = []
+    unmeasured: list[str] = []
     for one in findings:
+        if one.verdict == claims.UNMEASURED:
+            unmeasured.append(one.claim.label)
+            continue
         decisive = one.decisive
         pair = "" if decisive is None else f": {decisive.first.name} - {decisive.second.name}"
         found.append(
@@ -285,4 +289,7 @@ def _claims(frontier: Frontier, source: Source) -> Claims | None:
         "the difference of the two families in the statistic; the pair with the strongest evidence "
         "against the claim is shown. report.md of the same run explains the statistics."
     )
+    if unmeasured:
+        labels = ", ".join(dict.fromkeys(unmeasured))
+        text += f" Not measured here, because a family has no finished cell: {labels}."
     return Claims("Claims, evaluated on these cells", found, source, text)

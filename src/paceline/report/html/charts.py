@@ -182,7 +182,7 @@ def heat_map(rows: Sequence[Row], row: str, column: str, value: Axis) -> Spec:
     )
     across = across.axis(orient="top", labelAngle=0, domain=False, ticks=False)
     down = alt.Y(row, type="nominal", sort=names[0], title=None, scale=alt.Scale(domain=names[0]))
-    base = alt.Chart().encode(x=across, y=down.axis(domain=False, ticks=False))
+    base = alt.Chart().encode(x=across, y=down.axis(domain=False, ticks=False, labelOverlap=False))
 
     def colour(steps: Sequence[str]) -> alt.Color:
         scale = alt.Scale(type="quantize", domain=domain, range=list(steps))
@@ -242,7 +242,9 @@ def intervals(
     lines = _names(rows, name)
     sides = alt.YOffset(group, type="nominal") if group is not None else alt.Undefined
     across = alt.Y(name, type="nominal", sort=lines, title=None, scale=alt.Scale(domain=lines))
-    base = alt.Chart().encode(y=across.axis(domain=False, ticks=False, grid=True, labelLimit=210))
+    base = alt.Chart().encode(
+        y=across.axis(domain=False, ticks=False, grid=True, labelLimit=210, labelOverlap=False)
+    )
     base = base.encode(yOffset=sides, color=alt.value(theme.COLOURS[0]))
     shape: Any = alt.value("circle")
     if group is not None:

@@ -45,7 +45,7 @@ def decode_page(found: Mapping[str, Any]) -> Page:
         chart = charts.columns(
             rows,
             Axis("accepted", "accepted tokens in the block", "d", whole=True),
-            Axis("blocks", "blocks", "d", zero=True),
+            Axis("blocks", "blocks", "d", zero=True, whole=True),
         )
         text = "How many drafted tokens each block kept."
         blocks.append(Figure("Accepted tokens per block", text, [Panel(chart)], rows, source))

@@ -106,7 +106,7 @@ def _verdict(grid: _Grid) -> str:
         return "Every row has a run that diverged."
     ranked = ranked if lower else ranked[::-1]
     best = ranked[0]
-    text = f"{_words(best)} has the best {name}, {mean(best):.3f} on average"
+    text = f"The best {name} is that of {_words(best)}, {mean(best):.3f} on average"
     if len(ranked) == 1:
         return f"{text}."
     gap = grid.difference(best, ranked[1], grid.columns)

@@ -58,4 +58,7 @@ def colours_of(names: list[str]) -> list[str]:
 
 def shapes_of(names: list[str]) -> list[str]:
     """A shape for each name; no two of 24 names share both colour and shape."""
-    return [SHAPES[(number + number // NUM_COLOURS) % len(SHAPES)] for number in range(len(names))]
+    return [
+        SHAPES[(number % NUM_COLOURS + 2 * (number // NUM_COLOURS)) % len(SHAPES)]
+        for number in range(len(names))
+    ]

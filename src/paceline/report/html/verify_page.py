@@ -129,7 +129,7 @@ def _cells(check: DistributionCheck, title: str, source: Source) -> Figure:
     chart = charts.columns(
         rows,
         Axis("cell", "cell", "d", whole=True),
-        Axis("tokens", "tokens", "d", zero=True),
+        Axis("tokens", "tokens", "d", zero=True, whole=True),
         reference=expected,
         band=(max(0.0, expected - spread), expected + spread),
     )
