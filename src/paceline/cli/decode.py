@@ -44,10 +44,7 @@ def decode(
     from paceline.decode.strategies import DecodingConfig
 
     check_html(html)
-    if gamma is not None and gamma < 1:
-        raise UsageError(
-            f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
-        )
+    _check_gamma(gamma)
     decoding = options.build(
         DecodingConfig,
         config,
@@ -60,11 +57,8 @@ def decode(
         sampling__top_k=top_k,
         sampling__repetition_penalty=repetition_penalty,
     )
-    if draft is None and (_drafts(decoding) or draft_weights != "auto"):
-        raise UsageError(
-            "--gamma, --rule, --draft-temperature, --draft-weights and a strategy need a draft, "
-            "but there is none; name it by --draft"
-        )
+    if draft is None:
+        _check_without_draft(decoding, draft_weights)
     text = read_prompt(prompt, prompt_file)
     check_decode(target, draft)
     recorded = {
@@ -85,6 +79,21 @@ def decode(
         html=html,
         recorded=recorded,
     )
+
+
+def _check_gamma(gamma: int | None) -> None:
+    if gamma is not None and gamma < 1:
+        raise UsageError(
+            f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
+        )
+
+
+def _check_without_draft(decoding: "DecodingConfig", draft_weights: str) -> None:
+    if _drafts(decoding) or draft_weights != "auto":
+        raise UsageError(
+            "--gamma, --rule, --draft-temperature, --draft-weights and a strategy need a draft, "
+            "but there is none; name it by --draft"
+        )
 
 
 def _drafts(decoding: "DecodingConfig") -> bool:

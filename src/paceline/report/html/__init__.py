@@ -2,6 +2,7 @@
 
 page.py            the model of a page: sections of figures, tables, claims, pictures of text
 charts.py          charts by Vega-Altair: frontiers, curves, heat maps, dominance, intervals
+encodings.py       axes, colours, shapes and text alternatives of charts
 theme.py           colours as CSS variables, and the configuration of all charts
 definitions.py     the terms that the margin defines
 render.py          page -> HTML by the templates

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.bench.schema import family, setting
 from paceline.report.bench_tables import ORACLE, TARGET_ALONE
 from paceline.report.html import charts
-from paceline.report.html.charts import Axis
+from paceline.report.html.encodings import Axis
 from paceline.report.html.page import Figure, Panel, bounded
 from paceline.report.plots import curves as ordered_curves
 

@@ -15,7 +15,7 @@ from paceline.report.html.bench_figures import (
     prediction_figures,
     seconds_figure,
 )
-from paceline.report.html.charts import Axis
+from paceline.report.html.encodings import Axis
 from paceline.report.html.made_by import machine, models, source_of
 from paceline.report.html.page import (
     Claim,

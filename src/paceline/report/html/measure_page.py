@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.report.html import charts
-from paceline.report.html.charts import Axis
+from paceline.report.html.encodings import Axis
 from paceline.report.html.made_by import machine, models, sampling_words, source_of
 from paceline.report.html.page import Fact, Figure, Page, Panel, Section, Table, bounded
 

@@ -9,7 +9,7 @@ import torch
 
 from paceline.core.bootstrap import Interval, mean_interval
 from paceline.report.html import charts
-from paceline.report.html.charts import Axis
+from paceline.report.html.encodings import Axis
 from paceline.report.html.made_by import source_of
 from paceline.report.html.page import Fact, Figure, Page, Panel, Section, Table, bounded
 

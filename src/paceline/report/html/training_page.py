@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.report.html import charts
-from paceline.report.html.charts import Axis
+from paceline.report.html.encodings import Axis
 from paceline.report.html.made_by import machine, models, source_of
 from paceline.report.html.page import Fact, Figure, Page, Panel, Section, Table
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.bench.schema import family, setting
 from paceline.report.html import charts
-from paceline.report.html.charts import Axis
+from paceline.report.html.encodings import Axis
 from paceline.report.html.made_by import machine, models, sampling_words, source_of
 from paceline.report.html.page import Fact, Figure, Page, Panel, Section, Table, bounded
 

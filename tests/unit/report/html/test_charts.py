@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.report.html import charts, theme
-from paceline.report.html.charts import Axis
+from paceline.report.html.encodings import Axis
 
 X, Y = Axis("x", "cost", bounds=True), Axis("y", "quality", bounds=True)
 ROWS = [

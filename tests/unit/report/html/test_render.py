@@ -2,8 +2,10 @@
 
 import base64
 import csv
+import functools
 import io
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,8 +17,8 @@ from paceline.cli.config_kinds import Kind, schema_of
 from paceline.config import validate
 from paceline.core.bootstrap import Interval
 from paceline.report.html import charts, render
-from paceline.report.html.charts import Axis
 from paceline.report.html.definitions import TERMS
+from paceline.report.html.encodings import Axis
 from paceline.report.html.page import Claim, Claims, Figure, Page, Panel, Prose, Section, Source
 from paceline.report.html.read import read_page
 
@@ -51,13 +53,21 @@ class Reader(HTMLParser):
         return base64.b64decode(link["href"].partition("base64,")[2]).decode()
 
 
-def written(kind: str, folder: Path) -> str:
-    return render.render(read_page(report_runs.RUNS[kind](folder)).page)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The HTML of a kind of run, made once."""
+
+    @functools.cache
+    def make(kind: str) -> str:
+        run = report_runs.RUNS[kind](tmp_path_factory.mktemp(kind))
+        return render.render(read_page(run).page)
+
+    return make
 
 
 @pytest.mark.parametrize("kind", report_runs.RUNS)
-def test_a_page_loads_nothing_and_links_only_to_itself(kind: str, tmp_path: Path):
-    read = Reader(written(kind, tmp_path))
+def test_a_page_loads_nothing_and_links_only_to_itself(kind: str, written: Callable[[str], str]):
+    read = Reader(written(kind))
     assert read.loads == ["data:,"]
     assert all(link["href"].startswith(("#", "data:")) for link in read.links)
     targets = {link["href"][1:] for link in read.links if link["href"].startswith("#")}
@@ -66,15 +76,15 @@ def test_a_page_loads_nothing_and_links_only_to_itself(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", report_runs.RUNS)
-def test_a_page_stays_below_two_megabytes(kind: str, tmp_path: Path):
-    assert len(written(kind, tmp_path).encode()) < 2_000_000
+def test_a_page_stays_below_two_megabytes(kind: str, written: Callable[[str], str]):
+    assert len(written(kind).encode()) < 2_000_000
 
 
-def test_text_from_results_cannot_become_markup(tmp_path: Path):
-    text = written("measure", tmp_path)
+def test_text_from_results_cannot_become_markup(written: Callable[[str], str]):
+    text = written("measure")
     assert "&lt;b&gt;&amp; more" in text
     assert "<b>& more" not in text
-    decoded = written("decode", tmp_path)
+    decoded = written("decode")
     assert "&lt;time&gt;" in decoded
 
 
