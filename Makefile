@@ -20,16 +20,16 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install test unit lint style types layers spelling format demo engines vllm llamacpp \
-	garden study clean
+.PHONY: help install test unit lint style types layers spelling format report-test demo engines vllm \
+	llamacpp garden study clean
 
 help: ## list these targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
 # The models of the tests are tiny: a second thread costs them more than it brings, and one that
 # spins while it waits slows every other program down.
-test unit: export OMP_NUM_THREADS := 1
-test unit: export OMP_WAIT_POLICY := passive
+test unit report-test: export OMP_NUM_THREADS := 1
+test unit report-test: export OMP_WAIT_POLICY := passive
 PYTEST = $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test: lint ## set up, lint, then all tests
@@ -37,6 +37,9 @@ test: lint ## set up, lint, then all tests
 
 unit: $(VENV)/.dev ## the quick unit tests: a minute
 	$(PYTEST) -m 'not slow' tests/unit
+
+report-test: $(VENV)/.browser ## HTML reports in Debian's Chromium, which this installs
+	$(PYTEST) -m browser tests/end_to_end/test_report_in_browser.py
 
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
@@ -97,6 +100,14 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(call install,gguf,--no-compile) # in half the time; Python compiles what it imports
+	touch $@
+
+# The driver alone: Debian's browser takes the place of the one that playwright would download.
+$(VENV)/.browser: $(VENV)/.dev
+	command -v chromium > /dev/null || { \
+		sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
+		$$sudo apt-get update && $$sudo apt-get install --yes --no-install-recommends chromium; }
+	$(call install,browser)
 	touch $@
 
 $(DEMO_MODEL): | $(VENV)/.demo
