@@ -53,7 +53,7 @@ def dominance_effect(
     Raises:
         UsageError: a side matches several settings, or the sides have different examples.
     """
-    sides = [_own_figures(test, side, rows) for side in (test.first, test.second)]
+    sides = [own_figures(test, side, rows) for side in (test.first, test.second)]
     first, second = sides
     if first is None or second is None:
         return None
@@ -88,7 +88,7 @@ def distances(first_N: Tensor, second_N: Tensor, tail: float) -> DominanceEffect
     )
 
 
-def _own_figures(test: Dominance, side: Side, rows: Sequence[StudyRow]) -> dict[int, float] | None:
+def own_figures(test: Dominance, side: Side, rows: Sequence[StudyRow]) -> dict[int, float] | None:
     chosen = select(rows, test.rows, side.where)
     if not chosen:
         return None

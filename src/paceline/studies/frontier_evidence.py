@@ -70,7 +70,7 @@ def frontier_effect(
     Raises:
         UsageError: the rows are of several temperatures, tasks or pairs of models.
     """
-    frontier = _frontier(select(rows, test.rows))
+    frontier = frontier_of(select(rows, test.rows), _NUM_RESAMPLES)
     if frontier is None:
         return None
     statistic = _STATISTICS[test.statistic]
@@ -95,8 +95,12 @@ def frontier_effect(
     return FrontierEffect(tuple(pairs), len(groups) - len(pairs), frontier.num_examples)
 
 
-def _frontier(rows: Sequence[StudyRow]) -> Frontier | None:
-    """The frontier of these rows; None if the target alone is not among them."""
+def frontier_of(rows: Sequence[StudyRow], num_resamples: int) -> Frontier | None:
+    """The frontier of the cells among these rows; None if the target alone is not among them.
+
+    Raises:
+        UsageError: the cells are of several temperatures, tasks, pairs or parts of a study.
+    """
     cells: dict[str, list[StudyRow]] = {}
     for row in rows:
         if row.decoding is not None:
@@ -104,14 +108,14 @@ def _frontier(rows: Sequence[StudyRow]) -> Frontier | None:
     found = [pooled(group) for group in cells.values()]
     if not any(isinstance(row.decoding.strategy, Autoregressive) for row in found if row.decoding):
         return None
-    for key in ("temperature", "task", "pair"):
+    for key in ("temperature", "task", "pair", "part", "draft"):
         values = {row.setting.get(key) for row in found}
         if len(values) > 1:
             raise UsageError(
                 f"a frontier test matches rows with several values of {key}, "
                 f"{', '.join(map(str, sorted(values, key=str)))}; name one in rows"
             )
-    return Frontier([_result_row(row) for row in found], num_resamples=_NUM_RESAMPLES)
+    return Frontier([_result_row(row) for row in found], num_resamples=num_resamples)
 
 
 def _result_row(row: StudyRow) -> ResultRow:

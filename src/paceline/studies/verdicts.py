@@ -54,11 +54,7 @@ class Finding(NamedTuple):
 
 
 def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
-    """The verdict on each claim. `looks`: the planned number of looks of each study.
-
-    Raises:
-        UsageError: the rows do not have what a claim names.
-    """
+    """The verdict on each claim. `looks`: the planned number of looks of each study."""
     found: list[Finding] = []
     for claim in file.claims:
         own = [row for row in rows if row.study == claim.study]
@@ -70,13 +66,12 @@ def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> l
 def judge_one(claim: Claim, rows: Sequence[StudyRow], tail: float) -> Finding:
     """The verdict on one claim; `tail`: the probability on either side of an interval.
 
-    Raises:
-        UsageError: the rows do not have what the claim names; the message names the claim.
+    Rows that do not have what the claim names are no measurement; the reason says what is missing.
     """
     try:
         return _judged(claim, rows, tail)
     except UsageError as error:
-        raise UsageError(f"claim {claim.id}: {error}") from None
+        return _unmeasured(claim, rows[0].source.command if rows else "", str(error))
 
 
 def _judged(claim: Claim, rows: Sequence[StudyRow], tail: float) -> Finding:
@@ -182,5 +177,5 @@ def _dominance(
     )
 
 
-def _unmeasured(claim: Claim, command: str) -> Finding:
-    return Finding(claim, UNMEASURED, None, None, None, 0, "a side has no rows", command)
+def _unmeasured(claim: Claim, command: str, reason: str = "a side has no rows") -> Finding:
+    return Finding(claim, UNMEASURED, None, None, None, 0, reason, command)

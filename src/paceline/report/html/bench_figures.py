@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.bench.schema import family, setting
-from paceline.report.bench_tables import ORACLE, TARGET_ALONE
+from paceline.bench.schema import ORACLE, TARGET_ALONE, family, setting
 from paceline.report.html import charts
 from paceline.report.html.encodings import Axis
 from paceline.report.html.page import Figure, Panel, bounded

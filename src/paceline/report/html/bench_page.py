@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.schema import family, setting
+from paceline.bench.schema import ORACLE, TARGET_ALONE, family, setting
 from paceline.decode.strategies import Speculative
 from paceline.report import claims
-from paceline.report.bench_tables import ORACLE, TARGET_ALONE
 from paceline.report.html import charts
 from paceline.report.html.bench_figures import (
     acceptance_figure,

@@ -137,6 +137,21 @@ _TERMS = (
         "block efficiency / that of the run's initial draft, on the same texts.",
     ),
     Term(
+        "verdict",
+        "holds: the interval of the effect is above 0. Too small to matter: it is within the "
+        "smallest effect that matters, which was fixed before the study ran. Does not hold: an "
+        "effect that matters is excluded. Undecided: the examples do not tell.",
+    ),
+    Term(
+        "claim's interval",
+        "wider than 95%: the probability that any claim of a paper gets a wrong verdict is at most "
+        "5%, however often more examples were drawn.",
+    ),
+    Term(
+        "regret",
+        "expected loss of a rule minus that of the best rule, which knows the true distribution.",
+    ),
+    Term(
         "dominance",
         "if one curve is above the other everywhere, its values are smaller at every rank.",
     ),

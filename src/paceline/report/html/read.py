@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from paceline.report.html.page import Page
 
 _WANTED = (
-    "the directory of a bench, tune, trajectory, sweep, align or pretrain, or a file written by "
-    "measure, verify or decode with --json"
+    "the directory of a study, bench, tune, trajectory, sweep, align or pretrain, or a file "
+    "written by measure, verify or decode with --json"
 )
 
 
@@ -45,6 +45,8 @@ def read_page(path: Path) -> Found:
 
 
 def _page_of_directory(path: Path) -> Page:
+    if is_study(path):
+        return _study(path)
     manifest = read_manifest(path)
     kind = (manifest or {}).get("kind")
     if kind is None:  # written before manifests named their kind
@@ -55,6 +57,21 @@ def _page_of_directory(path: Path) -> Page:
     if kind not in _READERS:
         raise UsageError(f"{path} holds a run of kind {kind}, which has no report; give {_WANTED}")
     return _READERS[kind](path, manifest or {})
+
+
+def is_study(path: Path) -> bool:
+    """Whether the directory has the rows of a study."""
+    return (path / "rows.jsonl.gz").exists() or (path / "doit.json").exists()
+
+
+def _study(path: Path) -> Page:
+    from paceline.report.html.study_page import study_page
+    from paceline.studies.session import judge_all, study_rows
+
+    rows = study_rows([path])
+    names = {row.study for row in rows}
+    own = [one for one in judge_all(places=[path]) if one.claim.study in names]
+    return study_page(f"Study {path.name}", rows, own)
 
 
 def _bench(path: Path, _: dict[str, Any]) -> Page:
