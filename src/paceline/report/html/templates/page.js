@@ -89,7 +89,7 @@
   };
   // Definitions are beside the text on wide screens and folded below the heading on narrow ones.
   const asides = [...document.querySelectorAll("aside details")];
-  const wide = matchMedia("(min-width: 1060px)");
+  const wide = matchMedia("print, (min-width: 1060px)"); // paper has them all
   const fold = () => asides.forEach((one) => { one.open = wide.matches; });
   wide.addEventListener("change", fold);
   addEventListener("beforeprint", () => asides.forEach((one) => { one.open = true; }));
