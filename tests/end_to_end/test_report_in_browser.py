@@ -244,13 +244,14 @@ def test_a_selected_family_stands_out(visit: Any):
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_a_page_prints_on_paper_without_controls(theme: str, visit: Any):
-    page = visit("bench", theme=theme)
+    page = visit("bench", width=390, theme=theme)
     page.tab.emulate_media(media="print", color_scheme=theme)
     hidden = page.tab.evaluate(
         "['#theme', 'nav', '.readout', 'details.data'].every((name) => "
         "getComputedStyle(document.querySelector(name)).display === 'none')"
     )
     assert hidden
+    assert page.tab.locator("aside dl").first.is_visible()
     assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") == (
         "rgb(255, 255, 255)"
     )

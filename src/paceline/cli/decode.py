@@ -61,13 +61,8 @@ def decode(
         _check_without_draft(decoding, draft_weights)
     text = read_prompt(prompt, prompt_file)
     check_decode(target, draft)
-    recorded = {
-        "target": target,
-        "draft": draft,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "decoding": decoding.model_dump(mode="json"),
-    }
+    recorded = {"target": target, "draft": draft, "max_new_tokens": max_new_tokens, "seed": seed}
+    recorded["decoding"] = decoding.model_dump(mode="json")
     stream_text(
         *load_decoder(target, draft, draft_weights, decoding),
         text,

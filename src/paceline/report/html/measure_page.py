@@ -86,21 +86,15 @@ def _speed(found: Measurement, source: Source) -> Section:
         "line, decoding with the draft is faster than without."
     )
     if (speed := found.speed) is not None:
-        kind = f"measured, after the first token ({speed.num_requests} requests)"
         measured = {
-            "gamma": speed.gamma,
-            "kind": kind,
-            **bounded("speedup", speed.decoding_speedup),
+            "measured after the first token": speed.decoding_speedup,
+            "measured, whole requests": speed.speedup,
         }
-        rows.append(measured)
-        rows.append(
-            {
-                "gamma": speed.gamma,
-                "kind": "measured, whole requests",
-                **bounded("speedup", speed.speedup),
-            }
-        )
-        text += " The measured points have their 95% intervals."
+        rows += [
+            {"gamma": speed.gamma, "kind": kind, **bounded("speedup", value)}
+            for kind, value in measured.items()
+        ]
+        text += f" The measured points are of {speed.num_requests} requests, with 95% intervals."
     y = Axis("speedup", "speedup", ".2f", bounds=True)
     chart = charts.curves(rows, _GAMMA, y, "kind", reference=(None, 1.0))
     figure = Figure("Speedup by gamma", text, [Panel(chart)], rows, source)

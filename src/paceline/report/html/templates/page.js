@@ -53,12 +53,27 @@
     .flatMap((layer) => layer.encoding?.color?.scale?.domain ?? [])
     .map((name) => String(name).length));
 
-  // Long names on the vertical axis take two lines.
+  // A long name as two lines, divided where a word ends, as near to its middle as possible.
+  const inTwo = (name) => {
+    const ends = [...name.matchAll(/[ /_]/g)].map((found) => found.index + 1);
+    if (name.length <= 18 || !ends.length) return [name];
+    const off = (end) => Math.abs(end - name.length / 2);
+    const end = ends.reduce((best, one) => (off(one) < off(best) ? one : best));
+    return [name.slice(0, end).trimEnd(), name.slice(end)];
+  };
   const narrow = (spec) => {
     spec.config.axis.labelLimit = 110;
-    spec.layer.map((layer) => layer.encoding?.y?.axis)
-      .filter((axis) => axis?.labelLimit)
-      .forEach((axis) => { axis.labelExpr = "split(datum.label, ', ')"; axis.labelLimit = 130; });
+    spec.layer.map((layer) => layer.encoding?.y)
+      .filter((y) => y?.axis?.labelLimit)
+      .forEach((y) => {
+        const lines = Object.fromEntries(y.scale.domain.map((name) => [name, inTwo(name)]));
+        Object.assign(y.axis, {
+          labelExpr: `(${JSON.stringify(lines)})[datum.label]`,
+          labelLimit: 150,
+          labelFontSize: 11,
+          labelLineHeight: 12,
+        });
+      });
   };
 
   const draw = async (panel) => {
@@ -66,7 +81,7 @@
     const spec = JSON.parse(panel.querySelector("script").textContent);
     const width = chart.clientWidth;
     spec.config.legend.columns = Math.max(1, Math.floor(width / (44 + 7.4 * longestName(spec))));
-    spec.config.legend.labelLimit = width - 40;
+    spec.config.legend.labelLimit = Math.max(120, width - 90);
     if (width < 420) narrow(spec);
     await vegaEmbed(chart, spec, { actions: false, renderer: "svg", ast: true });
     readByKeys(chart, panel.querySelector(".readout"));
@@ -74,7 +89,7 @@
   };
   // Definitions are beside the text on wide screens and folded below the heading on narrow ones.
   const asides = [...document.querySelectorAll("aside details")];
-  const wide = matchMedia("(min-width: 1060px)");
+  const wide = matchMedia("print, (min-width: 1060px)"); // paper has them all
   const fold = () => asides.forEach((one) => { one.open = wide.matches; });
   wide.addEventListener("change", fold);
   addEventListener("beforeprint", () => asides.forEach((one) => { one.open = true; }));
