@@ -101,6 +101,7 @@ class Claim:
         tone: How the verdict is marked.
         command: What measured it.
         reason: Why it is not decided; may be empty.
+        effect_text: The effect as shown, if not as plain numbers.
     """
 
     claim: str
@@ -112,16 +113,19 @@ class Claim:
     tone: Tone
     command: str
     reason: str = ""
+    effect_text: str = ""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """A table of claims."""
+    """A table of claims; the headings are those of a claim's source and of its effect."""
 
     title: str
     claims: Sequence[Claim]
     source: Source
     text: str = ""
+    source_heading: str = "statistic of"
+    effect_heading: str = "effect (95% interval)"
 
     @property
     def rows(self) -> list[Row]:

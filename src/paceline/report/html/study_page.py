@@ -12,6 +12,7 @@ from paceline.studies.verdicts import DECIDED, FAILS, HOLDS, SMALL, UNDECIDED, U
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.core.bootstrap import Interval
     from paceline.report.html.page import Tone
     from paceline.studies.rows import StudyRow
     from paceline.studies.verdicts import Finding
@@ -129,6 +130,8 @@ def _claims(paper: str, findings: Sequence[Finding]) -> Claims:
             "Each claim is a statement on result rows. The interval is the claim's own: any wrong "
             "verdict of a paper has a probability of at most 5%."
         ),
+        source_heading="what the paper says",
+        effect_heading="effect",
     )
 
 
@@ -143,12 +146,18 @@ def _claim(one: Finding) -> Claim:
         tone=_TONES.get(one.verdict, "neutral"),
         command=f"paceline study run {one.claim.study}",
         reason=one.reason,
+        effect_text=_percent(one.effect) if one.effect is not None and _is_ratio(one) else "",
     )
+
+
+def _percent(effect: Interval) -> str:
+    return f"{effect.value:+.1%} ({effect.low:+.1%} to {effect.high:+.1%})"
 
 
 def _effect_name(one: Finding) -> str:
     test = one.claim.test
-    matters = f"smallest that matters {test.matters:g}"
+    is_ratio = _is_ratio(one)
+    matters = f"smallest that matters {f'{test.matters:.0%}' if is_ratio else f'{test.matters:g}'}"
     match test.kind:
         case "paired":
             words = "first / second - 1" if test.compare == "ratio" else "first - second"
