@@ -21,6 +21,7 @@ class Kind(StrEnum):
     sweep = "sweep"
     trajectory = "trajectory"
     analyze = "analyze"
+    bounds = "bounds"
     measure = "measure"
     measure_engine = "measure-engine"
     verify = "verify"
@@ -46,6 +47,7 @@ def schema_of(kind: Kind) -> type[StrictModel]:
     from paceline.decode.strategies import DecodingConfig
     from paceline.export import ExportConfig
     from paceline.measure import MeasureConfig, VerifyConfig
+    from paceline.measure.bounds import BoundsConfig
     from paceline.measure.perplexity import PerplexityConfig
     from paceline.measure.predicted_frontier import AnalyzeConfig
     from paceline.measure.served_figures import ServedConfig
@@ -64,6 +66,7 @@ def schema_of(kind: Kind) -> type[StrictModel]:
         Kind.measure: MeasureConfig,
         Kind.measure_engine: ServedConfig,
         Kind.analyze: AnalyzeConfig,
+        Kind.bounds: BoundsConfig,
         Kind.verify: VerifyConfig,
         Kind.decode: DecodingConfig,
         Kind.perplexity: PerplexityConfig,

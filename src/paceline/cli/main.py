@@ -52,8 +52,19 @@ def options_of_all(
 
 
 for name in (  # each in a module of its name, in the order of the help
-    *("draft", "pretrain", "generate_data", "align", "measure", "analyze", "verify", "decode"),
-    *("export", "trajectory", "sweep", "corpus", "task", "perplexity", "score", "bench", "tune"),
+    *("draft", "pretrain", "generate_data", "align", "measure", "analyze", "bounds", "verify"),
+    *(
+        "decode",
+        "export",
+        "trajectory",
+        "sweep",
+        "corpus",
+        "task",
+        "perplexity",
+        "score",
+        "bench",
+        "tune",
+    ),
     *("study", "claims", "report", "demo", "validate", "env"),
 ):
     app.command()(guarded(getattr(import_module(f"paceline.cli.{name}"), name)))

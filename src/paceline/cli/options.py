@@ -29,6 +29,7 @@ Prompts = Annotated[
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file of settings; options override it.")
 ]
+Output = Annotated[str | None, typer.Option(help="Run directory.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="key.subkey=value; overrides file and options.")
 ]

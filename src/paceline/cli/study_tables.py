@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.core.bootstrap import Interval
+    from paceline.measure.bounds import BoundsResult
     from paceline.studies.run import StageState
     from paceline.studies.study_file import StudyConfig
     from paceline.studies.verdicts import Finding
@@ -23,6 +24,13 @@ _CLAIMS_LEGEND = """\
 effect: of the first side over the second, as `compares` says; brackets: interval at the claim's
 own level, so that any wrong verdict of a paper has at most the probability of the claims file.
 n: examples or seeds. matters: the smallest effect that matters."""
+
+_BOUNDS = {
+    "acceptance": "acceptance, measured",
+    "tight": "bound from lemma A.3",
+    "proven": "bound as proven",
+    "printed": "bound as printed (not proven)",
+}
 
 
 def print_json(value: Any) -> None:
@@ -145,3 +153,27 @@ def findings_as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def bounds_table(found: BoundsResult) -> Group:
+    """Means over prompts of acceptance and its bounds; regret and its bound per position."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "value"):
+        table.add_column(name, justify="right" if name else "left")
+    prompts = found.prompts
+    for name in ("acceptance", "tight", "proven", "printed"):
+        mean = sum(getattr(one, name) for one in prompts) / len(prompts)
+        table.add_row(_BOUNDS[name], f"{mean:,.3f}")
+    parts: list[Table] = [table]
+    positions = sum(one.positions for one in prompts)
+    if positions:
+        regret = Table(box=None, pad_edge=False)
+        for name in ("rule and alpha", "regret", "bound", "positions above the bound"):
+            regret.add_column(name, justify="left" if name.startswith("rule") else "right")
+        for name in prompts[0].regret:
+            sums = [sum(getattr(one, key)[name] for one in prompts) for key in ("regret", "bound")]
+            above = sum(one.violations[name] for one in prompts)
+            figures = (f"{value / positions:.4f}" for value in sums)
+            regret.add_row(name, *figures, f"{above:,} of {positions:,}")
+        parts.append(regret)
+    return Group(*parts, f"{len(prompts)} prompts, at most {found.max_new_tokens} tokens")

@@ -10,6 +10,7 @@ from paceline.bench.runner import read_rows
 from paceline.bench.schema import ResultRow, family, parameters_of
 from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.errors import UsageError
+from paceline.measure.bounds import BoundsConfig, BoundsResult
 from paceline.measure.trajectory import TrajectoryRow
 from paceline.records import RunDirectory, read_jsonl
 from paceline.studies.execute import StageFolder
@@ -33,10 +34,10 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[St
     Raises:
         UsageError: a stage's output is of another version or malformed.
     """
-    readers = {"trajectory": _trajectory, "bench": _bench, "sweep": _sweep}
+    readers = {"trajectory": _trajectory, "bench": _bench, "sweep": _sweep, "bounds": _bounds}
     rows: list[StudyRow] = []
     for stage in stages:
-        if stage.command in readers and stage.folder is not None:
+        if stage.command in readers:
             rows += [
                 StudyRow(
                     study=study,
@@ -60,7 +61,6 @@ _Part = tuple[str, tuple[int, ...], "dict[str, Label]", "Sums", "DecodingConfig 
 
 def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
     """A row per draft, task and sampling; units are prompts."""
-    assert stage.folder is not None, "the caller checks it"
     skipped = int(stage.config.get("skip_prompts", 0))
     source = _source(stage, folder)
     rows = [_known(values, stage.folder) for values in read_jsonl(stage.folder / "rows.jsonl")]
@@ -111,7 +111,6 @@ def _draft(row: TrajectoryRow, num_starts: int) -> dict[str, Label]:
 
 def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
     """A row per cell; units are examples."""
-    assert stage.folder is not None, "the caller checks it"
     manifest = RunDirectory(stage.folder).read_manifest() or {}
     task = cast("dict[str, Any]", manifest.get("config", {}).get("task", {})).get("task", "task")
     skipped = int(stage.config.get("skip_examples", 0))
@@ -161,7 +160,6 @@ def _example_sums(row: ResultRow) -> Sums:
 
 def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
     """A row per cell of the grid; units are seeds. A run that diverged has no values."""
-    assert stage.folder is not None, "the caller checks it"
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for values in json.loads((stage.folder / "sweep.json").read_text(encoding="utf-8")):
         cells.setdefault((values["row"], values["column"]), []).append(values)
@@ -179,6 +177,25 @@ def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
         yield "seeds of training", units, {"row": row, "column": column}, sums, None, source
 
 
+def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
+    """One row; units are prompts."""
+    config = BoundsConfig.model_validate(stage.config)
+    result = RunDirectory(stage.folder).read_result()
+    assert result is not None, "a finished stage has a result"
+    prompts = BoundsResult.model_validate(result).prompts
+    sums: Sums = {
+        name: tuple(round(float(getattr(one, name)), 6) for one in prompts)
+        for name in ("acceptance", "tight", "proven", "printed", "length", "tvd", "positions")
+    }
+    for name in prompts[0].regret:
+        for key in ("regret", "bound", "violations"):
+            values = tuple(round(float(getattr(one, key)[name]), 6) for one in prompts)
+            sums[f"{key} {name}"] = values
+    units = tuple(config.skip_prompts + one.prompt for one in prompts)
+    setting = _sampled(config.sampling) | {"max_new_tokens": config.max_new_tokens}
+    yield f"prompts of {config.prompts.path}", units, setting, sums, None, _source(stage, folder)
+
+
 def _sampled(sampling: SamplingParams) -> dict[str, Label]:
     setting: dict[str, Label] = {"temperature": sampling.temperature}
     if sampling.top_p < 1:
@@ -189,7 +206,6 @@ def _sampled(sampling: SamplingParams) -> dict[str, Label]:
 
 
 def _source(stage: PlannedStage, folder: StageFolder) -> Source:
-    assert stage.folder is not None, "the caller checks it"
     run = RunDirectory(stage.folder)
     manifest = run.read_manifest()
     if manifest is None:  # a sweep: its runs have manifests

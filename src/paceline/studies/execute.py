@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from paceline.studies.plan import PlannedStage
 
 _RESUMED = ("pretrain", "align", "generate-data")  # commands with the option --resume
-_PRINTING = ("analyze",)  # commands that print their result
 _LOG_TAIL = 4_000
 _STOP_S = 20.0
 
@@ -32,7 +31,7 @@ _STOP_S = 20.0
 class Runner(Protocol):
     """Runs a command and waits. -> its exit code."""
 
-    def __call__(self, command: Sequence[str], log: Path, printed: Path | None) -> int: ...
+    def __call__(self, command: Sequence[str], log: Path) -> int: ...
     def stop(self) -> None: ...
 
 
@@ -57,9 +56,7 @@ class StageFolder:
     def command(self, stage: PlannedStage) -> list[str]:
         """The command line after `paceline`; a user can run it by hand."""
         command = [stage.command, "--config", str(self.config(stage))]
-        if stage.command in _PRINTING:
-            command.append("--json")
-        begun = stage.folder is not None and RunDirectory(stage.folder).manifest.exists()
+        begun = RunDirectory(stage.folder).manifest.exists()
         if begun and stage.command in _RESUMED:
             command.append("--resume")
         return command
@@ -76,9 +73,8 @@ def execute(stage: PlannedStage, folder: StageFolder, run: Runner) -> None:
     """
     _set_aside_if_stale(stage, folder)
     atomic_write_text(folder.config(stage), yaml.safe_dump(stage.config, sort_keys=False))
-    printed = stage.outputs[0] if stage.command in _PRINTING else None
     log = folder.log(stage)
-    code = run(folder.command(stage), log, printed)
+    code = run(folder.command(stage), log)
     if code != 0:
         reason = last_line(log) or f"exit code {code}"
         raise StudyError(
@@ -101,10 +97,8 @@ def _set_aside_if_stale(stage: PlannedStage, folder: StageFolder) -> None:
             known = json.loads(mark.read_text(encoding="utf-8"))
     if known.get("digest") == digest:
         return
-    places = [stage.folder] if stage.folder is not None else list(stage.outputs)
-    for place in places:
-        if place.exists():
-            _set_aside(place, folder.output / "replaced")
+    if stage.folder.exists():
+        _set_aside(stage.folder, folder.output / "replaced")
     atomic_write_text(mark, json.dumps({"digest": digest}) + "\n")
 
 
@@ -142,31 +136,24 @@ class LocalRunner:
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
 
-    def __call__(self, command: Sequence[str], log: Path, printed: Path | None) -> int:
-        """Run `paceline COMMAND` with its output in `log`; its result in `printed`, if given.
+    def __call__(self, command: Sequence[str], log: Path) -> int:
+        """Run `paceline COMMAND` with its output in `log`.
 
         The process gets SIGTERM if this one dies.
         """
-        with storage_errors(log), ExitStack() as files:
+        with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
-            errors = result = files.enter_context(log.open("ab"))
-            scratch = None
-            if printed is not None:
-                printed.parent.mkdir(parents=True, exist_ok=True)
-                scratch = printed.with_name(f".{printed.name}.part")
-                result = files.enter_context(scratch.open("wb"))
+            stream = log.open("ab")
+        with stream:
             process = subprocess.Popen(
                 [sys.executable, "-m", "paceline.cli.main", *command],
-                stdout=result,
-                stderr=errors,
+                stdout=stream,
+                stderr=stream,
                 stdin=subprocess.DEVNULL,
                 preexec_fn=end_with_parent,
                 start_new_session=True,  # Ctrl-C reaches the study, which stops its stages
             )
-            code = self._wait(process)
-            if code == 0 and scratch is not None and printed is not None:
-                scratch.replace(printed)
-        return code
+            return self._wait(process)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         with self._lock:
@@ -212,9 +199,9 @@ class RayRunner:
         self._ray, self._failure = ray, RayError
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_run_in)
 
-    def __call__(self, command: Sequence[str], log: Path, printed: Path | None) -> int:
+    def __call__(self, command: Sequence[str], log: Path) -> int:
         """As `LocalRunner`, on a node with a free core, and a free GPU if the cluster has any."""
-        task = self._task.remote(Path.cwd(), list(command), log, printed)
+        task = self._task.remote(Path.cwd(), list(command), log)
         try:
             return self._ray.get(task)
         except self._failure as error:
@@ -226,6 +213,6 @@ class RayRunner:
         self._ray.shutdown()
 
 
-def _run_in(directory: Path, command: list[str], log: Path, printed: Path | None) -> int:
+def _run_in(directory: Path, command: list[str], log: Path) -> int:
     os.chdir(directory)
-    return LocalRunner()(command, log, printed)
+    return LocalRunner()(command, log)

@@ -9,7 +9,7 @@ from paceline.bench import BenchConfig
 from paceline.config import StrictModel, read_yaml, set_key, validate
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import ConfigError
-from paceline.measure.predicted_frontier import AnalyzeConfig
+from paceline.measure.bounds import BoundsConfig
 from paceline.measure.trajectory import TrajectoryConfig
 from paceline.studies.study_file import Command, Label, Scale, Stage, StudyConfig, filled
 from paceline.train import AlignConfig, PretrainConfig
@@ -24,12 +24,13 @@ SCHEMAS: dict[Command, type[StrictModel]] = {
     "sweep": SweepConfig,
     "trajectory": TrajectoryConfig,
     "bench": BenchConfig,
-    "analyze": AnalyzeConfig,
+    "bounds": BoundsConfig,
 }
 # number of examples, and number of examples to skip
 _EXAMPLES: dict[str, tuple[str, str]] = {
     "bench": ("num_examples", "skip_examples"),
     "trajectory": ("num_prompts", "skip_prompts"),
+    "bounds": ("num_prompts", "skip_prompts"),
 }
 
 
@@ -41,7 +42,7 @@ class PlannedStage(NamedTuple):
         stage: Its name in the study file.
         look: Number of the look, from 0.
         config: The checked configuration, as plain values.
-        folder: The directory that the command writes; None: it prints its result.
+        folder: The directory that the command writes.
     """
 
     name: str
@@ -49,7 +50,7 @@ class PlannedStage(NamedTuple):
     look: int
     command: Command
     config: dict[str, Any]
-    folder: Path | None
+    folder: Path
     inputs: tuple[Path, ...]
     outputs: tuple[Path, ...]
     covers: tuple[str, ...]
@@ -98,14 +99,15 @@ def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale, look: in
         config = validate(schema, values)
     except ConfigError as error:
         raise ConfigError(f"stage {name}: {error}") from None
-    folder = getattr(config, "output", None) or getattr(config, "out", None)
+    folder: Path | None = getattr(config, "output", None) or getattr(config, "out", None)
+    assert folder is not None, "each of these commands has an output"
     return PlannedStage(
         name=f"{name}-look-{look}" if stage.is_drawn_again else name,
         stage=name,
         look=look,
         command=stage.command,
         config=values,
-        folder=None if folder is None else Path(folder),
+        folder=folder,
         inputs=tuple(Path(text) for text in filled(stage.inputs, variables)),
         outputs=tuple(Path(text) for text in filled(stage.outputs, variables)),
         covers=stage.covers,

@@ -21,7 +21,7 @@ FOLDER = Path("configs/studies")
 SCALES = ("cpu", "gpu", "smoke")
 Scale = Literal["cpu", "gpu", "smoke"]
 Command = Literal[
-    "draft", "pretrain", "generate-data", "align", "sweep", "trajectory", "bench", "analyze"
+    "draft", "pretrain", "generate-data", "align", "sweep", "trajectory", "bench", "bounds"
 ]
 Label = str | int | float
 
@@ -41,7 +41,7 @@ class Stage(StrictModel):
         config: Its configuration file; None: `set` is the whole configuration.
         set: Keys that override the file.
         inputs: Files that the stage reads; it runs again if their content changes.
-        outputs: Files that the stage writes; `analyze` writes its result to the first.
+        outputs: Files that the stage writes.
         covers: Items of the papers that its rows belong to, such as `DistillSpec Figure 4`.
         labels: Settings of all its rows that the command does not know, such as the pair's name.
         minutes: Expected duration.
