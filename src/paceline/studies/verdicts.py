@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from paceline.core.bootstrap import LEAST_UNITS
+from paceline.errors import UsageError
 from paceline.studies.claim_file import Dominance, FrontierTest, Paired
 from paceline.studies.dominance import DominanceEffect, dominance_effect
 from paceline.studies.evidence import Effect, paired_effect
@@ -29,6 +31,7 @@ Verdict = Literal["holds", "does not hold", "too small to matter here", "undecid
 HOLDS, FAILS, SMALL = "holds", "does not hold", "too small to matter here"
 UNDECIDED, UNMEASURED = "undecided", "not measured"
 DECIDED = (HOLDS, FAILS, SMALL)
+_UNMEASURED = f"a side has no rows, or fewer than {LEAST_UNITS} examples"
 
 
 class Finding(NamedTuple):
@@ -61,6 +64,11 @@ def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> l
     found: list[Finding] = []
     for claim in file.claims:
         own = [row for row in rows if row.study == claim.study]
+        if own and claim.study not in looks:
+            raise UsageError(
+                f"the number of looks of study {claim.study} is not known; judge claims where its "
+                "file is in configs/studies"
+            )
         tail = file.level[claim.paper] / looks.get(claim.study, 1) / 2
         found.append(judge_one(claim, own, tail))
     return found
@@ -136,7 +144,8 @@ def _frontier(
 
     strict = [verdict_of(pair.strict, test.matters, test.expect) for pair in effect.pairs]
     if FAILS in strict:
-        worst = min(range(len(strict)), key=lambda number: effect.pairs[number].strict.high)
+        failing = [number for number, verdict in enumerate(strict) if verdict == FAILS]
+        worst = min(failing, key=lambda number: effect.pairs[number].strict.high)
         return finding(worst, FAILS, "", strict=True)
     weakest = min(range(len(strict)), key=lambda number: effect.pairs[number].interval.low)
     own = [verdict_of(pair.interval, test.matters, test.expect) for pair in effect.pairs]
@@ -171,4 +180,4 @@ def _dominance(
 
 
 def _unmeasured(claim: Claim, command: str) -> Finding:
-    return Finding(claim, UNMEASURED, None, None, None, 0, "a side has no rows", command)
+    return Finding(claim, UNMEASURED, None, None, None, 0, _UNMEASURED, command)
