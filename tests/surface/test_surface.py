@@ -48,6 +48,7 @@ NAMES = {
     "paceline.measure.perplexity": "perplexity PerplexityConfig Perplexity",
     "paceline.bench": "bench BenchConfig Grid ResultRow read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
+    "paceline.studies.session": "run_and_judge judge_all",
     "paceline.report": "write_report Report",
 }
 
@@ -122,6 +123,8 @@ OPTIONS = {
         "--target --draft --output --task --quality-floor --max-latency --temperature --config "
         "--set --json"
     ),
+    "study": "--scale --workers --output --set --dry-run --json",
+    "claims": "--rows --file --details --json",
     "demo": "--target --out",
     "validate": "--set",
     "env": "",
