@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.bench.runner import read_rows
-from paceline.bench.schema import ResultRow, family, parameters_of
+from paceline.bench.schema import ResultRow, digest, family, parameters_of
 from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, BoundsResult
@@ -116,7 +116,10 @@ def _draft(row: TrajectoryRow, num_starts: int) -> dict[str, Label]:
 def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
     """A row per cell; units are examples."""
     manifest = RunDirectory(stage.folder).read_manifest() or {}
-    task = cast("dict[str, Any]", manifest.get("config", {}).get("task", {})).get("task", "task")
+    config = cast("dict[str, Any]", manifest.get("config", {}))
+    task = config.get("task", {}).get("task", "task")
+    # tasks of one kind may read different texts
+    population = f"examples of {task} {digest(config.get('task'), config.get('seed'))}"
     skipped = int(stage.config.get("skip_examples", 0))
     source = _source(stage, folder)
     for row in read_rows(stage.folder, manifest.get("context")):
@@ -124,7 +127,7 @@ def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
             continue
         units = tuple(range(skipped, skipped + len(row.examples)))
         setting: dict[str, Label] = {"task": str(task)} | _decoding(row)
-        yield f"examples of {task}", units, setting, _example_sums(row), row.decoding, source
+        yield population, units, setting, _example_sums(row), row.decoding, source
 
 
 def _decoding(row: ResultRow) -> dict[str, Label]:

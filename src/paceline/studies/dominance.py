@@ -84,12 +84,12 @@ def distances(first_N: Tensor, second_N: Tensor, tail: float) -> DominanceEffect
     picks_RN = draw_resamples(count, resamples, named_generator(0, "dominance", count))
     weights_RN = torch.zeros(resamples, count, dtype=torch.float64)
     weights_RN.scatter_add_(1, picks_RN, torch.ones_like(weights_RN))
-    weights_RN = torch.cat([torch.ones_like(weights_RN[:1]), weights_RN]) / count
+    weights_RN = torch.cat([torch.ones_like(weights_RN[:1]), weights_RN])
     points_X = torch.cat([first_N, second_N]).unique()
     if len(points_X) > _NUM_POINTS:
         points_X = points_X[torch.linspace(0, len(points_X) - 1, _NUM_POINTS).long()]
     below_NX = [(side_N[:, None] <= points_X).double() for side_N in (first_N, second_N)]
-    gaps_RX = weights_RN @ (below_NX[0] - below_NX[1])
+    gaps_RX = weights_RN @ (below_NX[0] - below_NX[1]) / count
     gains_N = first_N - second_N
     mean, error = float(gains_N.mean()), float(gains_N.std()) / count**0.5
     half = student_quantile(1 - 2 * tail, count - 1) * error

@@ -141,7 +141,8 @@ def _error(strata: Sequence[Stratum]) -> tuple[float, int]:
         variances.append((float(values_N.var(correction=1)) / len(values), len(values)))
     total = sum(variance for variance, _ in variances)
     parts = sum(variance**2 / (count - 1) for variance, count in variances)
-    return math.sqrt(total), max(1, int(total**2 / parts)) if parts else 1
+    # rounded down, apart from rounding errors: 6.9999999 is 7
+    return math.sqrt(total), max(1, int(total**2 / parts + 1e-6)) if parts else 1
 
 
 def _strata(test: Paired, rows: Sequence[StudyRow]) -> list[Stratum]:
