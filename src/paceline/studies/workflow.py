@@ -119,5 +119,7 @@ def _task(stage: PlannedStage, execute: Callable[[PlannedStage], bool]) -> Task:
         file_dep=[str(path) for path in stage.inputs],
         targets=[str(path) for path in stage.outputs],
         uptodate=[config_changed({"command": stage.command, "config": stage.config})],
-        title=lambda task: task.name,
+        # doit would replace this process's stdout and stderr, and threads would not restore them
+        io={"capture": False},
+        verbosity=0,
     )
