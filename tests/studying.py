@@ -17,7 +17,7 @@ def write_study(folder: Path, **changes: Any) -> Path:
     rows = [{"prompt": f"number {number}", "completion": f"{number}"} for number in range(24)]
     write_corpus(folder / "data/prompts.jsonl", rows)
     file = folder / "tiny.yaml"
-    file.write_text(yaml.safe_dump(tiny_study() | changes), encoding="utf-8")
+    file.write_text(yaml.safe_dump(tiny_study() | changes, sort_keys=False), encoding="utf-8")
     return file
 
 
