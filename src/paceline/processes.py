@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -170,6 +171,7 @@ def _run(
     os.environ.update(environment)
     # Only the main process handles Ctrl-C. Blocked, not ignored: training installs its own handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    _stop_with_main_process()
     keep_freed_memory()
     torch.set_num_threads(num_threads)
     if torch.cuda.is_available():
@@ -193,6 +195,21 @@ def _run(
             return
 
 
+def _stop_with_main_process() -> None:
+    """Get SIGTERM if the main process dies, on which training saves its state.
+
+    Without it a worker would notice only after its item, which may take hours.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "called in a worker"
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def keep_freed_memory() -> None:
     """Make malloc keep freed blocks instead of returning them to the system (glibc only).
 
@@ -208,10 +225,13 @@ def keep_freed_memory() -> None:
         mallopt(_TOP_PAD, _PAD_BYTES)
 
 
-def end_with_parent() -> None:
+def end_with_parent(parent: int | None = None) -> None:
     """In a new process: get SIGTERM when the thread that started it ends, even if it is killed.
 
-    A `preexec_fn`; without effect on other systems than Linux.
+    Can be a `preexec_fn`; without effect on other systems than Linux. `parent`: the process that
+    started this one, which may have ended already.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)

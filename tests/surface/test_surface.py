@@ -48,6 +48,7 @@ NAMES = {
     "paceline.measure.perplexity": "perplexity PerplexityConfig Perplexity",
     "paceline.bench": "bench BenchConfig Grid ResultRow read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
+    "paceline.studies.session": "run_and_judge judge_all",
     "paceline.report": "write_report Report",
 }
 
@@ -127,6 +128,9 @@ OPTIONS = {
     ),
     "trajectory": "--target --run --output --plot --config --set --html",
     "sweep": "--output --config --set --html",
+    "study": "--scale --workers --output --set --dry-run --json",
+    "claims": "--rows --file --details --json --html",
+    "bounds": "--target --draft --prompts --output --temperature --config --set --json",
     "demo": "--target --out",
     "validate": "--set",
     "env": "",

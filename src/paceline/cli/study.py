@@ -35,7 +35,9 @@ def study(
     name: Annotated[
         str | None, typer.Argument(help="Name in configs/studies, or a study file.")
     ] = None,
-    scale: Annotated[ScaleName, typer.Option(help="Number of steps and examples.")] = ScaleName.cpu,
+    scale: Annotated[
+        ScaleName, typer.Option(help="Number of steps and examples; smoke: output in smoke/.")
+    ] = ScaleName.cpu,
     workers: Annotated[int | None, typer.Option(help="Stages that run at the same time.")] = None,
     output: Annotated[str | None, typer.Option(help="Directory of the study.")] = None,
     overrides: options.Overrides = None,
@@ -59,9 +61,9 @@ def study(
 
     path = study_path(name)
     wanted = options.build(StudyConfig, path, overrides, workers=workers, output=output)
-    if output is None and scale is not ScaleName.cpu:  # one directory for each scale
-        place = wanted.output.with_name(f"{wanted.output.name}_{scale}")
-        wanted = wanted.model_copy(update={"output": place})
+    if scale is not ScaleName.cpu and output is None:
+        # apart from real results: claims are judged by rows of a study's own directory
+        wanted = wanted.model_copy(update={"output": wanted.output / scale.value})
     if action is Action.show or dry_run:
         _show(wanted, scale, as_json=as_json)
         return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.studies.verdicts import Finding
 
 _CLAIMS_LEGEND = """\
-effect: of the first side over the second, as `compares` says; brackets: interval at the claim's
+effect: of the first side over the second, as `compare` says; brackets: interval at the claim's
 own level, so that any wrong verdict of a paper has at most the probability of the claims file.
 n: examples or seeds. matters: the smallest effect that matters."""
 
@@ -141,8 +141,8 @@ def findings_as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
             "verdict": one.verdict,
             "reason": one.reason,
             "effect": None if one.effect is None else [_finite(v) for v in one.effect],
-            "first": one.first,
-            "second": one.second,
+            "first": None if one.first is None else _finite(one.first),
+            "second": None if one.second is None else _finite(one.second),
             "matters": one.claim.test.matters,
             "n": one.num_units,
             "command": one.command,

@@ -14,6 +14,7 @@ At 8 units BCa is no better than the percentile bootstrap, and the jackknife cov
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ from torch import Tensor
 LEAST_UNITS = 8
 # Relative spread that can be rounding error.
 _ROUNDING = 1e-12
+# Resamples beyond a bound that are too few for a quantile.
+_FEW = 5
 
 
 class Interval(NamedTuple):
@@ -137,13 +140,21 @@ def draw_resamples(num_units: int, num_resamples: int, rng: torch.Generator) -> 
 def percentile_interval(values_R: Tensor, tail: float = 0.025) -> Interval:
     """The first value with quantiles of the other finite ones; NaN bounds if there are none.
 
+    If fewer than five resamples lie beyond a bound, it is at least that of a normal distribution:
+    resamples do not show what is rarer than themselves.
+
     Shapes: [1 + R], the estimate first, then one value per resample.
     """
     others_R = values_R[1:][values_R[1:].isfinite()].double()
     if not len(others_R):
         return Interval(float(values_R[0]), math.nan, math.nan)
-    low, high = torch.quantile(others_R, others_R.new_tensor([tail, 1 - tail]))
-    return Interval(float(values_R[0]), float(low), float(high))
+    bounds = torch.quantile(others_R, others_R.new_tensor([tail, 1 - tail]))
+    low, high = float(bounds[0]), float(bounds[1])
+    if tail * len(others_R) < _FEW:
+        mean = float(others_R.mean())
+        half = NormalDist().inv_cdf(1 - tail) * float(others_R.std(correction=0))
+        low, high = min(low, mean - half), max(high, mean + half)
+    return Interval(float(values_R[0]), low, high)
 
 
 def _interval(

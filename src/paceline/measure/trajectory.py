@@ -196,11 +196,15 @@ def _measure(
 
 
 def runs_of(path: Path) -> list[Path]:
-    """The run itself, or the runs of a sweep that did not diverge, in the order of their names."""
+    """The run itself, or the runs of a sweep that did not diverge, in the order of the sweep."""
     if not (path / "sweep.json").exists():
         return [path]
-    results = sorted(path.glob("*/*/seed-*/result.json"))
-    return [result.parent for result in results]
+    cells = json.loads((path / "sweep.json").read_text("utf-8"))
+    return [
+        path / cell["row"] / cell["column"] / f"seed-{cell['seed']}"
+        for cell in cells
+        if "diverged" not in cell
+    ]
 
 
 def stops_of(path: Path) -> Iterator[Stop]:
@@ -212,7 +216,9 @@ def stops_of(path: Path) -> Iterator[Stop]:
     run = RunDirectory(path)
     manifest = run.read_manifest()
     if manifest is None:
-        raise UsageError(f"{path} is not a run directory; give one from pretrain or align")
+        raise UsageError(
+            f"{path} is not a run directory; give one from pretrain or align, or a finished sweep"
+        )
     config = manifest["config"]
     start = config.get("draft") or config.get("model")
     initial = path / "start" if not isinstance(start, str) else Path(start)

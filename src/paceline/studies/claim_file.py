@@ -97,6 +97,12 @@ class Dominance(StrictModel):
     second: Side
     matters: float = Field(gt=0, lt=1)
 
+    @model_validator(mode="after")
+    def _compares_figures_of_units(self) -> Dominance:
+        if self.first.transform is not None or self.second.transform is not None:
+            raise ValueError("a dominance test compares figures of units; remove transform")
+        return self
+
 
 class FrontierTest(StrictModel):
     """Families of decoding settings compared on the frontier of quality and cost.

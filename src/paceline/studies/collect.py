@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.bench.runner import read_rows
-from paceline.bench.schema import ResultRow, family, parameters_of
+from paceline.bench.schema import ResultRow, digest, family, parameters_of
 from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, BoundsResult
@@ -64,9 +64,9 @@ def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
     skipped = int(stage.config.get("skip_prompts", 0))
     source = _source(stage, folder)
     rows = [_known(values, stage.folder) for values in read_jsonl(stage.folder / "rows.jsonl")]
-    starts = {row.stop.fingerprint: row.stop.run for row in reversed(rows) if not row.gain}
+    starts = {row.stop.fingerprint: row.stop.run for row in reversed(rows) if _is_start(row)}
     for row in rows:
-        if not row.gain and row.stop.run != starts[row.stop.fingerprint]:
+        if _is_start(row) and row.stop.run != starts[row.stop.fingerprint]:
             continue  # runs share their initial draft
         sums: Sums = {
             "tokens": row.texts.tokens,
@@ -80,6 +80,10 @@ def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
         setting: dict[str, Label] = {"task": row.task, **_draft(row, len(starts))}
         setting |= _sampled(row.sampling)
         yield f"prompts of {row.task}", units, setting, sums, None, source
+
+
+def _is_start(row: TrajectoryRow) -> bool:
+    return row.stop.label == "start"
 
 
 def _known(values: dict[str, Any], folder: Path) -> TrajectoryRow:
@@ -97,7 +101,7 @@ def _draft(row: TrajectoryRow, num_starts: int) -> dict[str, Label]:
     """
     name = row.stop.run.name
     ratio: dict[str, Label] = {"parameter_ratio": round(row.parameter_ratio, 6)}
-    if not row.gain:
+    if _is_start(row):
         start: dict[str, Label] = {"label": "start"} | ratio
         return start if num_starts == 1 else start | {"draft": f"start of {name}"}
     setting: dict[str, Label] = {"label": row.stop.label, "step": row.stop.step} | ratio
@@ -112,7 +116,10 @@ def _draft(row: TrajectoryRow, num_starts: int) -> dict[str, Label]:
 def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
     """A row per cell; units are examples."""
     manifest = RunDirectory(stage.folder).read_manifest() or {}
-    task = cast("dict[str, Any]", manifest.get("config", {}).get("task", {})).get("task", "task")
+    config = cast("dict[str, Any]", manifest.get("config", {}))
+    task = config.get("task", {}).get("task", "task")
+    # tasks of one kind may read different texts
+    population = f"examples of {task} {digest(config.get('task'), config.get('seed'))}"
     skipped = int(stage.config.get("skip_examples", 0))
     source = _source(stage, folder)
     for row in read_rows(stage.folder, manifest.get("context")):
@@ -120,7 +127,7 @@ def _bench(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
             continue
         units = tuple(range(skipped, skipped + len(row.examples)))
         setting: dict[str, Label] = {"task": str(task)} | _decoding(row)
-        yield f"examples of {task}", units, setting, _example_sums(row), row.decoding, source
+        yield population, units, setting, _example_sums(row), row.decoding, source
 
 
 def _decoding(row: ResultRow) -> dict[str, Label]:

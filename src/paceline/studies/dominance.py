@@ -2,16 +2,27 @@
 
 Paper: Zhou et al. 2023, figures 3b and C.16, which show it by a plot. Here with intervals over
 resamples of the examples, which both samples share.
+
+The largest difference of two empirical functions is too large on average, and its resamples are so
+twice. Its upper bound is a quantile of the resamples. Its lower bound is the difference less a
+quantile of sup_x [resample - data], which is at least the error of the largest difference.
 """
 
 # N units, R resamples, X points
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core.bootstrap import draw_resamples, percentile_interval
+from paceline.core.bootstrap import (
+    LEAST_UNITS,
+    Interval,
+    draw_resamples,
+    percentile_interval,
+    student_quantile,
+)
 from paceline.errors import UsageError
 from paceline.rng import named_generator
 from paceline.studies.evidence import column, select
@@ -22,11 +33,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.core.bootstrap import Interval
     from paceline.studies.claim_file import Dominance, Side
     from paceline.studies.rows import StudyRow
 
 _NUM_RESAMPLES = 4000
+_BEYOND = 5  # resamples beyond a bound, at least
 _NUM_POINTS = 200
 
 
@@ -48,47 +59,60 @@ class DominanceEffect(NamedTuple):
 def dominance_effect(
     test: Dominance, rows: Sequence[StudyRow], tail: float
 ) -> DominanceEffect | None:
-    """Both distances with intervals; None if a side has no rows.
+    """Both distances with intervals; None if a side has no rows or too few units.
 
     Raises:
         UsageError: a side matches several settings, or the sides have different examples.
     """
     sides = [own_figures(test, side, rows) for side in (test.first, test.second)]
     first, second = sides
-    if first is None or second is None:
+    if first is None or second is None or len(first) < LEAST_UNITS:
         return None
     if first.keys() != second.keys():
         raise UsageError("the sides of a claim measure different examples; run the study again")
-    values = [torch.tensor([side[unit] for unit in first]) for side in (first, second)]
+    values = [
+        torch.tensor([side[unit] for unit in first], dtype=torch.float64)
+        for side in (first, second)
+    ]
     return distances(values[0], values[1], tail)
 
 
 def distances(first_N: Tensor, second_N: Tensor, tail: float) -> DominanceEffect:
     """Largest differences of the two empirical distribution functions, with intervals. [N] each."""
     count = len(first_N)
-    picks_RN = draw_resamples(count, _NUM_RESAMPLES, named_generator(0, "dominance", count))
-    picks_RN = torch.cat([torch.arange(count)[None], picks_RN])
+    resamples = max(_NUM_RESAMPLES, math.ceil(_BEYOND / tail))
+    picks_RN = draw_resamples(count, resamples, named_generator(0, "dominance", count))
+    weights_RN = torch.zeros(resamples, count, dtype=torch.float64)
+    weights_RN.scatter_add_(1, picks_RN, torch.ones_like(weights_RN))
+    weights_RN = torch.cat([torch.ones_like(weights_RN[:1]), weights_RN])
     points_X = torch.cat([first_N, second_N]).unique()
     if len(points_X) > _NUM_POINTS:
         points_X = points_X[torch.linspace(0, len(points_X) - 1, _NUM_POINTS).long()]
-    cdfs = [
-        torch.stack([(side_N[picks_RN] <= point).double().mean(-1) for point in points_X], -1)
-        for side_N in (first_N, second_N)
-    ]
-    gaps_RX = cdfs[0] - cdfs[1]
-    zero = torch.zeros(())
-    against_R = gaps_RX.amax(-1).maximum(zero)
-    above_R = (-gaps_RX).amax(-1).maximum(zero)
-    gain_R = (first_N - second_N)[picks_RN].double().mean(-1)
+    below_NX = [(side_N[:, None] <= points_X).double() for side_N in (first_N, second_N)]
+    gaps_RX = weights_RN @ (below_NX[0] - below_NX[1]) / count
+    gains_N = first_N - second_N
+    mean, error = float(gains_N.mean()), float(gains_N.std()) / count**0.5
+    half = student_quantile(1 - 2 * tail, count - 1) * error
     return DominanceEffect(
-        percentile_interval(against_R, tail),
-        percentile_interval(above_R, tail),
-        percentile_interval(gain_R, tail),
+        _largest(gaps_RX, tail),
+        _largest(-gaps_RX, tail),
+        Interval(mean, mean - half, mean + half),
         count,
     )
 
 
-def own_figures(test: Dominance, side: Side, rows: Sequence[StudyRow]) -> dict[int, float] | None:
+def _largest(gaps_RX: Tensor, tail: float) -> Interval:
+    """The largest gap, at least 0, with its interval. The data first, then the resamples."""
+    found = percentile_interval(gaps_RX.amax(-1).clamp(min=0), tail)
+    errors_R = (gaps_RX[1:] - gaps_RX[0]).amax(-1)
+    error = float(torch.quantile(errors_R, 1 - tail))
+    return found._replace(low=max(0.0, found.value - error))
+
+
+def own_figures(
+    test: Dominance, side: Side, rows: Sequence[StudyRow]
+) -> dict[tuple[str, int], float] | None:
+    """Figures by population and unit."""
     chosen = select(rows, test.rows, side.where)
     if not chosen:
         return None
@@ -98,4 +122,5 @@ def own_figures(test: Dominance, side: Side, rows: Sequence[StudyRow]) -> dict[i
     over_N = column(row, side.over or test.over)
     under = side.under or test.under
     values_N = over_N if under is None else over_N / column(row, under).clamp(min=1e-9)
-    return dict(zip(row.units, values_N.tolist(), strict=True))
+    units = [(row.population, unit) for unit in row.units]
+    return dict(zip(units, values_N.tolist(), strict=True))

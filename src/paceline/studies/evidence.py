@@ -4,7 +4,10 @@ A figure is R = sum a / sum b over the units. Its influence values (a_i - R b_i)
 0, and their standard error is that of R to first order (the infinitesimal jackknife). Effects are
 smooth functions of such ratios on the same units, so their influence values are sums of these. The
 interval is Student's, with the degrees of freedom of Welch and Satterthwaite if there are several
-populations. Its error rates in simulations are in tests/statistical/test_sequential_claims.py.
+populations. If all N units show the same effect, the spread is not known to be 0: up to a fraction
+1 - tail^(1 / N) of all units may differ, each by a whole unit.
+
+Error rates in simulations are in tests/statistical/test_sequential_claims.py.
 """
 
 # N units
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core.bootstrap import Interval, student_quantile
+from paceline.core.bootstrap import LEAST_UNITS, Interval, student_quantile
 from paceline.errors import UsageError
 from paceline.studies.rows import StudyRow, pooled
 
@@ -26,14 +29,15 @@ if TYPE_CHECKING:
 
     from paceline.studies.claim_file import Condition, IidTau, Paired, Side
 
-_LEAST_UNITS = 8
+_ROUNDING = 1e-12  # a standard error that can be rounding
 
 
 class Estimate(NamedTuple):
-    """A value and its influence on each unit, [N]."""
+    """A value, the influence of each unit on it, [N], and what a unit contributes at most."""
 
     value: float
     influence_N: Tensor
+    largest: float
 
 
 class Stratum(NamedTuple):
@@ -96,17 +100,21 @@ def paired_effect(test: Paired, rows: Sequence[StudyRow], tail: float) -> Effect
             does not name.
     """
     strata = _strata(test, rows)
-    if not strata or min(len(stratum.units) for stratum in strata) < _LEAST_UNITS:
+    if not strata or min(len(stratum.units) for stratum in strata) < LEAST_UNITS:
         return None
     value = sum(stratum.effect.value for stratum in strata) / len(strata)
     error, freedom = _error(strata)
+    count = min(len(stratum.units) for stratum in strata)
     half = student_quantile(1 - 2 * tail, freedom) * error
+    if error < _ROUNDING:
+        largest = max(stratum.effect.largest for stratum in strata)
+        half = largest * (1 - tail ** (1 / count))
     to_effect = math.expm1 if test.compare == "ratio" else float
     return Effect(
         Interval(*map(to_effect, (value, value - half, value + half))),
         sum(stratum.first for stratum in strata) / len(strata),
         sum(stratum.second for stratum in strata) / len(strata),
-        min(len(stratum.units) for stratum in strata),
+        count,
         {stratum.name: to_effect(stratum.effect.value) for stratum in strata},
     )
 
@@ -133,7 +141,8 @@ def _error(strata: Sequence[Stratum]) -> tuple[float, int]:
         variances.append((float(values_N.var(correction=1)) / len(values), len(values)))
     total = sum(variance for variance, _ in variances)
     parts = sum(variance**2 / (count - 1) for variance, count in variances)
-    return math.sqrt(total), max(1, int(total**2 / parts)) if parts else 1
+    # rounded down, apart from rounding errors: 6.9999999 is 7
+    return math.sqrt(total), max(1, int(total**2 / parts + 1e-6)) if parts else 1
 
 
 def _strata(test: Paired, rows: Sequence[StudyRow]) -> list[Stratum]:
@@ -186,7 +195,7 @@ def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stra
         assert test.than is not None, "the file is checked"
         one = figure(test, test.first, first)
         zero_N = torch.zeros_like(one.influence_N)
-        return _compared(test, name, first, one, Estimate(test.than, zero_N))
+        return _compared(test, name, first, one, Estimate(test.than, zero_N, 0.0))
     second = measured(second, test.second.over or test.over, test.second.under or test.under)
     if set(first.units) != set(second.units) or first.population != second.population:
         raise UsageError(
@@ -196,12 +205,14 @@ def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stra
     one, two = figure(test, test.first, first), figure(test, test.second, second)
     places = {unit: place for place, unit in enumerate(second.units)}
     order = torch.tensor([places[unit] for unit in first.units])
-    return _compared(test, name, first, one, Estimate(two.value, two.influence_N[order]))
+    two = two._replace(influence_N=two.influence_N[order])
+    return _compared(test, name, first, one, two)
 
 
 def _compared(test: Paired, name: str, row: StudyRow, one: Estimate, two: Estimate) -> Stratum:
     if test.compare == "difference":
-        effect = Estimate(one.value - two.value, one.influence_N - two.influence_N)
+        influence_N = one.influence_N - two.influence_N
+        effect = Estimate(one.value - two.value, influence_N, max(one.largest, two.largest))
     else:
         least = min(one.value, two.value)
         if least <= 0:
@@ -212,6 +223,7 @@ def _compared(test: Paired, name: str, row: StudyRow, one: Estimate, two: Estima
         effect = Estimate(
             math.log(one.value / two.value),
             one.influence_N / one.value - two.influence_N / two.value,
+            1.0,
         )
     return Stratum(name, row.population, row.units, effect, one.value, two.value)
 
@@ -238,7 +250,8 @@ def figure(test: Paired, side: Side, row: StudyRow) -> Estimate:
     if float(under_N.sum()) == 0:
         raise UsageError(f"{under} of {row.setting} is 0 in all units; name another sum")
     value = float(over_N.sum() / under_N.sum())
-    found = Estimate(value, (over_N - value * under_N) / under_N.mean())
+    mean = under_N.mean()
+    found = Estimate(value, (over_N - value * under_N) / mean, float((over_N / mean).abs().max()))
     return found if side.transform is None else _iid_tau(side.transform, found)
 
 
@@ -246,7 +259,7 @@ def _iid_tau(transform: IidTau, rate: Estimate) -> Estimate:
     """tau = sum_{i=0}^gamma a^i, and its derivative sum i a^(i-1)."""
     a, powers = rate.value, range(transform.gamma + 1)
     slope = sum(i * a ** (i - 1) for i in powers if i)
-    return Estimate(sum(a**i for i in powers), slope * rate.influence_N)
+    return Estimate(sum(a**i for i in powers), slope * rate.influence_N, slope * rate.largest)
 
 
 def column(row: StudyRow, name: str) -> Tensor:

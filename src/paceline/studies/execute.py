@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import yaml
 
-from paceline.errors import StudyError, UsageError
-from paceline.processes import end_with_parent
+from paceline.errors import PacelineError, StudyError, UsageError
 from paceline.records import RunDirectory, atomic_write_text, storage_errors
 
 if TYPE_CHECKING:
@@ -26,6 +29,14 @@ if TYPE_CHECKING:
 _RESUMED = ("pretrain", "align", "generate-data")  # commands with the option --resume
 _LOG_TAIL = 4_000
 _STOP_S = 20.0
+_EARLIER_S = 60.0  # that a killed study's process of the same stage may take to stop
+_POLL_S = 0.1
+_NAME = "paceline: "
+# In the new process, not in a preexec_fn: that is unsafe when several threads start processes.
+_PROGRAM = (
+    "import sys; from paceline.processes import end_with_parent; "
+    "end_with_parent(int(sys.argv.pop(1))); from paceline.cli.main import main; main()"
+)
 
 
 class Runner(Protocol):
@@ -71,15 +82,16 @@ def execute(stage: PlannedStage, folder: StageFolder, run: Runner) -> None:
         StudyError: the command failed, or did not write an output.
         StorageError: a file cannot be written.
     """
+    log = folder.log(stage)
+    _wait_for_earlier(stage, log)
     _set_aside_if_stale(stage, folder)
     atomic_write_text(folder.config(stage), yaml.safe_dump(stage.config, sort_keys=False))
-    log = folder.log(stage)
+    begin = log.stat().st_size if log.exists() else 0
     code = run(folder.command(stage), log)
     if code != 0:
-        reason = last_line(log) or f"exit code {code}"
         raise StudyError(
-            f"stage {stage.name} failed: {reason}; finished stages are kept: mend it and run the "
-            f"study again (log: {log})"
+            f"stage {stage.name} failed: {_reason(code, log, begin)}; finished stages are kept: "
+            f"mend it and run the study again (log: {log})"
         )
     for output in stage.outputs:
         if not output.exists():
@@ -87,6 +99,35 @@ def execute(stage: PlannedStage, folder: StageFolder, run: Runner) -> None:
                 f"stage {stage.name} ended without writing {output}; correct its outputs in the "
                 f"study file (log: {log})"
             )
+
+
+def _wait_for_earlier(stage: PlannedStage, log: Path) -> None:
+    """Wait for the processes of this stage that a killed study left, which save their state.
+
+    They hold a lock on the log, which they inherit, until the last one has ended.
+    """
+    if not log.exists():
+        return
+    with log.open("ab") as stream:
+        end = time.monotonic() + _EARLIER_S
+        while not _lock(stream):
+            if time.monotonic() > end:
+                raise StudyError(
+                    f"stage {stage.name} is still running for an earlier study; wait for it, or "
+                    "end its process, and run the study again"
+                )
+            time.sleep(_POLL_S)
+
+
+def _lock(stream: IO[bytes]) -> bool:
+    """Lock an open file for this process and its children; False if it is locked."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # the file system has no locks
+    return True
 
 
 def _set_aside_if_stale(stage: PlannedStage, folder: StageFolder) -> None:
@@ -98,15 +139,15 @@ def _set_aside_if_stale(stage: PlannedStage, folder: StageFolder) -> None:
     if known.get("digest") == digest:
         return
     if stage.folder.exists():
-        _set_aside(stage.folder, folder.output / "replaced")
+        _set_aside(stage, folder.output / "replaced")
     atomic_write_text(mark, json.dumps({"digest": digest}) + "\n")
 
 
-def _set_aside(place: Path, parent: Path) -> None:
+def _set_aside(stage: PlannedStage, parent: Path) -> None:
     with storage_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        number = sum(1 for _ in parent.iterdir())
-        place.rename(parent / f"{number}-{place.name}")
+        place = Path(tempfile.mkdtemp(prefix=f"{stage.name}-", dir=parent))
+        stage.folder.rename(place / stage.folder.name)
 
 
 def digest_of(stage: PlannedStage) -> str:
@@ -119,13 +160,22 @@ def digest_of(stage: PlannedStage) -> str:
     return digest.hexdigest()[:16]
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that is not empty, without the program's name."""
+def _reason(code: int, log: Path, begin: int) -> str:
+    """Why a command failed."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"its process was ended by {name}{' (memory?)' if name == 'SIGKILL' else ''}"
+    return last_line(log, begin) or f"exit code {code}"
+
+
+def last_line(log: Path, begin: int = 0) -> str:
+    """The last message after `begin`, or the last line; without the program's name."""
     with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - _LOG_TAIL))
+        stream.seek(max(begin, log.stat().st_size - _LOG_TAIL))
         lines = stream.read().decode("utf-8", errors="replace").splitlines()
-    found = [line.strip() for line in lines if line.strip()]
-    return found[-1].removeprefix("paceline: ") if found else ""
+    lines = [line.strip() for line in lines if line.strip()]
+    messages = [line for line in lines if line.startswith(_NAME) and "warning: " not in line]
+    return (messages or lines or [""])[-1].removeprefix(_NAME)
 
 
 class LocalRunner:
@@ -145,37 +195,48 @@ class LocalRunner:
             log.parent.mkdir(parents=True, exist_ok=True)
             stream = log.open("ab")
         with stream:
+            _lock(stream)
+            process = self._start(command, stream)
+            try:
+                return process.wait()
+            finally:
+                with self._lock:
+                    self._processes.discard(process)
+
+    def _start(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        with self._lock:  # so that stop() knows all processes
+            if self._stopped:
+                raise StudyError("the study was stopped; run it again")
             process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.cli.main", *command],
-                stdout=stream,
-                stderr=stream,
+                [sys.executable, "-c", _PROGRAM, str(os.getpid()), *command],
+                stdout=log,
+                stderr=log,
                 stdin=subprocess.DEVNULL,
-                preexec_fn=end_with_parent,
                 start_new_session=True,  # Ctrl-C reaches the study, which stops its stages
             )
-            return self._wait(process)
-
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        with self._lock:
             self._processes.add(process)
-            if self._stopped:
-                process.terminate()
-        try:
-            return process.wait()
-        finally:
-            with self._lock:
-                self._processes.discard(process)
+            return process
 
     def stop(self) -> None:
-        """Terminate all commands, and those that are started later."""
+        """End all commands with their workers, and start no more."""
         with self._lock:
             self._stopped = True
             running = list(self._processes)
-        for process in running:
-            process.terminate()
-        for process in running:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_S)
+        try:
+            for process in running:
+                _signal(process, signal.SIGTERM)
+            end = time.monotonic() + _STOP_S
+            for process in running:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
+        finally:
+            for process in running:
+                _signal(process, signal.SIGKILL)
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
 
 
 class RayRunner:
@@ -203,16 +264,23 @@ class RayRunner:
         """As `LocalRunner`, on a node with a free core, and a free GPU if the cluster has any."""
         task = self._task.remote(Path.cwd(), list(command), log)
         try:
-            return self._ray.get(task)
+            result = self._ray.get(task)
         except self._failure as error:
             reason = str(error).strip().splitlines()[-1]
             raise StudyError(f"Ray lost a stage: {reason}; run the study again") from None
+        if isinstance(result, PacelineError):
+            raise result
+        return result
 
     def stop(self) -> None:
         """End the connection; Ray ends the tasks of a driver that leaves."""
         self._ray.shutdown()
 
 
-def _run_in(directory: Path, command: list[str], log: Path) -> int:
+def _run_in(directory: Path, command: list[str], log: Path) -> int | PacelineError:
+    """A task; it returns errors, because Ray wraps raised exceptions."""
     os.chdir(directory)
-    return LocalRunner()(command, log)
+    try:
+        return LocalRunner()(command, log)
+    except PacelineError as error:
+        return error

@@ -15,6 +15,7 @@ from paceline.bench.comparison import (
 )
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.schema import ExampleRow, ResultRow
+from paceline.core.bootstrap import LEAST_UNITS
 from paceline.decode.strategies import Autoregressive
 from paceline.errors import UsageError
 from paceline.studies.evidence import select
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.comparison import Statistic
     from paceline.core.bootstrap import Interval
+    from paceline.decode.strategies import DecodingConfig
     from paceline.studies.claim_file import FrontierTest
 
 FLOORS = (1.0, 0.98, 0.95, 0.9)
@@ -65,13 +67,16 @@ class FrontierEffect(NamedTuple):
 def frontier_effect(
     test: FrontierTest, rows: Sequence[StudyRow], tail: float
 ) -> FrontierEffect | None:
-    """Compare every first family with every second one; None if no pair was measured.
+    """Compare every first family with every second one.
+
+    None if no pair was measured, or on too few examples.
 
     Raises:
-        UsageError: the rows are of several temperatures, tasks or pairs of models.
+        UsageError: the rows are of several temperatures, tasks or pairs of models, or of different
+            examples.
     """
     frontier = frontier_of(select(rows, test.rows), _NUM_RESAMPLES)
-    if frontier is None:
+    if frontier is None or frontier.num_examples < LEAST_UNITS:
         return None
     statistic = _STATISTICS[test.statistic]
     groups = [(Group(a), Group(b)) for a, b in itertools.product(test.firsts, test.seconds)]
@@ -106,7 +111,8 @@ def frontier_of(rows: Sequence[StudyRow], num_resamples: int) -> Frontier | None
         if row.decoding is not None:
             cells.setdefault(row.decoding.model_dump_json(), []).append(row)
     found = [pooled(group) for group in cells.values()]
-    if not any(isinstance(row.decoding.strategy, Autoregressive) for row in found if row.decoding):
+    targets = [row for row in found if row.decoding and _is_target(row.decoding)]
+    if not targets:
         return None
     for key in ("temperature", "task", "pair", "part", "draft"):
         values = {row.setting.get(key) for row in found}
@@ -115,13 +121,28 @@ def frontier_of(rows: Sequence[StudyRow], num_resamples: int) -> Frontier | None
                 f"a frontier test matches rows with several values of {key}, "
                 f"{', '.join(map(str, sorted(values, key=str)))}; name one in rows"
             )
-    return Frontier([_result_row(row) for row in found], num_resamples=num_resamples)
+    units = targets[0].units
+    for row in found:
+        if row.population != targets[0].population or set(row.units) != set(units):
+            raise UsageError(
+                f"settings of a frontier measure different examples of {row.population}; run the "
+                "study again, so that all have the same looks"
+            )
+    return Frontier([_result_row(row, units) for row in found], num_resamples=num_resamples)
 
 
-def _result_row(row: StudyRow) -> ResultRow:
-    """The row of a cell without its text: rows of studies count tokens and do not keep them."""
+def _is_target(decoding: DecodingConfig) -> bool:
+    return isinstance(decoding.strategy, Autoregressive)
+
+
+def _result_row(row: StudyRow, units: Sequence[int]) -> ResultRow:
+    """The row of a cell without its text: rows of studies count tokens and do not keep them.
+
+    Its examples are in the order of `units`, because cells are resampled together.
+    """
     assert row.decoding is not None, "the caller checks it"
     counts = row.sums
+    places = {unit: place for place, unit in enumerate(row.units)}
 
     def example(place: int) -> ExampleRow:
         def count(name: str) -> int:
@@ -141,7 +162,7 @@ def _result_row(row: StudyRow) -> ResultRow:
             num_prefill_tokens=count("prefill_tokens"),
         )
 
-    examples = tuple(example(place) for place in range(len(row.units)))
+    examples = tuple(example(places[unit]) for unit in units)
     return ResultRow(
         key=row.decoding.model_dump_json(),
         context=row.study,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ SCHEMAS: dict[Command, type[StrictModel]] = {
     "bench": BenchConfig,
     "bounds": BoundsConfig,
 }
+FOLDERS = ("stages", "logs", "replaced")  # of the study itself, in its directory
 # number of examples, and number of examples to skip
 _EXAMPLES: dict[str, tuple[str, str]] = {
     "bench": ("num_examples", "skip_examples"),
@@ -73,16 +75,32 @@ def plan(study: StudyConfig, scale: Scale = "cpu", looks: int | None = None) -> 
         for name, stage in study.stages.items()
         if look == 0 or stage.is_drawn_again
     ]
+    _check_places(study.output, stages)
+    return stages
+
+
+def _check_places(output: Path, stages: list[PlannedStage]) -> None:
+    """Each stage has a directory of its own in the study's: it is moved away if it is outdated."""
     writers: dict[Path, str] = {}
     for one in stages:
-        for output in one.outputs:
-            if output in writers:
-                raise ConfigError(
-                    f"stages {writers[output]} and {one.name} both write {output}; give each its "
-                    "own outputs"
-                )
-            writers[output] = one.name
-    return stages
+        places = {one.folder, *one.outputs}
+        for place in sorted(places & writers.keys()):
+            raise ConfigError(
+                f"stages {writers[place]} and {one.name} both write {place}; give each its own "
+                "output"
+            )
+        writers |= dict.fromkeys(places, one.name)
+        is_shared = any(one.folder in each.folder.parents for each in stages)
+        is_own = output in one.folder.parents and one.folder.name not in FOLDERS
+        if is_shared or not is_own:
+            raise ConfigError(
+                f"stage {one.name} writes to {one.folder}, which is not a directory of its own in "
+                f"the study's; set its output to $output/{one.stage}"
+            )
+        if any(one.folder not in place.parents for place in one.outputs):
+            raise ConfigError(
+                f"stage {one.name} writes to {one.folder}, so its outputs must be files in it"
+            )
 
 
 def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale, look: int) -> PlannedStage:
@@ -90,8 +108,14 @@ def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale, look: in
     values = read_yaml(stage.config) if stage.config is not None else {}
     for changes in (stage.set, stage.scales.get(scale, {})):
         for key, value in changes.items():
-            set_key(values, key.split("."), filled(value, variables), f"stage {name}: {key}")
-    values = filled(values, variables)
+            # a copy: later keys may change what is in a mapping
+            set_key(values, key.split("."), deepcopy(value), f"stage {name}: {key}")
+    try:
+        values = filled(values, variables)
+    except (KeyError, ValueError):  # the texts of the stage itself are checked
+        raise ConfigError(
+            f"stage {name}: {stage.config} has a $ that is no variable of the study; write $$"
+        ) from None
     if stage.is_drawn_again:
         _advance(name, stage.command, values, look)
     schema = SCHEMAS[stage.command]

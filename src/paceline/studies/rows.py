@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from paceline.config import StrictModel, describe
 from paceline.decode.strategies import DecodingConfig
@@ -68,6 +69,13 @@ class StudyRow(StrictModel):
     decoding: DecodingConfig | None = None
     source: Source
 
+    @model_validator(mode="after")
+    def _has_a_value_per_unit(self) -> StudyRow:
+        for name, values in self.sums.items():
+            if len(values) != len(self.units):
+                raise ValueError(f"{name} has {len(values)} values for {len(self.units)} units")
+        return self
+
 
 def write_rows(path: Path, rows: Iterable[StudyRow]) -> None:
     """Write all rows, compressed if the name ends with .gz; equal rows give equal files."""
@@ -93,14 +101,14 @@ def read_study_rows(path: Path) -> list[StudyRow]:
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-        lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line]
-    except (OSError, EOFError, ValueError) as error:
+        lines: list[Any] = [json.loads(line) for line in text.splitlines() if line]
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"{path} is not a file of result rows ({error}); run the study") from None
     return [_row(values, f"{path} row {number}") for number, values in enumerate(lines, start=1)]
 
 
-def _row(values: dict[str, Any], where: str) -> StudyRow:
-    version = values.get("schema_version")
+def _row(values: Any, where: str) -> StudyRow:
+    version = values.get("schema_version") if isinstance(values, dict) else None
     if version != SCHEMA_VERSION:
         raise UsageError(
             f"{where} has schema_version {version}, this Paceline reads {SCHEMA_VERSION}; run the "

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.errors import PacelineError, StudyError, UsageError
+from paceline.errors import StudyError, UsageError
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory
 from paceline.studies.execute import LocalRunner, RayRunner, StageFolder, execute
@@ -68,13 +68,21 @@ def states(study: StudyConfig, scale: Scale = "cpu") -> list[StageState]:
 
 
 def check_inputs(study: StudyConfig, stages: Sequence[PlannedStage]) -> None:
-    """Raise UsageError if an input neither exists nor is written by an earlier stage."""
+    """Raise UsageError if an input is no file and no earlier stage writes it."""
     written: set[Path] = set()
+    later = {path: stage.name for stage in stages for path in stage.outputs}
     for stage in stages:
         for path in stage.inputs:
-            if path not in written and not path.exists():
+            if path in written:
+                continue
+            needs = f"stage {stage.name} needs {path}"
+            if path in later:
+                raise UsageError(f"{needs}, which {later[path]} writes; move {later[path]} up")
+            if path.is_dir():
+                raise UsageError(f"{needs}, which is a directory; name the files in it")
+            if not path.exists():
                 how = study.prepare or "make it, or correct the stage's inputs"
-                raise UsageError(f"stage {stage.name} needs {path}, which is not there; {how}")
+                raise UsageError(f"{needs}, which is not there; {how}")
         written |= set(stage.outputs)
 
 
@@ -82,12 +90,12 @@ def _run(
     study: StudyConfig, stages: Sequence[PlannedStage], runner: Runner, progress: Progress
 ) -> None:
     folder = StageFolder(study.output)
-    failures: list[PacelineError] = []
+    failures: list[Exception] = []
 
     def attempt(stage: PlannedStage) -> bool:
         try:
             execute(stage, folder, runner)
-        except PacelineError as error:
+        except Exception as error:  # raised below, in the main thread
             failures.append(error)
             return False
         return True
@@ -138,8 +146,8 @@ class _Clock:
         if event == "started":
             self._started[name] = time.monotonic()
         else:
-            self._started.pop(name, None)
             self._done.add(name)
+            self._started.pop(name, None)
 
     def _tick(self) -> None:
         while not self._end.wait(_TICK_S):
@@ -147,11 +155,11 @@ class _Clock:
 
     def _report(self) -> None:
         now = time.monotonic()
-        running = dict(self._started)
-        done = sum(self._minutes[name] for name in self._done)
+        running, finished = dict(self._started), tuple(self._done)  # other threads change them
+        done = sum(self._minutes[name] for name in finished)
         for name, start in running.items():
             # a stage that takes longer than expected stays just below its share
             done += min((now - start) / 60, 0.95 * self._minutes[name])
-        note = ", ".join(running) or f"{len(self._done)} of {len(self._minutes)} stages"
-        total = round(sum(self._minutes.values()), 1)
-        self._progress("study (minutes)", round(done, 1), total, note)
+        note = ", ".join(running) or f"{len(finished)} of {len(self._minutes)} stages"
+        total = max(0.1, round(sum(self._minutes.values()), 1))
+        self._progress("study (minutes)", min(total, round(done, 1)), total, note)

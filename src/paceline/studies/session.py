@@ -31,7 +31,9 @@ def run_and_judge(
     progress: Progress = silent,
     claims: Path = FILE,
 ) -> tuple[list[StudyRow], list[Finding]]:
-    """Run the study; draw examples again while a claim of it is undecided. Writes `rows.jsonl`.
+    """Run the study; draw examples again while a claim of it is undecided.
+
+    Writes `rows.jsonl` after each look, before the claims are judged.
 
     Returns:
         Its rows, and the verdicts on its claims; none if there is no file of claims.
@@ -44,13 +46,13 @@ def run_and_judge(
 
     def judged(stages: Sequence[PlannedStage]) -> tuple[list[StudyRow], list[Finding]]:
         rows = collect(name, study.output, stages)
+        write_rows(study.output / "rows.jsonl", rows)
         return rows, [] if file is None else judge(file, rows, {name: study.looks})
 
     def is_decided(stages: Sequence[PlannedStage]) -> bool:
         return all(finding.verdict != UNDECIDED for finding in judged(stages)[1])
 
     rows, findings = judged(run_study(study, scale, progress, is_decided))
-    write_rows(study.output / "rows.jsonl", rows)
     own = [finding for finding in findings if finding.claim.study == name]
     return rows, own
 

@@ -63,7 +63,7 @@ class Stage(StrictModel):
     @property
     def is_drawn_again(self) -> bool:
         """True if each look measures other examples."""
-        return any("$look" in output for output in self.outputs)
+        return any("look" in Template(output).get_identifiers() for output in self.outputs)
 
 
 class StudyConfig(StrictModel):

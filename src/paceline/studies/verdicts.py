@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from paceline.core.bootstrap import LEAST_UNITS
 from paceline.errors import UsageError
 from paceline.studies.claim_file import Dominance, FrontierTest, Paired
 from paceline.studies.dominance import DominanceEffect, dominance_effect
@@ -30,6 +31,7 @@ Verdict = Literal["holds", "does not hold", "too small to matter here", "undecid
 HOLDS, FAILS, SMALL = "holds", "does not hold", "too small to matter here"
 UNDECIDED, UNMEASURED = "undecided", "not measured"
 DECIDED = (HOLDS, FAILS, SMALL)
+_UNMEASURED = f"a side has no rows, or fewer than {LEAST_UNITS} examples"
 
 
 class Finding(NamedTuple):
@@ -58,6 +60,11 @@ def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> l
     found: list[Finding] = []
     for claim in file.claims:
         own = [row for row in rows if row.study == claim.study]
+        if own and claim.study not in looks:
+            raise UsageError(
+                f"the number of looks of study {claim.study} is not known; judge claims where its "
+                "file is in configs/studies"
+            )
         tail = file.level[claim.paper] / looks.get(claim.study, 1) / 2
         found.append(judge_one(claim, own, tail))
     return found
@@ -143,7 +150,8 @@ def _frontier(
 
     strict = [verdict_of(pair.strict, test.matters, test.expect) for pair in effect.pairs]
     if FAILS in strict:
-        worst = min(range(len(strict)), key=lambda number: effect.pairs[number].strict.high)
+        failing = [number for number, verdict in enumerate(strict) if verdict == FAILS]
+        worst = min(failing, key=lambda number: effect.pairs[number].strict.high)
         return finding(worst, FAILS, "", strict=True)
     weakest = min(range(len(strict)), key=lambda number: effect.pairs[number].interval.low)
     own = [verdict_of(pair.interval, test.matters, test.expect) for pair in effect.pairs]
@@ -177,5 +185,5 @@ def _dominance(
     )
 
 
-def _unmeasured(claim: Claim, command: str, reason: str = "a side has no rows") -> Finding:
-    return Finding(claim, UNMEASURED, None, None, None, 0, reason, command)
+def _unmeasured(claim: Claim, command: str, reason: str = "") -> Finding:
+    return Finding(claim, UNMEASURED, None, None, None, 0, reason or _UNMEASURED, command)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from doit.control import TaskControl
-from doit.dependency import Dependency, JsonDB
+from doit.dependency import DatabaseException, Dependency, JsonDB
 from doit.reporter import ZeroReporter
 from doit.runner import MThreadRunner
 from doit.task import Task
 from doit.tools import config_changed
 
+from paceline.errors import UsageError
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:
@@ -63,9 +64,15 @@ class Workflow:
     """The stages of a study, and the record of those that have run."""
 
     def __init__(self, stages: Sequence[PlannedStage], file: Path) -> None:
-        """`file`: the record; raises StorageError if it cannot be read."""
+        """`file`: the record; raises UsageError if it cannot be read."""
         self._stages = list(stages)
-        self._record = Dependency(_AtomicJson, str(file))
+        try:
+            self._record = Dependency(_AtomicJson, str(file))
+        except (DatabaseException, OSError, UnicodeDecodeError):
+            raise UsageError(
+                f"{file} is not a record of stages; remove it: all stages then start again, and "
+                "resume what they have written"
+            ) from None
 
     def run(
         self,
@@ -112,5 +119,7 @@ def _task(stage: PlannedStage, execute: Callable[[PlannedStage], bool]) -> Task:
         file_dep=[str(path) for path in stage.inputs],
         targets=[str(path) for path in stage.outputs],
         uptodate=[config_changed({"command": stage.command, "config": stage.config})],
-        title=lambda task: task.name,
+        # doit would replace this process's stdout and stderr, and threads would not restore them
+        io={"capture": False},
+        verbosity=0,
     )

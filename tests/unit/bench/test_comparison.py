@@ -6,12 +6,6 @@ import math
 import pytest
 import torch
 
-from paceline.bench.measured_frontier import Frontier
-from paceline.bench.schema import ResultRow
-from paceline.core.bootstrap import Interval
-from paceline.core.rules import BiLDRule, Chow, ChowLog, Diff, Lossy, Opt, TokenV1
-from paceline.decode.draft_policies import Confident
-from paceline.decode.strategies import AnyStrategy, Oracle, Speculative, TokenByToken
 from paceline.bench.comparison import (
     ACCEPTED,
     CALLS_SAVED,
@@ -23,6 +17,12 @@ from paceline.bench.comparison import (
     best_of,
     compare,
 )
+from paceline.bench.measured_frontier import Frontier
+from paceline.bench.schema import ResultRow
+from paceline.core.bootstrap import Interval
+from paceline.core.rules import BiLDRule, Chow, ChowLog, Diff, Lossy, Opt, TokenV1
+from paceline.decode.draft_policies import Confident
+from paceline.decode.strategies import AnyStrategy, Oracle, Speculative, TokenByToken
 from result_rows import ALONE, example, row, steady
 
 LADDER = AtQuality("speed", "ours", SPEEDUP, (1.0, 0.98, 0.95, 0.9))

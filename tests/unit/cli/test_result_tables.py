@@ -17,7 +17,7 @@ from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
 from paceline.core.sampling import SamplingParams
 from paceline.measure.predicted_frontier import AnalyzeConfig, FrontierRow, PredictedFrontier
 from paceline.measure.results import IntervalRow
-from paceline.measure.trajectory import Stop, TrajectoryRow
+from paceline.measure.trajectory import Stop, TextFigures, TrajectoryRow
 from paceline.train.align_config import Evaluation
 from paceline.train.sweep import Sweep, SweepConfig
 
@@ -80,6 +80,9 @@ def test_the_predicted_frontier_fits_eighty_columns():
         assert " 10.987 " in line
 
 
+NO_TEXTS = TextFigures(tokens=(), acceptance=(), agreement=(), emitted={}, blocks={})
+
+
 def test_a_trajectory_is_a_table_a_task_and_sampling():
     tau = IntervalRow(value=2.412, low=2.294, high=2.529)
     rows = [
@@ -101,6 +104,7 @@ def test_a_trajectory_is_a_table_a_task_and_sampling():
             block_efficiency={3: tau, 5: tau},
             mbsu={3: 1.5, 5: 1.75},
             gain={3: tau, 5: tau} if number else {},
+            texts=NO_TEXTS,
         )
         for number, label in enumerate(("start", "step 16384", "end"))
         for task in ("documentation", "questions")
@@ -133,6 +137,7 @@ def test_runs_of_a_sweep_have_names_that_differ():
             block_efficiency={7: tau},
             gain={7: tau},
             mbsu={7: 1.5},
+            texts=NO_TEXTS,
         )
         for stop in stops
     ]

@@ -1,0 +1,111 @@
+"""A tiny study: align a pair, measure its drafts on two looks of prompts, and bench them."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aligning import write_corpus, write_pair
+from paceline.studies.rows import StudyRow
+
+CLOCKS = ("seconds", "target_seconds")
+
+
+def write_study(folder: Path, **changes: Any) -> Path:
+    """`folder/tiny.yaml`, whose paths are relative to the folder, and its models and texts."""
+    write_pair(folder / "data")
+    rows = [{"prompt": f"number {number}", "completion": f"{number}"} for number in range(24)]
+    write_corpus(folder / "data/prompts.jsonl", rows)
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny_study() | changes, sort_keys=False), encoding="utf-8")
+    return file
+
+
+def tiny_study() -> dict[str, Any]:
+    models = {"target": "$data/target", "draft": "$data/draft"}
+    weights = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
+    aligned = "$output/align/draft/model.safetensors"
+    cost = {"minutes": {"cpu": 0.01, "gpu": 0.01}, "disk_mb": 1}
+    return {
+        "title": "Tiny",
+        "output": "runs/tiny",
+        "looks": 2,
+        "prepare": "make the tiny models",
+        "variables": {"data": "data"},
+        "stages": {
+            "align": cost
+            | {
+                "command": "align",
+                "set": models
+                | {
+                    "output": "$output/align",
+                    "data": {"train": "$data/corpus.jsonl"},
+                    "num_steps": 6,
+                    "batch_size": 2,
+                    "max_prompt_tokens": 5,
+                    "max_completion_tokens": 11,
+                    "checkpoints": {"every_steps": 1},
+                    "optimizer": {"kind": "adamw", "learning_rate": 0.003},
+                    "precision": "float32",
+                    "device": "cpu",
+                },
+                "inputs": [*weights, "$data/corpus.jsonl"],
+                "outputs": [aligned],
+            },
+            "tau": cost
+            | {
+                "command": "trajectory",
+                "set": {
+                    "target": "$data/target",
+                    "runs": ["$output/align"],
+                    "tasks": {"numbers": "$data/prompts.jsonl"},
+                    "samplings": [{"temperature": 0}, {"temperature": 1.0}],
+                    "gammas": [2],
+                    "num_prompts": 12,
+                    "max_prompt_tokens": 8,
+                    "max_new_tokens": 8,
+                    "output": "$output/tau-$look",
+                },
+                "inputs": [weights[0], aligned, "$data/prompts.jsonl"],
+                "outputs": ["$output/tau-$look/rows.jsonl"],
+                "covers": ["DistillSpec Table C.1"],
+            },
+            "cells": cost
+            | {
+                "command": "bench",
+                "set": models
+                | {
+                    "task": {
+                        "task": "pairs",
+                        "corpus": "$data/prompts.jsonl",
+                        "metric": "exact_match",
+                    },
+                    "grid": {
+                        "rules": [{"rule": "lossless"}],
+                        "temperatures": [0],
+                        "num_speculative_tokens": [2],
+                    },
+                    "num_examples": 8,
+                    "num_timed": 2,
+                    "max_new_tokens": 6,
+                    "device": "cpu",
+                    "output": "$output/cells",
+                },
+                "inputs": [*weights, "$data/prompts.jsonl"],
+                "outputs": ["$output/cells/results.jsonl"],
+                "labels": {"pair": "tiny"},
+            },
+        },
+    }
+
+
+def comparable(rows: list[StudyRow]) -> list[dict[str, Any]]:
+    """The rows without clocks and the machine."""
+    return [
+        {
+            **row.model_dump(mode="json", exclude={"source"}),
+            "sums": {name: values for name, values in row.sums.items() if name not in CLOCKS},
+            "source": (row.source.stage, row.source.command, row.source.fingerprints),
+        }
+        for row in rows
+    ]

@@ -1,0 +1,52 @@
+"""The studies and the claims of this repository fit together."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.studies.claim_file import read_claims
+from paceline.studies.plan import plan
+from paceline.studies.study_file import SCALES, Scale, find_studies, read_study
+
+ROOT = Path(__file__).parents[2]
+STUDIES = find_studies(ROOT / "configs/studies")
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # studies name configurations from there
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_stage_of_a_study_fits_the_schema_of_its_command(name: str, scale: Scale):
+    study = read_study(STUDIES[name])
+    stages = plan(study, scale)
+    assert {stage.stage for stage in stages} == set(study.stages)
+    assert {stage.look for stage in stages} == set(range(study.looks))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_says_what_it_covers_and_what_it_costs(name: str):
+    text = STUDIES[name].read_text(encoding="utf-8")
+    assert text.startswith("# "), "begin with hardware and time"
+    assert any(stage.covers for stage in read_study(STUDIES[name]).stages.values())
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_stage_is_run_again_if_a_file_that_another_stage_writes_changes(name: str):
+    """A path in a configuration that lies in the output of another stage is among the inputs."""
+    stages = plan(read_study(STUDIES[name]))
+    for stage in stages:
+        for other in stages:
+            if other is not stage and str(other.folder) in str(stage.config):
+                assert set(other.outputs) & set(stage.inputs), (stage.name, other.name)
+
+
+def test_each_claim_is_about_a_study_that_exists():
+    assert {claim.study for claim in read_claims().claims} <= set(STUDIES)
+
+
+def test_the_smallest_effects_of_claims_are_stated_before_studies_run():
+    text = (ROOT / "docs/claims.yaml").read_text(encoding="utf-8")
+    assert text.count("matters:") == len(read_claims().claims)

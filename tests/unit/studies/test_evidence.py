@@ -1,0 +1,253 @@
+"""Effects of paired tests against the delete-one jackknife, resampling and sums by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config import validate
+from paceline.core.bootstrap import student_quantile
+from paceline.errors import UsageError
+from paceline.studies.claim_file import Paired
+from paceline.studies.evidence import Effect, paired_effect
+from paceline.studies.rows import StudyRow
+from study_rows import study_row
+
+TAIL = 0.025
+
+
+def paired_test(**changes: Any) -> Paired:
+    values = {
+        "over": "tokens",
+        "under": "blocks",
+        "first": {"where": {"label": "end"}},
+        "second": {"where": {"label": "start"}},
+        "matters": 0.02,
+    }
+    return validate(Paired, values | changes)
+
+
+def numbers(count: int, seed: int, gain: float = 1.0) -> dict[str, list[float]]:
+    """Tokens and blocks of texts whose length and difficulty vary."""
+    draws = torch.Generator().manual_seed(seed)
+    tokens = (20 + 40 * torch.rand(count, generator=draws, dtype=torch.float64)).round()
+    tau = gain * (2 + torch.rand(count, generator=draws, dtype=torch.float64))
+    return {"tokens": tokens.tolist(), "blocks": (tokens / tau).tolist()}
+
+
+def measured(test: Paired, rows: list[StudyRow], tail: float = TAIL) -> Effect:
+    found = paired_effect(test, rows, tail)
+    assert found is not None
+    return found
+
+
+def rate(sums: dict[str, list[float]], left_out: int | None = None) -> float:
+    kept = [number for number in range(len(sums["tokens"])) if number != left_out]
+    return sum(sums["tokens"][n] for n in kept) / sum(sums["blocks"][n] for n in kept)
+
+
+def half_width(found: Effect, compare: str) -> float:
+    low, high = found.interval.low, found.interval.high
+    return (math.log1p(high) - math.log1p(low)) / 2 if compare == "ratio" else (high - low) / 2
+
+
+@pytest.mark.parametrize("compare", ["ratio", "difference"])
+def test_the_interval_is_that_of_the_delete_one_jackknife(compare: str):
+    """With 200 texts the two agree to 2%: they differ by a term of order 1 / N."""
+    first, second = numbers(200, 1, 1.1), numbers(200, 2)
+    rows = [study_row(first, label="end"), study_row(second, label="start")]
+    found = measured(paired_test(compare=compare), rows)
+
+    def effect(left_out: int | None = None) -> float:
+        one, other = rate(first, left_out), rate(second, left_out)
+        return math.log(one / other) if compare == "ratio" else one - other
+
+    without = [effect(number) for number in range(200)]
+    mean = sum(without) / 200
+    error = math.sqrt(199 / 200 * sum((one - mean) ** 2 for one in without))
+    assert half_width(found, compare) == pytest.approx(
+        student_quantile(0.95, 199) * error, rel=0.02
+    )
+    value = effect()
+    assert found.interval.value == pytest.approx(math.expm1(value) if compare == "ratio" else value)
+    assert (found.first, found.second) == pytest.approx((rate(first), rate(second)))
+    assert found.num_units == 200
+
+
+def test_a_difference_of_means_is_the_paired_t_test_of_the_textbook():
+    """Eight pairs: differences 1 to 8 have mean 4.5 and standard deviation sqrt(6)."""
+    rows = [
+        study_row({"score": [float(3 * n) for n in range(8)]}, label="start"),
+        study_row({"score": [3.0 * n + n + 1 for n in range(8)]}, label="end"),
+    ]
+    found = measured(paired_test(over="score", under=None, compare="difference"), rows)
+    half = 2.364624 * math.sqrt(6 / 8)  # t of 7 degrees of freedom at 97.5%
+    assert found.interval == pytest.approx((4.5, 4.5 - half, 4.5 + half), rel=1e-5)
+
+
+def test_units_are_paired_by_their_numbers_and_looks_are_pooled():
+    first, second = numbers(16, 1, 1.1), numbers(16, 2)
+    together = [study_row(first, label="end"), study_row(second, label="start")]
+    parts = [slice(8, 16), slice(0, 8)]
+    apart = [
+        study_row({k: v[part] for k, v in first.items()}, range(16)[part], label="end")
+        for part in parts
+    ]
+    backwards = {key: values[::-1] for key, values in second.items()}
+    apart.append(study_row(backwards, range(15, -1, -1), label="start"))
+    one, other = (measured(paired_test(), rows) for rows in (together, apart))
+    assert one.interval == pytest.approx(other.interval)
+
+
+def test_strata_of_one_population_share_their_units():
+    """The same text twice is no more evidence: two equal strata have the interval of one."""
+    first, second = numbers(20, 1, 1.2), numbers(20, 2)
+    start = study_row(second, label="start")
+    ends = [study_row(first, label="end", seed=seed) for seed in (0, 1)]
+    one = measured(paired_test(across=["seed"]), [ends[0], start])
+    two = measured(paired_test(across=["seed"]), [*ends, start])
+    assert two.interval == pytest.approx(one.interval)
+    assert set(two.strata) == {"seed 0", "seed 1"}
+
+
+def test_strata_of_two_populations_are_independent():
+    """Two equal strata of other texts: the standard error is smaller by the square root of 2.
+
+    The degrees of freedom of Welch and Satterthwaite are then those of both: 2 (N - 1).
+    """
+    first, second = numbers(20, 1, 1.2), numbers(20, 2)
+    rows = [
+        study_row(sums, label=label, task=task, population=task)
+        for task in ("a", "b")
+        for sums, label in ((first, "end"), (second, "start"))
+    ]
+    one = measured(paired_test(rows={"task": "a"}), rows)
+    two = measured(paired_test(across=["task"]), rows)
+    widths = [
+        half_width(found, "ratio") / student_quantile(0.95, freedom)
+        for found, freedom in ((one, 19), (two, 38))
+    ]
+    assert widths[0] == pytest.approx(math.sqrt(2) * widths[1])
+
+
+def test_effects_of_strata_are_averaged_as_logarithms():
+    ends = [
+        study_row(numbers(10, 1, gain), label="end", seed=seed) for seed, gain in enumerate((2, 8))
+    ]
+    rows = [*ends, study_row(numbers(10, 1), label="start")]
+    found = measured(paired_test(across=["seed"]), rows)
+    assert found.interval.value == pytest.approx(math.sqrt(2 * 8) - 1)
+    assert found.strata == pytest.approx({"seed 0": 1.0, "seed 1": 7.0})
+
+
+def test_a_side_without_a_setting_belongs_to_every_stratum():
+    """An unaligned draft has no seed and no recipe."""
+    ends = [
+        study_row(numbers(10, seed, 1.5), label="end", seed=seed, draft=draft)
+        for seed in (0, 1)
+        for draft in ("gkd", "kd")
+    ]
+    test = paired_test(across=["draft", "seed"], rows={"task": "t"})
+    ends = [row.model_copy(update={"setting": row.setting | {"task": "t"}}) for row in ends]
+    start = study_row(numbers(10, 9), label="start", task="t")
+    assert len(measured(test, [*ends, start]).strata) == 4
+    assert paired_effect(test, ends, TAIL) is None
+
+
+def test_a_side_may_be_a_constant_or_have_sums_of_its_own():
+    rows = [study_row({**numbers(12, 3), "calls": [2.0] * 12}, label="end")]
+    found = measured(paired_test(second=None, than=2.0, compare="difference"), rows)
+    assert found.interval.value == pytest.approx(rate(numbers(12, 3)) - 2)
+    test = paired_test(second={"where": {"label": "end"}, "over": "calls", "under": "blocks"})
+    assert measured(test, rows).second == pytest.approx(24 / sum(numbers(12, 3)["blocks"]))
+
+
+def test_the_formula_of_tau_and_its_error_follow_the_acceptance_rate():
+    """tau(a) = 1 + a + a^2 + a^3; the spread is that of tau over resamples of the texts."""
+    draws = torch.Generator().manual_seed(4)
+    accepted = 10 * (0.5 + 0.4 * torch.rand(300, generator=draws, dtype=torch.float64))
+    row = study_row({"accepted": accepted.tolist(), "tokens": [10.0] * 300}, label="end")
+    side = {"where": {"label": "end"}, "transform": {"gamma": 3}}
+    test = paired_test(
+        over="accepted", under="tokens", first=side, second=None, than=1.0, compare="difference"
+    )
+    found = measured(test, [row])
+    rate = float(accepted.sum()) / 3000
+    assert found.interval.value == pytest.approx(rate + rate**2 + rate**3)
+    picks = torch.randint(300, (4000, 300), generator=draws)
+    rates = accepted[picks].mean(-1) / 10
+    spread = float((rates + rates**2 + rates**3).std())
+    expected = student_quantile(0.95, 299) * spread
+    assert half_width(found, "difference") == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("count", [8, 400])
+def test_units_without_any_difference_leave_room_for_rare_ones(count: int):
+    """If a fraction f of all units differ, none of N does with probability (1 - f)^N."""
+    rows = [study_row({"score": [1.0] * count}, label=label) for label in ("end", "start")]
+    found = measured(paired_test(over="score", under=None, compare="difference"), rows, 0.01)
+    assert found.interval.value == 0
+    assert (1 - found.interval.high) ** count == pytest.approx(0.01)
+    assert found.interval.low == -found.interval.high
+
+
+def test_too_few_units_and_no_rows_are_no_effect():
+    rows = [study_row(numbers(7, seed), label=label) for seed, label in enumerate(("end", "start"))]
+    assert paired_effect(paired_test(), rows, TAIL) is None
+    assert paired_effect(paired_test(), [], TAIL) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "said"),
+    [
+        (
+            {"rows": {"task": "t"}},
+            [{"label": "end", "seed": 0}, {"label": "end", "seed": 1}, {"label": "start"}],
+            "matches rows with different seed; name them in where, or average over them",
+        ),
+        ({"over": "calls"}, [{"label": "end"}, {"label": "start"}], "calls is not in the rows"),
+        (
+            {"over": "score"},
+            [{"label": "end"}, {"label": "start"}],
+            "score is missing in some units of tiny; name one of",
+        ),
+        (
+            {"under": "zero"},
+            [{"label": "end"}, {"label": "start"}],
+            "zero of .* is 0 in all units",
+        ),
+        (
+            {"over": "zero"},
+            [{"label": "end"}, {"label": "start"}],
+            "is 0, so there is no ratio; compare the difference",
+        ),
+        (
+            {},
+            [{"label": "end"}, {"label": "start", "population": "other"}],
+            "the sides of a claim measure different examples",
+        ),
+        (
+            {},
+            [{"label": "end"}, {"label": "start", "units": range(1, 11)}],
+            "the sides of a claim measure different examples",
+        ),
+        (
+            {"across": ["seed"]},
+            [
+                {"label": "end", "seed": 0},
+                {"label": "start", "seed": 0},
+                {"label": "end", "seed": 1, "units": range(5, 15)},
+                {"label": "start", "seed": 1, "units": range(5, 15)},
+            ],
+            "settings of one claim measure different examples of prompts",
+        ),
+    ],
+)
+def test_what_a_claim_cannot_compare_is_said(
+    changes: dict[str, Any], rows: list[dict[str, Any]], said: str
+):
+    sums = {**numbers(10, 1), "score": [None] + [1.0] * 9, "zero": [0.0] * 10}
+    made = [study_row(sums, **({"task": "t"} | row)) for row in rows]
+    with pytest.raises(UsageError, match=said):
+        paired_effect(paired_test(**changes), made, TAIL)

@@ -1,0 +1,98 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.core.sampling import SamplingParams
+from paceline.decode.strategies import Autoregressive, DecodingConfig
+from paceline.errors import UsageError
+from paceline.studies.rows import pooled, read_study_rows, write_rows
+from study_rows import study_row
+
+ROWS = [
+    study_row({"tokens": [3, 4.5], "score": [None, 1]}, task="text", temperature=0.5),
+    study_row(
+        {"tokens": [1]},
+        decoding=DecodingConfig(strategy=Autoregressive(), sampling=SamplingParams(temperature=0)),
+    ),
+]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_rows_are_read_as_they_were_written_and_equal_rows_give_equal_files(
+    tmp_path: Path, name: str
+):
+    for folder in ("one", "two"):
+        write_rows(tmp_path / folder / name, ROWS)
+    assert read_study_rows(tmp_path / "one" / name) == ROWS
+    files = [tmp_path / folder / name for folder in ("one", "two")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert sorted((tmp_path / "one").iterdir()) == [files[0]]
+
+
+def test_a_compressed_file_has_no_date(tmp_path: Path):
+    """Bytes 4 to 7 of a gzip file are its time: RFC 1952."""
+    write_rows(tmp_path / "rows.jsonl.gz", ROWS)
+    assert (tmp_path / "rows.jsonl.gz").read_bytes()[4:8] == bytes(4)
+
+
+def test_rows_of_another_schema_and_malformed_ones_are_one_line(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    write_rows(file, ROWS)
+    first = file.read_text().splitlines()[0]
+    values = json.loads(first)
+    for row, said in (
+        (
+            values | {"schema_version": 0},
+            r"rows\.jsonl row 2 has schema_version 0, .* reads 1; run",
+        ),
+        (values | {"units": [1]}, r"row 2 is not a result row: .*2 values for 1 units"),
+        (values | {"sums": {}}, "row 2 is not a result row: sums"),
+        ([1], "row 2 has schema_version None"),
+    ):
+        file.write_text(f"{first}\n{json.dumps(row)}\n")
+        with pytest.raises(UsageError, match=said) as caught:
+            read_study_rows(file)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_torn_file_is_one_line(tmp_path: Path, name: str):
+    write_rows(tmp_path / name, ROWS)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:-20])
+    with pytest.raises(UsageError, match="is not a file of result rows"):
+        read_study_rows(tmp_path / name)
+    with pytest.raises(UsageError, match="no result rows at"):
+        read_study_rows(tmp_path / "none.jsonl")
+
+
+def test_a_damaged_compressed_file_is_one_line(tmp_path: Path):
+    file = tmp_path / "rows.jsonl.gz"
+    content = bytearray(gzip.compress(b'{"a": 1}\n' * 50, mtime=0))
+    content[12:16] = b"\xff\xff\xff\xff"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match="is not a file of result rows"):
+        read_study_rows(file)
+
+
+def test_looks_are_pooled_in_their_order():
+    looks = [
+        study_row({"tokens": [5, 6]}, [2, 3], task="text"),
+        study_row({"tokens": [7, 8]}, [0, 1], task="text"),
+    ]
+    found = pooled(looks)
+    assert dict(zip(found.units, found.sums["tokens"], strict=True)) == {2: 5, 3: 6, 0: 7, 1: 8}
+
+
+@pytest.mark.parametrize("other", [study_row({"tokens": [1]}), study_row({"calls": [1]}, [9])])
+def test_rows_of_the_same_examples_or_of_other_sums_are_not_pooled(other):
+    with pytest.raises(UsageError, match="two rows of tiny measure the same examples of prompts"):
+        pooled([study_row({"tokens": [1]}), other])
+
+
+def test_a_row_has_a_value_for_each_unit():
+    with pytest.raises(ValidationError, match="tokens has 2 values for 3 units"):
+        study_row({"tokens": [1, 2]}, [0, 1, 2])

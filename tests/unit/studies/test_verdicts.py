@@ -1,0 +1,214 @@
+"""Verdicts by hand: on intervals, on strata, on pairs of a frontier, and the rate of a claim."""
+
+from typing import Any
+
+import pytest
+
+from paceline.config import validate
+from paceline.core.bootstrap import Interval
+from paceline.errors import ConfigError, UsageError
+from paceline.studies import verdicts
+from paceline.studies.claim_file import Claim, ClaimFile
+from paceline.studies.dominance import DominanceEffect
+from paceline.studies.evidence import Effect
+from paceline.studies.frontier_evidence import FrontierEffect, PairEffect
+from paceline.studies.verdicts import Finding, judge, judge_one, verdict_of
+from study_rows import claim, study_row
+
+HOLDS, FAILS, SMALL = "holds", "does not hold", "too small to matter here"
+UNDECIDED, UNMEASURED = "undecided", "not measured"
+PAIRED = {"kind": "paired", "over": "tau", "first": {}, "than": 1.0, "matters": 0.1}
+FRONTIER = {
+    "kind": "frontier",
+    "statistic": "accepted",
+    "firsts": ["opt"],
+    "seconds": ["chow", "lossy"],
+    "matters": 0.1,
+}
+DOMINANCE = {
+    "kind": "dominance",
+    "over": "tau",
+    "first": {"where": {"label": "end"}},
+    "second": {"where": {"label": "start"}},
+    "matters": 0.1,
+}
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "more", "no_less", "same"),
+    [
+        (0.2, 0.3, HOLDS, HOLDS, FAILS),
+        (0.05, 0.3, HOLDS, HOLDS, UNDECIDED),
+        (0.05, 0.08, SMALL, HOLDS, HOLDS),
+        (-0.05, 0.3, UNDECIDED, HOLDS, UNDECIDED),
+        (-0.05, 0.05, SMALL, HOLDS, HOLDS),
+        (-0.3, 0.05, FAILS, UNDECIDED, UNDECIDED),
+        (-0.3, -0.05, FAILS, UNDECIDED, UNDECIDED),
+        (-0.3, -0.2, FAILS, FAILS, FAILS),
+        (-0.3, 0.3, UNDECIDED, UNDECIDED, UNDECIDED),
+        (0.0, 0.3, UNDECIDED, HOLDS, UNDECIDED),
+        (NAN, NAN, UNDECIDED, UNDECIDED, UNDECIDED),
+    ],
+)
+def test_an_interval_decides_if_all_of_it_means_the_same(
+    low: float, high: float, more: str, no_less: str, same: str
+):
+    interval = Interval((low + high) / 2, low, high)
+    found = [verdict_of(interval, 0.1, expected) for expected in ("more", "no_less", "same")]
+    assert found == [more, no_less, same]
+
+
+def judged(test: dict[str, Any], effect: Any, monkeypatch: pytest.MonkeyPatch) -> Finding:
+    """The verdict if the rows had this effect."""
+    name = {"paired": "paired_effect", "frontier": "frontier_effect"}
+    monkeypatch.setattr(verdicts, name.get(test["kind"], "dominance_effect"), lambda *_: effect)
+    return judge_one(validate(Claim, claim(test)), [], 0.01)
+
+
+def paired(low: float, high: float, **strata: float) -> Effect:
+    return Effect(Interval((low + high) / 2, low, high), 1.2, 1.0, 20, strata)
+
+
+def test_a_claim_does_not_hold_on_average_if_it_is_reversed_somewhere(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    same_way, other_way = paired(0.2, 0.4, a=0.3, b=0.3), paired(0.2, 0.4, a=0.7, b=-0.1)
+    assert judged(PAIRED, same_way, monkeypatch).verdict == HOLDS
+    found = judged(PAIRED, other_way, monkeypatch)
+    assert (found.verdict, found.reason) == (UNDECIDED, "not in b")
+    assert judged(PAIRED | {"expect": "no_less"}, other_way, monkeypatch).verdict == HOLDS
+    assert judged(PAIRED, paired(-0.4, -0.2, a=-0.7, b=0.1), monkeypatch).verdict == FAILS
+
+
+def test_a_paired_claim_without_an_effect_is_not_measured(monkeypatch: pytest.MonkeyPatch):
+    found = judged(PAIRED, None, monkeypatch)
+    assert (found.verdict, found.effect, found.num_units) == (UNMEASURED, None, 0)
+    assert found.reason == "a side has no rows, or fewer than 8 examples"
+
+
+def pair(low: float, high: float, *, untried: bool = False, name: str = "chow") -> PairEffect:
+    """Its interval; the strict one is wider by 0.1 on both sides."""
+    middle = (low + high) / 2
+    strict = Interval(middle, low - 0.1, high + 0.1)
+    return PairEffect("opt", name, Interval(middle, low, high), strict, 0.8, 0.6, untried)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "missing", "verdict", "reason"),
+    [
+        ([pair(0.2, 0.4), pair(0.05, 0.3, name="lossy")], 0, HOLDS, "opt against lossy"),
+        ([pair(0.2, 0.4), pair(-0.05, 0.05, name="lossy")], 0, SMALL, "opt against lossy"),
+        (
+            [pair(0.2, 0.4), pair(-0.05, 0.3, name="lossy")],
+            0,
+            UNDECIDED,
+            "opt against lossy: the interval contains several verdicts",
+        ),
+        # by its own interval it fails, by the one for two pairs it does not
+        (
+            [pair(0.2, 0.4), pair(-0.3, 0.05, name="lossy")],
+            0,
+            UNDECIDED,
+            "opt against lossy: the interval contains several verdicts",
+        ),
+        ([pair(0.2, 0.4), pair(-0.5, -0.3, name="lossy")], 0, FAILS, "opt against lossy"),
+        # a pair that fails decides, whatever is missing
+        ([pair(-0.5, -0.3)], 1, FAILS, "opt against chow"),
+        ([pair(0.2, 0.4)], 1, UNDECIDED, "opt against chow: 1 pairs are not measured"),
+        (
+            [pair(0, 0, untried=True), pair(0.2, 0.4, name="lossy")],
+            0,
+            UNDECIDED,
+            "opt against chow: neither family of a pair reaches the condition",
+        ),
+    ],
+)
+def test_a_frontier_claim_holds_for_all_pairs_or_fails_for_one(
+    pairs: list[PairEffect],
+    missing: int,
+    verdict: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    found = judged(FRONTIER, FrontierEffect(tuple(pairs), missing, 50), monkeypatch)
+    assert (found.verdict, found.reason) == (verdict, reason)
+
+
+def test_the_pair_that_fails_is_the_one_that_is_shown(monkeypatch: pytest.MonkeyPatch):
+    """Expected the same: one pair is above what matters, the other below it and undecided."""
+    pairs = pair(0.5, 0.6), pair(-0.25, 0.1, name="lossy")
+    test = FRONTIER | {"expect": "same"}
+    found = judged(test, FrontierEffect(pairs, 0, 50), monkeypatch)
+    assert (found.verdict, found.reason) == (FAILS, "opt against chow")
+    assert found.effect == pairs[0].strict
+
+
+@pytest.mark.parametrize(
+    ("against", "above", "gain", "verdict"),
+    [
+        ((0.0, 0.05), (0.2, 0.4), (0.1, 0.2), HOLDS),
+        ((0.0, 0.05), (0.2, 0.4), (-0.1, 0.2), UNDECIDED),
+        ((0.0, 0.05), (0.0, 0.08), (0.1, 0.2), SMALL),
+        ((0.12, 0.3), (0.2, 0.4), (0.1, 0.2), FAILS),
+        ((0.05, 0.3), (0.2, 0.4), (0.1, 0.2), UNDECIDED),
+    ],
+)
+def test_dominance_needs_a_small_distance_against_it_and_a_gain(
+    against: tuple[float, float],
+    above: tuple[float, float],
+    gain: tuple[float, float],
+    verdict: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    parts = [Interval(sum(part) / 2, *part) for part in (against, above, gain)]
+    found = judged(DOMINANCE, DominanceEffect(*parts, 40), monkeypatch)
+    assert found.verdict == verdict
+
+
+def test_a_claim_has_an_equal_part_of_its_papers_rate_at_each_look(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tails: list[float] = []
+
+    def effect(_test: Any, _rows: Any, tail: float) -> None:
+        tails.append(tail)
+
+    monkeypatch.setattr(verdicts, "paired_effect", effect)
+    papers = ["DistillSpec", "DistillSpec", "Faster Cascades"]
+    claims = [
+        claim(PAIRED, id=f"c{n}", paper=paper, study="tiny" if n != 1 else "other")
+        for n, paper in enumerate(papers)
+    ]
+    file = validate(ClaimFile, {"error_rate": 0.06, "claims": claims})
+    judge(file, [study_row({"tau": [1.0]})], {"tiny": 3})
+    assert tails == pytest.approx([0.06 / 2 / 3 / 2, 0.06 / 2 / 1 / 2, 0.06 / 1 / 3 / 2])
+    with pytest.raises(UsageError, match="the number of looks of study tiny is not known"):
+        judge(file, [study_row({"tau": [1.0]})], {})
+
+
+def test_claims_use_the_rows_of_their_own_study_and_name_a_command():
+    file = validate(ClaimFile, {"claims": [claim(PAIRED)]})
+    rows = [study_row({"tau": [1.5 + n / 100 for n in range(20)]}, study=s) for s in ("tiny", "o")]
+    (found,) = judge(file, rows, {"tiny": 1, "o": 1})
+    assert (found.verdict, found.num_units) == (HOLDS, 20)
+    assert found.command == "paceline trajectory --config tau.yaml"
+    (found,) = judge(file, rows[1:], {"tiny": 1, "o": 1})
+    assert (found.verdict, found.command) == (UNMEASURED, "")
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ([claim(PAIRED), claim(PAIRED)], "two claims have the id one; rename one"),
+        ([claim(PAIRED | {"than": None})], "a paired test needs one of second and than"),
+        ([claim(PAIRED | {"second": {}})], "a paired test needs one of second and than"),
+        ([claim(PAIRED | {"matter": 1})], "matter: unknown key; did you mean matters?"),
+        ([claim(PAIRED, paper="Another")], "claims.0.paper"),
+    ],
+)
+def test_a_mistake_in_a_file_of_claims_is_one_line(claims: list[dict[str, Any]], said: str):
+    with pytest.raises(ConfigError) as caught:
+        validate(ClaimFile, {"claims": claims})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
