@@ -231,8 +231,8 @@ def trajectory_run(folder: Path) -> Path:
                         "tokens": [90],
                         "acceptance": [45.0],
                         "agreement": [50.0],
-                        "emitted": dict.fromkeys(taus, [90.0]),
-                        "blocks": dict.fromkeys(taus, [50.0]),
+                        "emitted": {key: [90.0] for key in taus},
+                        "blocks": {key: [50.0] for key in taus},
                     },
                 }
             )
