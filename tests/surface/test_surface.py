@@ -103,28 +103,34 @@ SIGNATURES = {
 
 OPTIONS = {
     "draft": "--target --layers --out",
-    "align": "--target --draft --output --recipe --config --set",
-    "measure": ("--target --draft --prompts --config --set --json --temperature --top-p --top-k"),
+    "align": "--target --draft --output --recipe --config --set --html",
+    "measure": (
+        "--target --draft --prompts --config --set --json --html --temperature --top-p --top-k"
+    ),
     "verify": (
-        "--target --draft --prompts --config --set --json --temperature --top-p --top-k --self-test"
+        "--target --draft --prompts --config --set --json --html --temperature --top-p --top-k "
+        "--self-test"
     ),
     "decode": (
         "--target --draft --prompt --prompt-file --gamma --max-new-tokens --temperature --top-p "
-        "--top-k --repetition-penalty --seed --show --json --config --set"
+        "--top-k --repetition-penalty --seed --show --json --html --config --set"
     ),
     "analyze": "--target --draft --prompts --config --set --json --temperature --top-p --top-k",
-    "pretrain": "--train --output --resume --config --set",
+    "pretrain": "--train --output --resume --config --set --html",
     "task": "--out --split --count --seed --set",
     "perplexity": "--model --text --config --set --json",
     "score": "--url --tokenizer --output --temperature --config --set --json",
-    "bench": "--target --draft --output --max-seconds --config --set",
-    "report": "",
+    "bench": "--target --draft --output --max-seconds --config --set --html",
+    "report": "--html",
     "tune": (
         "--target --draft --output --task --quality-floor --max-latency --temperature --config "
-        "--set --json"
+        "--set --json --html"
     ),
+    "trajectory": "--target --run --output --plot --config --set --html",
+    "sweep": "--output --config --set --html",
     "study": "--scale --workers --output --set --dry-run --json",
-    "claims": "--rows --file --details --json",
+    "claims": "--rows --file --details --json --html",
+    "bounds": "--target --draft --prompts --output --temperature --config --set --json",
     "demo": "--target --out",
     "validate": "--set",
     "env": "",

@@ -57,7 +57,9 @@ class Frontier:
         speed_CR: Seconds per token of the target alone / of the cell, whole requests.
     """
 
-    def __init__(self, rows: Sequence[ResultRow], seed: int = 0) -> None:
+    def __init__(
+        self, rows: Sequence[ResultRow], seed: int = 0, num_resamples: int = NUM_RESAMPLES
+    ) -> None:
         targets = [row for row in rows if isinstance(row.decoding.strategy, Autoregressive)]
         if not targets:
             raise UsageError("the target alone has no finished cell; run the bench to its end")
@@ -66,12 +68,15 @@ class Frontier:
         self.num_timed = sum(example.baseline is not None for example in self.target.examples)
         self.num_examples = num_examples = len(self.target.examples)
         rng = named_generator(seed, "frontier", num_examples)
-        picks_RN = draw_resamples(num_examples, NUM_RESAMPLES, rng)
-        self._picks_RN = torch.cat([torch.arange(num_examples)[None], picks_RN])
+        picks_RN = draw_resamples(num_examples, num_resamples, rng)
+        # how often each example is in a resample: a sum over it is a product of matrices
+        self._weights_RN = torch.ones(1 + num_resamples, num_examples, dtype=torch.float64)
+        self._weights_RN[1:] = 0
+        self._weights_RN[1:].scatter_add_(1, picks_RN, torch.ones_like(picks_RN).double())
         self.quality_CR = torch.stack([self._ratio(row, _score, lambda _: 1.0) for row in rows])
         self.speed_CR = torch.stack([self._speed(row) for row in rows])
         at = self.rows.index(self.target)
-        self.relative_CR = self.quality_CR / self.quality_CR[at]
+        self.relative_CR = _rounded(self.quality_CR / self.quality_CR[at])
         proven_C = torch.tensor([row is self.target or is_lossless(row) for row in rows])
         granted_CR = self.relative_CR.nan_to_num(1).clamp(min=1)
         self.granted_CR = granted_CR.where(proven_C[:, None], self.relative_CR)
@@ -163,7 +168,7 @@ class Frontier:
 
     def _speed(self, row: ResultRow) -> Tensor:
         if row is self.target:
-            return torch.ones(NUM_RESAMPLES + 1, dtype=torch.float64)
+            return torch.ones(len(self._weights_RN), dtype=torch.float64)
         return self._ratio_of_times(row)
 
     def _ratio_of_times(self, row: ResultRow) -> Tensor:
@@ -171,7 +176,7 @@ class Frontier:
             row, lambda _, alone: alone.seconds, lambda _, alone: alone.num_tokens
         )
         own_R = self._timed_ratio(row, lambda one, _: one.seconds, lambda one, _: len(one.tokens))
-        return baseline_R / own_R
+        return _rounded(baseline_R / own_R)
 
     def _timed_ratio(
         self,
@@ -193,16 +198,21 @@ class Frontier:
         under: Callable[[ExampleRow], float],
     ) -> Tensor:
         """Ratio of sums over examples in the data and in each resample, [1 + R]."""
-        if len(row.examples) != self._picks_RN.shape[1]:
+        if len(row.examples) != self._weights_RN.shape[1]:
             raise UsageError(
                 f"a cell has {len(row.examples)} examples, the target alone "
-                f"{self._picks_RN.shape[1]}; run the bench again in a new output directory"
+                f"{self._weights_RN.shape[1]}; run the bench again in a new output directory"
             )
         over_N, under_N = (
             torch.tensor([count(example) for example in row.examples], dtype=torch.float64)
             for count in (over, under)
         )
-        return over_N[self._picks_RN].sum(-1) / under_N[self._picks_RN].sum(-1)
+        return (self._weights_RN @ over_N) / (self._weights_RN @ under_N)
+
+
+def _rounded(ratios: Tensor) -> Tensor:
+    """Without the rounding errors of sums, so that a quality of 0.95 reaches a floor of 0.95."""
+    return ratios.round(decimals=12)
 
 
 def _known(values_R: Tensor, num_units: int) -> Interval:

@@ -6,6 +6,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stdout
+from paceline.cli.html_report import check_html, write_html_of_run
 
 
 def align(
@@ -19,6 +20,7 @@ def align(
     resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
+    html: options.Html = None,
 ) -> None:
     """Train a draft to match its target.
 
@@ -31,6 +33,7 @@ def align(
     from paceline.train import AlignConfig
     from paceline.train import align as run
 
+    check_html(html)
     wanted = options.build(
         AlignConfig, config, overrides, target=target, draft=draft, output=output, recipe=recipe
     )
@@ -39,6 +42,7 @@ def align(
     check_align(wanted, resume=resume, dry_run=dry_run)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
+    write_html_of_run(html, directory)
     result = RunDirectory(directory).read_result()
     if result is not None and result["after"] is not None:
         stdout.print(alignment_table(result, wanted.evaluation))

@@ -6,6 +6,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stderr, stdout
+from paceline.cli.html_report import check_html, write_html_of_run
 from paceline.errors import NOT_DONE
 
 
@@ -19,6 +20,7 @@ def bench(
     ] = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
+    html: options.Html = None,
 ) -> None:
     """Compare decoding settings on a task.
 
@@ -29,6 +31,7 @@ def bench(
     from paceline.bench import bench as run
     from paceline.cli.preflight import check_bench
 
+    check_html(html)
     given = {"target": target, "draft": draft, "output": output, "max_seconds": max_seconds}
     wanted = options.build(BenchConfig, config, overrides, **given)
     check_bench(wanted, dry_run=dry_run)
@@ -39,6 +42,7 @@ def bench(
         f"{wanted.output}/results.jsonl: {len(found.rows) - failed} cells done, {failed} failed, "
         f"{found.num_left} left; paceline report {wanted.output} writes tables and plots"
     )
+    write_html_of_run(html, wanted.output)
     if failed:
         reason = next(row.error for row in found.rows if row.status == "failed")
         stderr.print(f"paceline: first failure: {reason}")

@@ -7,6 +7,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import stdout
+from paceline.cli.html_report import check_html, write_html
 
 
 def claims(
@@ -18,6 +19,7 @@ def claims(
     details: Annotated[
         bool, typer.Option("--details", help="Also print what the paper says, and the command.")
     ] = False,
+    html: options.Html = None,
     as_json: options.Json = False,
 ) -> None:
     """Print the verdict on each claim of the three papers.
@@ -25,10 +27,16 @@ def claims(
     Reads the committed rows in docs/studies and newer ones in runs/studies. Loads no model. See
     paceline study for the commands that make the rows.
     """
+    check_html(html)
     from paceline.cli.study_tables import claims_table, findings_as_json, print_json
-    from paceline.studies.session import judge_all
+    from paceline.studies.session import judge_all, study_rows
 
     findings = judge_all(file, rows)
+    if html is not None:
+        from paceline.report.html.study_page import study_page
+
+        title = "Claims of three papers, tested"
+        write_html(html, lambda: study_page(title, study_rows(rows), findings))
     if as_json:
         print_json(findings_as_json(findings))
         return

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paceline.cli import options
+from paceline.cli.html_report import check_html
 from paceline.config import read_value
 from paceline.errors import UsageError
 
@@ -35,16 +36,15 @@ def decode(
     overrides: options.Overrides = None,
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by source.")] = False,
     json: options.Json = False,
+    html: options.Html = None,
 ) -> None:
     """Generate text from one prompt; --draft is optional."""
     from paceline.cli.preflight import check_decode
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.decode.strategies import DecodingConfig
 
-    if gamma is not None and gamma < 1:
-        raise UsageError(
-            f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
-        )
+    check_html(html)
+    _check_gamma(gamma)
     decoding = options.build(
         DecodingConfig,
         config,
@@ -57,13 +57,12 @@ def decode(
         sampling__top_k=top_k,
         sampling__repetition_penalty=repetition_penalty,
     )
-    if draft is None and (_drafts(decoding) or draft_weights != "auto"):
-        raise UsageError(
-            "--gamma, --rule, --draft-temperature, --draft-weights and a strategy need a draft, "
-            "but there is none; name it by --draft"
-        )
+    if draft is None:
+        _check_without_draft(decoding, draft_weights)
     text = read_prompt(prompt, prompt_file)
     check_decode(target, draft)
+    recorded = {"target": target, "draft": draft, "max_new_tokens": max_new_tokens, "seed": seed}
+    recorded["decoding"] = decoding.model_dump(mode="json")
     stream_text(
         *load_decoder(target, draft, draft_weights, decoding),
         text,
@@ -72,7 +71,24 @@ def decode(
         seed=seed,
         show=show,
         as_json=json,
+        html=html,
+        recorded=recorded,
     )
+
+
+def _check_gamma(gamma: int | None) -> None:
+    if gamma is not None and gamma < 1:
+        raise UsageError(
+            f"gamma must be 1 or more, got {gamma}; without a draft, leave --gamma out"
+        )
+
+
+def _check_without_draft(decoding: "DecodingConfig", draft_weights: str) -> None:
+    if _drafts(decoding) or draft_weights != "auto":
+        raise UsageError(
+            "--gamma, --rule, --draft-temperature, --draft-weights and a strategy need a draft, "
+            "but there is none; name it by --draft"
+        )
 
 
 def _drafts(decoding: "DecodingConfig") -> bool:

@@ -1,11 +1,13 @@
 """`paceline measure`: acceptance and speed of a draft, here or in an engine."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, say, stdout
+from paceline.cli.html_report import check_html, write_html
 
 if TYPE_CHECKING:
     from paceline.measure import MeasureConfig
@@ -36,6 +38,7 @@ def measure(
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
+    html: options.Html = None,
 ) -> None:
     """Measure acceptance and speed of a draft.
 
@@ -47,6 +50,7 @@ def measure(
     from paceline.measure import MeasureConfig
     from paceline.measure.served_figures import ServedConfig
 
+    check_html(html)
     given: dict[str, Any] = {
         "target": target,
         "draft": draft,
@@ -59,16 +63,15 @@ def measure(
                 raise UsageError(
                     f"{option} needs --engine with vllm, llamacpp, sglang or transformers"
                 )
-        _measure(
-            options.build(MeasureConfig, config, overrides, **given, costs=costs), dry_run, json
-        )
+        wanted = options.build(MeasureConfig, config, overrides, **given, costs=costs)
+        _measure(wanted, dry_run, json, html)
     if costs is not None:
         raise UsageError("--costs cannot be used with --engine; there, --write-costs writes them")
     given |= {"engine__engine": engine, "engine__url": url, "write_costs__file": write_costs}
-    _measure_served(options.build(ServedConfig, config, overrides, **given), dry_run, json)
+    _measure_served(options.build(ServedConfig, config, overrides, **given), dry_run, json, html)
 
 
-def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool) -> None:
+def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool, html: Path | None) -> None:
     from paceline.cli.preflight import check_measured
     from paceline.cli.result_tables import measurement_table, verdict_style
     from paceline.measure import measure as run
@@ -81,10 +84,14 @@ def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool) -> None:
     else:
         stdout.print(measurement_table(found))
         stdout.print(str(found.verdict), style=verdict_style(found.verdict))
+    if html is not None:
+        from paceline.report.html.measure_page import measure_page
+
+        write_html(html, lambda: measure_page(found))
     raise typer.Exit(found.verdict.exit_code)
 
 
-def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
+def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool, html: Path | None) -> None:
     from paceline.cli.preflight import check_served
     from paceline.cli.result_tables import verdict_style
     from paceline.cli.served_tables import served_table
@@ -103,4 +110,8 @@ def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool) -> None:
     save_costs(found)  # last, so that a full disk does not lose the figures
     if found.config.write_costs is not None:
         say(f"costs written to {found.config.write_costs.file}")
+    if html is not None:
+        from paceline.report.html.served_page import served_page
+
+        write_html(html, lambda: served_page(found))
     raise typer.Exit(found.agreement.exit_code)

@@ -49,6 +49,9 @@ Rule = Annotated[
 ]
 Penalty = Annotated[float | None, typer.Option(help="Repetition penalty; 1: none.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check models, texts and paths only.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Also write an HTML report to this file.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

@@ -6,6 +6,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stdout
+from paceline.cli.html_report import check_html, write_html_of_run
 
 
 def pretrain(
@@ -18,6 +19,7 @@ def pretrain(
     resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
+    html: options.Html = None,
 ) -> None:
     """Train a model on text.
 
@@ -28,10 +30,12 @@ def pretrain(
     from paceline.train import PretrainConfig
     from paceline.train import pretrain as run
 
+    check_html(html)
     wanted = options.build(PretrainConfig, config, overrides, data__train=train, output=output)
     if resume:
         options.check_resumable(wanted.output)
     check_pretrain(wanted, resume=resume, dry_run=dry_run)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
+    write_html_of_run(html, directory)
     stdout.print(f"{directory / 'model'}: the model; metrics are in {directory}/result.json")

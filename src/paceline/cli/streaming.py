@@ -6,11 +6,12 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from paceline.cli.console import stderr
+from paceline.cli.html_report import write_html
 from paceline.data.prompts import Record
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
@@ -81,8 +82,13 @@ def stream_text(
     seed: int,
     show: bool,
     as_json: bool,
+    html: Path | None = None,
+    recorded: dict[str, Any] | None = None,
 ) -> None:
-    """Decode `text` and print the result while it is generated."""
+    """Decode `text` and print the result while it is generated.
+
+    `recorded`: settings that JSON and HTML name.
+    """
     tokens = _encode(text, target, chat=chat)
     start = time.perf_counter()
     blocks: list[Block] = []
@@ -93,7 +99,17 @@ def stream_text(
                 # not by rich, which interprets tabs and :smile:
                 typer.echo(typer.style(piece, fg=COLOURS[source]) if show else piece, nl=False)
     elapsed = time.perf_counter() - start
-    _finish(target, blocks, elapsed, show=show, as_json=as_json)
+    found: dict[str, Any] = {}
+    if as_json or html is not None:
+        found = _result(target, blocks, elapsed) | (recorded or {}) | {"prompt": text}
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        _finish(blocks, elapsed, show=show)
+    if html is not None:
+        from paceline.report.html.decode_page import decode_page
+
+        write_html(html, lambda: decode_page(found))
 
 
 def load_decoder(
@@ -140,19 +156,25 @@ def _whole(target: HfModel, tokens: list[int]) -> str:
     return text.rstrip("\N{REPLACEMENT CHARACTER}")
 
 
-def _finish(
-    target: HfModel, blocks: list[Block], elapsed: float, *, show: bool, as_json: bool
-) -> None:
+def _result(target: HfModel, blocks: list[Block], elapsed: float) -> dict[str, Any]:
+    """The text as JSON, with the text and the source of each token by block."""
+    tokens = [token for block in blocks for token in block.tokens]
+    return {
+        "text": _whole(target, tokens),
+        "tokens": tokens,
+        "blocks": [list(_pieces(target, blocks[: end + 1])) for end in range(len(blocks))],
+        "stats": asdict(count_blocks(blocks)),
+        "seconds": elapsed,
+        "tokens_per_s": len(tokens) / elapsed,
+    }
+
+
+def _finish(blocks: list[Block], elapsed: float, *, show: bool) -> None:
     tokens = [token for block in blocks for token in block.tokens]
     sources = [source for block in blocks for source in block.sources]
     counts = {source: sources.count(source) for source in COLOURS}
     stats = count_blocks(blocks)
     rate = len(tokens) / elapsed
-    if as_json:
-        text = _whole(target, tokens)
-        result = {"text": text, "tokens": tokens, "stats": asdict(stats), "seconds": elapsed}
-        typer.echo(json.dumps(result | {"tokens_per_s": rate}))
-        return
     typer.echo()
     remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s"
     if stats.num_target_calls:

@@ -61,9 +61,9 @@ def study(
 
     path = study_path(name)
     wanted = options.build(StudyConfig, path, overrides, workers=workers, output=output)
-    if scale is ScaleName.smoke and output is None:
+    if scale is not ScaleName.cpu and output is None:
         # apart from real results: claims are judged by rows of a study's own directory
-        wanted = wanted.model_copy(update={"output": wanted.output / "smoke"})
+        wanted = wanted.model_copy(update={"output": wanted.output / scale.value})
     if action is Action.show or dry_run:
         _show(wanted, scale, as_json=as_json)
         return

@@ -102,7 +102,7 @@ def claims_table(findings: Sequence[Finding]) -> Group:
         table.add_row(
             one.claim.id,
             one.claim.item,
-            f"{one.verdict} ({one.reason})" if one.reason else one.verdict,
+            one.verdict,
             effect_text(one),
             f"{one.claim.test.matters:g}",
             str(one.num_units or ""),

@@ -6,6 +6,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stdout
+from paceline.cli.html_report import check_html, write_html_of_run
 
 
 def sweep(
@@ -13,6 +14,7 @@ def sweep(
     output: Annotated[str | None, typer.Option(help="Parent directory of all runs.")] = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
+    html: options.Html = None,
 ) -> None:
     """Compare many alignment runs in a table.
 
@@ -24,9 +26,11 @@ def sweep(
     from paceline.train.sweep import SweepConfig
     from paceline.train.sweep import sweep as run
 
+    check_html(html)
     wanted = options.build(SweepConfig, config, overrides, output=output)
     check_sweep(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = run(wanted, progress)
     stdout.print(sweep_tables(found))
+    write_html_of_run(html, wanted.output)
     stdout.print(f"metrics are in {wanted.output}/sweep.json")

@@ -7,6 +7,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stdout
+from paceline.cli.html_report import check_html, write_html
 
 
 def trajectory(
@@ -20,6 +21,7 @@ def trajectory(
     plot: Annotated[bool, typer.Option(help="Also plot tau over steps and over seconds.")] = False,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
+    html: options.Html = None,
 ) -> None:
     """Measure every checkpoint of training runs.
 
@@ -31,6 +33,7 @@ def trajectory(
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.measure.trajectory import trajectory as run
 
+    check_html(html)
     named = [str(path) for path in runs] if runs else None
     given = {"target": target, "output": output, "runs": named}
     wanted = options.build(TrajectoryConfig, config, overrides, **given)
@@ -46,4 +49,10 @@ def trajectory(
         from paceline.report.trajectory_plots import draw_trajectories
 
         draw_trajectories(rows, wanted.output / "trajectory.png")
+    if html is not None:
+        from paceline.records import RunDirectory
+        from paceline.report.html.trajectory_page import trajectory_page
+
+        manifest = RunDirectory(wanted.output).read_manifest()
+        write_html(html, lambda: trajectory_page(rows, manifest))
     stdout.print(f"rows are in {wanted.output}/rows.jsonl")

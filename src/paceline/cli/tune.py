@@ -6,6 +6,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stderr, stdout
+from paceline.cli.html_report import check_html, write_html_of_run
 
 if TYPE_CHECKING:
     from paceline.bench.tune import Tuned
@@ -30,6 +31,7 @@ def tune(
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
+    html: options.Html = None,
 ) -> None:
     """Find the best setting within a bound.
 
@@ -43,6 +45,7 @@ def tune(
     from paceline.cli.preflight import check_bench
     from paceline.cli.result_tables import tuned_table
 
+    check_html(html)
     given = {"target": target, "draft": draft, "output": output, "task__task": task, "costs": costs}
     bounds = {"quality_floor": quality_floor, "max_latency": max_latency}
     wanted = options.build(
@@ -65,6 +68,7 @@ def tune(
         stdout.print(tuned_table(found))
         stdout.print(found.statement)
         stdout.print(_usage(found))
+    write_html_of_run(html, wanted.output)
 
 
 def _usage(found: "Tuned") -> str:

@@ -7,6 +7,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stdout
+from paceline.cli.html_report import check_html, write_html
 
 
 def verify(
@@ -24,6 +25,7 @@ def verify(
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
+    html: options.Html = None,
 ) -> None:
     """Test that decoding with a draft is lossless.
 
@@ -33,6 +35,7 @@ def verify(
     from paceline.cli.result_tables import losslessness_lines
     from paceline.measure import VerifyConfig, verify_losslessness
 
+    check_html(html)
     sampling = options.sampling_keys(temperature, top_p, top_k, draft_temperature)
     models = {"target": target, "draft": draft, "prompts": prompts}
     wanted = options.build(
@@ -47,4 +50,8 @@ def verify(
     else:
         for line in losslessness_lines(report):
             stdout.print(line)
+    if html is not None:
+        from paceline.report.html.verify_page import verify_page
+
+        write_html(html, lambda: verify_page(report))
     raise typer.Exit(0 if report.passed else 1)

@@ -64,7 +64,7 @@ def dominance_effect(
     Raises:
         UsageError: a side matches several settings, or the sides have different examples.
     """
-    sides = [_own_figures(test, side, rows) for side in (test.first, test.second)]
+    sides = [own_figures(test, side, rows) for side in (test.first, test.second)]
     first, second = sides
     if first is None or second is None or len(first) < LEAST_UNITS:
         return None
@@ -109,7 +109,7 @@ def _largest(gaps_RX: Tensor, tail: float) -> Interval:
     return found._replace(low=max(0.0, found.value - error))
 
 
-def _own_figures(
+def own_figures(
     test: Dominance, side: Side, rows: Sequence[StudyRow]
 ) -> dict[tuple[str, int], float] | None:
     """Figures by population and unit."""

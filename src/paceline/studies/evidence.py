@@ -200,11 +200,13 @@ def _row_at(at: Mapping[str, object], rows: Sequence[StudyRow]) -> StudyRow | No
 
 
 def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stratum:
+    first = measured(first, test.first.over or test.over, test.first.under or test.under)
     if test.second is None:
         assert test.than is not None, "the file is checked"
         one = figure(test, test.first, first)
         zero_N = torch.zeros_like(one.influence_N)
         return _compared(test, name, first, one, Estimate(test.than, zero_N, 0.0))
+    second = measured(second, test.second.over or test.over, test.second.under or test.under)
     if set(first.units) != set(second.units) or first.population != second.population:
         raise UsageError(
             f"the sides of a claim measure different examples of {first.population}; run the study "
@@ -234,6 +236,20 @@ def _compared(test: Paired, name: str, row: StudyRow, one: Estimate, two: Estima
             1.0,
         )
     return Stratum(name, row.population, row.units, effect, one.value, two.value)
+
+
+def measured(row: StudyRow, *names: str | None) -> StudyRow:
+    """The row without the units in which one of these sums was not measured."""
+    columns = [row.sums[name] for name in names if name in row.sums]
+    kept = [
+        place
+        for place in range(len(row.units))
+        if all(values[place] is not None for values in columns)
+    ]
+    if len(kept) == len(row.units):
+        return row
+    sums = {name: tuple(values[place] for place in kept) for name, values in row.sums.items()}
+    return row.model_copy(update={"units": tuple(row.units[place] for place in kept), "sums": sums})
 
 
 def figure(test: Paired, side: Side, row: StudyRow) -> Estimate:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.studies.claim_file import FrontierTest
 
 FLOORS = (1.0, 0.98, 0.95, 0.9)
+_NUM_RESAMPLES = 10_000  # intervals of claims are wide: their tails need many
 _STATISTICS: dict[str, Statistic] = {
     "accepted": AtQuality("1 - rejection rate", "", ACCEPTED, FLOORS),
     "calls_saved": AtQuality("target calls saved per token", "", CALLS_SAVED, FLOORS),
@@ -74,7 +75,7 @@ def frontier_effect(
         UsageError: the rows are of several temperatures, tasks or pairs of models, or of different
             examples.
     """
-    frontier = _frontier(select(rows, test.rows))
+    frontier = frontier_of(select(rows, test.rows), _NUM_RESAMPLES)
     if frontier is None or frontier.num_examples < LEAST_UNITS:
         return None
     statistic = _STATISTICS[test.statistic]
@@ -99,8 +100,12 @@ def frontier_effect(
     return FrontierEffect(tuple(pairs), len(groups) - len(pairs), frontier.num_examples)
 
 
-def _frontier(rows: Sequence[StudyRow]) -> Frontier | None:
-    """The frontier of these rows; None if the target alone is not among them."""
+def frontier_of(rows: Sequence[StudyRow], num_resamples: int) -> Frontier | None:
+    """The frontier of the cells among these rows; None if the target alone is not among them.
+
+    Raises:
+        UsageError: the cells are of several temperatures, tasks, pairs or parts of a study.
+    """
     cells: dict[str, list[StudyRow]] = {}
     for row in rows:
         if row.decoding is not None:
@@ -109,7 +114,7 @@ def _frontier(rows: Sequence[StudyRow]) -> Frontier | None:
     targets = [row for row in found if row.decoding and _is_target(row.decoding)]
     if not targets:
         return None
-    for key in ("temperature", "task", "pair"):
+    for key in ("temperature", "task", "pair", "part", "draft"):
         values = {row.setting.get(key) for row in found}
         if len(values) > 1:
             raise UsageError(
@@ -123,7 +128,7 @@ def _frontier(rows: Sequence[StudyRow]) -> Frontier | None:
                 f"settings of a frontier measure different examples of {row.population}; run the "
                 "study again, so that all have the same looks"
             )
-    return Frontier([_result_row(row, units) for row in found])
+    return Frontier([_result_row(row, units) for row in found], num_resamples=num_resamples)
 
 
 def _is_target(decoding: DecodingConfig) -> bool:

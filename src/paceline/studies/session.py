@@ -39,7 +39,7 @@ def run_and_judge(
         Its rows, and the verdicts on its claims; none if there is no file of claims.
 
     Raises:
-        UsageError: an input is missing, or a claim names what the rows do not have.
+        UsageError: an input is missing.
         StudyError: a stage failed; finished stages are kept.
     """
     file = _own(read_claims(claims), name) if claims.exists() else None
@@ -74,10 +74,14 @@ def judge_all(claims: Path = FILE, places: Sequence[Path] | None = None) -> list
         UsageError: there are no rows, or they do not have what a claim names.
     """
     file = read_claims(claims)
-    files = row_files(places)
-    rows = [row for path in files for row in read_study_rows(path)]
+    rows = study_rows(places)
     looks = {name: read_study(path).looks for name, path in find_studies(FOLDER).items()}
     return judge(file, rows, looks)
+
+
+def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
+    """All rows of `row_files`; raises UsageError if there are none, or one is malformed."""
+    return [row for path in row_files(places) for row in read_study_rows(path)]
 
 
 def row_files(places: Sequence[Path] | None = None) -> list[Path]:

@@ -56,11 +56,7 @@ class Finding(NamedTuple):
 
 
 def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
-    """The verdict on each claim. `looks`: the planned number of looks of each study.
-
-    Raises:
-        UsageError: the rows do not have what a claim names.
-    """
+    """The verdict on each claim. `looks`: the planned number of looks of each study."""
     found: list[Finding] = []
     for claim in file.claims:
         own = [row for row in rows if row.study == claim.study]
@@ -75,7 +71,17 @@ def judge(file: ClaimFile, rows: Sequence[StudyRow], looks: dict[str, int]) -> l
 
 
 def judge_one(claim: Claim, rows: Sequence[StudyRow], tail: float) -> Finding:
-    """The verdict on one claim; `tail`: the probability on either side of an interval."""
+    """The verdict on one claim; `tail`: the probability on either side of an interval.
+
+    Rows that do not have what the claim names are no measurement; the reason says what is missing.
+    """
+    try:
+        return _judged(claim, rows, tail)
+    except UsageError as error:
+        return _unmeasured(claim, rows[0].source.command if rows else "", str(error))
+
+
+def _judged(claim: Claim, rows: Sequence[StudyRow], tail: float) -> Finding:
     command = rows[0].source.command if rows else ""
     match claim.test:
         case Paired():
@@ -179,5 +185,5 @@ def _dominance(
     )
 
 
-def _unmeasured(claim: Claim, command: str) -> Finding:
-    return Finding(claim, UNMEASURED, None, None, None, 0, _UNMEASURED, command)
+def _unmeasured(claim: Claim, command: str, reason: str = "") -> Finding:
+    return Finding(claim, UNMEASURED, None, None, None, 0, reason or _UNMEASURED, command)

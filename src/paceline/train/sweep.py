@@ -141,6 +141,7 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
             "set workers to 1"
         )
     cells = list(cells_of(config))
+    RunDirectory(config.output).write_manifest(config)  # for reports
     figures: dict[tuple[str, str, int], float] = {}
     found: dict[str, dict[str, Any]] = {}
     progress("runs", 0, len(cells))

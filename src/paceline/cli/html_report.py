@@ -1,0 +1,41 @@
+"""Writes the HTML report of a command's result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.cli.console import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from paceline.report.html.page import Page
+
+
+def check_html(file: Path | None) -> None:
+    """Check the file and the libraries before a long run; raises a PacelineError."""
+    if file is not None:
+        from paceline.report.html.installation import require
+
+        require(file)
+
+
+def write_html(file: Path | None, make: Callable[[], Page]) -> None:
+    """Write the page if a file is given, and say where it is."""
+    if file is not None:
+        from paceline.report.html.render import write
+
+        write(make(), file)
+        say(f"HTML report: {file}")
+
+
+def write_html_of_run(file: Path | None, run: Path) -> None:
+    """Write the page of a run directory if a file is given."""
+
+    def make() -> Page:
+        from paceline.report.html.read import read_page
+
+        return read_page(run).page
+
+    write_html(file, make)

@@ -1,0 +1,206 @@
+"""Recognises the kind of a run by its files, and makes its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
+
+from paceline.config import describe
+from paceline.errors import UsageError
+from paceline.records import RunDirectory, read_jsonl
+from paceline.report.run_kind import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.report.html.page import Page
+
+_WANTED = (
+    "the directory of a study, bench, tune, trajectory, sweep, align or pretrain, or a file "
+    "written by measure, verify or decode with --json"
+)
+
+
+class Found(NamedTuple):
+    """A run's page, and the file that it belongs in."""
+
+    page: Page
+    path: Path
+
+
+def read_page(path: Path) -> Found:
+    """Make the page of a run directory or of a result file.
+
+    Raises:
+        UsageError: the path is not a run, or its rows cannot be read.
+    """
+    if path.is_file():
+        return Found(_page_of_file(path), path.with_suffix(".html"))
+    if not path.is_dir():
+        raise UsageError(f"{path} does not exist; give {_WANTED}")
+    return Found(_page_of_directory(path), path / "report.html")
+
+
+def _page_of_directory(path: Path) -> Page:
+    if is_study(path):
+        return _study(path)
+    manifest = read_manifest(path)
+    kind = (manifest or {}).get("kind")
+    if kind is None:  # written before manifests named their kind
+        files = {"sweep.json": "Sweep", "results.jsonl": "Bench"}
+        kind = next((files[name] for name in files if (path / name).exists()), None)
+    if kind is None:
+        raise UsageError(f"{path} holds no run; give {_WANTED}")
+    if kind not in _READERS:
+        raise UsageError(f"{path} holds a run of kind {kind}, which has no report; give {_WANTED}")
+    return _READERS[kind](path, manifest or {})
+
+
+def is_study(path: Path) -> bool:
+    """Whether the directory has the rows of a study."""
+    return (path / "rows.jsonl.gz").exists() or (path / "doit.json").exists()
+
+
+def _study(path: Path) -> Page:
+    from paceline.report.html.study_page import study_page
+    from paceline.studies.session import judge_all, study_rows
+
+    rows = study_rows([path])
+    names = {row.study for row in rows}
+    own = [one for one in judge_all(places=[path]) if one.claim.study in names]
+    return study_page(f"Study {path.name}", rows, own)
+
+
+def _bench(path: Path, _: dict[str, Any]) -> Page:
+    from paceline.report.html.bench_page import bench_page
+    from paceline.report.run_folder import read_results
+
+    return bench_page(read_results(path))
+
+
+def _tune(path: Path, manifest: dict[str, Any]) -> Page:
+    from paceline.bench.tune import Tuned
+    from paceline.report.html.tune_page import tune_page
+
+    found = _validated(Tuned, _required(path, "result.json"), path / "result.json")
+    return tune_page(found, manifest.get("environment"))
+
+
+def _trajectory(path: Path, manifest: dict[str, Any]) -> Page:
+    from paceline.measure.trajectory import TrajectoryRow
+    from paceline.report.html.trajectory_page import trajectory_page
+
+    file = path / "rows.jsonl"
+    version = TrajectoryRow.model_fields["schema_version"].default
+    known = [row for row in read_jsonl(file) if row.get("schema_version") == version]
+    rows = [_validated(TrajectoryRow, row, file) for row in known]
+    runs = [Path(run) for run in manifest.get("config", {}).get("runs", ())]
+    if runs:  # the file keeps the rows of runs that a later configuration left out
+        rows = [row for row in rows if row.stop.run in runs]
+    if not rows:
+        raise UsageError(f"{path} has no rows yet; run `paceline trajectory` with this output")
+    return trajectory_page(rows, manifest)
+
+
+def _sweep(path: Path, manifest: dict[str, Any]) -> Page:
+    from paceline.report.html.sweep_page import sweep_page
+
+    rows = _required(path, "sweep.json")
+    return sweep_page(rows, manifest.get("config"), manifest.get("environment"))
+
+
+def _training(command: str) -> Callable[[Path, dict[str, Any]], Page]:
+    def read(path: Path, manifest: dict[str, Any]) -> Page:
+        from paceline.report.html.training_page import training_page
+
+        run = RunDirectory(path)
+        metrics = read_jsonl(run.metrics)
+        if not metrics:
+            raise UsageError(f"{path} has no metrics yet; run `paceline {command}` first")
+        return training_page(command, manifest, metrics, run.read_result())
+
+    return read
+
+
+_READERS: dict[str, Callable[[Path, dict[str, Any]], Page]] = {
+    "Bench": _bench,
+    "Tune": _tune,
+    "Trajectory": _trajectory,
+    "Sweep": _sweep,
+    "Align": _training("align"),
+    "Pretrain": _training("pretrain"),
+}
+
+
+def _page_of_file(path: Path) -> Page:
+    if path.name == "sweep.json":
+        return _sweep(path.parent, {})
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError):
+        raise UsageError(f"{path} is not a JSON file; give {_WANTED}") from None
+    keys = set(found) if isinstance(found, dict) else set()
+    if {"served", "agreement"} <= keys:
+        return _served(found, path)
+    if {"acceptance", "gammas", "verdict"} <= keys:
+        return _measurement(found, path)
+    if {"greedy", "distribution"} <= keys:
+        return _losslessness(found, path)
+    if {"tried", "chosen", "statement"} <= keys:
+        return _tuned(found, path)
+    if {"blocks", "stats"} <= keys:
+        from paceline.report.html.decode_page import decode_page
+
+        return decode_page(found)
+    raise UsageError(f"{path} is not a result that has a report; give {_WANTED}")
+
+
+def _served(found: dict[str, Any], path: Path) -> Page:
+    from paceline.measure.served import ServedMeasurement
+    from paceline.report.html.served_page import served_page
+
+    return served_page(_validated(ServedMeasurement, found, path))
+
+
+def _measurement(found: dict[str, Any], path: Path) -> Page:
+    from paceline.measure import Measurement
+    from paceline.report.html.measure_page import measure_page
+
+    return measure_page(_validated(Measurement, found, path))
+
+
+def _losslessness(found: dict[str, Any], path: Path) -> Page:
+    from paceline.measure.losslessness import LosslessnessReport
+    from paceline.report.html.verify_page import verify_page
+
+    values = {key: value for key, value in found.items() if key != "passed"}
+    return verify_page(_validated(LosslessnessReport, values, path))
+
+
+def _tuned(found: dict[str, Any], path: Path) -> Page:
+    from paceline.bench.tune import Tuned
+    from paceline.report.html.tune_page import tune_page
+
+    return tune_page(_validated(Tuned, found, path))
+
+
+def _required(path: Path, name: str) -> Any:
+    file = path / name
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} has no {name} yet; run the command to its end") from None
+    except ValueError:
+        raise UsageError(f"{file} is not JSON; run the command again") from None
+
+
+def _validated(kind: Any, values: Any, path: Path) -> Any:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(
+            f"{path} is not a result of this version: {describe(error)}; run the command again"
+        ) from None

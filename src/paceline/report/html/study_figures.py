@@ -1,0 +1,255 @@
+"""Figures of a study from its rows: tau of drafts, training, grids, frontiers, bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.bench.schema import family, setting
+from paceline.core.bootstrap import Interval, mean_interval
+from paceline.report.html import charts
+from paceline.report.html.encodings import Axis
+from paceline.report.html.page import Figure, Panel, Source, Table, bounded
+from paceline.report.plots import curves as ordered_curves
+from paceline.studies.claim_file import Dominance, Paired, Side
+from paceline.studies.dominance import own_figures
+from paceline.studies.evidence import paired_effect
+from paceline.studies.frontier_evidence import frontier_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from paceline.report.html.page import Block, Row
+    from paceline.studies.rows import StudyRow
+    from paceline.studies.study_file import Label
+    from paceline.studies.verdicts import Finding
+
+_TAIL = 0.025
+_NUM_RESAMPLES = 2000
+_TAU = Axis("tau", "tokens per target call (tau)", ".2f", bounds=True)
+_STEP = Axis("step", "optimizer step", "d", whole=True)
+_ACCEPTANCE = Axis("acceptance", "expected acceptance", ".3f", bounds=True)
+_REJECTION = Axis("rejection", "rejected / examined drafted tokens", ".2f", bounds=True)
+_CALLS = Axis("calls", "target calls / tokens", ".2f", bounds=True)
+_QUALITY = Axis("quality", "quality / target's", ".2f", bounds=True)
+
+
+def study_blocks(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> list[Block]:
+    """All figures that the rows of one study allow."""
+    measured = [row for row in rows if "acceptance" in row.sums and "label" in row.setting]
+    blocks: list[Block] = []
+    for group in _groups(measured, "part", "task", "temperature"):
+        blocks += _drafts(group)
+    blocks += [figure for one in findings for figure in _dominance(one, rows)]
+    blocks += _grids([row for row in rows if "column" in row.setting])
+    cells = [row for row in rows if row.decoding is not None]
+    for group in _groups(cells, "part", "pair", "task", "draft", "model", "temperature"):
+        blocks += _frontier(group)
+    blocks += [_bounds(row) for row in rows if "proven" in row.sums]
+    return blocks
+
+
+def _groups(rows: Sequence[StudyRow], *keys: str) -> list[list[StudyRow]]:
+    found: dict[tuple[Label | None, ...], list[StudyRow]] = {}
+    for row in rows:
+        found.setdefault(tuple(row.setting.get(key) for key in keys), []).append(row)
+    return list(found.values())
+
+
+def _where(rows: Sequence[StudyRow], *keys: str) -> str:
+    setting = rows[0].setting
+    words = [str(setting[key]) for key in keys if key in setting]
+    return ", ".join([*words, f"temperature {setting.get('temperature', 1):g}"])
+
+
+def _source(rows: Iterable[StudyRow]) -> Source:
+    one = next(iter(rows)).source
+    environment = {"commit": one.commit, "machine": one.machine, "versions": one.versions}
+    return Source(one.command, None, environment)
+
+
+def _mean(
+    rows: Sequence[StudyRow], over: str, under: str | None, across: tuple[str, ...]
+) -> Interval | None:
+    """The figure, averaged over the values of `across`, with its 95% interval over examples."""
+    test = Paired(
+        over=over,
+        under=under,
+        first=Side(),
+        than=0.0,
+        compare="difference",
+        across=across,
+        matters=1.0,
+    )
+    effect = paired_effect(test, rows, _TAIL)
+    return None if effect is None else effect.interval
+
+
+def _drafts(rows: Sequence[StudyRow]) -> list[Block]:
+    """tau of the final drafts, and acceptance over steps if checkpoints were measured."""
+    gammas = sorted(int(name.removeprefix("blocks_")) for name in rows[0].sums if "blocks_" in name)
+    lines: list[Row] = []
+    for (draft, trained_on, label), group in _by_draft(rows).items():
+        across = ("seed",) if "seed" in group[0].setting else ()
+        acceptance = _mean(group, "acceptance", "tokens", across)
+        for gamma in gammas:
+            tau = _mean(group, f"emitted_{gamma}", f"blocks_{gamma}", across)
+            if tau is None or acceptance is None:
+                continue
+            line: Row = {"draft": draft, "trained on": trained_on, "label": label, "gamma": gamma}
+            line |= {"name": f"{draft}, {trained_on}" if trained_on else draft}
+            line |= {"step": group[0].setting.get("step", 0)}
+            lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
+    where = _where(rows, "part", "task")
+    source = _source(rows)
+    ends = [line for line in lines if line["label"] in ("end", "start")]
+    if not ends:
+        return []
+    starts = {line["gamma"]: line["tau"] for line in ends if line["label"] == "start"}
+    panels = [
+        Panel(
+            charts.intervals(
+                [line for line in ends if line["gamma"] == gamma],
+                "name",
+                _TAU,
+                labels=["trained on"],
+                reference=starts.get(gamma),
+            ),
+            f"gamma {gamma}",
+        )
+        for gamma in gammas
+    ]
+    text = (
+        f"Means over seeds of training; 95% intervals over {len(rows[0].units):,} or more texts of "
+        "the target. The dashed line is the unaligned draft."
+    )
+    blocks: list[Block] = [Figure(f"Tokens per target call: {where}", text, panels, ends, source)]
+    steps = [line for line in lines if line["gamma"] == gammas[0]]
+    if any(str(line["label"]).startswith("step") for line in steps):
+        blocks.append(_over_steps(steps, where, source))
+    return blocks
+
+
+def _by_draft(rows: Sequence[StudyRow]) -> dict[tuple[str, str, str], list[StudyRow]]:
+    """Rows by draft, training text and checkpoint; a draft's looks and seeds are together."""
+    found: dict[tuple[str, str, str], list[StudyRow]] = {}
+    for row in rows:
+        given = row.setting
+        draft = str(given.get("draft", "unaligned"))
+        name = (draft, str(given.get("trained_on", "")), str(given["label"]))
+        found.setdefault(name, []).append(row)
+    return found
+
+
+def _over_steps(lines: Sequence[Row], where: str, source: Source) -> Figure:
+    """Acceptance over steps; the shared initial draft is step 0 of every curve."""
+    starts = [line for line in lines if line["label"] == "start"]
+    names = dict.fromkeys(line["name"] for line in lines if line["label"] != "start")
+    drawn = [line | {"name": name, "step": 0} for name in names for line in starts[:1]]
+    drawn += [line for line in lines if line["label"] != "start"]
+    drawn.sort(key=lambda line: (line["name"], line["step"]))
+    chart = charts.curves(drawn, _STEP, _ACCEPTANCE, "name")
+    text = "Means over seeds; bands are 95% intervals over texts of the target."
+    return Figure(f"Acceptance over training: {where}", text, [Panel(chart)], drawn, source)
+
+
+def _dominance(finding: Finding, rows: Sequence[StudyRow]) -> list[Figure]:
+    test = finding.claim.test
+    if not isinstance(test, Dominance):
+        return []
+    sides = {"first": own_figures(test, test.first, rows)}
+    sides["second"] = own_figures(test, test.second, rows)
+    samples = {name: list(values.values()) for name, values in sides.items() if values}
+    if len(samples) < len(sides):
+        return []
+    drawn = charts.dominance_rows(samples, "tau", "side")
+    axis = Axis("tau", "tokens per target call of an example", ".2f")
+    text = (
+        f"{finding.claim.here} A curve further right has larger values at every rank. Verdict: "
+        f"{finding.verdict}."
+    )
+    panel = Panel(charts.dominance(drawn, axis, "side"))
+    return [Figure(f"Gains per example: {finding.claim.id}", text, [panel], drawn, _source(rows))]
+
+
+def _grids(rows: Sequence[StudyRow]) -> list[Block]:
+    """Heat maps of sweeps: mean acceptance over seeds."""
+    blocks: list[Block] = []
+    by_stage: dict[str, list[StudyRow]] = {}
+    for row in rows:
+        by_stage.setdefault(row.source.stage, []).append(row)
+    for stage, group in by_stage.items():
+        lines: list[Row] = []
+        for row in group:
+            values = [v for v in row.sums.get("expected_acceptance", ()) if v is not None]
+            mean = mean_interval(torch.tensor(values)) if len(values) > 1 else None
+            value = {"acceptance": math.nan} if mean is None else bounded("acceptance", mean)
+            lines.append({"row": row.setting["row"], "column": row.setting["column"]} | value)
+        chart = charts.heat_map(lines, "row", "column", _ACCEPTANCE)
+        text = f"Means over {len(group[0].units)} seeds of training."
+        title = f"Expected acceptance by recipe and text: {stage}"
+        blocks.append(Figure(title, text, [Panel(chart)], lines, _source(group)))
+    return blocks
+
+
+def _frontier(rows: Sequence[StudyRow]) -> list[Block]:
+    """Quality against rejection rate and against target calls, a line per family."""
+    frontier = frontier_of(rows, _NUM_RESAMPLES)
+    if frontier is None or frontier.target.examples[0].score is None:
+        return []
+    lines: list[Row] = []
+    for curve in ordered_curves(frontier):
+        for cell in curve.cells:
+            rejection = frontier.rejection_rate(cell)
+            line: Row = {"family": family(cell.decoding), "setting": setting(cell.decoding) or "-"}
+            line |= bounded("quality", frontier.relative_quality(cell))
+            line |= bounded("calls", frontier.deferral_rate(cell))
+            lines.append(line | bounded("rejection", rejection))
+    examined = [line for line in lines if line["rejection"] == line["rejection"]]
+    if not examined:
+        return []
+    panels = [
+        Panel(
+            charts.frontier(
+                examined, _REJECTION, _QUALITY, "family", labels=["setting"], reference=(None, 1.0)
+            ),
+            "against the rejection rate",
+        ),
+        Panel(
+            charts.frontier(
+                lines, _CALLS, _QUALITY, "family", labels=["setting"], reference=(None, 1.0)
+            ),
+            "against the fraction of target calls",
+        ),
+    ]
+    where = _where(rows, "part", "pair", "model", "draft", "task")
+    text = (
+        f"{frontier.num_examples:,} examples. Further left is cheaper, further up is better; the "
+        "dashed line is the target's quality. Bars are 95% intervals over examples."
+    )
+    return [Figure(f"Quality and cost: {where}", text, panels, lines, _source(rows))]
+
+
+def _bounds(row: StudyRow) -> Table:
+    """Acceptance and its bounds, regret and its bounds, as means."""
+    names = {
+        "acceptance": "acceptance, measured",
+        "tight": "bound from lemma A.3",
+        "proven": "theorem 4.1 as proven",
+        "printed": "theorem 4.1 as printed",
+    }
+    lines: list[Row] = []
+    for name, words in names.items():
+        found = _mean([row], name, None, ())
+        if found is not None:
+            lines.append({"": words} | bounded("value", found))
+    for name in row.sums:
+        kind, _, rule = name.partition(" ")
+        if kind in ("regret", "bound") and rule:
+            found = _mean([row], name, "positions", ())
+            if found is not None:
+                lines.append({"": f"{kind} of {rule}, per token"} | bounded("value", found))
+    length = row.setting.get("max_new_tokens")
+    return Table(f"Bounds, at most {length} tokens ({row.source.stage})", lines, _source([row]))

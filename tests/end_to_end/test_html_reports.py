@@ -1,0 +1,74 @@
+"""`--html` of commands on tiny models: the page belongs to the result that is printed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from printed import one_line
+
+pytestmark = pytest.mark.slow
+
+FEW = ("--set", "num_prompts=4", "--set", "max_prompt_tokens=6", "--set", "max_new_tokens=8")
+QUICK = ("--set", "gammas=[1,2]", "--set", "pass_repeats=1", "--set", "timed_prompts=2")
+
+
+@pytest.fixture
+def pair(pair_folder: Path) -> tuple[Any, ...]:
+    return ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
+
+
+def written(file: Path) -> str:
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    return text
+
+
+def test_measure_writes_the_page_that_report_makes_of_its_output(
+    run: Any, pair: tuple[Any, ...], pair_folder: Path, tmp_path: Path
+):
+    page, result = tmp_path / "page.html", tmp_path / "measured.json"
+    prompts = ("--prompts", pair_folder / "corpus.jsonl")
+    given = (*pair, *prompts, *FEW, *QUICK, "--json", "--html", page)
+    code, out, err = run("measure", *given)
+    assert code == 3  # too few requests for a verdict
+    assert f"HTML report: {page}" in err
+    result.write_text(out, encoding="utf-8")
+    code, out, _ = run("report", result, "--html")
+    assert code == 0
+    assert out.startswith("TOO FEW: ")
+    assert written(tmp_path / "measured.html") == written(page)
+
+
+def test_verify_writes_the_page_that_report_makes_of_its_output(
+    run: Any, pair: tuple[Any, ...], pair_folder: Path, tmp_path: Path
+):
+    page, result = tmp_path / "page.html", tmp_path / "verified.json"
+    prompts = ("--prompts", pair_folder / "corpus.jsonl")
+    code, out, _ = run("verify", *pair, *prompts, "--json", "--html", page)
+    assert code == 0
+    result.write_text(out, encoding="utf-8")
+    run("report", result, "--html")
+    assert written(tmp_path / "verified.html") == written(page)
+
+
+def test_decode_shows_the_text_that_it_prints(run: Any, pair: tuple[Any, ...], tmp_path: Path):
+    page = tmp_path / "page.html"
+    common = ("--prompt", "the cat sat on", "--max-new-tokens", "12")
+    code, out, _ = run("decode", *pair, *common, "--json", "--html", page)
+    found = json.loads(out)
+    assert code == 0
+    assert "".join(text for block in found["blocks"] for text, _ in block) == found["text"]
+    sources = [source for block in found["blocks"] for _, source in block]
+    assert sources.count("accepted") == found["stats"]["num_accepted"]
+    assert len(sources) == len(found["tokens"])
+    assert f'<h1 id="verdict">{len(sources)} tokens took ' in written(page)
+
+
+def test_a_path_that_is_no_file_is_an_error_before_the_run(
+    run: Any, pair: tuple[Any, ...], tmp_path: Path
+):
+    code, out, err = run("decode", *pair, "--prompt", "a", "--html", tmp_path)
+    assert (code, out) == (3, "")
+    assert "is a directory; name a file" in one_line(err)

@@ -1,0 +1,329 @@
+"""Small runs of every kind, written by hand as their commands would: what reports are made of."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.prediction import Prediction
+from paceline.core.rules import Chow, Lossless, Opt
+from result_rows import ALONE, example, row, write_rows
+
+SAMPLING = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+ENVIRONMENT = {"versions": {"paceline": "0.1.0"}, "processor": "a processor", "cpu_count": 2}
+
+
+def interval(value: float, half: float = 0.05) -> dict[str, float]:
+    return {"value": value, "low": value - half, "high": value + half}
+
+
+def write_json(path: Path, values: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+def manifest(folder: Path, kind: str, **config: Any) -> None:
+    content = {"kind": kind, "config": config, "environment": ENVIRONMENT}
+    write_json(folder / "manifest.json", content)
+
+
+def bench_run(folder: Path) -> Path:
+    """Two families; times and scores differ between the examples."""
+
+    def cell(rule: Any, speedup: float, misses: int, rejected: int):
+        examples = [
+            example(
+                0.0 if place < misses else 1.0,
+                (1 + place / 40) / speedup,
+                baseline_s=1 + place / 40,
+                examined=10,
+                rejected=rejected,
+                calls=10 - rejected,
+            )
+            for place in range(24)
+        ]
+        return row(rule, examples)
+
+    cells = [
+        cell(ALONE, 1.0, 4, 0),
+        cell(Lossless(), 1.3, 4, 4),
+        cell(Opt(0.2), 1.5, 5, 3),
+        cell(Opt(0.4), 1.7, 9, 2),
+        cell(Chow(0.2), 1.4, 6, 3),
+        row(Chow(0.9), error="ran out of memory"),
+    ]
+    write_rows(folder, cells)
+    predicted = [
+        Prediction(
+            key=one.key, predicted_rejection=0.35, predicted_surprisal=1.0, predicted_speedup=1.4
+        )
+        for one in cells[1:4]
+    ]
+    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in predicted]
+    (folder / "predictions.jsonl").write_text("".join(lines), encoding="utf-8")
+    task = {"task": "arithmetic"}
+    manifest(folder, "Bench", target="models/target", draft="models/draft", task=task, seed=0)
+    return folder
+
+
+def gamma_row(gamma: int, speedup: float) -> dict[str, Any]:
+    return {
+        "gamma": gamma,
+        "block_efficiency_iid": 1.5 + gamma / 5,
+        "block_efficiency": 1.4 + gamma / 5,
+        "drafted_per_block": float(gamma),
+        "break_even_acceptance": 0.3,
+        "predicted_speedup": speedup,
+        "mbsu": speedup + 0.2,
+        "drafting_cost_ratio": 0.2,
+        "block_cost_ratio": 1.1,
+        "expected_speedup": speedup - 0.1,
+    }
+
+
+def measurement(folder: Path, *, low: float = 1.2) -> Path:
+    """The output of `measure --json`."""
+    speed = {
+        "gamma": 2,
+        "num_requests": 16,
+        "num_tokens": 300,
+        "speedup": {"value": 1.3, "low": low, "high": 1.4},
+        "decoding_speedup": interval(1.35),
+        "cost_ratio": 0.2,
+        "predicted_speedup": 1.4,
+        "measured_over_predicted": 0.96,
+        "engine_efficiency": 0.95,
+        "baseline_tokens_per_s": 100.0,
+        "speculative_tokens_per_s": 130.0,
+        "block_efficiency": 1.8,
+        "acceptance_rate": 0.6,
+    }
+    found = {
+        "schema_version": 2,
+        "config": {"target": "models/target", "draft": "models/draft", "prompts": "prompts.txt"},
+        "acceptance": {
+            "num_prompts": 32,
+            "num_tokens": 600,
+            "expected_acceptance": interval(0.62),
+            "greedy_draft_acceptance": interval(0.58),
+            "greedy_agreement": interval(0.6),
+            "acceptance_by_position": [0.7, 0.65, 0.5],
+        },
+        "cost": {
+            "target_pass_s": 0.01,
+            "draft_pass_s": 0.002,
+            "cost_ratio": 0.2,
+            "target_parameters": 1000,
+            "draft_parameters": 200,
+        },
+        "gammas": [gamma_row(1, 1.2), gamma_row(2, 1.4), gamma_row(4, 1.3)],
+        "best_gamma": 2,
+        "tried": [{"gamma": 2, "num_requests": 4, "tokens_per_s": 9.0, "expected_speedup": 1.3}],
+        "speed": speed,
+        "verdict": {"go": True, "reason": "measured 1.30x (1.20 to 1.40) at gamma 2; <b>& more"},
+        "environment": ENVIRONMENT,
+    }
+    found["config"]["prompts"] = {"path": "prompts.txt"}
+    return write_json(folder / "measured.json", found)
+
+
+def served(folder: Path) -> Path:
+    """The output of `measure --engine --json`."""
+    figures = {
+        "block_efficiency": interval(1.9),
+        "draft_acceptance_rate": interval(0.3),
+        "acceptance_by_position": [interval(0.5), interval(0.3)],
+    }
+    config = {"target": "models/target", "draft": "models/draft", "prompts": {"path": "p.txt"}}
+    found = {
+        "config": config | {"engine": {"engine": "vllm"}},
+        "engine": "vLLM",
+        "engine_version": "0.32.0",
+        "num_requests": 64,
+        "num_tokens": 900,
+        "served": figures,
+        "predicted": figures,
+        "agreement": {
+            "agrees": True,
+            "reason": "figures agree at 2 positions",
+            "ratio": interval(1.0),
+        },
+        "speed": {
+            "speedup": interval(1.2),
+            "plain_tokens_per_s": 50.0,
+            "speculative_tokens_per_s": 60.0,
+            "num_equal": 60,
+            "num_near_ties": 2,
+        },
+        "environment": ENVIRONMENT,
+    }
+    return write_json(folder / "served.json", found)
+
+
+def losslessness(folder: Path, *, p_value: float = 0.4) -> Path:
+    """The output of `verify --json`."""
+    check = {
+        "num_tokens": 80,
+        "num_cells": 4,
+        "num_impossible": 0,
+        "cell_counts": [22, 19, 18, 21],
+        "g_statistic": 0.5,
+        "p_value": p_value,
+        "false_alarm": 1e-4,
+    }
+    broken = check | {"cell_counts": [60, 10, 5, 5], "p_value": 1e-9, "g_statistic": 80.0}
+    greedy = {"num_prompts": 5, "num_tokens": 60, "num_identical": 5, "num_ties": 0}
+    config = {"target": "models/target", "draft": "models/draft", "prompts": {"path": "p.txt"}}
+    found = {
+        "config": config,
+        "greedy": greedy | {"first_difference": None},
+        "distribution": check,
+        "broken_distribution": broken,
+        "passed": p_value >= 1e-4,
+    }
+    return write_json(folder / "verified.json", found)
+
+
+def training_run(folder: Path, kind: str = "Align", num_steps: int = 600) -> Path:
+    """A finished run with an evaluation before, in the middle and after."""
+    manifest(folder, kind, target="models/target", draft="models/draft", output="runs/aligned")
+
+    def evaluation(value: float) -> dict[str, float]:
+        bounds = {"expected_acceptance_low": value - 0.1, "expected_acceptance_high": value + 0.1}
+        return {"expected_acceptance": value, "block_efficiency": 1 + value} | bounds
+
+    rows: list[dict[str, Any]] = [{"step": 0, "evaluation": evaluation(0.3)}]
+    for step in range(1, num_steps + 1):
+        figures = {"loss": 2.0 - step / num_steps, "gradient_norm": 1.0, "tokens_per_s": 500.0}
+        rows.append({"step": step, "num_tokens": 10, "elapsed_s": step / 10, **figures})
+    rows.append({"step": num_steps // 2, "evaluation": evaluation(0.4)})
+    lines = [json.dumps(one) + "\n" for one in rows]
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    result = {"draft": "d", "num_steps": num_steps, "elapsed_s": 60.0, "after": evaluation(0.5)}
+    write_json(folder / "result.json", result)
+    return folder
+
+
+def trajectory_run(folder: Path) -> Path:
+    """Two runs of three drafts, on one task."""
+    rows: list[dict[str, Any]] = []
+    for run in ("runs/first", "runs/second"):
+        for place, label in enumerate(("start", "step 50", "end")):
+            stop = {"run": run, "label": label, "step": 50 * place, "elapsed_s": 5.0 * place}
+            stop |= {"path": f"{run}/draft", "fingerprint": f"{run}{place}"}
+            taus = {gamma: interval(1.5 + place / 5) for gamma in (3, 5)}
+            gain = {gamma: interval(1.0 + place / 10) for gamma in taus} if place else {}
+            rows.append(
+                {
+                    "schema_version": 3,
+                    "stop": stop,
+                    "task": "translation",
+                    "sampling": SAMPLING,
+                    "num_texts": 8,
+                    "num_tokens": 90,
+                    "parameter_ratio": 0.2,
+                    "expected_acceptance": interval(0.5),
+                    "block_efficiency": taus,
+                    "gain": gain,
+                    "mbsu": dict.fromkeys(taus, 1.1),
+                }
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(one) + "\n" for one in rows]
+    (folder / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
+    manifest(folder, "Trajectory", target="models/target", runs=["runs/first", "runs/second"])
+    return folder
+
+
+def tune_run(folder: Path) -> Path:
+    """One candidate that meets the floor and one that does not."""
+
+    def tried(alpha: float, quality: float, examples: str, met: bool) -> dict[str, Any]:
+        strategy = {
+            "strategy": "speculative",
+            "rule": {"rule": "chow", "alpha": alpha},
+            "num_speculative_tokens": 3,
+        }
+        return {
+            "decoding": {"strategy": strategy, "sampling": SAMPLING},
+            "examples": examples,
+            "quality": interval(quality),
+            "relative_quality": interval(quality),
+            "speedup": interval(1.2 + alpha),
+            "lower_limit": quality - 0.02 if examples == "confirming" else None,
+            "met": met,
+        }
+
+    chosen = tried(0.2, 1.0, "confirming", True)
+    config = {
+        "target": "models/target",
+        "draft": "models/draft",
+        "task": {"task": "arithmetic"},
+        "output": "runs/tune",
+        "quality_floor": 0.95,
+    }
+    result = {
+        "chosen": chosen,
+        "tried": [tried(0.2, 0.99, "choosing", True), tried(0.6, 0.8, "choosing", False), chosen],
+        "failed": [],
+        "num_tests": 1,
+        "statement": "The test misses the bound in 1 of 5 runs at most.",
+        "config": config,
+    }
+    manifest(folder, "Tune", **config)
+    write_json(folder / "result.json", result)
+    return folder
+
+
+def sweep_run(folder: Path, *, diverged: bool = False) -> Path:
+    """Two objectives by two texts by two seeds."""
+    rows: list[dict[str, Any]] = []
+    for seed in (0, 1):
+        for place, objective in enumerate(("forward_kl", "tvd")):
+            for column in ("fixed", "mixed"):
+                figure = 0.5 + 0.1 * place + 0.01 * seed + (0.05 if column == "mixed" else 0.0)
+                after = {"expected_acceptance": figure, "block_efficiency": 1 + figure}
+                cell = {"row": objective, "column": column, "seed": seed}
+                rows.append(cell | {"num_steps": 9, "elapsed_s": 3.0, "after": after})
+    if diverged:
+        rows[-1] = {k: rows[-1][k] for k in ("row", "column", "seed")} | {"diverged": "the loss"}
+    write_json(folder / "sweep.json", rows)
+    manifest(folder, "Sweep", output="runs/sweep", figure="expected_acceptance", reference=None)
+    return folder
+
+
+def decoded(folder: Path) -> Path:
+    """The output of `decode --json`."""
+    blocks = [
+        [["Once", "prefill"]],
+        [[" upon", "accepted"], [" a", "accepted"], [" <time>", "bonus"]],
+        [[" there", "accepted"], [" was", "recovered"]],
+    ]
+    stats = {
+        "num_blocks": 2,
+        "num_drafted": 4,
+        "num_accepted": 3,
+        "num_recovered": 1,
+        "num_bonus": 1,
+        "num_prefill_tokens": 1,
+        "num_kept": 0,
+        "num_deferred": 0,
+        "accepted_histogram": [0, 1, 1],
+    }
+    found = {"blocks": blocks, "stats": stats, "tokens_per_s": 80.0, "prompt": "Tell me a story"}
+    found |= {"target": "models/target", "draft": "models/draft", "decoding": {"sampling": {}}}
+    return write_json(folder / "decoded.json", found)
+
+
+RUNS: dict[str, Callable[[Path], Path]] = {
+    "bench": bench_run,
+    "measure": measurement,
+    "served": served,
+    "verify": losslessness,
+    "align": training_run,
+    "trajectory": trajectory_run,
+    "tune": tune_run,
+    "sweep": sweep_run,
+    "decode": decoded,
+}

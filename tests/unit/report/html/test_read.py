@@ -1,0 +1,98 @@
+"""Runs are recognised by their files, and everything else is refused in one line."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import report_runs
+from paceline.cli.main import app
+from paceline.errors import StorageError, UsageError
+from paceline.report.html import installation
+from paceline.report.html.read import read_page
+from paceline.report.run_kind import is_bench
+
+
+@pytest.mark.parametrize("kind", report_runs.RUNS)
+def test_a_report_lies_beside_the_rows(kind: str, tmp_path: Path):
+    run = report_runs.RUNS[kind](tmp_path / "run")
+    beside = run / "report.html" if run.is_dir() else run.with_suffix(".html")
+    assert read_page(run).path == beside
+
+
+@pytest.mark.parametrize("kind", report_runs.RUNS)
+def test_only_a_bench_has_a_report_without_html(kind: str, tmp_path: Path):
+    run = report_runs.RUNS[kind](tmp_path / "run")
+    assert is_bench(run) == (kind == "bench")
+    shown = CliRunner().invoke(app, ["report", str(run)])
+    if kind != "bench":
+        assert isinstance(shown.exception, UsageError)
+        assert str(shown.exception) == (
+            f"{run} is not a bench, so its report is HTML only: add --html"
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("notes.json", "not JSON", "is not a JSON file"),
+        ("list.json", "[1, 2]", "is not a result that has a report"),
+        ("verified.json", '{"greedy": 1, "distribution": 2}', "is not a result of this version"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(name: str, text: str, reason: str, tmp_path: Path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=reason) as error:
+        read_page(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("Export", "which has no report"),
+        ("Tune", "has no result.json yet"),
+        ("Trajectory", "has no rows yet"),
+        ("Align", "has no metrics yet"),
+        ("Bench", "has no result rows"),
+        ("Sweep", "has no sweep.json yet"),
+    ],
+)
+def test_a_run_without_rows_says_what_is_missing(kind: str, reason: str, tmp_path: Path):
+    report_runs.manifest(tmp_path, kind)
+    with pytest.raises(UsageError, match=reason):
+        read_page(tmp_path)
+
+
+def test_a_directory_without_a_run_and_a_missing_path_are_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="holds no run"):
+        read_page(tmp_path)
+    with pytest.raises(UsageError, match="does not exist"):
+        read_page(tmp_path / "missing")
+
+
+def test_a_missing_library_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(installation, "find_spec", lambda name: None if name == "altair" else 1)
+    with pytest.raises(UsageError) as error:
+        installation.require()
+    assert str(error.value) == (
+        "HTML reports need altair; install with: pip install 'paceline[report]'"
+    )
+
+
+def test_html_to_a_directory_is_refused_before_the_run(tmp_path: Path):
+    with pytest.raises(StorageError, match="is a directory"):
+        installation.require(tmp_path)
+    shown = CliRunner().invoke(app, ["verify", "--html", str(tmp_path)])
+    assert isinstance(shown.exception, StorageError)
+
+
+def test_the_command_writes_the_page_and_prints_its_verdict(tmp_path: Path):
+    run = report_runs.losslessness(tmp_path)
+    shown = CliRunner().invoke(app, ["report", str(run), "--html"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.startswith("PASSED: All 5 greedy texts equal the target's")
+    text = (tmp_path / "verified.html").read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
