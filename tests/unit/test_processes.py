@@ -2,6 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +37,41 @@ def test_a_failure_names_what_it_was_over_in_one_line():
     done = in_processes(_fails, [7], workers=2, name=str, failure=GenerationError)
     with pytest.raises(GenerationError, match=r"^ZeroDivisionError: of 7 \(7\)$"):
         list(done)
+
+
+_LEFT = textwrap.dedent("""
+    import os, signal, sys, time
+    from pathlib import Path
+    from paceline.errors import GenerationError
+    from paceline.processes import in_processes
+    from paceline.train.guard import StopRequest
+
+    def train(path):
+        with StopRequest() as request:
+            Path(path).write_text("begun")
+            while not request.asked:
+                time.sleep(0.02)
+            Path(path).write_text("saved")
+
+    if __name__ == "__main__":
+        items = sys.argv[1:]
+        list(in_processes(train, items, workers=2, name=str, failure=GenerationError))
+""")
+
+
+@pytest.mark.slow
+def test_a_worker_whose_main_process_is_killed_saves_its_work_and_ends(tmp_path: Path):
+    """Else a killed sweep would go on training, in directories that the next one needs."""
+    (tmp_path / "left.py").write_text(_LEFT)
+    files = [tmp_path / "one", tmp_path / "two"]
+    main = subprocess.Popen([sys.executable, tmp_path / "left.py", *files])
+    while not all(file.exists() and file.read_text() == "begun" for file in files):
+        assert main.poll() is None
+        time.sleep(0.02)
+    main.kill()
+    main.wait()
+    while any(file.read_text() != "saved" for file in files):
+        time.sleep(0.02)  # a timeout of pytest ends this if a worker goes on
 
 
 def _variable(name: str) -> str | None:

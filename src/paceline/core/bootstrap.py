@@ -13,6 +13,7 @@ At 8 units BCa is no better than the percentile bootstrap, and the jackknife cov
 # N units, R resamples
 from __future__ import annotations
 
+import functools
 import math
 from statistics import NormalDist
 from typing import NamedTuple
@@ -228,6 +229,7 @@ def _jackknife(ratios: Ratios, value: float, confidence: float) -> tuple[float, 
     return max(0.0, value - half), value + half
 
 
+@functools.cache
 def student_quantile(confidence: float, freedom: int) -> float:
     """Two-sided quantile of Student's t, by bisection."""
     low, high = 0.0, math.pi / 2  # of atan(t / sqrt(freedom))

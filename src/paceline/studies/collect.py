@@ -135,13 +135,22 @@ def _decoding(row: ResultRow) -> dict[str, Label]:
     setting = {"family": family(row.decoding)} | _sampled(row.decoding.sampling)
     if isinstance(strategy, Autoregressive):
         return setting
-    variant = strategy.rule if isinstance(strategy, Speculative | Oracle) else strategy
-    for key, value in parameters_of(variant).items():
-        if isinstance(value, int | float | str) and not isinstance(value, bool):
-            setting[key] = value
+    if not isinstance(strategy, Speculative | Oracle):
+        return setting | _parameters(strategy)
+    setting |= _parameters(strategy.rule)
     if isinstance(strategy, Speculative):
+        policy = _parameters(strategy.policy).items()
+        setting |= {f"policy_{key}": value for key, value in policy}
         setting["gamma"] = strategy.num_speculative_tokens
     return setting
+
+
+def _parameters(variant: Any) -> dict[str, Label]:
+    return {
+        key: value
+        for key, value in parameters_of(variant).items()
+        if isinstance(value, int | float | str) and not isinstance(value, bool)
+    }
 
 
 def _example_sums(row: ResultRow) -> Sums:

@@ -4,7 +4,10 @@ A figure is R = sum a / sum b over the units. Its influence values (a_i - R b_i)
 0, and their standard error is that of R to first order (the infinitesimal jackknife). Effects are
 smooth functions of such ratios on the same units, so their influence values are sums of these. The
 interval is Student's, with the degrees of freedom of Welch and Satterthwaite if there are several
-populations. If all N units show the same effect, the spread is not known to be 0: up to a fraction
+populations.
+
+Differences of scores are often 0 in most units, and a few rare ones decide. If most units show one
+effect, one more like the farthest is added on the side of each bound. If all N do, up to a fraction
 1 - tail^(1 / N) of all units may differ, each by a whole unit.
 
 Error rates in simulations are in tests/statistical/test_sequential_claims.py.
@@ -103,9 +106,9 @@ def paired_effect(test: Paired, rows: Sequence[StudyRow], tail: float) -> Effect
     if not strata or min(len(stratum.units) for stratum in strata) < LEAST_UNITS:
         return None
     value = sum(stratum.effect.value for stratum in strata) / len(strata)
-    error, freedom = _error(strata)
+    error, freedom, shift = _error(strata)
     count = min(len(stratum.units) for stratum in strata)
-    half = student_quantile(1 - 2 * tail, freedom) * error
+    half = student_quantile(1 - 2 * tail, freedom) * error + shift
     if error < _ROUNDING:
         largest = max(stratum.effect.largest for stratum in strata)
         half = largest * (1 - tail ** (1 / count))
@@ -119,8 +122,8 @@ def paired_effect(test: Paired, rows: Sequence[StudyRow], tail: float) -> Effect
     )
 
 
-def _error(strata: Sequence[Stratum]) -> tuple[float, int]:
-    """Standard error of the mean effect, and its degrees of freedom.
+def _error(strata: Sequence[Stratum]) -> tuple[float, int, float]:
+    """Standard error of the mean effect, its degrees of freedom, and the shift by rare units.
 
     Strata of one population share units, so their influence values are added by unit.
     """
@@ -130,6 +133,7 @@ def _error(strata: Sequence[Stratum]) -> tuple[float, int]:
         for unit, value in zip(stratum.units, stratum.effect.influence_N.tolist(), strict=True):
             values[unit] = values.get(unit, 0.0) + value / len(strata)
     variances: list[tuple[float, int]] = []
+    shift = 0.0
     for population, values in by_population.items():
         sizes = {len(one.units) for one in strata if one.population == population}
         if sizes != {len(values)}:
@@ -138,11 +142,17 @@ def _error(strata: Sequence[Stratum]) -> tuple[float, int]:
                 "again, so that all have the same looks"
             )
         values_N = torch.tensor(list(values.values()), dtype=torch.float64)
-        variances.append((float(values_N.var(correction=1)) / len(values), len(values)))
+        farthest = values_N.abs().max()
+        same_N = (values_N - values_N.median()).abs() <= _ROUNDING + 1e-9 * farthest
+        if float(same_N.double().mean()) > 0.5:
+            values_N = torch.cat([values_N, farthest[None]])
+            shift += float(farthest) / len(values_N)
+        variances.append((float(values_N.var(correction=1)) / len(values_N), len(values_N)))
     total = sum(variance for variance, _ in variances)
     parts = sum(variance**2 / (count - 1) for variance, count in variances)
     # rounded down, apart from rounding errors: 6.9999999 is 7
-    return math.sqrt(total), max(1, int(total**2 / parts + 1e-6)) if parts else 1
+    freedom = max(1, int(total**2 / parts + 1e-6)) if parts else 1
+    return math.sqrt(total), freedom, shift
 
 
 def _strata(test: Paired, rows: Sequence[StudyRow]) -> list[Stratum]:

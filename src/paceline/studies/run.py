@@ -45,13 +45,13 @@ def run_study(
         UsageError: an input is missing, or doit is not installed.
         StudyError: a stage failed; finished stages are kept.
     """
-    stages: list[PlannedStage] = []
+    stages = plan(study, scale)
+    check_inputs(study, stages)  # of all looks, before anything runs
     with RunDirectory(study.output).alone():
         runner: Runner = RayRunner() if study.engine == "ray" else LocalRunner()
         try:
             for looks in range(1, study.looks + 1):
                 stages = plan(study, scale, looks)
-                check_inputs(study, stages)
                 _run(study, stages, runner, progress)
                 if is_decided(stages):
                     break

@@ -1,6 +1,7 @@
 """Effects of paired tests against the delete-one jackknife, resampling and sums by hand."""
 
 import math
+import statistics
 from typing import Any
 
 import pytest
@@ -190,6 +191,20 @@ def test_units_without_any_difference_leave_room_for_rare_ones(count: int):
     assert found.interval.value == 0
     assert (1 - found.interval.high) ** count == pytest.approx(0.01)
     assert found.interval.low == -found.interval.high
+
+
+def test_a_rare_difference_is_counted_once_more():
+    """One of 20 answers is worse by 1: as if two of 21 were, for the bounds alone."""
+    scores = [1.0] * 19 + [0.0]
+    rows = [
+        study_row({"score": scores}, label="end"),
+        study_row({"score": [1.0] * 20}, label="start"),
+    ]
+    found = measured(paired_test(over="score", under=None, compare="difference"), rows)
+    # influence values are 0.05 in 19 units and -0.95 in one; 0.95 is added
+    spread = statistics.stdev([0.05] * 19 + [-0.95, 0.95]) / math.sqrt(21)
+    half = student_quantile(0.95, 20) * spread + 0.95 / 21
+    assert found.interval == pytest.approx((-0.05, -0.05 - half, -0.05 + half))
 
 
 def test_too_few_units_and_no_rows_are_no_effect():

@@ -1,0 +1,76 @@
+"""Every study of the repository at the smoke scale, through the real command line.
+
+Claims of the study are judged on its rows, so that a claim that names a setting or a sum which the
+study does not have fails here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aligning import write_corpus, write_pair
+from paceline.studies.claim_file import read_claims
+from paceline.studies.rows import read_study_rows
+from paceline.studies.study_file import find_studies, read_study
+from tiny import tiny_pair
+
+ROOT = Path(__file__).parents[2]
+STUDIES = find_studies(ROOT / "configs/studies")
+WORDS = "one two three four five six seven eight nine ten red blue green the an in".split()  # noqa: SIM905
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def garden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Values of the variables that studies have: tiny T5 models, and pairs of two tasks."""
+    folder = write_pair(tmp_path_factory.mktemp("garden"), architecture="t5_v1_1")
+    _, medium = tiny_pair("t5_v1_1", d_ff=64)
+    medium.hf.save_pretrained(folder / "medium")
+    assert medium.tokenizer is not None
+    medium.tokenizer.save_pretrained(folder / "medium")
+    data = folder / "data"
+    data.mkdir()
+    texts = [f"{one} {two}" for one in WORDS for two in WORDS]
+    for task in ("translation", "summaries"):
+        for split, part in (("train", texts[::2]), ("test", texts[1::2])):
+            rows = [{"prompt": text, "completion": text[::-1]} for text in part]
+            write_corpus(data / f"{task}_{split}.jsonl", rows)
+    models = {name: folder / name for name in ("target", "medium", "draft")}
+    return models | {"data": data}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_runs_and_its_claims_find_their_rows(
+    name: str, garden: dict[str, Path], tmp_path: Path
+):
+    study = read_study(STUDIES[name])
+    given = [
+        part
+        for variable, path in garden.items()
+        if variable in study.variables
+        for part in ("--set", f"variables.{variable}={path}")
+    ]
+    command = [sys.executable, "-m", "paceline.cli.main", "study", "run", name, "--json"]
+    done = subprocess.run(
+        [*command, "--scale", "smoke", "--output", str(tmp_path / "study"), *given],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    findings = {one["id"]: one for one in json.loads(done.stdout)}
+    own = {one.id for one in read_claims(ROOT / "docs/claims.yaml").claims if one.study == name}
+    assert findings.keys() == own
+    unmeasured = [key for key, one in findings.items() if one["verdict"] == "not measured"]
+    assert unmeasured == [], "these claims name settings that no row has"
+    rows = read_study_rows(tmp_path / "study/rows.jsonl")
+    items = {item for stage in study.stages.values() for item in stage.covers}
+    assert {item for row in rows for item in row.covers} <= items
+    assert {row.study for row in rows} == {name}

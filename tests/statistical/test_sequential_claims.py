@@ -1,0 +1,243 @@
+"""Error rates of verdicts on claims whose examples are drawn again until they are decided.
+
+Each simulated study has up to three looks of 40 texts and one claim at a rate of 10%, so that 5% of
+its studies at most may err on either side. Texts differ in length and in difficulty, which both
+drafts share, as in the committed rows: tau of a text varies by 25%, and the noise of a draft on a
+text is 8%. An error rate in n studies is binomial: limits lie 4 standard deviations above the rate,
+so that a false alarm under another seed has odds below 1e-4 for each case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.config import validate
+from paceline.core.bootstrap import Interval
+from paceline.studies import evidence
+from paceline.studies.claim_file import Claim
+from paceline.studies.dominance import distances
+from paceline.studies.rows import StudyRow
+from paceline.studies.verdicts import FAILS, HOLDS, SMALL, UNDECIDED, judge_one
+from study_rows import claim, study_row
+
+RATE, LOOKS, TEXTS, MATTERS = 0.1, 3, 40, 0.02
+SIDE = RATE / 2  # the probability of an error on one side
+STUDIES = 400
+
+Draw = Callable[[int, torch.Generator], list[StudyRow]]
+
+
+def limit(rate: float, count: int) -> float:
+    """4 standard deviations above a rate."""
+    return rate + 4 * math.sqrt(rate * (1 - rate) / count)
+
+
+def ratios(effect: float, *, drafts: int = 1, shared: bool = True) -> Draw:
+    """Rows of a look: tokens and blocks of `drafts` aligned drafts, and of the first one.
+
+    Whatever makes a text easier for one aligned draft makes it so for all. Not `shared`: the first
+    draft is measured on texts of its own, as the mutant takes it to be.
+    """
+
+    def draw(look: int, rng: torch.Generator) -> list[StudyRow]:
+        units = range(look * TEXTS, (look + 1) * TEXTS)
+
+        def normal() -> Tensor:
+            return torch.randn(TEXTS, generator=rng, dtype=torch.float64)
+
+        tokens = (0.5 * normal() + 3.5).exp().ceil().clamp(2, 64)
+        text, aligned = (0.25 * normal()).exp(), (0.08 * normal()).exp()
+
+        def row(gain: float, **setting: Any) -> StudyRow:
+            own = text if shared else (0.25 * normal()).exp()
+            noise = aligned if setting["label"] == "end" else (0.08 * normal()).exp()
+            blocks = tokens / (2.5 * own * gain * noise * (0.02 * normal()).exp())
+            sums = {"tokens": tokens.tolist(), "blocks": blocks.tolist()}
+            return study_row(sums, units, **setting)
+
+        ends = [row(1 + effect, label="end", draft=str(number)) for number in range(drafts)]
+        return [*ends, row(1.0, label="start")]
+
+    return draw
+
+
+def rare(effect: float) -> Draw:
+    """Scores of 0 or 1 that are 1 for the target, and 0 for `effect` of the other's answers."""
+
+    def draw(look: int, rng: torch.Generator) -> list[StudyRow]:
+        units = range(look * TEXTS, (look + 1) * TEXTS)
+        wrong = (torch.rand(TEXTS, generator=rng) < effect).double()
+        sides = {"end": 1 - wrong, "start": torch.ones(TEXTS)}
+        return [study_row({"score": v.tolist()}, units, label=k) for k, v in sides.items()]
+
+    return draw
+
+
+def wanted(**changes: Any) -> Claim:
+    test = {
+        "kind": "paired",
+        "over": "tokens",
+        "under": "blocks",
+        "across": ["draft"],
+        "first": {"where": {"label": "end"}},
+        "second": {"where": {"label": "start"}},
+        "matters": MATTERS,
+    }
+    return validate(Claim, claim(test | changes))
+
+
+def outcomes(
+    draw: Draw, one: Claim, *, studies: int = STUDIES, seed: int = 1, looks: int = LOOKS
+) -> dict[str, float]:
+    """Fractions of the verdicts of studies that end when the claim is decided.
+
+    `looks` of the correction; the mutant has none.
+    """
+    rng, found = torch.Generator().manual_seed(seed), Counter()
+    for _ in range(studies):
+        rows: list[StudyRow] = []
+        verdict = UNDECIDED
+        for look in range(LOOKS):
+            rows += draw(look, rng)
+            verdict = judge_one(one, rows, RATE / looks / 2).verdict
+            if verdict != UNDECIDED:
+                break
+        found[verdict] += 1
+    return {verdict: count / studies for verdict, count in found.items()}
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_an_effect_of_nothing_is_rarely_said_to_hold(drafts: int):
+    """400 studies, 5% nominal: a false alarm needs more than 9.4%."""
+    found = outcomes(ratios(0.0, drafts=drafts), wanted())
+    assert found.get(HOLDS, 0) < limit(SIDE, STUDIES)
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_an_effect_that_matters_is_rarely_called_small_or_failing(drafts: int):
+    """400 studies, 5% nominal: a false alarm needs more than 9.4%."""
+    found = outcomes(ratios(MATTERS, drafts=drafts), wanted())
+    assert found.get(SMALL, 0) + found.get(FAILS, 0) < limit(SIDE, STUDIES)
+
+
+@pytest.mark.parametrize(
+    ("expect", "effect"), [("no_less", -MATTERS), ("same", MATTERS), ("same", -MATTERS)]
+)
+def test_at_the_border_neither_verdict_is_given_often(expect: str, effect: float):
+    """400 studies at the border of `same` or `no_less`; 5% nominal on either side."""
+    found = outcomes(ratios(effect), wanted(expect=expect))
+    assert found.get(HOLDS, 0) < limit(SIDE, STUDIES)
+    assert found.get(FAILS, 0) < limit(SIDE, STUDIES)
+
+
+def test_twice_the_effect_that_matters_is_found():
+    """Power of 120 texts at 4%: 90% of 3,000 studies; 400 studies fall below 84% once in 1e5."""
+    assert outcomes(ratios(2 * MATTERS), wanted())[HOLDS] > 0.84
+
+
+@pytest.mark.parametrize("expect", ["same", "no_less"])
+def test_rare_differences_are_not_called_the_same(expect: str):
+    """A loss of 4% of all answers that matters from 4%: 40 answers show none one time in five.
+
+    400 studies, 5% nominal; by Student's interval alone 14% say that it holds.
+    """
+    one = wanted(over="score", under=None, compare="difference", across=[], expect=expect)
+    one = one.model_copy(update={"test": one.test.model_copy(update={"matters": 0.04})})
+    found = outcomes(rare(0.04), one)
+    assert found.get(HOLDS, 0) < limit(SIDE, STUDIES)
+
+
+def test_the_ordinary_interval_of_rare_differences_is_caught(monkeypatch: pytest.MonkeyPatch):
+    """The mutant."""
+    original = evidence._error
+    monkeypatch.setattr(evidence, "_error", lambda strata: (*original(strata)[:2], 0.0))
+    monkeypatch.setattr(evidence, "_ROUNDING", -1.0)  # no units are alike
+    one = wanted(over="score", under=None, compare="difference", across=[], expect="same")
+    one = one.model_copy(update={"test": one.test.model_copy(update={"matters": 0.04})})
+    assert outcomes(rare(0.04), one)[HOLDS] > limit(SIDE, STUDIES)
+
+
+def test_looks_without_a_correction_are_caught():
+    """The mutant tests at the full rate at each look."""
+    found = outcomes(ratios(0.0), wanted(), looks=1, studies=2 * STUDIES)
+    assert found[HOLDS] > limit(SIDE, 2 * STUDIES)
+
+
+def test_strata_that_are_taken_for_independent_are_caught(monkeypatch: pytest.MonkeyPatch):
+    """The mutant takes the texts of three drafts for different ones."""
+    original = evidence._error
+
+    def independent(strata: list[evidence.Stratum]) -> tuple[float, int, float]:
+        apart = [one._replace(population=str(number)) for number, one in enumerate(strata)]
+        return original(apart)
+
+    monkeypatch.setattr(evidence, "_error", independent)
+    found = outcomes(ratios(0.0, drafts=3), wanted())
+    assert found[HOLDS] > limit(SIDE, STUDIES)
+
+
+def test_sides_that_are_taken_for_independent_are_caught(monkeypatch: pytest.MonkeyPatch):
+    """The mutant adds the variances of both sides, as if each had texts of its own: no power."""
+    original = evidence._compared
+
+    def unpaired(test: Any, name: str, row: StudyRow, one: Any, two: Any) -> evidence.Stratum:
+        found = original(test, name, row, one, two)
+        parts = one.influence_N / one.value, two.influence_N / two.value
+        spread_N = (parts[0].square() + parts[1].square()).sqrt()
+        signs_N = 1.0 - 2.0 * (torch.arange(len(spread_N)) % 2)
+        effect = found.effect._replace(influence_N=spread_N * signs_N)
+        return found._replace(effect=effect)
+
+    monkeypatch.setattr(evidence, "_compared", unpaired)
+    assert outcomes(ratios(2 * MATTERS), wanted()).get(HOLDS, 0) < 0.5
+
+
+def dominance_errors(
+    border: float, count: int, studies: int, way: Callable[..., Any] = distances
+) -> tuple[float, float]:
+    """How often D is said to be above 0.1, and below it, if it is `border`.
+
+    The first side is the second with new noise, and `border` of its values at the bottom.
+    """
+    rng, above, below = torch.Generator().manual_seed(count), 0, 0
+    for _ in range(studies):
+        text, *noise = torch.randn(3, count, generator=rng, dtype=torch.float64)
+        first, second = text + 0.5 * noise[0], text + 0.5 * noise[1]
+        first[torch.rand(count, generator=rng) < border] = -9.0
+        found = way(first, second, SIDE)
+        above += found.against.low > 0.1
+        below += found.against.high < 0.1
+    return above / studies, below / studies
+
+
+@pytest.mark.parametrize("border", [0.0, 0.1])
+def test_dominance_is_rarely_denied_or_asserted_wrongly(border: float):
+    """80 studies of 40 texts, 5% nominal: a false alarm needs more than 14.7%."""
+    above, below = dominance_errors(border, 40, 80)
+    assert above < limit(SIDE, 80)
+    if border:
+        assert below < limit(SIDE, 80)
+
+
+def test_the_quantile_of_resampled_distances_is_caught():
+    """The mutant's lower bound; a largest difference grows with its noise, its resamples more."""
+
+    def mutant(first: Tensor, second: Tensor, tail: float) -> Any:
+        found = distances(first, second, tail)
+        rng = torch.Generator().manual_seed(0)
+        picks_RN = torch.randint(len(first), (500, len(first)), generator=rng)
+        points_X = torch.cat([first, second])
+        sides = [
+            (side[picks_RN][..., None] <= points_X).double().mean(1) for side in (first, second)
+        ]
+        low = float(torch.quantile((sides[0] - sides[1]).amax(-1), tail))
+        return found._replace(against=Interval(found.against.value, low, found.against.high))
+
+    assert dominance_errors(0.0, 16, 100, mutant)[0] > limit(SIDE, 100)

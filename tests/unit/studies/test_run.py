@@ -1,0 +1,228 @@
+"""A study's looks, its inputs and its failures, with a runner that starts no process."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.config import validate
+from paceline.errors import ConfigError, StudyError, UsageError
+from paceline.records import RunDirectory
+from paceline.studies import run as module
+from paceline.studies import session
+from paceline.studies.plan import PlannedStage, plan
+from paceline.studies.rows import read_study_rows, write_rows
+from paceline.studies.run import check_inputs, run_study, states
+from paceline.studies.session import judge_all, row_files, run_and_judge
+from paceline.studies.study_file import StudyConfig
+from paceline.studies.verdicts import HOLDS, UNDECIDED, UNMEASURED
+from study_rows import claim, study_row
+from studying import tiny_study
+
+
+class Writer:
+    """A runner that writes the outputs of the planned stages."""
+
+    def __init__(self, stages: Sequence[PlannedStage]) -> None:
+        self.stages = {stage.name: stage for stage in stages}
+        self.ran: list[str] = []
+        self.failing: set[str] = set()
+        self.error: Exception | None = None
+        self.was_stopped = False
+
+    def __call__(self, command: Sequence[str], log: Path) -> int:
+        name = Path(command[2]).stem
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("paceline: no more memory\n")
+        if self.error is not None:
+            raise self.error
+        self.ran.append(name)
+        for output in self.stages[name].outputs:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(name)
+        return 3 if name in self.failing else 0
+
+    def stop(self) -> None:
+        self.was_stopped = True
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyConfig:
+    """The tiny study with empty inputs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("target/model.safetensors", "draft/model.safetensors"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True)
+        (tmp_path / "data" / name).touch()
+    for name in ("corpus.jsonl", "prompts.jsonl"):
+        (tmp_path / "data" / name).touch()
+    return validate(StudyConfig, tiny_study() | {"looks": 3})
+
+
+@pytest.fixture
+def writer(study: StudyConfig, monkeypatch: pytest.MonkeyPatch) -> Writer:
+    made = Writer(plan(study))
+    monkeypatch.setattr(module, "LocalRunner", lambda: made)
+    return made
+
+
+@pytest.mark.parametrize(("looks_needed", "last"), [(1, 0), (2, 1), (9, 2)])
+def test_examples_are_drawn_until_the_claims_are_decided(
+    study: StudyConfig, writer: Writer, looks_needed: int, last: int
+):
+    asked: list[int] = []
+
+    def is_decided(stages: Sequence[PlannedStage]) -> bool:
+        asked.append(max(stage.look for stage in stages))
+        return len(asked) == looks_needed
+
+    stages = run_study(study, is_decided=is_decided)
+    assert asked == list(range(last + 1))
+    assert sorted(writer.ran) == sorted(stage.name for stage in stages)
+    assert {stage.look for stage in stages} == set(range(last + 1))
+    assert writer.was_stopped
+
+
+def test_a_failure_names_its_stage_and_keeps_the_others(study: StudyConfig, writer: Writer):
+    writer.failing.add("cells")
+    with pytest.raises(StudyError, match="stage cells failed: no more memory; finished stages are"):
+        run_study(study, is_decided=lambda _: True)
+    assert writer.was_stopped
+    done = {state.stage.name: state.is_done for state in states(study)}
+    assert (done["align"], done["cells"]) == (True, False)
+    writer.failing.clear()
+    writer.ran.clear()
+    run_study(study, is_decided=lambda _: True)
+    assert "align" not in writer.ran
+    assert "cells" in writer.ran
+
+
+def test_a_crash_in_a_stages_thread_is_raised_as_it_is(study: StudyConfig, writer: Writer):
+    writer.error = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError, match=r"^a bug$"):
+        run_study(study)
+
+
+def test_progress_is_in_expected_minutes_and_never_above_the_total(
+    study: StudyConfig, writer: Writer
+):
+    seen: list[tuple[float, float]] = []
+    run_study(study, progress=lambda _, done, total, note="": seen.append((done, total)))
+    assert seen
+    assert all(0 <= done <= total for done, total in seen)
+    assert all(total > 0 for _, total in seen), "also of stages that take no time"
+
+
+def test_two_studies_do_not_share_a_directory(study: StudyConfig, writer: Writer):
+    with RunDirectory(study.output).alone(), pytest.raises(ConfigError, match="another process"):
+        run_study(study)
+    assert writer.ran == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"inputs": ["nothing"]},
+            "stage align needs nothing, which is not there; make the tiny models",
+        ),
+        ({"inputs": ["data"]}, "stage align needs data, which is a directory; name the files"),
+        (
+            {"inputs": ["$output/cells/results.jsonl"]},
+            "stage align needs runs/tiny/cells/results.jsonl, which cells writes; move cells up",
+        ),
+    ],
+)
+def test_inputs_are_checked_before_anything_runs(
+    study: StudyConfig, writer: Writer, change: dict[str, Any], said: str
+):
+    values = tiny_study()
+    values["stages"]["align"] |= change
+    changed = validate(StudyConfig, values)
+    with pytest.raises(UsageError, match=said):
+        run_study(changed)
+    assert writer.ran == []
+    with pytest.raises(UsageError):
+        check_inputs(changed, plan(changed))
+
+
+TEST = {"kind": "paired", "over": "tau", "first": {}, "than": 1.0, "matters": 0.1}
+
+
+def claims_file(folder: Path, *claims: dict[str, Any]) -> Path:
+    path = folder / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": list(claims)}))
+    return path
+
+
+def test_rows_are_written_before_claims_that_may_not_fit_them(
+    study: StudyConfig, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = [study_row({"calls": [1.0] * 20})]
+    monkeypatch.setattr(session, "collect", lambda *_: rows)
+    with pytest.raises(UsageError, match="tau is not in the rows of tiny; name one of calls"):
+        run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST)))
+    assert read_study_rows(study.output / "rows.jsonl") == rows
+
+
+def test_a_look_is_added_while_a_claim_of_the_study_is_undecided(
+    study: StudyConfig, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Effects that are noisy in the first look and even in the second."""
+    looks = [
+        study_row({"tau": [0.5 + 1.2 * (n % 2) for n in range(8)]}, range(8)),
+        study_row({"tau": [2.5] * 200}, range(8, 208)),
+    ]
+
+    def collected(_name: str, _output: Path, stages: Sequence[PlannedStage]) -> Any:
+        return looks[: max(stage.look for stage in stages) + 1]
+
+    monkeypatch.setattr(session, "collect", collected)
+    other = claim(TEST, id="other", study="unmeasured")
+    rows, findings = run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST), other))
+    assert len(rows) == 2
+    assert [(one.claim.id, one.verdict) for one in findings] == [("one", HOLDS)]
+    assert {"tau-look-1"} <= set(writer.ran)
+    assert "tau-look-2" not in writer.ran
+
+
+def test_a_study_without_claims_has_one_look_and_no_verdicts(
+    study: StudyConfig, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(session, "collect", lambda *_: [study_row({"tau": [1.0]})])
+    _, findings = run_and_judge(study, "tiny", claims=tmp_path / "none.yaml")
+    assert findings == []
+    assert "tau-look-1" not in writer.ran
+
+
+def test_newer_rows_of_a_study_override_committed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no rows of a study in docs/studies or runs/studies"):
+        row_files()
+    for place in ("docs/studies/a", "docs/studies/b", "runs/studies/b", "runs/studies/b/smoke"):
+        name = "rows.jsonl.gz" if place.startswith("docs") else "rows.jsonl"
+        write_rows(tmp_path / place / name, [])
+    assert list(map(str, row_files())) == [
+        "docs/studies/a/rows.jsonl.gz", "runs/studies/b/rows.jsonl"
+    ]  # fmt: skip
+    given = [Path("docs/studies"), Path("runs/studies/b")]
+    assert list(map(str, row_files(given)))[1] == "runs/studies/b/rows.jsonl"
+
+
+def test_all_claims_are_judged_from_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "configs/studies"
+    folder.mkdir(parents=True)
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_study()))
+    write_rows(tmp_path / "rows.jsonl", [study_row({"tau": [0.5, 1.7] * 4})])
+    file = claims_file(tmp_path, claim(TEST), claim(TEST, id="two", study="other"))
+    findings = judge_all(file, [tmp_path / "rows.jsonl"])
+    assert [one.verdict for one in findings] == [UNDECIDED, UNMEASURED]
+    (folder / "tiny.yaml").unlink()
+    with pytest.raises(UsageError, match="the number of looks of study tiny is not known"):
+        judge_all(file, [tmp_path / "rows.jsonl"])
+    assert json.loads((tmp_path / "rows.jsonl").read_text())["study"] == "tiny"
