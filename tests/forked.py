@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ class Program:
         self._arguments = [*map(str, arguments)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         given = (text, self._arguments, cwd or Path.cwd(), environment, self._streams)
-        self._process: BaseProcess = context.Process(target=_run, args=given)
+        self._process = context.Process(target=_run, args=given)
         self._process.start()
 
     def wait(self) -> subprocess.CompletedProcess[str]:
