@@ -1,5 +1,6 @@
 """What the tests with real engines share: where they are, and records that can be compared."""
 
+import functools
 import json
 import os
 import sys
@@ -26,13 +27,14 @@ def skip_without(engine: str) -> None:
         pytest.skip(f"{engine} or the demo's model is not here; make engines sets them up")
 
 
+@functools.cache
 def target_of_vllm() -> Path:
-    """The demo's target as vLLM loads it; made once."""
+    """The demo's target as vLLM loads it; made anew, as an old one may have another tokenizer."""
     model = RESULTS / "exports" / "vllm-target"
-    if not model.exists():
-        sys.argv = ["paceline", "export", str(TARGET), "--to", "vllm", "--out", str(model)]
-        with pytest.raises(SystemExit, match="0"):
-            main()
+    sys.argv = ["paceline", "export", str(TARGET), "--to", "vllm", "--out", str(model)]
+    sys.argv += ["--overwrite"]
+    with pytest.raises(SystemExit, match="0"):
+        main()
     return model
 
 
