@@ -52,7 +52,7 @@ def write_gguf(
     """
     if importlib.util.find_spec("gguf") is None:
         raise UsageError(
-            f"writing {path.name} needs the gguf package: pip install 'paceline[gguf]'"
+            f"writing {path.name} needs the gguf package: pip install -e '.[gguf]'"
         )
     import gguf
 
