@@ -216,7 +216,7 @@ def trajectory_run(folder: Path) -> Path:
             gain = {gamma: interval(1.0 + place / 10) for gamma in taus} if place else {}
             rows.append(
                 {
-                    "schema_version": 3,
+                    "schema_version": 4,
                     "stop": stop,
                     "task": "translation",
                     "sampling": SAMPLING,
@@ -227,6 +227,13 @@ def trajectory_run(folder: Path) -> Path:
                     "block_efficiency": taus,
                     "gain": gain,
                     "mbsu": dict.fromkeys(taus, 1.1),
+                    "texts": {
+                        "tokens": [90],
+                        "acceptance": [45.0],
+                        "agreement": [50.0],
+                        "emitted": {key: [90.0] for key in taus},
+                        "blocks": {key: [50.0] for key in taus},
+                    },
                 }
             )
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,10 @@ from aligning import write_corpus, write_pair
 from paceline.studies.rows import StudyRow
 
 CLOCKS = ("seconds", "target_seconds")
+MODELS = {"target": "$data/target", "draft": "$data/draft"}
+WEIGHTS = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
+ALIGNED = "$output/align/draft/model.safetensors"
+COST = {"minutes": {"cpu": 0.01, "gpu": 0.01}, "disk_mb": 1}
 
 
 def write_study(folder: Path, **changes: Any) -> Path:
@@ -22,80 +26,84 @@ def write_study(folder: Path, **changes: Any) -> Path:
 
 
 def tiny_study() -> dict[str, Any]:
-    models = {"target": "$data/target", "draft": "$data/draft"}
-    weights = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
-    aligned = "$output/align/draft/model.safetensors"
-    cost = {"minutes": {"cpu": 0.01, "gpu": 0.01}, "disk_mb": 1}
     return {
         "title": "Tiny",
         "output": "runs/tiny",
         "looks": 2,
         "prepare": "make the tiny models",
         "variables": {"data": "data"},
-        "stages": {
-            "align": cost
-            | {
-                "command": "align",
-                "set": models
-                | {
-                    "output": "$output/align",
-                    "data": {"train": "$data/corpus.jsonl"},
-                    "num_steps": 6,
-                    "batch_size": 2,
-                    "max_prompt_tokens": 5,
-                    "max_completion_tokens": 11,
-                    "checkpoints": {"every_steps": 1},
-                    "optimizer": {"kind": "adamw", "learning_rate": 0.003},
-                    "precision": "float32",
-                    "device": "cpu",
-                },
-                "inputs": [*weights, "$data/corpus.jsonl"],
-                "outputs": [aligned],
-            },
-            "tau": cost
-            | {
-                "command": "trajectory",
-                "set": {
-                    "target": "$data/target",
-                    "runs": ["$output/align"],
-                    "tasks": {"numbers": "$data/prompts.jsonl"},
-                    "samplings": [{"temperature": 0}, {"temperature": 1.0}],
-                    "gammas": [2],
-                    "num_prompts": 12,
-                    "max_prompt_tokens": 8,
-                    "max_new_tokens": 8,
-                    "output": "$output/tau-$look",
-                },
-                "inputs": [weights[0], aligned, "$data/prompts.jsonl"],
-                "outputs": ["$output/tau-$look/rows.jsonl"],
-                "covers": ["DistillSpec Table C.1"],
-            },
-            "cells": cost
-            | {
-                "command": "bench",
-                "set": models
-                | {
-                    "task": {
-                        "task": "pairs",
-                        "corpus": "$data/prompts.jsonl",
-                        "metric": "exact_match",
-                    },
-                    "grid": {
-                        "rules": [{"rule": "lossless"}],
-                        "temperatures": [0],
-                        "num_speculative_tokens": [2],
-                    },
-                    "num_examples": 8,
-                    "num_timed": 2,
-                    "max_new_tokens": 6,
-                    "device": "cpu",
-                    "output": "$output/cells",
-                },
-                "inputs": [*weights, "$data/prompts.jsonl"],
-                "outputs": ["$output/cells/results.jsonl"],
-                "labels": {"pair": "tiny"},
-            },
+        "stages": {"align": alignment(), "tau": taus(), "cells": cells()},
+    }
+
+
+def alignment() -> dict[str, Any]:
+    """Six steps with a checkpoint after each."""
+    return COST | {
+        "command": "align",
+        "set": MODELS
+        | {
+            "output": "$output/align",
+            "data": {"train": "$data/corpus.jsonl"},
+            "num_steps": 6,
+            "batch_size": 2,
+            "max_prompt_tokens": 5,
+            "max_completion_tokens": 11,
+            "checkpoints": {"every_steps": 1},
+            "optimizer": {"kind": "adamw", "learning_rate": 0.003},
+            "precision": "float32",
+            "device": "cpu",
         },
+        "inputs": [*WEIGHTS, "$data/corpus.jsonl"],
+        "outputs": [ALIGNED],
+    }
+
+
+def taus() -> dict[str, Any]:
+    """Both drafts on two samplings."""
+    return COST | {
+        "command": "trajectory",
+        "set": {
+            "target": "$data/target",
+            "runs": ["$output/align"],
+            "tasks": {"numbers": "$data/prompts.jsonl"},
+            "samplings": [{"temperature": 0}, {"temperature": 1.0}],
+            "gammas": [2],
+            "num_prompts": 12,
+            "max_prompt_tokens": 8,
+            "max_new_tokens": 8,
+            "output": "$output/tau-$look",
+        },
+        "inputs": [WEIGHTS[0], ALIGNED, "$data/prompts.jsonl"],
+        "outputs": ["$output/tau-$look/rows.jsonl"],
+        "covers": ["DistillSpec Table C.1"],
+    }
+
+
+def cells() -> dict[str, Any]:
+    """Lossless decoding."""
+    return COST | {
+        "command": "bench",
+        "set": MODELS
+        | {
+            "task": {
+                "task": "pairs",
+                "corpus": "$data/prompts.jsonl",
+                "metric": "exact_match",
+            },
+            "grid": {
+                "rules": [{"rule": "lossless"}],
+                "temperatures": [0],
+                "num_speculative_tokens": [2],
+            },
+            "num_examples": 8,
+            "num_timed": 2,
+            "max_new_tokens": 6,
+            "device": "cpu",
+            "output": "$output/cells",
+        },
+        "inputs": [*WEIGHTS, "$data/prompts.jsonl"],
+        "outputs": ["$output/cells/results.jsonl"],
+        "labels": {"pair": "tiny"},
     }
 
 

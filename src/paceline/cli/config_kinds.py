@@ -31,6 +31,7 @@ class Kind(StrEnum):
     score = "score"
     tune = "tune"
     export = "export"
+    study = "study"
 
     @property
     def command(self) -> str:
@@ -52,6 +53,7 @@ def schema_of(kind: Kind) -> type[StrictModel]:
     from paceline.measure.predicted_frontier import AnalyzeConfig
     from paceline.measure.served_figures import ServedConfig
     from paceline.measure.trajectory import TrajectoryConfig
+    from paceline.studies.study_file import StudyConfig
     from paceline.train import AlignConfig, PretrainConfig
     from paceline.train.initial_draft import DraftConfig
     from paceline.train.sweep import SweepConfig
@@ -74,6 +76,7 @@ def schema_of(kind: Kind) -> type[StrictModel]:
         Kind.score: ScoreConfig,
         Kind.tune: TuneConfig,
         Kind.export: ExportConfig,
+        Kind.study: StudyConfig,
     }[kind]
 
 

@@ -223,11 +223,6 @@ def test_too_few_units_and_no_rows_are_no_effect():
         ),
         ({"over": "calls"}, [{"label": "end"}, {"label": "start"}], "calls is not in the rows"),
         (
-            {"over": "score"},
-            [{"label": "end"}, {"label": "start"}],
-            "score is missing in some units of tiny; name one of",
-        ),
-        (
             {"under": "zero"},
             [{"label": "end"}, {"label": "start"}],
             "zero of .* is 0 in all units",
@@ -262,7 +257,23 @@ def test_too_few_units_and_no_rows_are_no_effect():
 def test_what_a_claim_cannot_compare_is_said(
     changes: dict[str, Any], rows: list[dict[str, Any]], said: str
 ):
-    sums = {**numbers(10, 1), "score": [None] + [1.0] * 9, "zero": [0.0] * 10}
+    sums = {**numbers(10, 1), "zero": [0.0] * 10}
     made = [study_row(sums, **({"task": "t"} | row)) for row in rows]
     with pytest.raises(UsageError, match=said):
         paired_effect(paired_test(**changes), made, TAIL)
+
+
+def test_examples_that_were_not_timed_are_left_out():
+    """Seconds of 10 of 12 examples: the speeds are those of rows with these ten alone."""
+    timed = [None, *numbers(10, 1)["blocks"], None]
+    slow = [None if value is None else 2 * value for value in timed]
+    tokens = [9.0, *numbers(10, 1)["tokens"], 9.0]
+    test = paired_test(under="seconds")
+    rows = [
+        study_row({"tokens": tokens, "seconds": seconds}, label=label)
+        for label, seconds in (("end", timed), ("start", slow))
+    ]
+    found = measured(test, rows)
+    assert found.num_units == 10
+    assert found.interval.value == pytest.approx(1.0)
+    assert found.first == pytest.approx(rate(numbers(10, 1)))

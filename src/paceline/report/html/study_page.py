@@ -62,20 +62,20 @@ def _verdict(findings: Sequence[Finding]) -> str:
     if not findings:
         return "These rows belong to no claim; the figures show what was measured."
     counts = Counter(one.verdict for one in findings)
-    measured = [one for one in findings if one.verdict != UNMEASURED]
     parts = [f"{counts[verdict]} {_WORDS[verdict]}" for verdict in _ORDER if counts[verdict]]
     listed = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
     number = f"Of {len(findings)} claims of the papers, {listed}."
-    largest = max(
-        (one for one in measured if one.verdict == HOLDS and one.effect is not None),
-        key=lambda one: one.effect.low if one.effect is not None else 0.0,
-        default=None,
-    )
-    if largest is None or not _is_ratio(largest) or largest.effect is None:
+    ratios = [
+        (one.effect, one.claim.here)
+        for one in findings
+        if one.verdict == HOLDS and one.effect is not None and _is_ratio(one)
+    ]
+    if not ratios:
         return number
+    effect, here = max(ratios, key=lambda one: one[0].low)
     return (
-        f"{number} The clearest effect is {largest.effect.value:+.0%} "
-        f"({largest.effect.low:+.0%} to {largest.effect.high:+.0%}): {largest.claim.here}"
+        f"{number} The clearest effect is {effect.value:+.0%} ({effect.low:+.0%} to "
+        f"{effect.high:+.0%}): {here}"
     )
 
 

@@ -1,0 +1,116 @@
+"""Pages of studies from rows made by hand: verdicts first, then the figures that the rows allow."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import validate
+from paceline.report.html.page import Claims, Figure, Page, Table
+from paceline.report.html.render import render
+from paceline.report.html.study_page import study_page
+from paceline.studies.claim_file import ClaimFile
+from paceline.studies.rows import StudyRow
+from paceline.studies.verdicts import judge
+from study_rows import study_row
+
+UNITS = 12
+STUDY = "tiny"
+
+
+def drafts(tau: float, **setting: Any) -> StudyRow:
+    """Twelve texts of 20 tokens; tau varies a little between them."""
+    blocks = [20 / (tau + 0.02 * (unit % 3)) for unit in range(UNITS)]
+    sums = {"tokens": [20.0] * UNITS, "acceptance": [10.0 + tau] * UNITS}
+    sums |= {"emitted_5": [20.0] * UNITS, "blocks_5": blocks}
+    return study_row(sums, task="sums", temperature=1.0, **setting)
+
+
+def rows() -> list[StudyRow]:
+    return [
+        drafts(1.5, label="start"),
+        drafts(1.7, label="step 50", step=50, draft="gkd", trained_on="sums", seed=0),
+        *(
+            drafts(2.0 + seed / 10, label="end", step=90, draft="gkd", trained_on="sums", seed=seed)
+            for seed in (0, 1)
+        ),
+    ]
+
+
+def claims() -> ClaimFile:
+    common = {"rows": {"task": "sums"}, "over": "emitted_5", "under": "blocks_5"}
+    sides = {
+        "first": {"where": {"label": "end", "draft": "gkd"}},
+        "second": {"where": {"label": "start"}},
+    }
+    first = common | sides | {"kind": "paired", "across": ["seed"], "matters": 0.02}
+    alone = {"where": sides["first"]["where"] | {"seed": 0}}
+    second = common | {"kind": "dominance", "matters": 0.1, "first": alone}
+    second |= {"second": sides["second"]}
+    about = {"paper": "DistillSpec", "item": "Figure 1", "says": "It helps.", "study": STUDY}
+    texts = {"gains": "Distilled drafts have a larger tau.", "dominates": "Everywhere."}
+    return validate(
+        ClaimFile,
+        {
+            "claims": [
+                about | {"id": "gains", "here": texts["gains"], "test": first},
+                about | {"id": "dominates", "here": texts["dominates"], "test": second},
+            ]
+        },
+    )
+
+
+@pytest.fixture
+def page() -> Page:
+    return study_page("Study tiny", rows(), judge(claims(), rows(), {STUDY: 1}))
+
+
+def blocks(page: Page, kind: type) -> list[Any]:
+    return [one for section in page.sections for one in section.blocks if isinstance(one, kind)]
+
+
+def test_the_verdict_counts_the_claims_and_names_the_clearest_effect(page: Page):
+    """tau 2.0 and 2.1 against 1.5, with the same spread: a mean gain of 36%."""
+    assert page.verdict.startswith("Of 2 claims of the papers, 2 hold.")
+    assert "+36%" in page.verdict
+    assert "Distilled drafts have a larger tau." in page.verdict
+
+
+def test_a_claim_shows_what_the_paper_says_and_the_command(page: Page):
+    (table,) = blocks(page, Claims)
+    assert [one.verdict for one in table.claims] == ["holds", "holds"]
+    assert table.claims[0].source == "Figure 1: It helps."
+    assert table.claims[0].command == "paceline study run tiny"
+    assert table.claims[0].effect_text.startswith("+36.")
+
+
+def test_drafts_have_their_tau_over_seeds_and_acceptance_over_steps(page: Page):
+    figures = {one.title: one for one in blocks(page, Figure)}
+    tau = figures["Tokens per target call: sums, temperature 1"]
+    names = {row["name"]: row["tau"] for row in tau.rows}
+    assert set(names) == {"unaligned", "gkd, sums"}
+    assert names["unaligned"] == pytest.approx(1.52, abs=0.001)
+    assert names["gkd, sums"] == pytest.approx(2.07, abs=0.001)
+    steps = figures["Acceptance over training: sums, temperature 1"]
+    assert [row["step"] for row in steps.rows] == [0, 50, 90]
+    assert "Gains per example: dominates" in figures
+
+
+def test_bounds_are_a_table_of_means():
+    names = ("acceptance", "tight", "proven", "printed")
+    sums = {name: [0.1 * place] * UNITS for place, name in enumerate(names, start=1)}
+    sums |= {"positions": [10.0] * UNITS, "regret opt 0.1": [2.0] * UNITS}
+    sums |= {"bound opt 0.1": [5.0] * UNITS}
+    made = study_page("Bounds", [study_row(sums, max_new_tokens=16)], [])
+    (table,) = blocks(made, Table)
+    values = {row[""]: row["value"] for row in table.rows}
+    assert values["theorem 4.1 as proven"] == pytest.approx(0.3)
+    assert values["regret of opt 0.1, per token"] == pytest.approx(0.2)
+    assert values["bound of opt 0.1, per token"] == pytest.approx(0.5)
+    assert made.verdict.startswith("These rows belong to no claim")
+
+
+def test_the_page_is_one_file(page: Page, tmp_path: Path):
+    text = render(page)
+    assert text.startswith("<!DOCTYPE html>")
+    assert len(text) < 2_000_000
