@@ -131,7 +131,7 @@ def test_settings_of_one_look_do_not_reach_another():
             "is not a directory of its own|must be files in it|both write",
         ),
         ({"a": tau(set={"target": "x", "num_prompts": 3})}, "^stage a: .*runs: Field required"),
-        ({"a": tau(set=tau()["set"] | {"promts": 1})}, "^stage a: promts: unknown key"),
+        ({"a": tau(set=tau()["set"] | {"promptz": 1})}, "^stage a: promptz: unknown key"),
         (
             {"a": cells(set={k: v for k, v in cells()["set"].items() if k != "num_examples"})},
             r"stage a: \$look needs num_examples; set it",

@@ -33,7 +33,7 @@ def test_variables_are_replaced_in_nested_texts_and_not_in_keys():
 @pytest.mark.parametrize(
     ("stage", "said"),
     [
-        ({"set": {"target": "$taget"}}, r"unknown variable \$taget; did you mean \$target\?"),
+        ({"set": {"target": "$trget"}}, r"unknown variable \$trget; did you mean \$target\?"),
         ({"inputs": ["$zzz/x"]}, r"unknown variable \$zzz; add zzz to variables"),
         ({"scales": {"smoke": {"a": ["$outpt"]}}}, r"\$outpt; did you mean \$output\?"),
         ({"labels": {"pair": "5 $"}}, r"has a \$ without a name; write \$\$ for a \$"),
@@ -61,11 +61,11 @@ def test_a_stage_is_drawn_again_if_its_outputs_name_the_look(output: str, again:
 
 def test_an_unknown_key_is_one_line_with_the_file_and_the_key_that_was_meant(tmp_path: Path):
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(study({"minuts": 3})))
+    file.write_text(yaml.safe_dump(study({"minutez": 3})))
     with pytest.raises(ConfigError) as caught:
         read_study(file)
     assert str(caught.value).startswith(f"{file}: ")
-    assert "stages.tau.minuts: unknown key; did you mean minutes?" in str(caught.value)
+    assert "stages.tau.minutez: unknown key; did you mean minutes?" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
