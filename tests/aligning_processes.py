@@ -1,14 +1,12 @@
 """Runs of align on two processes, as torchrun starts them."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from forked import Program
 from paceline.train import AlignConfig
 
 # argv: configurations. Each process leaves the bytes that it holds beside each: of the target's
@@ -59,21 +57,14 @@ def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[lis
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
         "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-c", _PROCESS, *map(str, files)]
     ranks = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        Program(_PROCESS, files, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(2)
     ]
     for process in ranks:
-        _, complaints = process.communicate()
-        assert process.returncode == 0, complaints
+        done = process.wait()
+        assert done.returncode == 0, done.stderr
     return [
         [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
         for file in files

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 from scipy.stats import chi2
@@ -29,7 +30,7 @@ class Shaping:
     top_p: float = 1.0
     repetition_penalty: float = 1.0
 
-    def __call__(self, log_probs: Sequence[float], text: Sequence[int]) -> Distribution:
+    def __call__(self, log_probs: Sequence[float], text: Collection[int]) -> Distribution:
         """Penalty, temperature, top-k, top-p; the logits of a table are its log-probabilities.
 
         Temperature 0 is one-hot.
@@ -55,11 +56,15 @@ def from_table(table: Sequence[Sequence[float]], order: int, shaping: Shaping) -
     """Look the last `order` tokens up; before the start of the text there are zeros."""
     size = len(table[0])
 
+    @cache
+    def shaped(row: int, seen: frozenset[int]) -> Distribution:
+        return shaping([math.log(x) for x in table[row]], seen)
+
     def next_token(text: tuple[int, ...]) -> Distribution:
         row = 0
         for token in ((0,) * order + text)[-order:]:
             row = row * size + token
-        return shaping([math.log(x) for x in table[row]], text)
+        return shaped(row, frozenset(text if shaping.repetition_penalty != 1 else ()))
 
     return next_token
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 from exact import Distribution, NextToken
@@ -94,11 +95,16 @@ AIMS: dict[str, Callable[[float], Aim]] = {
 
 def aimed_texts(models: Models, aim: Aim, prompt: tuple[int, ...], length: int) -> Texts:
     """Every token from pi, the first one too, wherever blocks begin and end."""
+
+    @cache
+    def pi(*given: tuple[float, ...]) -> Distribution:
+        return aim(*map(list, given))
+
     texts: Texts = {(): 1.0}
     for _ in range(length):
         longer: Texts = {}
         for text, mass in texts.items():
-            for token, share in enumerate(aim(*models(prompt + text))):
+            for token, share in enumerate(pi(*map(tuple, models(prompt + text)))):
                 if share:
                     longer[(*text, token)] = mass * share
         texts = longer

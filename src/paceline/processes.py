@@ -154,7 +154,8 @@ def _context(module: str) -> ForkServerContext | SpawnContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers", module])
+    # transformers alone imports next to nothing until it is used
+    context.set_forkserver_preload(["torch", "transformers.modeling_utils", module])
     return context
 
 

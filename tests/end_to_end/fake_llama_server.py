@@ -12,9 +12,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine_servers import llamacpp_routes, serving
-from paceline.models import load_model
-
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -35,6 +32,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.crash:
         os.kill(os.getpid(), signal.SIGSEGV)
+
+    # here, as a server that ends before it reads its models needs none of it
+    from engine_servers import llamacpp_routes, serving
+    from paceline.models import load_model
+
     target = load_model(given.m, dtype="float32", device="cpu")
     drafts = given.md is not None and given.spec_type == "draft-simple"
     draft = load_model(given.md, dtype="float32", device="cpu") if drafts else None

@@ -5,9 +5,6 @@ told to, by a real SIGKILL, or goes on to the end.
 """
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,13 +12,13 @@ from typing import Any
 import pytest
 
 from aligning import align_config, losses, write_corpus, write_pair
+from forked import Program
 from paceline.records import read_jsonl
 
 # argv: a JSON file of [config file, moments]; a moment is [place, how many times it is passed].
 _NURSERY = textwrap.dedent("""
     import json, os, signal, sys, time
     from pathlib import Path
-    import torch
     from paceline.config import load_config
     from paceline.train import AlignConfig, align, checkpoint, loop, step
     from paceline import records
@@ -80,7 +77,6 @@ _NURSERY = textwrap.dedent("""
             os._exit(0)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    torch.set_num_threads(1)
     codes = {}
     for name, file, moments in json.load(open(sys.argv[1])):
         config = load_config(AlignConfig, Path(file))
@@ -137,13 +133,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         file.write_text(json.dumps(config.model_dump(mode="json")))
         plan.append([name, str(file), moments])
     (folder / "plan.json").write_text(json.dumps(plan))
-    done = subprocess.run(
-        [sys.executable, "-c", _NURSERY, str(folder / "plan.json")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = Program(_NURSERY, [folder / "plan.json"]).wait()
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout)
     for name, moments in MOMENTS.items():

@@ -1,14 +1,12 @@
 """Every smoke configuration of alignment, through the real command line, on a tiny random model."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from aligning import losses, write_corpus, write_pair
+from forked import run_command
 from paceline.records import read_jsonl
 
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
@@ -18,15 +16,8 @@ QUICK = Path(__file__).parents[2] / "configs" / "align" / "quick.yaml"
 @pytest.mark.parametrize("name", [path.name for path in sorted(SMOKE.glob("align*.yaml"))])
 def test_a_smoke_configuration_raises_the_acceptance_and_ends_in_a_draft(name: str, tmp_path: Path):
     write_pair(tmp_path / "tiny")
-    paceline = [sys.executable, "-m", "paceline.cli.main"]
-    done = subprocess.run(
-        [*paceline, "align", "--config", SMOKE / name, "--output", "run", "--set", "device=cpu"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["--config", SMOKE / name, "--output", "run", "--set", "device=cpu"]
+    done = run_command(tmp_path, "align", *options)
     assert done.returncode == 0, done.stderr
     assert "run/draft" in done.stdout
     assert "expected acceptance" in done.stdout
@@ -49,14 +40,7 @@ def test_the_quick_configuration_compares_before_and_after(tmp_path: Path):
     options = [word for pair in paths.items() for word in pair]
     for key, value in changes.items():
         options += ["--set", f"{key}={value}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline.cli.main", "align", "--config", QUICK, *options],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_command(tmp_path, "align", "--config", QUICK, *options)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("expected acceptance"))
     result = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -1,13 +1,11 @@
 """From nothing to a frontier and a tuned setting, through the real command line, in seconds."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forked import run_command
 from paceline.config import load_config
 from paceline.decode.strategies import DecodingConfig
 
@@ -21,25 +19,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("bench-smoke")
     for split, count in (("train", "300"), ("test", "40")):
         arguments = ("--split", split, "--count", count, "--out", f"{split}.jsonl")
-        assert paceline(place, "task", "arithmetic", *SUMS, *arguments).returncode == 0
+        assert run_command(place, "task", "arithmetic", *SUMS, *arguments).returncode == 0
     for name in ("target", "draft"):
-        done = paceline(place, "pretrain", "--config", SMOKE / f"pretrain_{name}.yaml", *CPU)
+        done = run_command(place, "pretrain", "--config", SMOKE / f"pretrain_{name}.yaml", *CPU)
         assert done.returncode == 0, done.stderr
     return place
 
 
 CPU = ("--set", "device=cpu")
-
-
-def paceline(place: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "paceline.cli.main", *map(str, arguments)],
-        cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def test_pretraining_lowers_the_held_out_loss_and_the_draft_has_the_targets_tokenizer(
@@ -53,10 +40,10 @@ def test_pretraining_lowers_the_held_out_loss_and_the_draft_has_the_targets_toke
 
 
 def test_a_bench_ends_without_a_failed_cell_and_its_report_has_every_part(folder: Path):
-    done = paceline(folder, "bench", "--config", SMOKE / "bench.yaml", *CPU)
+    done = run_command(folder, "bench", "--config", SMOKE / "bench.yaml", *CPU)
     assert done.returncode == 0, done.stderr
     assert "5 cells done, 0 failed, 0 left" in " ".join(done.stdout.split())
-    drawn = paceline(folder, "report", "runs/bench")
+    drawn = run_command(folder, "report", "runs/bench")
     assert drawn.returncode == 0, drawn.stderr
     text = (folder / "runs/bench/report.md").read_text()
     for part in ("claims", "Plots", "Predicted and measured", "token_v3"):
@@ -65,14 +52,14 @@ def test_a_bench_ends_without_a_failed_cell_and_its_report_has_every_part(folder
 
 
 def test_a_tuned_setting_is_one_that_decode_reads(folder: Path):
-    done = paceline(folder, "tune", "--config", SMOKE / "tune.yaml", *CPU, "--json")
+    done = run_command(folder, "tune", "--config", SMOKE / "tune.yaml", *CPU, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     path = folder / "runs/tune/decoding.yaml"
     written = load_config(DecodingConfig, path)
     assert found["chosen"]["decoding"] == written.model_dump(mode="json")
     pair = ("--target", "runs/target/model", "--draft", "runs/draft/model")
-    text = paceline(folder, "decode", *pair, "--config", path, "--prompt", "7 - 2 + 5 =")
+    text = run_command(folder, "decode", *pair, "--config", path, "--prompt", "7 - 2 + 5 =")
     assert text.returncode == 0, text.stderr
 
 

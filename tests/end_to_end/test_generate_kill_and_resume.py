@@ -5,9 +5,6 @@ outside after a random time, or goes on to the end.
 """
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import pytest
 
 from aligning import write_corpus, write_pair
 from engine_servers import serving
+from forked import Program
 from paceline.data.shards import ShardStore
 from text_servers import Served
 
@@ -24,13 +22,11 @@ from text_servers import Served
 _NURSERY = textwrap.dedent("""
     import json, os, random, signal, sys, time
     from pathlib import Path
-    import torch
     from pyarrow import parquet
     from paceline.config import load_config
     from paceline.data.distillation_data import generate_data
     from paceline.data.requests import GenerateDataConfig
 
-    torch.set_num_threads(1)
     whole, killed = (load_config(GenerateDataConfig, Path(name)) for name in sys.argv[1:3])
     data = killed.output / "data"
     generate_data(whole)
@@ -111,13 +107,7 @@ def kill_ten_times(folder: Path, tmp_path: Path, moments: str, changes: dict[str
         }
         files.append(tmp_path / f"{name}.yaml")
         files[-1].write_text(json.dumps(settings))
-    done = subprocess.run(
-        [sys.executable, "-c", _NURSERY, *map(str, files), moments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = Program(_NURSERY, [*files, moments]).wait()
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["codes"] == [-9] * 10, done.stderr

@@ -17,42 +17,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import parquet
 
-from paceline.cli.main import main
-from paceline.data.shards import ShardStore
 from paceline.engines.client import Client
 from paceline.engines.process import free_port
 from paceline.errors import EngineError
+from real_engines import (
+    ENVIRONMENT,
+    MAX_NEW_TOKENS,
+    PROGRAMS,
+    TARGET,
+    held,
+    provenance,
+    skip_without,
+    target_of_vllm,
+    write_prompts,
+)
 
 pytestmark = pytest.mark.engines
 
-FOLDER = Path(os.environ.get("PACELINE_ENGINES", ".engines")).absolute()
-RESULTS = Path(os.environ.get("PACELINE_ENGINE_RESULTS", "runs/engines")).absolute()
-TARGET = Path(".cache/SmolLM2-135M-Instruct.Q4_1.gguf").absolute()
-PROGRAMS = {"vllm": FOLDER / "vllm/bin/vllm", "llamacpp": FOLDER / "llama-server"}
 NUM_PROMPTS, NUM_KILLS = 150, 10
 NUM_RECORDS = 2 * NUM_PROMPTS  # at two temperatures
 AT_ONCE = 8
-SAMPLED = {"completion", "completion_tokens", "stop_reason", "top_tokens", "top_log_probs"}
 
 
 @pytest.fixture(params=["vllm", "llamacpp"])
 def command(request: pytest.FixtureRequest) -> Callable[[int], list[str]]:
     """The command that starts a server at a port."""
     engine = request.param
-    if not PROGRAMS[engine].exists() or not TARGET.exists():
-        pytest.skip(f"{engine} or the demo's model is not here; make engines sets them up")
+    skip_without(engine)
     if engine == "llamacpp":
         size = ("-c", str(128 * AT_ONCE), "-np", str(AT_ONCE), "-t", "1")
         return lambda port: [str(PROGRAMS[engine]), "-m", str(TARGET), *size, "--port", str(port)]
-    model = RESULTS / "exports" / "vllm-target"
-    if not model.exists():
-        sys.argv = ["paceline", "export", str(TARGET), "--to", "vllm", "--out", str(model)]
-        with pytest.raises(SystemExit, match="0"):
-            main()
+    named = (str(target_of_vllm()), "--served-model-name", "target")
     options = ("--enforce-eager", "--max-model-len", "128", "--max-num-seqs", str(AT_ONCE))
-    start = [str(PROGRAMS[engine]), "serve", str(model), "--served-model-name", "target", *options]
+    start = [str(PROGRAMS[engine]), "serve", *named, *options]
     return lambda port: [*start, "--host", "127.0.0.1", "--port", str(port)]
 
 
@@ -66,10 +64,9 @@ class Server:
         self.url = f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             self._command(self._port),
-            env=os.environ | environment,
+            env=os.environ | ENVIRONMENT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -118,7 +115,7 @@ def client(folder: Path, output: str, *urls: str) -> subprocess.Popen[str]:
         "temperatures": [0.0, 1.0],
         "num_per_prompt": 2,
         "max_prompt_tokens": 32,
-        "max_new_tokens": 24,
+        "max_new_tokens": MAX_NEW_TOKENS,
         "shard_size": 40,
     }
     config = folder / f"{output}.yaml"
@@ -131,27 +128,21 @@ def client(folder: Path, output: str, *urls: str) -> subprocess.Popen[str]:
     )
 
 
-def held(folder: Path) -> int:
-    data = folder / "killed" / "data"
-    files = [parquet.read_metadata(path).num_rows for path in data.glob("*.parquet")]
-    return sum(files) + sum(path.read_bytes().count(b"\n") for path in data.glob(".partial/*"))
-
-
 def run_to_the_end(process: subprocess.Popen[str]) -> None:
     said, _ = process.communicate()
     assert process.returncode == 0, said
 
 
-def wait_for(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+def wait_for(process: subprocess.Popen[str], run: Path, count: int) -> None:
     """Until the run holds so many records."""
-    while held(folder) < count:
+    while held(run) < count:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
 
 
 def test_kills_lose_nothing_and_a_second_server_joins(command: Any, tmp_path: Path):
-    rows = [{"prompt": f"Item {number} of the list is"} for number in range(NUM_PROMPTS)]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_prompts(tmp_path / "prompts.jsonl", NUM_PROMPTS)
+    run = tmp_path / "killed"
     rng = random.Random(0)
     with servers(command) as (first, second):
         first.start()
@@ -159,35 +150,24 @@ def test_kills_lose_nothing_and_a_second_server_joins(command: Any, tmp_path: Pa
         run_to_the_end(client(tmp_path, "whole", first.url))
         for number in range(NUM_KILLS):
             process = client(tmp_path, "killed", first.url, second.url)
-            wait_for(process, tmp_path, held(tmp_path) + rng.randint(1, 4))
+            wait_for(process, run, held(run) + rng.randint(1, 4))
             if number == 3:  # the client goes on when the server is back
                 first.kill()
                 time.sleep(2)
-                before = held(tmp_path)
+                before = held(run)
                 first.start()
-                wait_for(process, tmp_path, before + 4)
+                wait_for(process, run, before + 4)
             if number == 6:  # what comes now is the second server's
                 first.kill()
-                before = held(tmp_path)
+                before = held(run)
                 second.start()
-                wait_for(process, tmp_path, before + AT_ONCE + 1)
+                wait_for(process, run, before + AT_ONCE + 1)
                 first.start()
             process.kill()
             process.communicate()
-        assert held(tmp_path) < NUM_RECORDS, "there is something left for the last run"
+        assert held(run) < NUM_RECORDS, "there is something left for the last run"
         run_to_the_end(client(tmp_path, "killed", first.url, second.url))
-    kept, expected = (provenance(tmp_path / name / "data") for name in ("killed", "whole"))
+    kept, expected = (provenance(tmp_path / name) for name in ("killed", "whole"))
     assert len(kept) == NUM_RECORDS
     assert kept == expected
-    assert not list((tmp_path / "killed" / "data" / ".partial").iterdir())
-
-
-def provenance(data: Path) -> list[dict[str, Any]]:
-    """All that does not depend on what the server sampled; each record is also checked alone."""
-    answers = ShardStore(data).read()
-    for answer in answers:
-        assert 0 < len(answer.completion_tokens) <= 24
-        assert answer.top_tokens is not None
-        assert len(answer.top_tokens) == len(answer.completion_tokens)
-        assert answer.server
-    return [answer.model_dump(exclude=SAMPLED) for answer in answers]
+    assert not list((run / "data" / ".partial").iterdir())

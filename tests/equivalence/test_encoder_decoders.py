@@ -47,17 +47,36 @@ def models(architecture: str) -> tuple[HfModel, HfModel]:
     return tiny_model(architecture), tiny_model(architecture, seed=1, **sizes[kind])
 
 
-def generate(hf: Any, source: list[int], **options: Any) -> list[int]:
-    """The new tokens of transformers' generate, without what the decoder begins with."""
-    given = torch.tensor([source])
+def generate(hf: Any, *together: list[int], **options: Any) -> list[list[int]]:
+    """The new tokens of transformers' generate, without what the decoder begins with.
+
+    Sources of one length: nothing is padded but what follows the end of a text.
+    """
+    given = torch.tensor(together)
     written = hf.generate(given, attention_mask=torch.ones_like(given), do_sample=False, **options)
-    return written[0, 1:].tolist()
+    texts = written[:, 1:].tolist()
+    return [text[: text.index(1) + 1] if 1 in text else text for text in texts]
+
+
+def generate_all(hf: Any) -> list[list[int]]:
+    """What transformers writes for every source."""
+    texts: dict[int, list[int]] = {}
+    for length in {len(source) for source in sources()}:
+        rows = [row for row, source in enumerate(sources()) if len(source) == length]
+        found = generate(hf, *(sources()[row] for row in rows), max_new_tokens=NEW)
+        texts |= zip(rows, found, strict=True)
+    return [texts[row] for row in range(len(texts))]
 
 
 @cache
 def wanted(architecture: str) -> list[list[int]]:
-    hf = models(architecture)[0].hf
-    return [generate(hf, source, max_new_tokens=NEW) for source in sources()]
+    return generate_all(models(architecture)[0].hf)
+
+
+def test_transformers_writes_the_same_alone():
+    hf = models("t5_v1_1")[0].hf
+    alone = [generate(hf, source, max_new_tokens=NEW)[0] for source in sources()]
+    assert alone == wanted("t5_v1_1")
 
 
 def tokens(decoder: Any, prompts: list[list[int]], **options: Any) -> list[list[int]]:
@@ -139,7 +158,7 @@ def test_a_penalty_looks_at_decoder_text_alone_as_transformers_does():
     prompts = [list(range(3, 61)), [9, 8, 7]]
     got = tokens(SpeculativeDecoder(*models("t5_v1_1"), gamma=3, sampling=penalised), prompts)
     options = {"max_new_tokens": NEW, "repetition_penalty": 1.5}
-    assert got == [generate(hf, prompt, **options) for prompt in prompts]
+    assert got == [generate(hf, prompt, **options)[0] for prompt in prompts]
 
 
 @pytest.mark.parametrize("architecture", ["t5_v1_1", "bart"])
@@ -154,7 +173,7 @@ def test_forced_tokens_are_those_of_transformers(architecture: str):
     decoder = SpeculativeDecoder(target, draft, gamma=3, sampling=GREEDY)
     for prompt in sources()[:6]:
         # transformers counts the forced first token
-        text = generate(hf, prompt, max_new_tokens=NEW + 1)
+        (text,) = generate(hf, prompt, max_new_tokens=NEW + 1)
         assert text[0] == 17
         assert tokens(decoder, [prompt])[0] == text[1:]
         assert text[-1] == 1
@@ -217,6 +236,11 @@ def usual_tokens(architecture: str) -> list[int]:
     return [token for token, _ in found.most_common(3)]
 
 
+@cache
+def banned_texts(architecture: str) -> list[list[int]]:
+    return generate_all(banning(architecture))
+
+
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
 def test_banned_tokens_are_those_of_transformers(architecture: str, prepared: bool):
@@ -225,7 +249,7 @@ def test_banned_tokens_are_those_of_transformers(architecture: str, prepared: bo
     target = prepare_for_decoding(wrap_model(hf)) if prepared else wrap_model(hf)
     draft = wrap_model(banning(architecture, seed=1))
     decoder = SpeculativeDecoder(target, draft, gamma=3, sampling=GREEDY)
-    expected = [generate(hf, source, max_new_tokens=NEW) for source in sources()]
+    expected = banned_texts(architecture)
     assert tokens(decoder, sources(), batch_size=4) == expected
     assert expected != wanted(architecture), "the ban changes nothing here"
     assert not set(usual_tokens(architecture)) & {token for text in expected for token in text}

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 import paceline
+from forked import run_command
 from paceline.cli.main import app
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy, Rule
 from paceline.core.sampling import SamplingParams
@@ -319,9 +320,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str]):
 
 
 def test_an_error_is_one_line_on_stderr_and_an_exit_code(tmp_path: Any):
-    command = [sys.executable, "-c", "from paceline.cli.main import main; main()"]
-    command += ["validate", "align", str(tmp_path / "missing.yaml")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = run_command(tmp_path, "validate", "align", "missing.yaml")
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("paceline: no configuration file at ")
     assert run.stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.request_answering import ShardWriter
@@ -37,13 +38,15 @@ def write_with_ray(
     by_name = {shard.name: shard for shard in shards}
     items = [{"shard": pickle.dumps(shard)} for shard in shards]
     rows = ray.data.from_items(items, override_num_blocks=len(items))
-    written = rows.map(
-        _Writer,  # pyright: ignore[reportArgumentType] (constructed once per actor)
-        fn_constructor_args=(config, directory.resolve()),
-        compute=ray.data.ActorPoolStrategy(size=config.workers),
-        max_task_retries=MOST_DEATHS - 1,
-        num_gpus=_gpus(config.writer) if ray.cluster_resources().get("GPU") else 0,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # max_task_retries, until Ray 2.64
+        written = rows.map(
+            _Writer,  # pyright: ignore[reportArgumentType] (constructed once per actor)
+            fn_constructor_args=(config, directory.resolve()),
+            compute=ray.data.ActorPoolStrategy(size=config.workers),
+            max_task_retries=MOST_DEATHS - 1,
+            num_gpus=_gpus(config.writer) if ray.cluster_resources().get("GPU") else 0,
+        )
     try:
         for row in written.iter_rows():
             if row["error"]:

@@ -236,9 +236,10 @@ class ShardWriter:
 
     def __call__(self, shard: Shard) -> None:
         if self._answerer is None:
-            stack = ExitStack()
-            self._end = multiprocessing.util.Finalize(None, stack.close, exitpriority=0)
-            self._answerer = _answerer(self._config, stack)
+            with ExitStack() as stack:
+                self._answerer = _answerer(self._config, stack)
+                close = stack.pop_all().close
+            self._end = multiprocessing.util.Finalize(None, close, exitpriority=0)
         journal = self._store.journal(shard.name)
         self._store.write(shard.name, self._answerer.answer(shard, journal))
         journal.remove()

@@ -10,9 +10,11 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from paceline.engines.client import Client, check_packages
 from paceline.errors import EngineError, UsageError
@@ -20,9 +22,11 @@ from paceline.processes import end_with_parent
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paceline.progress import Progress
+
+Result = TypeVar("Result")
 
 _LAST_LINES = 3  # of a log, in an error message
 _LOG_TAIL = 20_000  # bytes at the end of a log that are searched for errors
@@ -55,20 +59,23 @@ class ServerProcess:
         self._log = log
         self._name = Path(command[0]).name
         self._stack = ExitStack()
+        self._stopped = threading.Event()
         inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
             stream = log.open("wb")
+        start = partial(
+            subprocess.Popen,
+            [program, *command[1:]],
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=inherited | dict(environment or {}),
+            start_new_session=True,  # stop() ends its workers too; Ctrl-C does not reach them
+            preexec_fn=end_with_parent,
+        )
         with stream:
-            self._process = subprocess.Popen(
-                [program, *command[1:]],
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=inherited | dict(environment or {}),
-                start_new_session=True,  # stop() ends its workers too; Ctrl-C does not reach them
-                preexec_fn=end_with_parent,
-            )
+            self._process: subprocess.Popen[bytes] = _in_lasting_thread(start, self._stopped)
 
     def __enter__(self) -> ServerProcess:
         self._stack.callback(self.stop)
@@ -126,6 +133,7 @@ class ServerProcess:
         finally:
             self._signal(signal.SIGKILL)
             self._process.wait()
+            self._stopped.set()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -139,6 +147,26 @@ class ServerProcess:
         lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
         faults = [line for line in lines if _FAULT.search(line)] or lines
         return f"see {self._log} ({' / '.join(faults[-_LAST_LINES:])[-300:] or 'empty'})"
+
+
+def _in_lasting_thread(function: Callable[[], Result], end: threading.Event) -> Result:
+    """Call it in a thread that lasts until `end`.
+
+    `end_with_parent` means the thread that starts the process. Actors of Ray do their work in a
+    thread that Ray may replace.
+    """
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            end.wait()
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import operator
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +91,7 @@ class TextServers:
             UsageError: The client's package or the key's variable is missing.
         """
         if importlib.util.find_spec("openai") is None:
-            raise UsageError("writer openai needs the client: pip install 'paceline[engines]'")
+            raise UsageError("writer openai needs the client: pip install -e '.[engines]'")
         self._writer = writer
         self._key = api_key(writer.api_key_env)
         models: dict[str, str] = {}
@@ -327,10 +328,11 @@ class _Server:
                 wanted = self._tokenize(_PROBE)
                 got = client.post("/tokenize", {"model": model, **tokenizing}, _Tokens).tokens
                 if got != wanted:
+                    first = [*map(operator.eq, got, wanted), False].index(False)
                     raise UsageError(
                         f"{self._url} has another tokenizer than the prompts: {len(got)} tokens "
-                        f"instead of {len(wanted)} for the same text; set target to a directory "
-                        "with the tokenizer of the served model"
+                        f"instead of {len(wanted)} for the same text, different from token {first} "
+                        "on; set target to a directory with the tokenizer of the served model"
                     )
         except StatusError as error:
             raise _by_status(str(error), error.status) from None

@@ -1,6 +1,6 @@
 """Models whose next-token distribution is a table, so that tests can compute results exactly.
 
-Shape suffixes: B batch, N new tokens, V vocabulary.
+Shape suffixes: B batch, N new tokens, O order, V vocabulary, W width of the widest row.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,6 +52,7 @@ class TableModel:
             self.order = order
             self.vocab_size = table((0,) * order).shape[-1]
             self._function = table
+        self._powers = self.vocab_size ** torch.arange(self.order - 1, -1, -1)
         self.eos_token_ids = eos_token_ids
         self.max_length = max_length
         self.num_parameters = num_parameters
@@ -93,8 +94,7 @@ class TableModel:
         if self._function is not None:
             rows = [self._function(tuple(c)).log() for c in contexts.flatten(0, -2).tolist()]
             return torch.stack(rows).to(torch.float64).view(*contexts.shape[:-1], self.vocab_size)
-        powers = self.vocab_size ** torch.arange(self.order - 1, -1, -1)
-        return self._log_probs[(contexts * powers).sum(-1)]
+        return self._log_probs[(contexts * self._powers).sum(-1)]
 
 
 class TableSession(ModelSession):
@@ -107,25 +107,37 @@ class TableSession(ModelSession):
 
     @property
     def rows(self) -> list[list[int]]:
-        histories = self._history_BW.tolist()
-        return [row[:length] for row, length in zip(histories, self.lengths, strict=True)]
+        order, histories = self.model.order, self._history_BW.tolist()
+        return [
+            row[order : order + length] for row, length in zip(histories, self.lengths, strict=True)
+        ]
+
+    def _keep(self, rows: Sequence[Sequence[int]]) -> None:
+        """Column `order` holds each row's first token; the tokens before the text are 0."""
+        width = max(map(len, rows))
+        before = [0] * self.model.order
+        padded = [before + [int(token) for token in row] + [0] * (width - len(row)) for row in rows]
+        self._history_BW = torch.tensor(padded)
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        width = max(len(row) for row in tokens)
-        padded = [[int(token) for token in row] + [0] * (width - len(row)) for row in tokens]
-        self._history_BW = torch.tensor(padded)
-        last_B = torch.tensor([len(row) - 1 for row in tokens])
-        return self._logits_at(last_B[:, None])[:, 0]
+        self._keep(tokens)
+        return self._logits_at([len(row) - 1 for row in tokens], 1)[:, 0]
 
     def _extend(self, tokens_BN: Tensor) -> Tensor:
-        tokens_BN = tokens_BN.cpu()
-        positions_BN = torch.tensor(self.lengths)[:, None] + torch.arange(tokens_BN.shape[1])
-        batch, width = len(self.lengths), int(positions_BN.max()) + 1
-        history_BW = torch.zeros(batch, width, dtype=torch.int64)
-        old = self._history_BW[:, :width]
-        history_BW[: len(old), : old.shape[1]] = old
-        self._history_BW = history_BW.scatter(1, positions_BN, tokens_BN)
-        return self._logits_at(positions_BN)
+        order, (batch, count) = self.model.order, tokens_BN.shape
+        columns = order + max(self.lengths) + count
+        rows, width = self._history_BW.shape  # no rows in an empty session
+        if rows < batch or width < columns:
+            history_BW = torch.zeros(batch, 2 * columns, dtype=torch.int64)
+            history_BW[:rows, :width] = self._history_BW
+            self._history_BW = history_BW
+        if _all_equal(self.lengths):
+            start = order + self.lengths[0]
+            self._history_BW[:, start : start + count] = tokens_BN
+        else:
+            columns_BN = order + torch.tensor(self.lengths)[:, None] + torch.arange(count)
+            self._history_BW.scatter_(1, columns_BN, tokens_BN.cpu())
+        return self._logits_at(self.lengths, count)
 
     def _rollback(self, counts: Sequence[int]) -> None:
         """Tokens beyond `lengths` are never read, and the next tokens overwrite them."""
@@ -133,22 +145,31 @@ class TableSession(ModelSession):
     def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         fresh = TableSession(self.model)
         logits_RV = fresh.prefill(prompts)
-        histories = [list(history) for history in self.rows]
+        histories = self.rows
         for row, prompt in zip(rows, prompts, strict=True):
             histories[row] = list(prompt)
-        width = max(map(len, histories))
-        padded = [history + [0] * (width - len(history)) for history in histories]
-        self._history_BW = torch.tensor(padded)
+        self._keep(histories)
         return logits_RV
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
         self._history_BW = self._history_BW[list(rows)]
 
-    def _logits_at(self, positions_BN: Tensor) -> Tensor:
-        """Logits after the tokens at these positions, [B, N, V]."""
+    def _logits_at(self, first_B: Sequence[int], count: int) -> Tensor:
+        """Logits after `count` tokens of each row, from position first_B[b] on, [B, N, V].
+
+        The oldest token that they depend on is in column first_B[b] + 1.
+        """
         self.model.num_passes += 1
         order = self.model.order
-        context_BNO = positions_BN[..., None] - torch.arange(order - 1, -1, -1)
-        flat = context_BNO.clamp(min=0).flatten(1)
-        tokens_BNO = self._history_BW.gather(1, flat).view(context_BNO.shape)
-        return self.model.look_up(torch.where(context_BNO >= 0, tokens_BNO, 0))
+        if _all_equal(first_B):
+            begin = first_B[0] + 1
+            read_BW = self._history_BW[:, begin : begin + order + count - 1]
+            return self.model.look_up(read_BW.unfold(1, order, 1))
+        window_NO = torch.arange(count)[:, None] + torch.arange(order)
+        columns_BNO = torch.tensor(first_B)[:, None, None] + 1 + window_NO
+        tokens_BNO = self._history_BW.gather(1, columns_BNO.flatten(1)).view(columns_BNO.shape)
+        return self.model.look_up(tokens_BNO)
+
+
+def _all_equal(values: Sequence[int]) -> bool:
+    return values.count(values[0]) == len(values)

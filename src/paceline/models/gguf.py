@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from paceline.errors import ModelLoadError, PacelineError
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 1  # increase when the conversion changes, so that old cache entries are not used
+_FORMAT = 2  # increase when the conversion changes, so that old cache entries are not used
 _ENDS = 1 << 20
+# llama.cpp's names of pre-tokenizers that isolate digits; transformers has no rule for them
+_DIGITS = {
+    *("codeshell", "command-r", "exaone", "mellum2", "minerva-7b", "refact", "smollm", "starcoder")
+}
 # general.file_type of unquantized files; all quantized types are converted to bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
 
@@ -161,7 +166,18 @@ def _convert(path: Path, scratch: Path, kind: torch.dtype) -> None:
         del hf.config.quantization_config
     with quiet():
         hf.save_pretrained(scratch)
+    _isolate_digits(tokenizer, path)
     tokenizer.save_pretrained(scratch)
+
+
+def _isolate_digits(tokenizer: Any, path: Path) -> None:
+    """Split digits as llama.cpp does: `   5` is three spaces and a digit, for example."""
+    import gguf
+
+    name = gguf.GGUFReader(path).get_field("tokenizer.ggml.pre")
+    if name is not None and name.contents() in _DIGITS:
+        parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(parts)
 
 
 def first_line(error: Exception) -> str:

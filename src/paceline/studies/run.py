@@ -36,10 +36,16 @@ def run_study(
     scale: Scale = "cpu",
     progress: Progress = silent,
     is_decided: Callable[[Sequence[PlannedStage]], bool] = lambda _: False,
+    runner: Runner | None = None,
 ) -> list[PlannedStage]:
     """Run the stages that are not up to date. -> the stages of all looks that were needed.
 
-    `is_decided` gets the stages so far, after each look; true ends the study early.
+    Args:
+        study: The study.
+        scale: Its size.
+        progress: Gets the expected minutes of finished stages.
+        is_decided: Gets the stages so far, after each look; true ends the study early.
+        runner: Runs commands; None: as `study.engine` says.
 
     Raises:
         UsageError: an input is missing, or doit is not installed.
@@ -48,7 +54,7 @@ def run_study(
     stages = plan(study, scale)
     check_inputs(study, stages)  # of all looks, before anything runs
     with RunDirectory(study.output).alone():
-        runner: Runner = RayRunner() if study.engine == "ray" else LocalRunner()
+        runner = runner or (RayRunner() if study.engine == "ray" else LocalRunner())
         try:
             for looks in range(1, study.looks + 1):
                 stages = plan(study, scale, looks)

@@ -17,6 +17,7 @@ from paceline.studies.verdicts import UNDECIDED, Finding, judge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.studies.execute import Runner
     from paceline.studies.plan import PlannedStage
     from paceline.studies.study_file import Scale, StudyConfig
 
@@ -30,10 +31,11 @@ def run_and_judge(
     scale: Scale = "cpu",
     progress: Progress = silent,
     claims: Path = FILE,
+    runner: Runner | None = None,
 ) -> tuple[list[StudyRow], list[Finding]]:
     """Run the study; draw examples again while a claim of it is undecided.
 
-    Writes `rows.jsonl` after each look, before the claims are judged.
+    Writes `rows.jsonl` after each look, before the claims are judged. `runner`: as in `run_study`.
 
     Returns:
         Its rows, and the verdicts on its claims; none if there is no file of claims.
@@ -52,7 +54,7 @@ def run_and_judge(
     def is_decided(stages: Sequence[PlannedStage]) -> bool:
         return all(finding.verdict != UNDECIDED for finding in judged(stages)[1])
 
-    rows, findings = judged(run_study(study, scale, progress, is_decided))
+    rows, findings = judged(run_study(study, scale, progress, is_decided, runner))
     own = [finding for finding in findings if finding.claim.study == name]
     return rows, own
 

@@ -62,10 +62,16 @@ def settings(folder: Path, output: Path, **changes: Any) -> BenchConfig:
 
 
 @pytest.fixture(scope="module")
-def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ResultRow]:
-    found = bench(settings(folder, tmp_path_factory.mktemp("run") / "whole"))
-    assert found.num_left == 0
-    return found.rows
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run, which tests read, or continue in a copy."""
+    output = tmp_path_factory.mktemp("run") / "whole"
+    assert bench(settings(folder, output)).num_left == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def finished(whole: Path) -> list[ResultRow]:
+    return read_rows(whole)
 
 
 def strategies(rows: list[ResultRow], temperature: float) -> dict[str, ResultRow]:
@@ -175,13 +181,12 @@ def test_the_target_alone_is_timed_beside_every_cell_on_the_same_examples(
 
 
 def test_predictions_are_there_for_every_rule_and_for_nothing_else(
-    folder: Path, tmp_path: Path, finished: list[ResultRow]
+    whole: Path, finished: list[ResultRow]
 ):
-    found = bench(settings(folder, tmp_path / "run"))
-    rows = read_jsonl(tmp_path / "run" / FILE)
-    ruled = [r for r in found.rows if isinstance(r.decoding.strategy, Speculative)]
+    rows = read_jsonl(whole / FILE)
+    ruled = [r for r in finished if isinstance(r.decoding.strategy, Speculative)]
     assert {row["key"] for row in rows} == {row.key for row in ruled}
-    alone = strategies(found.rows, 0.0)["chow alpha 1, gamma 3"].key
+    alone = strategies(finished, 0.0)["chow alpha 1, gamma 3"].key
     assert next(r for r in rows if r["key"] == alone)["predicted_rejection"] == 0
 
 
@@ -197,10 +202,13 @@ def test_answers_shorter_than_a_block_are_predicted_from_blocks_as_long_as_they_
 
 
 def test_a_finished_bench_runs_nothing_and_a_torn_one_only_what_is_missing(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    whole: Path,
+    finished: list[ResultRow],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    config = settings(folder, tmp_path / "run")
-    first = bench(config)
+    config = settings(folder, shutil.copytree(whole, tmp_path / "run"))
     path = tmp_path / "run" / "results.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]) + lines[4][:100])  # killed while it wrote
@@ -213,8 +221,8 @@ def test_a_finished_bench_runs_nothing_and_a_torn_one_only_what_is_missing(
 
     monkeypatch.setattr(runner, "run_together", counted)
     again = bench(config)
-    assert len(ran) == len(first.rows) - 4
-    assert {row.key for row in again.rows} == {row.key for row in first.rows}
+    assert len(ran) == len(finished) - 4
+    assert {row.key for row in again.rows} == {row.key for row in finished}
     ran.clear()
     bench(config)
     assert ran == []
@@ -264,23 +272,22 @@ def test_a_model_that_was_trained_on_and_a_corpus_that_was_changed_are_others(
 
 
 def test_predictions_that_a_kill_left_out_are_made_at_the_next_start(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config = settings(folder, tmp_path / "run")
-    bench(config)
+    config = settings(folder, shutil.copytree(whole, tmp_path / "run"))
     path = tmp_path / "run" / FILE
-    whole = {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)}
+    made = {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)}
     path.unlink()
     bench(config)
-    assert {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)} == whole
+    assert {row["key"]: row["predicted_rejection"] for row in read_jsonl(path)} == made
     monkeypatch.setattr(runner, "prepare", lambda *_: pytest.fail("nothing is left to do"))
     bench(config)
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_manifest_of_the_rows(
-    folder: Path, tmp_path: Path
+    folder: Path, whole: Path, tmp_path: Path
 ):
-    bench(settings(folder, tmp_path / "run"))
+    shutil.copytree(whole, tmp_path / "run")
     manifest = (tmp_path / "run" / "manifest.json").read_text()
     with pytest.raises(UsageError, match="nowhere"):
         bench(settings(folder, tmp_path / "run", draft=str(folder / "nowhere")))

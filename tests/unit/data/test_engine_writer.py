@@ -133,22 +133,40 @@ def test_what_is_no_server_to_start_is_one_line(
         config(folder, tmp_path, writer={"kind": "engine", "engine": engine})
 
 
-def test_a_server_ends_with_its_client_even_if_that_is_killed(tmp_path: Path):
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_server_ends_with_its_client_even_if_that_is_killed(tmp_path: Path, in_a_thread: bool):
+    """Not with the thread that started it."""
     file = tmp_path / "pid"
     server = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     client = textwrap.dedent(f"""
-        import sys, time
+        import sys, threading, time
         from pathlib import Path
         from paceline.engines.process import ServerProcess
 
-        with ServerProcess([sys.executable, "-c", {server!r}], 1, Path({str(tmp_path / "log")!r})):
-            time.sleep(600)
+        started = []
+
+        def start():
+            log = Path({str(tmp_path / "log")!r})
+            started.append(ServerProcess([sys.executable, "-c", {server!r}], 1, log))
+
+        if {in_a_thread}:
+            thread = threading.Thread(target=start)
+            thread.start()
+            thread.join()
+        else:
+            start()
+        while not (ended := started[0].last_words()) and not Path({str(file)!r}).exists():
+            pass
+        print(ended or "it runs", flush=True)
+        time.sleep(600)
     """)
-    with subprocess.Popen([sys.executable, "-c", client]) as process:
-        while not file.exists() or not file.read_text():
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.kill()
+    command = [sys.executable, "-c", client]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "it runs\n"
+        finally:
+            process.kill()
     pid = int(file.read_text())
     for _ in range(100):
         try:

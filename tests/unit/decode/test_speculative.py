@@ -1,6 +1,7 @@
 """Speculative decoding on table models: the same text as the target alone, in fewer passes."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -129,8 +130,8 @@ def test_a_draft_equal_to_its_target_is_accepted_always(
 
 
 class CoarseSession(TableSession):
-    def _logits_at(self, positions_BN: torch.Tensor) -> torch.Tensor:
-        return super()._logits_at(positions_BN).bfloat16()
+    def _logits_at(self, first_B: Sequence[int], count: int) -> torch.Tensor:
+        return super()._logits_at(first_B, count).bfloat16()
 
 
 class Coarse(TableModel):

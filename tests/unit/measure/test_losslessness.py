@@ -26,7 +26,9 @@ def _models():
 
 
 def _config(**values):
-    return VerifyConfig(target="t", draft="d", prompts="p.txt", num_prompts=30, **values)
+    """In two batches: each text has a random stream of its own, so batches do not change it."""
+    given = {"num_prompts": 30, "batch_size": 15} | values
+    return VerifyConfig(target="t", draft="d", prompts="p.txt", **given)
 
 
 @pytest.mark.slow
@@ -43,6 +45,17 @@ def test_the_lossless_rule_passes(sampling):
     report = verify_models(*_models(), PROMPTS, _config(sampling=sampling))
     assert report.passed
     assert report.distribution.num_tokens == 30 * 63
+
+
+@pytest.mark.slow
+def test_a_report_does_not_depend_on_the_size_of_batches():
+    one, many = (
+        verify_models(*_models(), PROMPTS, _config(self_test=True, batch_size=size))
+        for size in (1, 15)
+    )
+    assert one.greedy == many.greedy
+    assert one.distribution == many.distribution
+    assert one.broken_distribution == many.broken_distribution
 
 
 @pytest.mark.slow

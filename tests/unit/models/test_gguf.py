@@ -6,6 +6,7 @@ import json
 import os
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -106,6 +107,13 @@ def test_a_gguf_file_gives_the_model_it_was_made_from(gguf_file: Path, hf: PreTr
     text = "the theatre in Zürich"
     assert model.tokenizer.encode(text) == tiny_tokenizer().encode(text)
     assert load_tokenizer(gguf_file).encode(text) == tiny_tokenizer().encode(text)
+
+
+def test_digits_are_split_as_llama_cpp_splits_them_for_this_kind_of_file(gguf_file: Path):
+    backend: Any = load_tokenizer(gguf_file)
+    split = backend.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in   51 ½")
+    # words alone would give two spaces, then one with 51, and one with ½
+    assert [piece for piece, _ in split] == ["in", "ĠĠĠ", "5", "1", "Ġ", "Â½"]
 
 
 def test_a_model_from_gguf_may_speculate_with_one_from_a_directory(

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple, get_args
 
 import pytest
@@ -102,6 +103,7 @@ class Case(NamedTuple):
         return Case(*(p.double() if f else p for p, f in zip(self, floats, strict=True)))  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
 
 
+@cache
 def make_case(
     batch: int, gamma: int, vocab_size: int, temperature: float, *, sharp: float = 1.0
 ) -> Case:

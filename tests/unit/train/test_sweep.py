@@ -1,8 +1,10 @@
 import json
 import math
 import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import Mock, patch
 
 import pytest
@@ -16,7 +18,7 @@ from paceline.errors import ConfigError, DivergedError, UsageError
 from paceline.train import evaluation
 from paceline.train.align import align
 from paceline.train.optim import Adafactor
-from paceline.train.sweep import SweepConfig, _merged, cells_of, sweep
+from paceline.train.sweep import Sweep, SweepConfig, _merged, cells_of, sweep
 
 
 @pytest.fixture(scope="module")
@@ -39,29 +41,26 @@ def config(folder: Path, output: Path, **changes: Any) -> SweepConfig:
     return validate(SweepConfig, values | changes)
 
 
-@pytest.mark.slow
-def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(folder: Path, tmp_path: Path):
-    made = config(folder, tmp_path / "out")
-    found = sweep(made)
-    assert len(found.figures) == 2 * 2 * 2
-    for (row, column, seed), value in found.figures.items():
-        run = tmp_path / "out" / row / column / f"seed-{seed}"
-        manifest = json.loads((run / "manifest.json").read_text())["config"]
-        assert manifest["objective"][0]["kind"] == {"kl": "forward_kl", "tvd": "tvd"}[row]
-        assert manifest["fixed_fraction"] == {"fixed": 1.0, "target": 0.0}[column]
-        assert manifest["seed"] == seed
-        assert (
-            json.loads((run / "result.json").read_text())["after"]["expected_acceptance"] == value
-        )
-    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
-    assert sweep(made).figures == found.figures
-    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+class Swept(NamedTuple):
+    """A sweep that has ended, and what was done on the way."""
+
+    config: SweepConfig
+    found: Sweep
+    seeds_written: list[int]
+    num_batches_written: int
 
 
-@pytest.mark.slow
-def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture(scope="module")
+def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    made = config(folder, tmp_path_factory.mktemp("swept") / "out")
+    with watched_writing() as (written, sample):
+        found = sweep(made)
+    return Swept(made, found, written, sample.call_count)
+
+
+@contextmanager
+def watched_writing() -> Iterator[tuple[list[int], Mock]]:
+    """The seeds of held-out texts that are written, and the calls that write them."""
     written: list[int] = []
     write, sample = evaluation._text, Mock(wraps=evaluation.sample_completions)
 
@@ -69,30 +68,57 @@ def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
         written.append(args[3])
         return write(*args)
 
-    monkeypatch.setattr(evaluation, "_text", counting)
-    monkeypatch.setattr(evaluation, "sample_completions", sample)
-    made = config(folder, tmp_path / "out")
-    sweep(made)
-    assert written == [0, 1]
-    assert sample.call_count == 2, "three prompts are one batch"
-    shared = sorted((tmp_path / "out" / "held_out").iterdir())
+    with (
+        patch.object(evaluation, "_text", counting),
+        patch.object(evaluation, "sample_completions", sample),
+    ):
+        yield written, sample
+
+
+@pytest.mark.slow
+def test_a_sweep_is_its_runs_and_what_has_ended_is_not_made_again(swept: Swept):
+    out, found = swept.config.output, swept.found
+    assert len(found.figures) == 2 * 2 * 2
+    for (row, column, seed), value in found.figures.items():
+        run = out / row / column / f"seed-{seed}"
+        manifest = json.loads((run / "manifest.json").read_text())["config"]
+        assert manifest["objective"][0]["kind"] == {"kl": "forward_kl", "tvd": "tvd"}[row]
+        assert manifest["fixed_fraction"] == {"fixed": 1.0, "target": 0.0}[column]
+        assert manifest["seed"] == seed
+        assert (
+            json.loads((run / "result.json").read_text())["after"]["expected_acceptance"] == value
+        )
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    assert sweep(swept.config).figures == found.figures
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+@pytest.mark.slow
+def test_cells_of_one_seed_are_judged_on_one_text_that_the_target_wrote_once(
+    swept: Swept, tmp_path: Path
+):
+    assert swept.seeds_written == [0, 1]
+    assert swept.num_batches_written == 2, "three prompts are one batch"
+    shared = sorted((swept.config.output / "held_out").iterdir())
     assert len(shared) == 2
-    texts = {path.read_text() for path in (tmp_path / "out").rglob("seed-*/held_out.jsonl")}
+    texts = {path.read_text() for path in swept.config.output.rglob("seed-*/held_out.jsonl")}
     assert texts == {path.read_text() for path in shared}
-    (cell, *_) = cells_of(made)
-    alone = align(cell.config.model_copy(update={"output": tmp_path / "alone"}))
-    assert written == [0, 1, 0]
+    (cell, *_) = cells_of(swept.config)
+    with watched_writing() as (written, _):
+        alone = align(cell.config.model_copy(update={"output": tmp_path / "alone"}))
+    assert written == [0]
     assert (alone / "held_out.jsonl").read_text() in texts
     assert not (alone.parent / "held_out").exists()
 
 
 @pytest.mark.slow
-def test_two_workers_find_what_one_finds(folder: Path, tmp_path: Path):
-    one, two = (
-        sweep(config(folder, tmp_path / str(workers), workers=workers)) for workers in (1, 2)
-    )
-    assert two.figures == pytest.approx(one.figures, abs=1e-5)
-    names = [{path.name for path in (tmp_path / name / "held_out").iterdir()} for name in "12"]
+def test_two_workers_find_what_one_finds(folder: Path, tmp_path: Path, swept: Swept):
+    two = sweep(config(folder, tmp_path / "two", workers=2))
+    assert two.figures == pytest.approx(swept.found.figures, abs=1e-5)
+    names = [
+        {path.name for path in (output / "held_out").iterdir()}
+        for output in (swept.config.output, tmp_path / "two")
+    ]
     assert names[0] == names[1]
     assert len(names[0]) == 2
 
@@ -122,9 +148,8 @@ def test_what_is_wrong_in_a_worker_is_said_as_one_process_says_it(folder: Path, 
 
 
 @pytest.mark.slow
-def test_differences_are_paired_by_text_and_seed(folder: Path, tmp_path: Path):
-    made = config(folder, tmp_path / "out")
-    found = sweep(made)
+def test_differences_are_paired_by_text_and_seed(swept: Swept):
+    made, found = swept.config, swept.found
     by_seed = [
         sum(found.figures["tvd", c, seed] - found.figures["kl", c, seed] for c in made.columns) / 2
         for seed in (0, 1)
