@@ -27,7 +27,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="session")
 def garden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Values of the variables that studies have: tiny T5 models, and pairs of two tasks."""
+    """Values of the variables of studies: tiny T5 models, pairs of two tasks, and a tiny llama.
+
+    A variable whose name is another, such as `aligned`, is an alias below.
+    """
     folder = write_pair(tmp_path_factory.mktemp("garden"), architecture="t5_v1_1")
     _, medium = tiny_pair("t5_v1_1", d_ff=64)
     medium.hf.save_pretrained(folder / "medium")
@@ -41,7 +44,14 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             rows = [{"prompt": text, "completion": text[::-1]} for text in part]
             write_corpus(data / f"{task}_{split}.jsonl", rows)
     models = {name: folder / name for name in ("target", "medium", "draft")}
-    return models | {"data": data}
+    sums = write_pair(tmp_path_factory.mktemp("sums"), max_position_embeddings=256)
+    return {
+        **models,
+        "data": data,
+        "aligned": folder / "draft",
+        "sums_target": sums / "target",
+        "sums_draft": sums / "draft",
+    }
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -49,6 +59,7 @@ def test_a_study_runs_and_its_claims_find_their_rows(
     name: str, garden: dict[str, Path], tmp_path: Path
 ):
     study = read_study(STUDIES[name])
+    assert study.variables.keys() <= garden.keys(), "make these in the fixture"
     given = [
         part
         for variable, path in garden.items()
@@ -68,8 +79,9 @@ def test_a_study_runs_and_its_claims_find_their_rows(
     findings = {one["id"]: one for one in json.loads(done.stdout)}
     own = {one.id for one in read_claims(ROOT / "docs/claims.yaml").claims if one.study == name}
     assert findings.keys() == own
-    unmeasured = [key for key, one in findings.items() if one["verdict"] == "not measured"]
-    assert unmeasured == [], "these claims name settings that no row has"
+    # the smoke scale has fewer families and settings, so that a side may have no rows
+    wrong = {key: one["reason"] for key, one in findings.items() if "name " in one["reason"]}
+    assert wrong == {}, "these claims name sums that rows lack, or leave settings open"
     rows = read_study_rows(tmp_path / "study/rows.jsonl")
     items = {item for stage in study.stages.values() for item in stage.covers}
     assert {item for row in rows for item in row.covers} <= items

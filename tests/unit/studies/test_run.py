@@ -157,13 +157,14 @@ def claims_file(folder: Path, *claims: dict[str, Any]) -> Path:
     return path
 
 
-def test_rows_are_written_before_claims_that_may_not_fit_them(
+def test_a_claim_that_does_not_fit_the_rows_is_not_measured_and_costs_no_row(
     study: StudyConfig, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     rows = [study_row({"calls": [1.0] * 20})]
     monkeypatch.setattr(session, "collect", lambda *_: rows)
-    with pytest.raises(UsageError, match="tau is not in the rows of tiny; name one of calls"):
-        run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST)))
+    _, (found,) = run_and_judge(study, "tiny", claims=claims_file(tmp_path, claim(TEST)))
+    assert (found.verdict, found.num_units) == (UNMEASURED, 0)
+    assert "tau is not in the rows of tiny; name one of calls" in found.reason
     assert read_study_rows(study.output / "rows.jsonl") == rows
 
 
