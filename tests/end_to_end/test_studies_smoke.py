@@ -1,20 +1,19 @@
-"""Every study of the repository at the smoke scale, through the real command line.
+"""Every study of the repository at the smoke scale, its stages through the command line.
 
 Claims of the study are judged on its rows, so that a claim that names a setting or a sum which the
 study does not have fails here.
 """
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from aligning import write_corpus, write_pair
+from forked import run_command
 from paceline.studies.claim_file import read_claims
 from paceline.studies.rows import read_study_rows
+from paceline.studies.session import run_and_judge
 from paceline.studies.study_file import find_studies, read_study
 from tiny import tiny_pair
 
@@ -54,35 +53,36 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+class Copies:
+    """Runs stages in processes that have imported the libraries."""
+
+    def __call__(self, command: Sequence[str], log: Path) -> int:
+        done = run_command(ROOT, *command)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as stream:
+            stream.write(done.stdout + done.stderr)
+        return done.returncode
+
+    def stop(self) -> None:
+        """Every command has ended."""
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_runs_and_its_claims_find_their_rows(
-    name: str, garden: dict[str, Path], tmp_path: Path
+    name: str, garden: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.chdir(ROOT)  # studies name configurations from there
     study = read_study(STUDIES[name])
     assert study.variables.keys() <= garden.keys(), "make these in the fixture"
-    given = [
-        part
-        for variable, path in garden.items()
-        if variable in study.variables
-        for part in ("--set", f"variables.{variable}={path}")
-    ]
-    command = [sys.executable, "-m", "paceline.cli.main", "study", "run", name, "--json"]
-    done = subprocess.run(
-        [*command, "--scale", "smoke", "--output", str(tmp_path / "study"), *given],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    findings = {one["id"]: one for one in json.loads(done.stdout)}
-    own = {one.id for one in read_claims(ROOT / "docs/claims.yaml").claims if one.study == name}
-    assert findings.keys() == own
+    own = {variable: str(garden[variable]) for variable in study.variables}
+    study = study.model_copy(update={"variables": own, "output": tmp_path / "study"})
+    rows, found = run_and_judge(study, name, "smoke", runner=Copies())
+    findings = {one.claim.id: one for one in found}
+    assert findings.keys() == {one.id for one in read_claims().claims if one.study == name}
     # the smoke scale has fewer families and settings, so that a side may have no rows
-    wrong = {key: one["reason"] for key, one in findings.items() if "name " in one["reason"]}
+    wrong = {key: one.reason for key, one in findings.items() if "name " in one.reason}
     assert wrong == {}, "these claims name sums that rows lack, or leave settings open"
-    rows = read_study_rows(tmp_path / "study/rows.jsonl")
+    assert rows == read_study_rows(tmp_path / "study/rows.jsonl")
     items = {item for stage in study.stages.values() for item in stage.covers}
     assert {item for row in rows for item in row.covers} <= items
     assert {row.study for row in rows} == {name}
