@@ -26,7 +26,16 @@ STARTS = {
     **{
         name: ((name,), BUILD)
         for name in (
-            *("draft", "pretrain", "generate-data", "align", "measure", "analyze", "verify"),
+            *(
+                "draft",
+                "pretrain",
+                "generate-data",
+                "align",
+                "measure",
+                "analyze",
+                "verify",
+                "bounds",
+            ),
             *("trajectory", "sweep", "perplexity", "score", "bench", "tune"),
         )
     },

@@ -209,10 +209,17 @@ def test_ten_kills_change_no_row_and_leave_no_process(new: Path, whole: Path, tm
         assert not (folder / "runs/tiny/replaced").exists()
 
 
+# A shell starts programs in the background with Ctrl-C ignored, and their children inherit it.
+INTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from paceline.cli.main import main; main()"
+)
+
+
 def test_ctrl_c_ends_the_study_with_130_and_its_stages(new: Path, tmp_path: Path):
     folder = copied(new, tmp_path)
     study = subprocess.Popen(
-        [sys.executable, "-m", "paceline.cli.main", *STUDY],
+        [sys.executable, "-c", INTERRUPTIBLE, *STUDY],
         cwd=folder,
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,

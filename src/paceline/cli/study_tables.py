@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _CLAIMS_LEGEND = """\
 effect: of the first side over the second, as `compare` says; brackets: interval at the claim's
 own level, so that any wrong verdict of a paper has at most the probability of the claims file.
-n: examples or seeds. matters: the smallest effect that matters."""
+too small: below the smallest effect that matters. n: examples or seeds. --details says more."""
+_SHORT = {"too small to matter here": "too small"}
 
 _BOUNDS = {
     "acceptance": "acceptance, measured",
@@ -94,22 +95,20 @@ def states_as_json(found: Sequence[StageState]) -> list[dict[str, Any]]:
 
 
 def claims_table(findings: Sequence[Finding]) -> Group:
-    """The verdict on each claim, with effect, n and what the paper says."""
-    table = Table(box=None, pad_edge=False, show_lines=False)
-    for name in ("claim", "item", "verdict", "effect", "matters", "n"):
-        table.add_column(name, no_wrap=name in ("claim", "effect"))
-    for one in findings:
-        table.add_row(
-            one.claim.id,
-            one.claim.item,
-            one.verdict,
-            effect_text(one),
-            f"{one.claim.test.matters:g}",
-            str(one.num_units or ""),
-        )
+    """The verdict on each claim with effect and n, by paper."""
+    parts: list[Table | str] = []
+    for paper in dict.fromkeys(one.claim.paper for one in findings):
+        table = Table(paper, "verdict", "effect", "n", box=None, pad_edge=False)
+        for one in findings:
+            if one.claim.paper == paper:
+                count = str(one.num_units or "")
+                table.add_row(
+                    one.claim.id, _SHORT.get(one.verdict, one.verdict), effect_text(one), count
+                )
+        parts.append(table)
     counts = Counter(one.verdict for one in findings)
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    return Group(table, f"{len(findings)} claims: {summary}", _CLAIMS_LEGEND)
+    return Group(*parts, f"{len(findings)} claims: {summary}", _CLAIMS_LEGEND)
 
 
 def effect_text(one: Finding) -> str:
