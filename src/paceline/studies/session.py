@@ -82,8 +82,16 @@ def judge_all(claims: Path = FILE, places: Sequence[Path] | None = None) -> list
 
 
 def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
-    """All rows of `row_files`; raises UsageError if there are none, or one is malformed."""
-    return [row for path in row_files(places) for row in read_study_rows(path)]
+    """All rows of `row_files`; raises UsageError if there are none, or one is malformed.
+
+    Without `places`, a directory counts only for the study of its name: a run of a study with other
+    models, in another directory, is not evidence on the same claims.
+    """
+    rows: list[StudyRow] = []
+    for path in row_files(places):
+        found = read_study_rows(path)
+        rows += [row for row in found if places is not None or row.study == path.parent.name]
+    return rows
 
 
 def row_files(places: Sequence[Path] | None = None) -> list[Path]:
