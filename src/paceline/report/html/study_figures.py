@@ -155,22 +155,27 @@ def _over_steps(lines: Sequence[Row], where: str, source: Source) -> Figure:
     return Figure(f"Acceptance over training: {where}", text, [Panel(chart)], drawn, source)
 
 
+def _name(side: Side) -> str:
+    """The draft of a side; an initial draft has no name."""
+    draft = side.where.get("draft", "unaligned")
+    return draft if isinstance(draft, str) else str(draft)
+
+
 def _dominance(finding: Finding, rows: Sequence[StudyRow]) -> list[Figure]:
     test = finding.claim.test
     if not isinstance(test, Dominance):
         return []
-    sides = {"first": own_figures(test, test.first, rows)}
-    sides["second"] = own_figures(test, test.second, rows)
+    sides = {_name(side): own_figures(test, side, rows) for side in (test.first, test.second)}
     samples = {name: list(values.values()) for name, values in sides.items() if values}
-    if len(samples) < len(sides):
+    if len(samples) < 2:
         return []
-    drawn = charts.dominance_rows(samples, "tau", "side")
+    drawn = charts.dominance_rows(samples, "tau", "draft")
     axis = Axis("tau", "tokens per target call of an example", ".2f")
     text = (
         f"{finding.claim.here} A curve further right has larger values at every rank. Verdict: "
         f"{finding.verdict}."
     )
-    panel = Panel(charts.dominance(drawn, axis, "side"))
+    panel = Panel(charts.dominance(drawn, axis, "draft"))
     return [Figure(f"Gains per example: {finding.claim.id}", text, [panel], drawn, _source(rows))]
 
 
