@@ -176,7 +176,7 @@ def _dominance(finding: Finding, rows: Sequence[StudyRow]) -> list[Figure]:
         f"{finding.verdict}."
     )
     panel = Panel(charts.dominance(drawn, axis, "draft"))
-    return [Figure(f"Gains per example: {finding.claim.id}", text, [panel], drawn, _source(rows))]
+    return [Figure(f"Tau per example: {finding.claim.id}", text, [panel], drawn, _source(rows))]
 
 
 def _grids(rows: Sequence[StudyRow]) -> list[Block]:

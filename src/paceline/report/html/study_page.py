@@ -62,9 +62,14 @@ def _verdict(findings: Sequence[Finding]) -> str:
     if not findings:
         return "These rows belong to no claim; the figures show what was measured."
     counts = Counter(one.verdict for one in findings)
-    parts = [f"{counts[verdict]} {_WORDS[verdict]}" for verdict in _ORDER if counts[verdict]]
+    tested = [verdict for verdict in _ORDER if verdict != UNMEASURED and counts[verdict]]
+    if not tested:
+        return f"None of {len(findings)} claims was tested: their studies have not run."
+    parts = [f"{counts[verdict]} {_WORDS[verdict]}" for verdict in tested]
     listed = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
-    number = f"Of {len(findings)} claims of the papers, {listed}."
+    number = (
+        f"{len(findings) - counts[UNMEASURED]} of {len(findings)} claims were tested: {listed}."
+    )
     ratios = [
         (one.effect, one.claim.here)
         for one in findings
@@ -84,7 +89,6 @@ _WORDS = {
     FAILS: "do not hold here",
     SMALL: "have an effect too small to matter here",
     UNDECIDED: "are undecided",
-    UNMEASURED: "were not measured",
 }
 
 
@@ -121,14 +125,24 @@ def _about(rows: Sequence[StudyRow]) -> list[str]:
 
 
 def _claims(paper: str, findings: Sequence[Finding]) -> Claims:
-    own = [one for one in findings if one.claim.paper == paper]
+    """The tested claims of a paper, first those that hold; the others are counted by study."""
+    every = [one for one in findings if one.claim.paper == paper]
+    own = sorted(
+        (one for one in every if one.verdict != UNMEASURED),
+        key=lambda one: _ORDER.index(one.verdict),
+    )
+    left = Counter(one.claim.study for one in every if one.verdict == UNMEASURED)
+    untested = ""
+    if left:
+        studies = ", ".join(f"{count} by the study {name}" for name, count in left.items())
+        untested = f" Not tested yet: {studies}."
     return Claims(
         title=f"Claims of {paper}",
         claims=[_claim(one) for one in own],
         source=Source("paceline claims"),
         text=(
             "Each claim is a statement on result rows. The interval is the claim's own: any wrong "
-            "verdict of a paper has a probability of at most 5%."
+            f"verdict of a paper has a probability of at most 5%.{untested}"
         ),
         source_heading="what the paper says",
         effect_heading="effect",

@@ -71,7 +71,7 @@ def blocks(page: Page, kind: type) -> list[Any]:
 
 def test_the_verdict_counts_the_claims_and_names_the_clearest_effect(page: Page):
     """tau 2.0 and 2.1 against 1.5, with the same spread: a mean gain of 36%."""
-    assert page.verdict.startswith("Of 2 claims of the papers, 2 hold.")
+    assert page.verdict.startswith("2 of 2 claims were tested: 2 hold.")
     assert "+36%" in page.verdict
     assert "Distilled drafts have a larger tau." in page.verdict
 
@@ -93,7 +93,7 @@ def test_drafts_have_their_tau_over_seeds_and_acceptance_over_steps(page: Page):
     assert names["gkd, sums"] == pytest.approx(2.07, abs=0.001)
     steps = figures["Acceptance over training: sums, temperature 1"]
     assert [row["step"] for row in steps.rows] == [0, 50, 90]
-    assert "Gains per example: dominates" in figures
+    assert "Tau per example: dominates" in figures
 
 
 def test_bounds_are_a_table_of_means():
