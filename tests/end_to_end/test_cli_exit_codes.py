@@ -45,7 +45,7 @@ STARTS = {
     "corpus": (("corpus", "--out", "x"), "paceline.data.python_docs.write_python_docs"),
     "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),
     "study": (("study", "list"), "paceline.studies.study_file.find_studies"),
-    "claims": (("claims",), "paceline.studies.session.judge_all"),
+    "claims": (("claims",), "paceline.studies.session.study_rows"),
     "report": (("report", "x"), "paceline.report.write_report"),
     "demo": (("demo", "--target", "t"), "paceline.cli.demo_story.Story"),
     "env": (("env",), "paceline.environment.environment"),

@@ -49,7 +49,7 @@ NAMES = {
     "paceline.measure.perplexity": "perplexity PerplexityConfig Perplexity",
     "paceline.bench": "bench BenchConfig Grid ResultRow read_rows",
     "paceline.bench.tune": "tune TuneConfig Tuned",
-    "paceline.studies.session": "run_and_judge judge_all",
+    "paceline.studies.session": "run_and_judge judge_all study_rows",
     "paceline.report": "write_report Report",
 }
 

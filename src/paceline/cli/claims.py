@@ -31,12 +31,13 @@ def claims(
     from paceline.cli.study_tables import claims_table, findings_as_json, print_json
     from paceline.studies.session import judge_all, study_rows
 
-    findings = judge_all(file, rows)
+    found = study_rows(rows)
+    findings = judge_all(found, file)
     if html is not None:
         from paceline.report.html.study_page import study_page
 
         title = "Claims of three papers, tested"
-        write_html(html, lambda: study_page(title, study_rows(rows), findings))
+        write_html(html, lambda: study_page(title, found, findings))
     if as_json:
         print_json(findings_as_json(findings))
         return
@@ -47,4 +48,4 @@ def claims(
             stdout.print(f"  the paper: {one.claim.says}")
             stdout.print(f"  tested here: {one.claim.here}")
             stdout.print(f"  verdict: {one.verdict} {one.reason}".rstrip())
-            stdout.print(f"  rows: {one.command or 'none'}; paceline study run {one.claim.study}")
+            stdout.print(f"  command: paceline study run {one.claim.study}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.progress import Progress, silent
-from paceline.studies.claim_file import FILE, ClaimFile, read_claims
+from paceline.studies.claim_file import FILE, read_claims
 from paceline.studies.collect import collect
 from paceline.studies.rows import StudyRow, read_study_rows, write_rows
 from paceline.studies.run import run_study
@@ -44,48 +44,49 @@ def run_and_judge(
         UsageError: an input is missing.
         StudyError: a stage failed; finished stages are kept.
     """
-    file = _own(read_claims(claims), name) if claims.exists() else None
+    file = read_claims(claims) if claims.exists() else None
+    rows: list[StudyRow] = []
+    findings: list[Finding] = []
 
-    def judged(stages: Sequence[PlannedStage]) -> tuple[list[StudyRow], list[Finding]]:
-        rows = collect(name, study.output, stages)
+    def judge_look(stages: Sequence[PlannedStage]) -> bool:
+        """Fill `rows` and `findings`. -> whether no claim of the study is undecided."""
+        rows[:] = collect(name, study.output, stages)
         write_rows(study.output / "rows.jsonl", rows)
-        return rows, [] if file is None else judge(file, rows, {name: study.looks})
+        if file is not None:  # with the claims of other studies: a paper's share its error rate
+            found = judge(file, rows, {name: study.looks})
+            findings[:] = [one for one in found if one.claim.study == name]
+        return all(one.verdict != UNDECIDED for one in findings)
 
-    def is_decided(stages: Sequence[PlannedStage]) -> bool:
-        return all(finding.verdict != UNDECIDED for finding in judged(stages)[1])
-
-    rows, findings = judged(run_study(study, scale, progress, is_decided, runner))
-    own = [finding for finding in findings if finding.claim.study == name]
-    return rows, own
-
-
-def _own(file: ClaimFile, name: str) -> ClaimFile | None:
-    """All claims if one of them is of this study: a paper's claims share its error rate."""
-    return file if any(claim.study == name for claim in file.claims) else None
+    run_study(study, scale, progress, judge_look, runner)
+    return rows, findings
 
 
-def judge_all(claims: Path = FILE, places: Sequence[Path] | None = None) -> list[Finding]:
+def judge_all(rows: Sequence[StudyRow], claims: Path = FILE) -> list[Finding]:
     """Verdicts on all claims.
 
     Args:
+        rows: Rows of any studies, as `study_rows` reads them.
         claims: File of claims.
-        places: Files of rows, or directories with one directory per study; None: those of
-            runs/studies, and of docs/studies for other studies.
 
     Raises:
-        UsageError: there are no rows, or they do not have what a claim names.
+        UsageError: the file of claims is missing or malformed, or a study with claims and rows is
+            not in configs/studies.
     """
-    file = read_claims(claims)
-    rows = study_rows(places)
     looks = {name: read_study(path).looks for name, path in find_studies(FOLDER).items()}
-    return judge(file, rows, looks)
+    return judge(read_claims(claims), rows, looks)
 
 
 def study_rows(places: Sequence[Path] | None = None) -> list[StudyRow]:
-    """All rows of `row_files`; raises UsageError if there are none, or one is malformed.
+    """All rows of studies.
 
-    Without `places`, a directory counts only for the study of its name: a run of a study with other
-    models, in another directory, is not evidence on the same claims.
+    Args:
+        places: Files of rows, directories of one study, or directories with one directory per
+            study. None: those of runs/studies, and of docs/studies for other studies; there a
+            directory counts only for the study of its name, because a run with other models, in
+            another directory, is not evidence on the same claims.
+
+    Raises:
+        UsageError: there are no files of rows, or a row is malformed or of another version.
     """
     rows: list[StudyRow] = []
     for path in row_files(places):

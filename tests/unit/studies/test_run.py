@@ -14,11 +14,11 @@ from paceline.records import RunDirectory
 from paceline.studies import run as module
 from paceline.studies import session
 from paceline.studies.plan import PlannedStage, plan
-from paceline.studies.rows import read_study_rows, write_rows
+from paceline.studies.rows import StudyRow, read_study_rows, write_rows
 from paceline.studies.run import check_inputs, run_study, states
-from paceline.studies.session import judge_all, row_files, run_and_judge
+from paceline.studies.session import judge_all, row_files, run_and_judge, study_rows
 from paceline.studies.study_file import StudyConfig
-from paceline.studies.verdicts import HOLDS, UNDECIDED, UNMEASURED
+from paceline.studies.verdicts import HOLDS, UNDECIDED, UNMEASURED, Finding, judge
 from study_rows import claim, study_row
 from studying import tiny_study
 
@@ -214,6 +214,47 @@ def test_newer_rows_of_a_study_override_committed_ones(
     assert list(map(str, row_files(given)))[1] == "runs/studies/b/rows.jsonl"
 
 
+def test_a_directory_counts_only_for_the_study_of_its_name_unless_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A run of tiny with other models, in another directory, is no evidence on its claims."""
+    monkeypatch.chdir(tmp_path)
+    own, other = study_row({"tau": [1.0]}), study_row({"tau": [2.0]})
+    write_rows(Path("runs/studies/tiny/rows.jsonl"), [own])
+    write_rows(Path("runs/studies/mine/rows.jsonl"), [other])
+    assert study_rows() == [own]
+    assert study_rows([Path("runs/studies/mine")]) == [other]
+    assert study_rows([Path("runs/studies/mine/rows.jsonl")]) == [other]
+    assert study_rows([Path("runs/studies")]) == [other, own]
+
+
+def test_the_evidence_of_a_look_is_judged_once(
+    study: StudyConfig, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    judged: list[int] = []
+
+    def counting(file: Any, rows: Sequence[StudyRow], looks: dict[str, int]) -> list[Finding]:
+        judged.append(len(rows))
+        return judge(file, rows, looks)
+
+    monkeypatch.setattr(session, "judge", counting)
+    noisy = study_row({"tau": [0.5 + 1.2 * (n % 2) for n in range(8)]})
+    looks = [noisy, noisy.model_copy(update={"units": tuple(range(8, 16))})]
+    monkeypatch.setattr(
+        session, "collect", lambda _name, _output, stages: looks[: _num_looks(stages)]
+    )
+    file = claims_file(tmp_path, claim(TEST))
+    two = study.model_copy(update={"looks": 2})
+    rows, findings = run_and_judge(two, "tiny", claims=file)
+    assert (judged, rows) == ([1, 2], looks)
+    assert [one.verdict for one in findings] == [UNDECIDED]
+    assert read_study_rows(study.output / "rows.jsonl") == looks
+
+
+def _num_looks(stages: Sequence[PlannedStage]) -> int:
+    return max(stage.look for stage in stages) + 1
+
+
 def test_all_claims_are_judged_from_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "configs/studies"
@@ -221,9 +262,10 @@ def test_all_claims_are_judged_from_rows_alone(tmp_path: Path, monkeypatch: pyte
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_study()))
     write_rows(tmp_path / "rows.jsonl", [study_row({"tau": [0.5, 1.7] * 4})])
     file = claims_file(tmp_path, claim(TEST), claim(TEST, id="two", study="other"))
-    findings = judge_all(file, [tmp_path / "rows.jsonl"])
+    rows = study_rows([tmp_path / "rows.jsonl"])
+    findings = judge_all(rows, file)
     assert [one.verdict for one in findings] == [UNDECIDED, UNMEASURED]
     (folder / "tiny.yaml").unlink()
     with pytest.raises(UsageError, match="the number of looks of study tiny is not known"):
-        judge_all(file, [tmp_path / "rows.jsonl"])
+        judge_all(rows, file)
     assert json.loads((tmp_path / "rows.jsonl").read_text())["study"] == "tiny"

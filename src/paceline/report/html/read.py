@@ -70,7 +70,7 @@ def _study(path: Path) -> Page:
 
     rows = study_rows([path])
     names = {row.study for row in rows}
-    own = [one for one in judge_all(places=[path]) if one.claim.study in names]
+    own = [one for one in judge_all(rows) if one.claim.study in names]
     return study_page(f"Study {path.name}", rows, own)
 
 
