@@ -57,7 +57,12 @@ def cache_root() -> Path:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Write a text file atomically; create parent directories.
+    """Write a text file in UTF-8 as `atomic_write_bytes` does, with its errors."""
+    atomic_write_bytes(path, text.encode())
+
+
+def atomic_write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically; create parent directories.
 
     Raises:
         StorageError: the disk is full, or the path is not writable or not a regular file.
@@ -70,8 +75,8 @@ def atomic_write_text(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
             Path(name).chmod(0o644)  # mkstemp creates files with mode 600

@@ -19,6 +19,7 @@ from paceline.records import (
     RunDirectory,
     append_jsonl,
     atomic_directory,
+    atomic_write_bytes,
     atomic_write_text,
     config_hash,
     locked,
@@ -49,6 +50,8 @@ def test_a_file_is_written_with_its_parents_and_replaced_whole(tmp_path: Path):
     atomic_write_text(path, "second\n")
     assert path.read_text(encoding="utf-8") == "second\n"
     assert names(path.parent) == ["file.txt"]
+    atomic_write_bytes(path, b"\xff\r\n")
+    assert path.read_bytes() == b"\xff\r\n"
 
 
 def test_others_may_read_what_was_written(tmp_path: Path):

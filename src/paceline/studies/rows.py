@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from paceline.config import StrictModel, describe
 from paceline.decode.strategies import DecodingConfig
 from paceline.errors import UsageError
-from paceline.records import storage_errors
+from paceline.records import atomic_write_bytes
 from paceline.studies.study_file import Label
 
 if TYPE_CHECKING:
@@ -78,16 +78,16 @@ class StudyRow(StrictModel):
 
 
 def write_rows(path: Path, rows: Iterable[StudyRow]) -> None:
-    """Write all rows, compressed if the name ends with .gz; equal rows give equal files."""
+    """Write all rows, compressed if the name ends with .gz; equal rows give equal files.
+
+    Raises:
+        StorageError: the file cannot be written; an existing one is unchanged.
+    """
     text = "".join(json.dumps(row.model_dump(mode="json")) + "\n" for row in rows)
     content = text.encode()
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.part")
-        scratch.write_bytes(content)
-        scratch.replace(path)
+    atomic_write_bytes(path, content)
 
 
 def read_study_rows(path: Path) -> list[StudyRow]:

@@ -1,5 +1,7 @@
+import errno
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from pydantic import ValidationError
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, DecodingConfig
-from paceline.errors import UsageError
+from paceline.errors import StorageError, UsageError
 from paceline.studies.rows import pooled, read_study_rows, write_rows
 from study_rows import study_row
 
@@ -56,6 +58,23 @@ def test_rows_of_another_schema_and_malformed_ones_are_one_line(tmp_path: Path):
         with pytest.raises(UsageError, match=said) as caught:
             read_study_rows(file)
         assert "\n" not in str(caught.value)
+
+
+def test_rows_that_cannot_be_written_leave_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "rows.jsonl"
+    write_rows(file, ROWS)
+    before = file.read_bytes()
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        write_rows(file, ROWS[:1])
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
