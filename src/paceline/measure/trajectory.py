@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Case = tuple[str, SamplingParams]  # a task, and how to sample from it
     Texts = tuple[list[list[int]], list[list[int]]]  # prompts and completions
 
-_SCHEMA = 4
+SCHEMA_VERSION = 4
 _START = "start"
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
 
@@ -127,7 +127,7 @@ class TrajectoryRow(StrictModel):
     for an initial draft.
     """
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[4] = SCHEMA_VERSION
     stop: Stop
     task: str
     sampling: SamplingParams
@@ -168,7 +168,7 @@ def _measure(
 ) -> list[TrajectoryRow]:
     file = config.output / "rows.jsonl"
     # earlier versions define block efficiency differently; their rows are measured again
-    known_rows = (row for row in read_jsonl(file) if row.get("schema_version") == _SCHEMA)
+    known_rows = (row for row in read_jsonl(file) if row.get("schema_version") == SCHEMA_VERSION)
     rows = [TrajectoryRow.model_validate(row) for row in known_rows]
     known = {(*_identity(row.stop), row.task, row.sampling) for row in rows}
     target = load_model(config.target)

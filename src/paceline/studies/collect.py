@@ -11,7 +11,7 @@ from paceline.bench.schema import ResultRow, digest, family, parameters_of
 from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, BoundsResult
-from paceline.measure.trajectory import TrajectoryRow
+from paceline.measure.trajectory import SCHEMA_VERSION, TrajectoryRow
 from paceline.records import RunDirectory, read_jsonl
 from paceline.studies.execute import StageFolder
 from paceline.studies.rows import Source, StudyRow
@@ -87,7 +87,7 @@ def _is_start(row: TrajectoryRow) -> bool:
 
 
 def _known(values: dict[str, Any], folder: Path) -> TrajectoryRow:
-    if values.get("schema_version") != 4:
+    if values.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
             f"{folder} has rows of an older Paceline; remove it and run the study again"
         )

@@ -90,12 +90,11 @@ def _tune(path: Path, manifest: dict[str, Any]) -> Page:
 
 
 def _trajectory(path: Path, manifest: dict[str, Any]) -> Page:
-    from paceline.measure.trajectory import TrajectoryRow
+    from paceline.measure.trajectory import SCHEMA_VERSION, TrajectoryRow
     from paceline.report.html.trajectory_page import trajectory_page
 
     file = path / "rows.jsonl"
-    version = TrajectoryRow.model_fields["schema_version"].default
-    known = [row for row in read_jsonl(file) if row.get("schema_version") == version]
+    known = [row for row in read_jsonl(file) if row.get("schema_version") == SCHEMA_VERSION]
     rows = [_validated(TrajectoryRow, row, file) for row in known]
     runs = [Path(run) for run in manifest.get("config", {}).get("runs", ())]
     if runs:  # the file keeps the rows of runs that a later configuration left out
