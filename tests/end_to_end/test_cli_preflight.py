@@ -1,5 +1,6 @@
 """What is wrong with the inputs is said before a model is loaded; --dry-run says what is right."""
 
+import json
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
@@ -39,6 +40,7 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
     bench = ["--set", f"task={{task: text, corpus: {corpus}}}", *run, *SHORT]
     return {
         **{name: [*pair, "--prompts", corpus, *SHORT] for name in ("measure", "analyze", "verify")},
+        "bounds": [*pair, "--prompts", corpus, *run, *SHORT],
         "align": [*pair, *run, *smoke],
         "pretrain": [*run, *smoke, "--set", f"model={target}"],
         "generate-data": [*pair[:2], "--prompts", corpus, *run, *SHORT],
@@ -53,7 +55,7 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
 
 LONG_RUNNING = (
     *("measure", "analyze", "verify", "align", "pretrain", "generate-data", "sweep", "bench"),
-    *("tune", "draft", "demo", "perplexity"),
+    *("tune", "draft", "demo", "perplexity", "bounds"),
 )
 
 
@@ -150,6 +152,35 @@ def test_a_disk_without_room_for_checkpoints_is_said_first(
     assert code == 3
     assert "needs about" in one_line(err)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_bounds_checks_truth_output_and_skipped_prompts_before_weights_are_read(
+    run: Run, pair_folder: Path, tmp_path: Path
+):
+    file = tmp_path / "file"
+    file.touch()
+    other = tmp_path / "other"
+    shutil.copytree(pair_folder / "target", other)
+    vocabulary = json.loads((other / "tokenizer.json").read_text())
+    ids = vocabulary["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (other / "tokenizer.json").write_text(json.dumps(vocabulary))
+    given = arguments("bounds", pair_folder, tmp_path)
+    below = arguments("bounds", pair_folder, tmp_path, output=file / "out")
+    for command, code, said in (
+        ([*given, "--set", "truth=no/where"], 2, "no/where"),
+        ([*given, "--set", f"truth={other}"], 2, f"the truth {other} has another vocabulary"),
+        ([*given, "--set", "skip_prompts=7"], 2, "has 7 prompts and skip_prompts is 7; lower it"),
+        (below, 3, f"output {file / 'out'} cannot be created"),
+    ):
+        found, _, err = run("bounds", *command)
+        *_, line = err.splitlines()  # notes come first
+        assert (found, said in line) == (code, True), err
+    assert not (tmp_path / "out").exists()
+    code, out, _ = run("bounds", *given, "--set", f"truth={pair_folder / 'target'}", "--dry-run")
+    assert code == 0
+    assert f"output: {tmp_path / 'out'} can be written" in out
 
 
 def test_texts_that_are_cut_to_prompts_are_said(run: Run, pair_folder: Path, tmp_path: Path):

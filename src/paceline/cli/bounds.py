@@ -23,7 +23,7 @@ def bounds(
     truth (--set truth=MODEL), also the regret of OPT and OPTLog with lemmas 5 and 7 of speculative
     cascades.
     """
-    from paceline.cli.preflight import check_measured
+    from paceline.cli.preflight import check_bounds
     from paceline.cli.study_tables import bounds_table
     from paceline.measure.bounds import BoundsConfig
     from paceline.measure.bounds import bounds as run
@@ -38,7 +38,7 @@ def bounds(
         output=output,
         sampling__temperature=temperature,
     )
-    check_measured(wanted, dry_run=dry_run)
+    check_bounds(wanted, dry_run=dry_run)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:

@@ -102,18 +102,22 @@ class Preflight:
         count: int,
         max_tokens: int | None,
         new_tokens: Iterable[int],
+        skip: int = 0,
     ) -> None:
-        """Check that the first `count` prompts and their `new_tokens` fit the models' context.
+        """Check that `count` prompts after `skip` and their `new_tokens` fit the models' context.
 
         Raises:
+            UsageError: there are no prompts after `skip`.
             PromptError: a prompt cannot be read; the message names the line.
             ContextLengthError: a prompt does not fit; the message names the line.
         """
+        from paceline.measure.pair import after_skipped
+
         models = list(models)
         encoder = any(model.decoder_prompt is not None for model in models)
         limits = [model.max_length for model in models if model.max_length is not None]
         sources = [m.max_source_length for m in models if m.max_source_length is not None]
-        records = list(_first_records(corpus, count))
+        records = after_skipped(list(_first_records(corpus, skip + count)), skip, corpus.path)
         tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
         lengths: list[int] = []
         num_cut = 0

@@ -5,10 +5,10 @@ They take seconds: they read configurations, tokenizers, weight headers and text
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.cli.inputs import FLOAT32_BYTES, Preflight
-from paceline.errors import UsageError
+from paceline.errors import UsageError, VocabularyMismatchError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,16 +46,50 @@ def check_served(config: Any, *, dry_run: bool) -> None:
     found.end(dry_run=dry_run)
 
 
+def check_bounds(config: Any, *, dry_run: bool) -> None:
+    """Check the inputs of `bounds`."""
+    found = Preflight()
+    found.device(config.device)
+    models = found.pair(config.target, config.draft)
+    if config.truth is not None:
+        models.append(_truth(found, config.truth, models[0]))
+    _check_prompts(found, config, models, [], 1, skip=config.skip_prompts)
+    found.output(config.output)
+    found.end(dry_run=dry_run)
+
+
+def _truth(found: Preflight, path: str, target: ModelFacts) -> ModelFacts:
+    """Check the truth, and that it shares the target's tokenizer."""
+    from paceline.models.compatibility import check_same_vocabulary
+
+    truth = found.model("truth", path)
+    if target.tokenizer is not None and truth.tokenizer is not None:
+        try:
+            check_same_vocabulary(*cast("Any", (target, truth)))
+        except VocabularyMismatchError:  # it would call the truth a draft
+            raise UsageError(
+                f"the truth {path} has another vocabulary than the target; choose a model with the "
+                "target's tokenizer"
+            ) from None
+    return truth
+
+
 def _check_prompts(
-    found: Preflight, config: Any, models: list[ModelFacts], first: list[int], rest: int
+    found: Preflight,
+    config: Any,
+    models: list[ModelFacts],
+    first: list[int],
+    rest: int,
+    skip: int = 0,
 ) -> None:
-    """`first`: new tokens of each of the first prompts; `rest`: of every other prompt."""
+    """`first`: new tokens of each of the first prompts after `skip`; `rest`: of all others."""
     found.prompts(
         config.prompts,
         models,
         count=config.num_prompts,
         max_tokens=config.max_prompt_tokens,
         new_tokens=first + [rest] * (config.num_prompts - len(first)),
+        skip=skip,
     )
 
 

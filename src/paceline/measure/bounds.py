@@ -36,7 +36,13 @@ from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Position
 from paceline.core.sampling import to_probs
 from paceline.measure.acceptance import forced_logits, score_texts
-from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
+from paceline.measure.pair import (
+    PairConfig,
+    after_skipped,
+    load_models,
+    load_prompts,
+    sample_texts,
+)
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint
@@ -124,7 +130,9 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> BoundsResult:
     with run.alone():
         pair = load_models(config, progress, full_vocabulary=True)
         truth = _load_truth(config, pair.target)
-        prompts = load_prompts(config, pair)[config.skip_prompts :][: config.num_prompts]
+        prompts = load_prompts(config, pair)
+        prompts = after_skipped(prompts, config.skip_prompts, config.prompts.path)
+        prompts = prompts[: config.num_prompts]
         names = {"target": config.target, "draft": config.draft, "truth": config.truth}
         marks = {name: fingerprint(path) for name, path in names.items() if path is not None}
         run.write_manifest(config, inputs=marks)

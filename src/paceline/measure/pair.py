@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.batching import batches_of_like_length
 from paceline.decode import AutoregressiveDecoder
+from paceline.errors import UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import tokenizer_of
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from paceline.models import HfModel
     from paceline.models.contract import Model
+
+Text = TypeVar("Text")
 
 
 class ModelsConfig(StrictModel):
@@ -105,6 +108,19 @@ def load_prompts(config: PairConfig, pair: Pair) -> list[list[int]]:
         max_tokens=config.max_prompt_tokens,
         encoder=pair.target.decoder_prompt is not None,
     )
+
+
+def after_skipped(texts: list[Text], skip_prompts: int, path: str) -> list[Text]:
+    """The texts after the first `skip_prompts`.
+
+    Raises:
+        UsageError: none is left; the message names `path`.
+    """
+    if skip_prompts >= len(texts):
+        raise UsageError(
+            f"{path} has {len(texts):,} prompts and skip_prompts is {skip_prompts:,}; lower it"
+        )
+    return texts[skip_prompts:]
 
 
 def sample_texts(

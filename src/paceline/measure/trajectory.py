@@ -21,7 +21,7 @@ from paceline.data import CorpusConfig, read_prompts
 from paceline.errors import UsageError
 from paceline.measure.acceptance import budgets_of, score_texts
 from paceline.measure.measurement import usable_gammas
-from paceline.measure.pair import PairConfig, sample_texts
+from paceline.measure.pair import PairConfig, after_skipped, sample_texts
 from paceline.measure.results import IntervalRow
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
@@ -348,12 +348,7 @@ def _prompts(config: TrajectoryConfig, task: str, target: HfModel) -> list[list[
     longest = corpus.max_prompt_tokens or config.max_prompt_tokens
     encoder = target.decoder_prompt is not None
     prompts = read_prompts(corpus, target.tokenizer, max_tokens=longest, encoder=encoder)
-    if config.skip_prompts >= len(prompts):
-        raise UsageError(
-            f"{corpus.path} has {len(prompts):,} prompts and skip_prompts is "
-            f"{config.skip_prompts:,}; lower it"
-        )
-    return prompts[config.skip_prompts :][: config.num_prompts]
+    return after_skipped(prompts, config.skip_prompts, corpus.path)[: config.num_prompts]
 
 
 def _texts(

@@ -1,6 +1,8 @@
 """Bounds of theorems beside what they bound: by hand, and by enumerating small models."""
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from aligning import write_pair
+from paceline.config import validate
 from paceline.core.cascade_rules import Opt, OptLog
-from paceline.measure.bounds import regret_and_bound, theorem_bounds
+from paceline.errors import UsageError
+from paceline.measure.bounds import BoundsConfig, bounds, regret_and_bound, theorem_bounds
 
 LENGTH = 3
 
@@ -128,3 +133,32 @@ def test_a_rule_that_always_defers_breaks_the_bound():
     assert wrong.bound_T.item() == pytest.approx(0.002)
     assert wrong.num_violations == 1
     assert regret_and_bound(Opt(alpha=1.0), truth, target, truth).num_violations == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny pair, and seven texts."""
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def config(folder: Path, output: Path, **changes: Any) -> BoundsConfig:
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "prompts": str(folder / "corpus.jsonl"),
+        "output": str(output),
+        "num_samples": 1,
+        "max_prompt_tokens": 5,
+        "max_new_tokens": 3,
+    }
+    return validate(BoundsConfig, values | changes)
+
+
+def test_skipped_prompts_are_left_out_and_at_least_one_has_to_remain(folder: Path, tmp_path: Path):
+    found = bounds(config(folder, tmp_path / "out", skip_prompts=5))
+    assert len(found.prompts) == 2
+    for skipped in (7, 1000):
+        said = rf"corpus\.jsonl has 7 prompts and skip_prompts is {skipped:,}; lower it$"
+        with pytest.raises(UsageError, match=said):
+            bounds(config(folder, tmp_path / "none", skip_prompts=skipped))
+    assert not (tmp_path / "none/manifest.json").exists()

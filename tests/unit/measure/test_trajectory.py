@@ -158,6 +158,13 @@ def test_runs_that_begin_with_one_draft_have_each_their_own_rows(folder: Path, t
     assert {row.stop.run.name for row in both[len(alone) :]} == {"other"}
 
 
+def test_at_least_one_prompt_remains_after_the_skipped_ones(folder: Path, tmp_path: Path):
+    rows = trajectory(config(folder, tmp_path / "out", skip_prompts=5))
+    assert {row.num_texts for row in rows} == {2}
+    with pytest.raises(UsageError, match="has 7 prompts and skip_prompts is 7; lower it"):
+        trajectory(config(folder, tmp_path / "none", skip_prompts=7))
+
+
 def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: Path):
     shaped = [{"temperature": 0.6}, {"temperature": 0.6, "repetition_penalty": 1.5}]
     trajectory(config(folder, tmp_path / "out", samplings=shaped, runs=[str(folder / "second")]))
