@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.core.bootstrap import Interval
 
 HIGH = 0.75
+FLOORS = (1.0, 0.98, 0.95, 0.9)  # of quality / target's
 _TAIL = 0.025
 
 
@@ -121,6 +122,10 @@ class QualityAt(NamedTuple):
 
 
 Statistic = AtQuality | QualityAt
+
+ACCEPTED_AT_QUALITY = AtQuality("acceptance rate", "", ACCEPTED, FLOORS)
+CALLS_AT_QUALITY = AtQuality("target calls saved per token", "", CALLS_SAVED, FLOORS)
+QUALITY_AT_FEW_CALLS = QualityAt("quality at few target calls", "", CALLS_SAVED, None)
 
 
 class Side(NamedTuple):

@@ -9,8 +9,10 @@ import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.bench.comparison import (
-    ACCEPTED,
-    CALLS_SAVED,
+    ACCEPTED_AT_QUALITY,
+    CALLS_AT_QUALITY,
+    FLOORS,
+    QUALITY_AT_FEW_CALLS,
     SPEEDUP,
     AtQuality,
     Comparison,
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from paceline.bench.measured_frontier import Frontier
     from paceline.core.bootstrap import Interval
 
-FLOORS = (1.0, 0.98, 0.95, 0.9)
 MARGIN = 0.02
 LEAST = 20  # examples; resamples of fewer do not represent the variation between examples
 
@@ -42,16 +43,10 @@ SPEED_AT_QUALITY = AtQuality(
 QUALITY_IN_TIME = QualityAt(
     "quality within the target's latency", f"{_PAPER}: Table 2", SPEEDUP, 1.0
 )
-REJECTION = AtQuality(
-    "acceptance rate", f"{_PAPER}: rejection rate, Figures 3, 10 and 11", ACCEPTED, FLOORS
-)
-TUNED_CALLS = AtQuality(
-    "target calls saved per token", f"{_PAPER}: fraction of target calls, E.6", CALLS_SAVED, FLOORS
-)
-CASCADE_CALLS = TUNED_CALLS._replace(source=f"{_PAPER}: fraction of target calls, Figure 1")
-QUALITY_AT_FEW_CALLS = QualityAt(
-    "quality at few target calls", CASCADE_CALLS.source, CALLS_SAVED, None
-)
+REJECTION = ACCEPTED_AT_QUALITY._replace(source=f"{_PAPER}: rejection rate, Figures 3, 10 and 11")
+TUNED_CALLS = CALLS_AT_QUALITY._replace(source=f"{_PAPER}: fraction of target calls, E.6")
+CASCADE_CALLS = CALLS_AT_QUALITY._replace(source=f"{_PAPER}: fraction of target calls, Figure 1")
+CASCADE_QUALITY = QUALITY_AT_FEW_CALLS._replace(source=CASCADE_CALLS.source)
 SPEED = AtQuality("measured speedup", f"{_OURS}: latency", SPEEDUP, FLOORS)
 QUALITY_AT_SPEED = QualityAt("quality at a high speed", f"{_OURS}: latency", SPEEDUP, None)
 
@@ -112,7 +107,7 @@ CLAIMS = (
         "the token cascade answers better at low cost than speculative cascades",
         (TOKEN_CASCADE,),
         (CHOW, DIFF, OPT, V3),
-        (QUALITY_AT_FEW_CALLS, QUALITY_AT_SPEED),
+        (CASCADE_QUALITY, QUALITY_AT_SPEED),
     ),
     Claim("e1", "token-specific V3 is better than V1", (V3,), (V1,), (REJECTION, SPEED)),
     Claim("e2", "token-specific V3 is better than V2", (V3,), (V2,), (REJECTION, SPEED)),
@@ -194,7 +189,7 @@ def claims_text(frontier: Frontier) -> str:
     if any(found.comparisons for found in findings):
         levels = [
             f"{statistic.name}: {figure(percentile_interval(statistic.least_gain(frontier)))}"
-            for statistic in (QUALITY_AT_FEW_CALLS, QUALITY_AT_SPEED)
+            for statistic in (CASCADE_QUALITY, QUALITY_AT_SPEED)
         ]
         parts += [_sides(findings), f"The levels of claim d2. {'; '.join(levels)}."]
     return "\n\n".join(parts)

@@ -6,11 +6,10 @@ import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.bench.comparison import (
-    ACCEPTED,
-    CALLS_SAVED,
-    AtQuality,
+    ACCEPTED_AT_QUALITY,
+    CALLS_AT_QUALITY,
+    QUALITY_AT_FEW_CALLS,
     Group,
-    QualityAt,
     compare,
 )
 from paceline.bench.measured_frontier import Frontier
@@ -29,12 +28,11 @@ if TYPE_CHECKING:
     from paceline.decode.strategies import DecodingConfig
     from paceline.studies.claim_file import FrontierTest
 
-FLOORS = (1.0, 0.98, 0.95, 0.9)
 _NUM_RESAMPLES = 10_000  # intervals of claims are wide: their tails need many
 _STATISTICS: dict[str, Statistic] = {
-    "accepted": AtQuality("1 - rejection rate", "", ACCEPTED, FLOORS),
-    "calls_saved": AtQuality("target calls saved per token", "", CALLS_SAVED, FLOORS),
-    "quality_at_few_calls": QualityAt("quality at few target calls", "", CALLS_SAVED, None),
+    "accepted": ACCEPTED_AT_QUALITY,
+    "calls_saved": CALLS_AT_QUALITY,
+    "quality_at_few_calls": QUALITY_AT_FEW_CALLS,
 }
 
 

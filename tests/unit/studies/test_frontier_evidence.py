@@ -6,14 +6,22 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.comparison import ACCEPTED, CALLS_SAVED, AtQuality, Group, QualityAt, compare
+from paceline.bench.comparison import (
+    ACCEPTED,
+    CALLS_SAVED,
+    FLOORS,
+    AtQuality,
+    Group,
+    QualityAt,
+    compare,
+)
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.schema import ResultRow
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossy, Opt
 from paceline.errors import UsageError
 from paceline.studies.claim_file import FrontierTest
-from paceline.studies.frontier_evidence import FLOORS, frontier_effect
+from paceline.studies.frontier_evidence import frontier_effect
 from paceline.studies.rows import StudyRow
 from result_rows import ALONE, example, row
 from study_rows import study_row
