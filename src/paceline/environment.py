@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from paceline.processor import level, machine_level, processor_name
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and git state."""
+    """Versions, hardware and git state; `gpu` only if this process has used one."""
     packages = ("paceline", "torch", "transformers", "accelerate", "datasets", "safetensors")
     versions: dict[str, str] = {}
     for package in packages:
@@ -29,7 +30,16 @@ def environment() -> dict[str, Any]:
         "machine_level": machine_level(),
         "cpu_count": os.cpu_count(),
         "git": _git_state(),
-    }
+    } | _gpu()
+
+
+def _gpu() -> dict[str, str]:
+    """Names of the GPUs if this process has used one; does not import torch or start CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    return {"gpu": ", ".join(dict.fromkeys(names))}
 
 
 def _git_state() -> dict[str, Any] | None:

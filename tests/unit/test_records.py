@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.config import StrictModel
 from paceline.environment import environment
@@ -258,6 +259,18 @@ def test_the_environment_can_be_written_as_json():
     described = json.loads(json.dumps(environment()))
     assert described["versions"]["torch"]
     assert described["cpu_count"] == os.cpu_count()
+
+
+def test_the_environment_names_the_gpu_of_a_process_that_has_used_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    names = ["NVIDIA H100", "NVIDIA H100", "NVIDIA L4"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert "gpu" not in environment()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert environment()["gpu"] == "NVIDIA H100, NVIDIA L4"
 
 
 _HOLD = """

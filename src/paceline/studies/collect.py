@@ -231,6 +231,7 @@ def _source(stage: PlannedStage, folder: StageFolder) -> Source:
     git = environment.get("git") or {}
     processor = f"{environment.get('processor', 'unknown processor')}"
     level, cores = environment.get("processor_level"), environment.get("cpu_count")
+    gpu = f", {environment['gpu']}" if "gpu" in environment else ""
     marks = manifest | manifest.get("inputs", {})
     fingerprints = {
         key: value
@@ -242,7 +243,7 @@ def _source(stage: PlannedStage, folder: StageFolder) -> Source:
         command=shlex.join(["paceline", stage.command, "--config", str(folder.config(stage))]),
         commit=git.get("commit"),
         modified=bool(git.get("modified")),
-        machine=f"{processor} ({level}, {cores} cores)",
+        machine=f"{processor} ({level}, {cores} cores){gpu}",
         versions={"python": environment.get("python", "")} | environment.get("versions", {}),
         fingerprints=fingerprints | manifest.get("inputs", {}),
     )

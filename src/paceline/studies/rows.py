@@ -31,9 +31,10 @@ class Source(StrictModel):
 
     Attributes:
         stage: The stage of the study.
-        command: The command that made it, as typed.
+        command: The command of the stage, with the configuration file that the study wrote.
         commit: Commit of Paceline; `modified` if the source differs from it.
-        machine: Processor, its level and number of cores; or the GPU.
+        machine: Processor, its instruction set and its number of logical cores (threads); then the
+            GPU, if the process of the stage used one.
         versions: Versions of Python and of the packages.
         fingerprints: Of the models and texts that the command read.
     """

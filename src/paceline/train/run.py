@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
@@ -98,6 +99,8 @@ def _train(
         if not has_begun(run):
             clear_set_up(run)
         before = run.read_manifest() if has_begun(run) else None
+        if accelerator.device.type == "cuda":
+            torch.cuda.init()  # so that the manifest names the GPU
         run.write_manifest(config, inputs=inputs, choices=(before or {}).get("choices", {}))
     progress("loading", 0, 1)
     compiled()  # compiles native code now instead of during the first step

@@ -118,6 +118,13 @@ def test_a_row_says_where_it_comes_from(tmp_path: Path):
     assert source.fingerprints == {"target_fingerprint": "t1"}
 
 
+def test_a_row_names_the_gpu_if_one_was_used(tmp_path: Path):
+    manifest(tmp_path / "bench", environment=ENVIRONMENT | {"gpu": "NVIDIA H100"})
+    write_rows(tmp_path / "bench", [row(ALONE, [example()])])
+    (found,) = collected(tmp_path, "bench")
+    assert found.source.machine == "a processor (avx2, 2 cores), NVIDIA H100"
+
+
 def test_runs_of_a_sweep_have_its_names_and_share_one_initial_draft(tmp_path: Path):
     runs = [
         f"runs/recipes/{recipe}/text/seed-{seed}" for recipe in ("gkd", "kd") for seed in (0, 1)
