@@ -19,8 +19,8 @@ def report(
     """Write tables and plots of a run.
 
     Writes report.md and the plots to the run directory of a bench. With --html writes report.html
-    for every kind of run: bench, tune, trajectory, sweep, align, pretrain; next to a file that
-    measure, verify or decode wrote with --json. Loads no model.
+    for every kind of run: study, bench, tune, trajectory, sweep, align, pretrain; next to a file
+    that measure, verify or decode wrote with --json. Loads no model.
     """
     if html:
         from paceline.report.html.installation import require

@@ -36,7 +36,8 @@ def study(
         str | None, typer.Argument(help="Name in configs/studies, or a study file.")
     ] = None,
     scale: Annotated[
-        ScaleName, typer.Option(help="Number of steps and examples; smoke: output in smoke/.")
+        ScaleName,
+        typer.Option(help="Steps and examples; gpu and smoke write to gpu/ and smoke/."),
     ] = ScaleName.cpu,
     workers: Annotated[int | None, typer.Option(help="Stages that run at the same time.")] = None,
     output: Annotated[str | None, typer.Option(help="Directory of the study.")] = None,

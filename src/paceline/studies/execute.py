@@ -91,7 +91,7 @@ def execute(stage: PlannedStage, folder: StageFolder, run: Runner) -> None:
     if code != 0:
         raise StudyError(
             f"stage {stage.name} failed: {_reason(code, log, begin)}; finished stages are kept: "
-            f"mend it and run the study again (log: {log})"
+            f"fix the cause and run the study again (log: {log})"
         )
     for output in stage.outputs:
         if not output.exists():
