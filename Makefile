@@ -46,7 +46,7 @@ demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, mea
 
 garden: $(GARDEN)/target/model/config.json runs/arithmetic/draft/model/config.json ## text and models of the studies (about an hour)
 
-study: garden ## the papers' figures and verdicts on their claims (about 100 minutes after make garden)
+study: garden ## the papers' figures and verdicts on their claims
 	for study in $(STUDIES); do $(BIN)/paceline study run $$study; done
 	$(BIN)/paceline claims
 
