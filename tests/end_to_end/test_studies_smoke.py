@@ -50,7 +50,23 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "aligned": folder / "draft",
         "sums_target": sums / "target",
         "sums_draft": sums / "draft",
+        "chat": sums / "target",
+        "texts": _texts_of_direct_alignment(tmp_path_factory.mktemp("texts")),
     }
+
+
+def _texts_of_direct_alignment(folder: Path) -> Path:
+    """Files as `corpus` writes them; a vocabulary of one kind of text each."""
+    for name, words in (("beginnings", WORDS[:8]), ("code_train", WORDS[8:])):
+        texts = [f"{one} {two} {three}" for one in words for two in words for three in words]
+        write_corpus(folder / f"{name}.jsonl", [{"text": text} for text in texts])
+    for name, words in (("prompts", WORDS[1:8]), ("code", WORDS[9:])):
+        texts = [f"{one} {two} {one} {two}" for one in words for two in words]
+        write_corpus(folder / f"{name}.jsonl", [{"text": text} for text in texts])
+    for name, words in (("pretraining", WORDS), ("held_out", WORDS[::-1])):
+        texts = [" ".join([*words[place:], *words[:place]]) for place in range(len(words))]
+        write_corpus(folder / f"{name}.jsonl", [{"text": text} for text in texts])
+    return folder
 
 
 class Copies:

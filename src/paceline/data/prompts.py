@@ -1,6 +1,7 @@
 """Reads prompts, prompt-completion pairs, documents and chats from files and hub data sets.
 
-Sources: `.txt` (one text per line), `.jsonl`, `.parquet`, a directory of these, or a hub data set.
+Sources: `.txt` (one text per line), `.jsonl`, `.parquet`, a directory of these, a pattern such as
+`runs/*/data`, or a hub data set.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
+from paceline.data.text_files import data_files, file_suffixes, is_pattern, matches, read_lines
 from paceline.errors import PacelineError, PromptError
 from paceline.records import files_fingerprint
 
@@ -33,7 +35,8 @@ class CorpusConfig(StrictModel):
     """Location of a corpus; a plain string sets `path` only.
 
     Attributes:
-        path: A `.txt`, `.jsonl` or `.parquet` file, a directory of such files, or a hub data set.
+        path: A `.txt`, `.jsonl` or `.parquet` file, a directory of such files, a pattern of these
+            such as `runs/*/data`, or a hub data set.
         split: Split of a data set; ignored for `.txt` and `.jsonl` files.
         subset: Subset of a data set, such as `main` of `gsm8k`.
         prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
@@ -133,17 +136,8 @@ def read_columns(
     Raises:
         PromptError: as `read_records`, a row lacks a column, or a text is empty.
     """
-    path = Path(corpus.path)
-    match path.suffix.lower():
-        case ".txt":
-            rows = (({"text": line}, where) for line, where in _read_lines(path))
-        case ".jsonl":
-            rows = _read_json_lines(path)
-        case _:
-            _file_suffixes(path)
-            rows = _read_dataset(corpus, streaming=False)
     empty = True
-    for row, where in itertools.islice(rows, corpus.limit):
+    for row, where in itertools.islice(_rows(corpus), corpus.limit):
         empty = False
         values = {name: _column(row, name, where) for name in names}
         for name, value in values.items():
@@ -154,11 +148,25 @@ def read_columns(
         raise PromptError(f"{corpus.path} holds no text; add at least one text")
 
 
+def _rows(corpus: CorpusConfig) -> Iterator[tuple[Mapping[str, Any], str]]:
+    path = Path(corpus.path)
+    match path.suffix.lower():
+        case _ if is_pattern(path):
+            return itertools.chain.from_iterable(map(_rows, _matching(corpus)))
+        case ".txt":
+            return (({"text": line}, where) for line, where in read_lines(path))
+        case ".jsonl":
+            return _read_json_lines(path)
+        case _:
+            file_suffixes(path)
+            return _read_dataset(corpus, streaming=False)
+
+
 def corpus_fingerprint(corpus: CorpusConfig) -> str:
     """Hash of the local files of a corpus; empty if there are none or they cannot be read."""
     path = Path(corpus.path)
     try:
-        files = [path] if path.is_file() else _data_files(path)
+        files = data_files(path)
         return files_fingerprint(files) if files else ""
     except OSError:
         return ""
@@ -168,12 +176,15 @@ def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[
     corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=str(corpus))
     path = Path(corpus.path)
     match path.suffix.lower():
+        case _ if is_pattern(path):
+            parts = (_records(part, streaming=streaming) for part in _matching(corpus))
+            found = itertools.chain.from_iterable(parts)
         case ".txt":
             found = _read_documents(path)
         case ".jsonl":
             found = (_record(row, where, corpus) for row, where in _read_json_lines(path))
-        case _ if _file_suffixes(path) == {".txt"}:
-            found = itertools.chain.from_iterable(map(_read_documents, _data_files(path)))
+        case _ if file_suffixes(path) == {".txt"}:
+            found = itertools.chain.from_iterable(map(_read_documents, data_files(path)))
         case _:
             rows = _read_dataset(corpus, streaming=streaming)
             found = (_record(row, where, corpus) for row, where in rows)
@@ -185,31 +196,22 @@ def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[
         raise PromptError(f"{corpus.path} holds no text; add at least one text")
 
 
-def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    if not path.exists():
-        raise PromptError(f"no file at {path}; check the path")
-    try:
-        with path.open("rb") as stream:
-            for number, raw in enumerate(stream, start=1):
-                where = f"{path} line {number}"
-                try:
-                    # Only the first line can have a byte order mark.
-                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                except UnicodeDecodeError:
-                    raise PromptError(f"{where} is not UTF-8; convert the file to UTF-8") from None
-                if line:
-                    yield line, where
-    except OSError as error:
-        raise PromptError(f"cannot read {path}: {error.strerror}; name a text file") from None
+def _matching(corpus: CorpusConfig) -> Iterator[CorpusConfig]:
+    """The corpora that match the pattern of one."""
+    found = matches(Path(corpus.path))
+    if not found:
+        raise PromptError(f"no file or directory matches {corpus.path}; check the pattern")
+    for path in found:
+        yield corpus.model_copy(update={"path": str(path), "limit": None})
 
 
 def _read_documents(path: Path) -> Iterator[Record]:
-    for line, where in _read_lines(path):
+    for line, where in read_lines(path):
         yield Record(where, "document", text=line)
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    for line, where in _read_lines(path):
+    for line, where in read_lines(path):
         try:
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError):
@@ -218,27 +220,6 @@ def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
         if not isinstance(row, dict):
             raise PromptError(f"{where} is not a JSON object: {_shorten(line)}; {_WANTED} as a key")
         yield row, where
-
-
-def _data_files(folder: Path) -> list[Path]:
-    """Data files below a folder, sorted, without hidden ones."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in (".txt", ".jsonl", ".parquet")
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
-
-
-def _file_suffixes(folder: Path) -> set[str]:
-    suffixes = {path.suffix.lower() for path in _data_files(folder)}
-    if len(suffixes) > 1:  # the datasets library would silently read files of one kind only
-        raise PromptError(
-            f"{folder} holds files of several kinds, {', '.join(sorted(suffixes))}; give each kind "
-            "its own directory"
-        )
-    return suffixes
 
 
 def _read_dataset(

@@ -30,6 +30,16 @@ class IidTau(StrictModel):
     gamma: int = Field(ge=1)
 
 
+class MemoryBoundSpeedup(StrictModel):
+    """Memory-bound speed-up of a block efficiency, as `core.speed.mbsu`.
+
+    tau / (c gamma + 1), where c is `parameter_ratio` of the row.
+    """
+
+    formula: Literal["mbsu"]
+    gamma: int = Field(ge=1)
+
+
 class Side(StrictModel):
     """One side of a comparison: a ratio of sums over the units of the rows that match.
 
@@ -43,7 +53,7 @@ class Side(StrictModel):
     where: dict[str, Condition] = Field(default_factory=dict)
     over: str | None = None
     under: str | None = None
-    transform: IidTau | None = None
+    transform: IidTau | MemoryBoundSpeedup | None = None
 
 
 class Paired(StrictModel):

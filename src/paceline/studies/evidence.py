@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.core.bootstrap import LEAST_UNITS, Interval, student_quantile
+from paceline.core.speed import mbsu
 from paceline.errors import UsageError
+from paceline.studies.claim_file import IidTau, MemoryBoundSpeedup
 from paceline.studies.rows import StudyRow, pooled
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.studies.claim_file import Condition, IidTau, Paired, Side
+    from paceline.studies.claim_file import Condition, Paired, Side
 
 _ROUNDING = 1e-12  # a standard error that can be rounding
 
@@ -262,12 +264,32 @@ def figure(test: Paired, side: Side, row: StudyRow) -> Estimate:
     value = float(over_N.sum() / under_N.sum())
     mean = under_N.mean()
     found = Estimate(value, (over_N - value * under_N) / mean, float((over_N / mean).abs().max()))
-    return found if side.transform is None else _iid_tau(side.transform, found)
+    match side.transform:
+        case None:
+            return found
+        case IidTau(gamma=gamma):
+            return _iid_tau(gamma, found)
+        case MemoryBoundSpeedup(gamma=gamma):
+            return _scaled(found, mbsu(1.0, gamma, _parameter_ratio(row)))
 
 
-def _iid_tau(transform: IidTau, rate: Estimate) -> Estimate:
+def _scaled(found: Estimate, factor: float) -> Estimate:
+    return Estimate(*(factor * part for part in found))
+
+
+def _parameter_ratio(row: StudyRow) -> float:
+    """Parameters of the draft divided by those of the target."""
+    ratio = row.setting.get("parameter_ratio")
+    if not isinstance(ratio, int | float):
+        raise UsageError(
+            f"{row.setting} has no parameter_ratio for mbsu; name rows of the command trajectory"
+        )
+    return ratio
+
+
+def _iid_tau(gamma: int, rate: Estimate) -> Estimate:
     """tau = sum_{i=0}^gamma a^i, and its derivative sum i a^(i-1)."""
-    a, powers = rate.value, range(transform.gamma + 1)
+    a, powers = rate.value, range(gamma + 1)
     slope = sum(i * a ** (i - 1) for i in powers if i)
     return Estimate(sum(a**i for i in powers), slope * rate.influence_N, slope * rate.largest)
 

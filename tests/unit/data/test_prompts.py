@@ -8,7 +8,7 @@ import pytest
 
 from paceline.config import validate
 from paceline.data import CorpusConfig, read_records
-from paceline.data.prompts import corpus_fingerprint
+from paceline.data.prompts import corpus_fingerprint, read_columns
 from paceline.errors import ConfigError, PromptError
 
 
@@ -195,6 +195,23 @@ def test_a_directory_of_text_is_read_as_its_files_are(tmp_path: Path):
     write(tmp_path / "3.jsonl", '{"text": "fourth"}\n')
     with pytest.raises(PromptError, match=r"several kinds, \.jsonl, \.txt; give each kind"):
         read_records(tmp_path)
+
+
+def test_a_pattern_names_the_directories_of_several_runs(tmp_path: Path):
+    for run in ("a", "b"):
+        (tmp_path / run / "data").mkdir(parents=True)
+        write(tmp_path / run / "data" / "1.jsonl", f'{{"text": "{run}1"}}\n{{"text": "{run}2"}}\n')
+        write(tmp_path / run / "metrics.txt", "no")
+    corpus = CorpusConfig(path=f"{tmp_path}/*/data", limit=3)
+    assert [record.text for record in read_records(corpus)] == ["a1", "a2", "b1"]
+    columns = read_columns(CorpusConfig(path=f"{tmp_path}/*/data/*.jsonl"), ["text"])
+    assert [values["text"] for values, _ in columns] == ["a1", "a2", "b1", "b2"]
+    before = corpus_fingerprint(corpus)
+    assert before
+    write(tmp_path / "b" / "data" / "1.jsonl", '{"text": "other"}\n')
+    assert corpus_fingerprint(corpus) != before
+    with pytest.raises(PromptError, match=r"no file or directory matches .*\*/none"):
+        read_records(f"{tmp_path}/*/none")
 
 
 def test_tokens_that_say_how_they_ended_are_as_they_are(tmp_path: Path):

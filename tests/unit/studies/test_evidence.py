@@ -183,6 +183,27 @@ def test_the_formula_of_tau_and_its_error_follow_the_acceptance_rate():
     assert half_width(found, "difference") == pytest.approx(expected, rel=0.05)
 
 
+def test_a_memory_bound_speedup_is_tau_over_what_a_block_costs():
+    """tau 2.3 at gamma 3 of a draft with 1.64% of the parameters: 2.3 / 1.0492 = 2.19."""
+    row = study_row({"emitted": [2.0, 2.6] * 50, "blocks": [1.0] * 100}, parameter_ratio=0.0164)
+    test = {"over": "emitted", "under": "blocks", "second": None, "than": 1.0}
+    plain = measured(paired_test(**test, first={}, compare="difference"), [row])
+    side = {"transform": {"formula": "mbsu", "gamma": 3}}
+    found = measured(paired_test(**test, first=side, compare="difference"), [row])
+    assert found.interval.value == pytest.approx(2.3 / (0.0164 * 3 + 1) - 1)
+    assert half_width(found, "difference") * 1.0492 == pytest.approx(
+        half_width(plain, "difference")
+    )
+
+
+def test_a_memory_bound_speedup_needs_the_ratio_of_parameters():
+    row = study_row({"emitted": [2.0] * 20, "blocks": [1.0] * 20})
+    side = {"transform": {"formula": "mbsu", "gamma": 3}}
+    test = paired_test(over="emitted", under="blocks", first=side, second=None, than=1.0)
+    with pytest.raises(UsageError, match="parameter_ratio"):
+        measured(test, [row])
+
+
 @pytest.mark.parametrize("count", [8, 400])
 def test_units_without_any_difference_leave_room_for_rare_ones(count: int):
     """If a fraction f of all units differ, none of N does with probability (1 - f)^N."""
