@@ -34,10 +34,11 @@ def claims(
     found = study_rows(rows)
     findings = judge_all(found, file)
     if html is not None:
+        from paceline.report.html.background import read_background
         from paceline.report.html.study_page import study_page
 
         title = "Claims of three papers, tested"
-        write_html(html, lambda: study_page(title, found, findings))
+        write_html(html, lambda: study_page(title, found, findings, read_background(found, rows)))
     if as_json:
         print_json(findings_as_json(findings))
         return

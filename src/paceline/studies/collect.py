@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.bench.runner import read_rows
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from paceline.studies.study_file import Label
 
     Sums = dict[str, tuple[float | None, ...]]
+
+
+SEEDS = "seeds of training"
+"""Population of rows whose units are runs, not examples."""
 
 
 def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[StudyRow]:
@@ -190,7 +195,7 @@ def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
             numbers = [value if isinstance(value, int | float) else None for value in found]
             sums[name] = tuple(None if v is None else round(v, 6) for v in numbers)
         units = tuple(int(run["seed"]) for run in runs)
-        yield "seeds of training", units, {"row": row, "column": column}, sums, None, source
+        yield SEEDS, units, {"row": row, "column": column}, sums, None, source
 
 
 def _bounds(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
@@ -246,4 +251,11 @@ def _source(stage: PlannedStage, folder: StageFolder) -> Source:
         machine=f"{processor} ({level}, {cores} cores){gpu}",
         versions={"python": environment.get("python", "")} | environment.get("versions", {}),
         fingerprints=fingerprints | manifest.get("inputs", {}),
+        date=_day(stage),
     )
+
+
+def _day(stage: PlannedStage) -> str | None:
+    """The day on which the last output was written, in UTC."""
+    ended = [path.stat().st_mtime for path in stage.outputs]
+    return datetime.fromtimestamp(max(ended), tz=UTC).date().isoformat() if ended else None

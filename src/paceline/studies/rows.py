@@ -37,6 +37,7 @@ class Source(StrictModel):
             GPU, if the process of the stage used one.
         versions: Versions of Python and of the packages.
         fingerprints: Of the models and texts that the command read.
+        date: Day on which the command ended, such as 2026-11-25; None in older rows.
     """
 
     stage: str
@@ -46,6 +47,7 @@ class Source(StrictModel):
     machine: str
     versions: dict[str, str]
     fingerprints: dict[str, str]
+    date: str | None = None
 
 
 class StudyRow(StrictModel):

@@ -68,7 +68,8 @@ def seconds_figure(frontier: Frontier, source: Source) -> Figure | None:
     text = (
         "Share of the examples that took at most this time per token: the target alone and the "
         "fastest setting of each family, whatever its quality. A curve further left is faster; if "
-        "it is left everywhere, it is faster at every rank, not only on average."
+        "it is left everywhere, it is faster at every rank, not only on average. "
+        f"n = {len(alone):,} timed examples."
     )
     return Figure("Time per token over examples", text, [Panel(chart)], rows, source)
 

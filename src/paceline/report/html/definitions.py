@@ -13,12 +13,16 @@ class Term(NamedTuple):
         meaning: The definition.
         code: The name in code and result rows, as in docs/notation.md; may be empty.
         symbol: The symbol in the papers; may be empty.
+        source: The paper; may be empty.
+        link: Address of the paper; may be empty.
     """
 
     name: str
     meaning: str
     code: str = ""
     symbol: str = ""
+    source: str = ""
+    link: str = ""
 
 
 _TERMS = (
@@ -72,9 +76,9 @@ _TERMS = (
     Term(
         "expected acceptance",
         "the sum over the vocabulary of min(p, q), p the target's and q the draft's distribution; "
-        "a mean over tokens that the target generated.",
+        "a mean over tokens that the target generated. DistillSpec writes alpha, which here is "
+        "the parameter of rules only.",
         "expected_acceptance",
-        "alpha",
     ),
     Term(
         "greedy draft acceptance",

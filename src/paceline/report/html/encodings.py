@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import altair as alt
@@ -28,6 +28,7 @@ class Axis:
         zero: Whether the axis includes 0.
         log: Whether the axis is logarithmic.
         whole: Whether all values are whole numbers.
+        domain: Ends of the axis, such as those that several charts share; None: by the data.
     """
 
     field: str
@@ -37,6 +38,7 @@ class Axis:
     zero: bool = False
     log: bool = False
     whole: bool = False
+    domain: tuple[float, float] | None = None
 
     @property
     def low(self) -> str:
@@ -47,6 +49,8 @@ class Axis:
         return f"{self.field}_high"
 
     def scale(self) -> alt.Scale:
+        if self.domain is not None:
+            return alt.Scale(domain=list(self.domain), zero=False, nice=True)
         return alt.Scale(type="log") if self.log else alt.Scale(zero=self.zero, nice=True)
 
     def x(self, field: str | None = None) -> alt.X:
@@ -56,6 +60,12 @@ class Axis:
     def y(self, field: str | None = None) -> alt.Y:
         """As `x`."""
         return alt.Y(field or self.field, type="quantitative", **self._settings())
+
+    def shared_by(self, rows: Sequence[Row], *values: float) -> Axis:
+        """This axis with the ends that the values and bounds of all rows need."""
+        found = [row.get(name) for row in rows for name in (self.field, self.low, self.high)]
+        known = [value for value in (*found, *values) if is_finite(value)]
+        return replace(self, domain=(min(known), max(known))) if known else self
 
     def has_bounds(self) -> str:
         """A Vega expression: true for rows with an interval."""

@@ -1,4 +1,4 @@
-"""The model of an HTML page: sections of figures, tables, claims and pictures of text.
+"""The model of an HTML page: sections of figures, tables, claims, commands, pictures of text.
 
 A page knows nothing of HTML or of the plotting library: a chart is a Vega-Lite specification made
 by `charts`, and `render` writes the page.
@@ -35,17 +35,19 @@ class Source:
             file name.
         config: The resolved configuration; None if the rows do not record it.
         environment: Versions, machine and git state, if they are recorded.
+        note: Where the configuration was read; may be empty.
     """
 
     command: str
     config: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
+    note: str = ""
 
     @property
     def file(self) -> str:
         """File name of the configuration: that in the command, else `config.yaml`."""
         names = [word for word in self.command.split() if word.endswith(".yaml")]
-        return names[0] if names else "config.yaml"
+        return names[0].rpartition("/")[2] if names else "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -179,16 +181,83 @@ class Prose:
     paragraphs: Sequence[str]
 
 
-Block = Figure | Table | Claims | TextPicture | Prose
+@dataclass(frozen=True)
+class Listing:
+    """Names with one or more lines each, such as what a study measured."""
+
+    title: str
+    entries: Sequence[tuple[str, Sequence[str]]]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Commands to copy, and what to replace in them."""
+
+    title: str
+    text: str
+    lines: Sequence[str]
+    places: Sequence[tuple[str, str]] = ()
+    """Placeholders of the commands with their meanings."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A verdict in a cell: a sign and a word, so that no meaning depends on colour."""
+
+    word: str
+    tone: Tone
+    sign: str
+    detail: str = ""
+    """The effect, as shown below the verdict."""
+
+
+@dataclass(frozen=True)
+class FindingRow:
+    """A statement, and its verdict in each column; columns without a verdict are left out."""
+
+    statement: str
+    tested: str
+    item: str
+    marks: Mapping[str, Mark]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Verdicts as a table with a row per statement and a column per task and temperature."""
+
+    title: str
+    text: str
+    columns: Sequence[str]
+    findings: Sequence[FindingRow]
+    source: Source
+
+    @property
+    def rows(self) -> list[Row]:
+        """The verdicts as data."""
+        return [
+            {"statement": one.statement, "tested": one.tested, "item": one.item}
+            | {
+                name: f"{one.marks[name].word} {one.marks[name].detail}".rstrip()
+                for name in self.columns
+                if name in one.marks
+            }
+            for one in self.findings
+        ]
+
+
+Block = Figure | Table | Claims | TextPicture | Summary | Prose | Listing | Commands
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, blocks, and the terms that the margin defines; see `definitions.TERMS`."""
+    """A heading, blocks, and the terms that the margin defines; see `glossary.MEANINGS`."""
 
     title: str
     blocks: Sequence[Block]
     terms: Sequence[str] = ()
+    note: str = ""
+    """A line below the heading; may be empty."""
 
 
 @dataclass(frozen=True)
@@ -234,5 +303,5 @@ class Page:
     def _all_sources(self) -> Iterator[Source]:
         for section in self.sections:
             for block in section.blocks:
-                if not isinstance(block, Prose):
+                if not isinstance(block, Prose | Listing | Commands):
                     yield block.source

@@ -65,13 +65,14 @@ def is_study(path: Path) -> bool:
 
 
 def _study(path: Path) -> Page:
+    from paceline.report.html.background import read_background
     from paceline.report.html.study_page import study_page
     from paceline.studies.session import judge_all, study_rows
 
     rows = study_rows([path])
     names = {row.study for row in rows}
     own = [one for one in judge_all(rows) if one.claim.study in names]
-    return study_page(f"Study {path.name}", rows, own)
+    return study_page(f"Study {path.name}", rows, own, read_background(rows, [path]))
 
 
 def _bench(path: Path, _: dict[str, Any]) -> Page:

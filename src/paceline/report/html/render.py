@@ -18,18 +18,38 @@ import yaml
 
 import paceline
 from paceline.records import atomic_write_text
-from paceline.report.html.definitions import TERMS, Term
-from paceline.report.html.page import Claims, Figure, Prose, Table, TextPicture
+from paceline.report.html.glossary import MEANINGS
+from paceline.report.html.page import (
+    Claims,
+    Commands,
+    Figure,
+    Listing,
+    Prose,
+    Summary,
+    Table,
+    TextPicture,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from paceline.report.html.definitions import Term
     from paceline.report.html.page import Block, Page, Row, Section, Source, Token
 
 _TEMPLATES = "templates"
 _UNKNOWN = "-"
 _VEGA_LITE = "6.4"  # the version that Vega-Altair 6 writes
+_KINDS: dict[type[Block], str] = {
+    Figure: "figure",
+    Table: "table",
+    Claims: "claims",
+    TextPicture: "text",
+    Summary: "summary",
+    Prose: "prose",
+    Listing: "listing",
+    Commands: "commands",
+}
 
 
 class _Marked(NamedTuple):
@@ -43,7 +63,7 @@ def render(page: Page) -> str:
     """The page as HTML.
 
     Raises:
-        KeyError: a section names a term that `definitions.TERMS` lacks.
+        KeyError: a section names a term that `glossary.MEANINGS` lacks.
     """
     environment = _environment()
     charts = [
@@ -136,7 +156,7 @@ def _marked(sections: Sequence[Section]) -> list[_Marked]:
     for section in sections:
         new = [name for name in dict.fromkeys(section.terms) if name not in seen]
         seen.update(new)
-        found.append(_Marked(section, [TERMS[name] for name in new]))
+        found.append(_Marked(section, [MEANINGS[name] for name in new]))
     return found
 
 
@@ -167,8 +187,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _kind_of(block: Block) -> str:
-    kinds = {Figure: "figure", Table: "table", Claims: "claims", TextPicture: "text"}
-    return "prose" if isinstance(block, Prose) else kinds[type(block)]
+    return _KINDS[type(block)]
 
 
 def _numeric(lines: Sequence[dict[str, str]]) -> set[str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.studies.verdicts import Finding
 
 _TAIL = 0.025
+_NO_TEXT = "not trained"
 _NUM_RESAMPLES = 2000
 _TAU = Axis("tau", "tokens per target call (tau)", ".2f", bounds=True)
 _STEP = Axis("step", "optimizer step", "d", whole=True)
@@ -36,19 +37,26 @@ _CALLS = Axis("calls", "target calls / tokens", ".2f", bounds=True)
 _QUALITY = Axis("quality", "quality / target's", ".2f", bounds=True)
 
 
-def study_blocks(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> list[Block]:
-    """All figures that the rows of one study allow."""
+def study_blocks(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> dict[str, list[Block]]:
+    """All figures that the rows of one study allow, by the question that they answer."""
     measured = [row for row in rows if "acceptance" in row.sums and "label" in row.setting]
-    blocks: list[Block] = []
-    for group in _groups(measured, "part", "task", "temperature"):
-        blocks += _drafts(group)
-    blocks += [figure for one in findings for figure in _dominance(one, rows)]
-    blocks += _grids([row for row in rows if "column" in row.setting])
+    drafts = _draft_blocks(_groups(measured, "part", "task", "temperature"))
+    frontiers: list[Block] = []
     cells = [row for row in rows if row.decoding is not None]
     for group in _groups(cells, "part", "pair", "task", "draft", "model", "temperature"):
-        blocks += _frontier(group)
-    blocks += [_bounds(row) for row in rows if "proven" in row.sums]
-    return blocks
+        frontiers += _frontier(group)
+    blocks = {
+        "Does distillation raise the block efficiency?": drafts,
+        "Do all examples gain?": [figure for one in findings for figure in _dominance(one, rows)],
+        "Which recipe and which text give the most acceptance?": _grids(
+            [row for row in rows if "column" in row.setting]
+        ),
+        "Which rule has the best quality at equal cost?": frontiers,
+        "Are the bounds true, and do they say anything?": [
+            _bounds(row) for row in rows if "proven" in row.sums
+        ],
+    }
+    return {question: found for question, found in blocks.items() if found}
 
 
 def _groups(rows: Sequence[StudyRow], *keys: str) -> list[list[StudyRow]]:
@@ -87,8 +95,29 @@ def _mean(
     return None if effect is None else effect.interval
 
 
-def _drafts(rows: Sequence[StudyRow]) -> list[Block]:
-    """tau of the final drafts, and acceptance over steps if checkpoints were measured."""
+def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:
+    """tau of the final drafts on one axis, and acceptance over steps if checkpoints were measured.
+
+    Groups are tasks and temperatures.
+    """
+    lines = [_draft_lines(group) for group in groups]
+    ends = [[line for line in each if line["label"] in ("end", "start")] for each in lines]
+    axis = _TAU.shared_by([line for each in ends for line in each])
+    texts = dict.fromkeys(line["trained on"] for each in ends for line in each)
+    blocks: list[Block] = []
+    for group, every, final in zip(groups, lines, ends, strict=True):
+        if not final:
+            continue
+        where, source = _where(group, "part", "task"), _source(group)
+        blocks.append(_draft_figure(final, axis, list(texts), len(group[0].units), where, source))
+        steps = [line for line in every if line["gamma"] == every[0]["gamma"]]
+        if any(str(line["label"]).startswith("step") for line in steps):
+            blocks.append(_over_steps(steps, where, source))
+    return blocks
+
+
+def _draft_lines(rows: Sequence[StudyRow]) -> list[Row]:
+    """tau and acceptance of each draft at each gamma, in order of the training text."""
     gammas = sorted(int(name.removeprefix("blocks_")) for name in rows[0].sums if "blocks_" in name)
     lines: list[Row] = []
     for (draft, trained_on, label), group in _by_draft(rows).items():
@@ -98,23 +127,29 @@ def _drafts(rows: Sequence[StudyRow]) -> list[Block]:
             tau = _mean(group, f"emitted_{gamma}", f"blocks_{gamma}", across)
             if tau is None or acceptance is None:
                 continue
-            line: Row = {"draft": draft, "trained on": trained_on, "label": label, "gamma": gamma}
+            line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "label": label}
+            line |= {"gamma": gamma, "step": group[0].setting.get("step", 0)}
             line |= {"name": f"{draft}, {trained_on}" if trained_on else draft}
-            line |= {"step": group[0].setting.get("step", 0)}
             lines.append(line | bounded("tau", tau) | bounded("acceptance", acceptance))
-    where = _where(rows, "part", "task")
-    source = _source(rows)
-    ends = [line for line in lines if line["label"] in ("end", "start")]
-    if not ends:
-        return []
+    texts = list(dict.fromkeys(line["trained on"] for line in lines))
+    return sorted(lines, key=lambda line: (line["gamma"], texts.index(line["trained on"])))
+
+
+def _draft_figure(
+    ends: Sequence[Row], axis: Axis, texts: Sequence[str], count: int, where: str, source: Source
+) -> Figure:
+    """A panel per gamma; a colour per training text, the same in all figures of the study."""
     starts = {line["gamma"]: line["tau"] for line in ends if line["label"] == "start"}
+    gammas = dict.fromkeys(line["gamma"] for line in ends)
     panels = [
         Panel(
             charts.intervals(
                 [line for line in ends if line["gamma"] == gamma],
                 "name",
-                _TAU,
-                labels=["trained on"],
+                axis,
+                group="trained on",
+                beside=False,
+                names=texts,
                 reference=starts.get(gamma),
             ),
             f"gamma {gamma}",
@@ -122,14 +157,11 @@ def _drafts(rows: Sequence[StudyRow]) -> list[Block]:
         for gamma in gammas
     ]
     text = (
-        f"Means over seeds of training; 95% intervals over {len(rows[0].units):,} or more texts of "
-        "the target. The dashed line is the unaligned draft."
+        f"Means over seeds of training; 95% intervals over n = {count:,} texts of the target. A "
+        "colour per training text. The dashed line is the unaligned draft. All charts of this "
+        "section have the same axis."
     )
-    blocks: list[Block] = [Figure(f"Tokens per target call: {where}", text, panels, ends, source)]
-    steps = [line for line in lines if line["gamma"] == gammas[0]]
-    if any(str(line["label"]).startswith("step") for line in steps):
-        blocks.append(_over_steps(steps, where, source))
-    return blocks
+    return Figure(f"Tokens per target call: {where}", text, panels, ends, source)
 
 
 def _by_draft(rows: Sequence[StudyRow]) -> dict[tuple[str, str, str], list[StudyRow]]:
@@ -175,7 +207,8 @@ def _dominance(finding: Finding, rows: Sequence[StudyRow]) -> list[Figure]:
         f"{finding.claim.here} A curve further right has larger values at every rank. Verdict: "
         f"{finding.verdict}."
     )
-    panel = Panel(charts.dominance(drawn, axis, "draft"))
+    counts = dict.fromkeys(f"n = {len(values):,} examples" for values in samples.values())
+    panel = Panel(charts.dominance(drawn, axis, "draft"), f"{' and '.join(counts)} of each draft")
     return [Figure(f"Tau per example: {finding.claim.id}", text, [panel], drawn, _source(rows))]
 
 

@@ -1,25 +1,38 @@
-"""Page of studies: verdicts on the papers' claims, and figures of the rows behind them."""
+"""Page of studies: what was tested, verdicts on the papers' claims, and figures behind them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from paceline.report.html.page import Claim, Claims, Fact, Page, Section, Source
+from paceline.report.html.background import NO_BACKGROUND
+from paceline.report.html.glossary import PAPERS, terms_of_findings, terms_of_rows
+from paceline.report.html.page import Claim, Claims, Fact, Figure, Page, Section, Source, Table
+from paceline.report.html.setup_blocks import commands, setup
 from paceline.report.html.study_figures import study_blocks
+from paceline.report.html.summary import (
+    SHOWN,
+    VACUOUS,
+    interval_text,
+    is_ratio,
+    shown_verdict,
+    summary,
+    tone_of,
+)
+from paceline.studies.collect import SEEDS
 from paceline.studies.verdicts import DECIDED, FAILS, HOLDS, SMALL, UNDECIDED, UNMEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.bootstrap import Interval
-    from paceline.report.html.page import Tone
+    from paceline.report.html.background import Background
+    from paceline.report.html.page import Block
     from paceline.studies.rows import StudyRow
     from paceline.studies.verdicts import Finding
 
-_TONES: dict[str, Tone] = {HOLDS: "good", FAILS: "bad"}
-_ORDER = (HOLDS, FAILS, SMALL, UNDECIDED, UNMEASURED)
-_TERMS = ("verdict", "claim's interval", "block efficiency", "expected acceptance", "gamma")
+_TERMS = ("verdict", "block efficiency", "gamma", "expected acceptance")
+_CLAIM_TERMS = ("claim's interval",)
 _FIGURE_TERMS = (
     "block efficiency",
     "expected acceptance",
@@ -30,42 +43,72 @@ _FIGURE_TERMS = (
     "dominance",
     "regret",
 )
+_WORDS = {  # of one claim, and of several
+    HOLDS: ("holds", "hold"),
+    VACUOUS: ("holds but says nothing here", "hold but say nothing here"),
+    FAILS: ("does not hold here", "do not hold here"),
+    SMALL: ("has an effect too small to matter here", "have an effect too small to matter here"),
+    UNDECIDED: ("is undecided", "are undecided"),
+}
 
 
-def study_page(title: str, rows: Sequence[StudyRow], findings: Sequence[Finding]) -> Page:
-    """The page of one study or of all: the verdicts first, then a section for each study.
+def study_page(
+    title: str,
+    rows: Sequence[StudyRow],
+    findings: Sequence[Finding],
+    background: Background = NO_BACKGROUND,
+) -> Page:
+    """The page of one study or of all: setup and verdicts first, then each study's figures.
+
+    Args:
+        title: Of the page.
+        rows: Rows of the studies.
+        findings: Verdicts on claims.
+        background: Study files and configurations of the rows.
 
     Raises:
         UsageError: rows of one figure measure different examples.
     """
-    papers = dict.fromkeys(one.claim.paper for one in findings)
+    measured = dict.fromkeys(row.study for row in rows)
+    order = [one.claim.study for one in findings]  # as in the file of claims
+
+    def place(name: str) -> int:
+        return order.index(name) if name in order else len(order)
+
+    studies = sorted(measured, key=place)
     sections = [
-        Section(f"Claims of {paper}", [_claims(paper, findings)], _TERMS) for paper in papers
+        Section(
+            "What was tested, and with what?",
+            [
+                setup(name, [row for row in rows if row.study == name], background)
+                for name in studies
+            ],
+        ),
+        *_summaries(rows, findings),
     ]
-    for name in dict.fromkeys(row.study for row in rows):
-        own = [row for row in rows if row.study == name]
-        blocks = study_blocks(own, [one for one in findings if one.claim.study == name])
-        if blocks:
-            covers = dict.fromkeys(item for row in own for item in row.covers)
-            heading = f"{name.replace('_', ' ').capitalize()}: {', '.join(covers)}"
-            sections.append(Section(heading, blocks, _FIGURE_TERMS))
+    files = background.studies
+    known = [commands(name, files[name]) for name in studies if name in files]
+    if known:
+        sections.append(Section("Run it on your own models", known))
+    sections += _claim_sections(findings)
+    sections += _figure_sections(studies, rows, findings, background)
     return Page(
         title=title,
         verdict=_verdict(findings),
         facts=_facts(rows, findings),
         sections=sections,
-        about=_about(rows),
+        about=["Verdicts are about the models and texts below."] if findings else [],
     )
 
 
 def _verdict(findings: Sequence[Finding]) -> str:
     if not findings:
         return "These rows belong to no claim; the figures show what was measured."
-    counts = Counter(one.verdict for one in findings)
-    tested = [verdict for verdict in _ORDER if verdict != UNMEASURED and counts[verdict]]
+    counts = Counter(shown_verdict(one, findings) for one in findings)
+    tested = [verdict for verdict in SHOWN if verdict != UNMEASURED and counts[verdict]]
     if not tested:
         return f"None of {len(findings)} claims was tested: their studies have not run."
-    parts = [f"{counts[verdict]} {_WORDS[verdict]}" for verdict in tested]
+    parts = [f"{counts[verdict]} {_WORDS[verdict][counts[verdict] > 1]}" for verdict in tested]
     listed = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
     number = (
         f"{len(findings) - counts[UNMEASURED]} of {len(findings)} claims were tested: {listed}."
@@ -73,7 +116,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
     ratios = [
         (one.effect, one.claim.here)
         for one in findings
-        if one.verdict == HOLDS and one.effect is not None and _is_ratio(one)
+        if one.verdict == HOLDS and one.effect is not None and is_ratio(one)
     ]
     if not ratios:
         return number
@@ -84,94 +127,93 @@ def _verdict(findings: Sequence[Finding]) -> str:
     )
 
 
-_WORDS = {
-    HOLDS: "hold",
-    FAILS: "do not hold here",
-    SMALL: "have an effect too small to matter here",
-    UNDECIDED: "are undecided",
-}
-
-
 def _facts(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> list[Fact]:
     decided = sum(one.verdict in DECIDED for one in findings)
-    units = len({(row.population, unit) for row in rows for unit in row.units})
+    examples = {
+        (row.population, unit) for row in rows if row.population != SEEDS for unit in row.units
+    }
     return [
         Fact("claims decided", f"{decided} of {len(findings)}"),
         Fact("settings measured", f"{len(rows):,}"),
-        Fact("examples", f"{units:,}"),
+        Fact("examples", f"{len(examples):,}"),
     ]
 
 
-def _about(rows: Sequence[StudyRow]) -> list[str]:
-    """Machines, versions and commits of the rows; several if stages ran at different times."""
-    machines = dict.fromkeys(row.source.machine for row in rows)
-    commits = dict.fromkeys(
-        f"{row.source.commit[:12]}{' with changes' if row.source.modified else ''}"
-        for row in rows
-        if row.source.commit
-    )
-    versions = dict.fromkeys(
-        ", ".join(f"{name} {value}" for name, value in row.source.versions.items()) for row in rows
-    )
-    lines = [f"Machine: {machine}" for machine in machines]
-    lines += [f"Versions: {text}" for text in versions]
-    if commits:
-        lines.append(f"Commit of Paceline: {', '.join(commits)}")
-    lines.append(
-        "Run it again: make garden, then make study; docs/guides/studies.md says how to "
-        "use your own models."
-    )
-    return lines
+def _summaries(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> list[Section]:
+    """The findings of all papers in one section."""
+    papers = dict.fromkeys(one.claim.paper for one in findings)
+    found = [(paper, summary(paper, findings, rows, _claim_source(findings))) for paper in papers]
+    tables = [(paper, table) for paper, table in found if table is not None]
+    if not tables:
+        return []
+    tested = [one for one in findings if one.verdict != UNMEASURED]
+    terms = (*(paper for paper, _ in tables), *_TERMS, *terms_of_findings(tested))
+    untested = Counter(one.claim.study for one in findings if one.verdict == UNMEASURED)
+    studies = ", ".join(f"{count} by the study {name}" for name, count in untested.items())
+    note = f"Not tested yet: {studies}." if untested else ""
+    return [Section("Are the papers' claims true here?", [one for _, one in tables], terms, note)]
+
+
+def _claim_source(findings: Sequence[Finding]) -> Source:
+    """The claims with their tests, as a file of claims."""
+    claims = [one.claim.model_dump(mode="json", exclude_defaults=True) for one in findings]
+    note = "Each claim with its test, in the form of docs/claims.yaml."
+    return Source("paceline claims --file claims.yaml", {"claims": claims}, note=note)
+
+
+def _claim_sections(findings: Sequence[Finding]) -> list[Section]:
+    papers = dict.fromkeys(one.claim.paper for one in findings if one.verdict != UNMEASURED)
+    return [
+        Section(
+            f"What was measured for each claim of {paper}?",
+            [_claims(paper, findings)],
+            _CLAIM_TERMS,
+            f"{PAPERS[paper].authors}: {PAPERS[paper].title}.",
+        )
+        for paper in papers
+    ]
 
 
 def _claims(paper: str, findings: Sequence[Finding]) -> Claims:
-    """The tested claims of a paper, first those that hold; the others are counted by study."""
-    every = [one for one in findings if one.claim.paper == paper]
-    own = sorted(
-        (one for one in every if one.verdict != UNMEASURED),
-        key=lambda one: _ORDER.index(one.verdict),
-    )
-    left = Counter(one.claim.study for one in every if one.verdict == UNMEASURED)
-    untested = ""
-    if left:
-        studies = ", ".join(f"{count} by the study {name}" for name, count in left.items())
-        untested = f" Not tested yet: {studies}."
+    """The tested claims of a paper, first those that hold."""
+    own = [one for one in findings if one.claim.paper == paper and one.verdict != UNMEASURED]
+    own.sort(key=lambda one: SHOWN.index(shown_verdict(one, findings)))
     return Claims(
         title=f"Claims of {paper}",
-        claims=[_claim(one) for one in own],
-        source=Source("paceline claims"),
+        claims=[_claim(one, findings) for one in own],
+        source=_claim_source(findings),
         text=(
             "Each claim is a statement on result rows. The interval is the claim's own: any wrong "
-            f"verdict of a paper has a probability of at most 5%.{untested}"
+            "verdict of a paper has a probability of at most 5%."
         ),
         source_heading="what the paper says",
         effect_heading="effect",
     )
 
 
-def _claim(one: Finding) -> Claim:
+def _claim(one: Finding, findings: Sequence[Finding]) -> Claim:
+    verdict = shown_verdict(one, findings)
+    reason = one.reason
+    if verdict == VACUOUS:
+        reason = f"on average the bound is {one.second:.2f}, which is always true"
     return Claim(
         claim=one.claim.here,
         source=f"{one.claim.item}: {one.claim.says}",
         effect=one.effect,
         effect_name=_effect_name(one),
         count=one.num_units or None,
-        verdict=one.verdict,
-        tone=_TONES.get(one.verdict, "neutral"),
+        verdict=verdict,
+        tone=tone_of(verdict),
         command=f"paceline study run {one.claim.study}",
-        reason=one.reason,
-        effect_text=_percent(one.effect) if one.effect is not None and _is_ratio(one) else "",
+        reason=reason,
+        effect_text=interval_text(one.effect) if one.effect and is_ratio(one) else "",
     )
-
-
-def _percent(effect: Interval) -> str:
-    return f"{effect.value:+.1%} ({effect.low:+.1%} to {effect.high:+.1%})"
 
 
 def _effect_name(one: Finding) -> str:
     test = one.claim.test
-    is_ratio = _is_ratio(one)
-    matters = f"smallest that matters {f'{test.matters:.0%}' if is_ratio else f'{test.matters:g}'}"
+    least = f"{test.matters:.0%}" if is_ratio(one) else f"{test.matters:g}"
+    matters = f"smallest that matters {least}"
     match test.kind:
         case "paired":
             words = "first / second - 1" if test.compare == "ratio" else "first - second"
@@ -182,5 +224,41 @@ def _effect_name(one: Finding) -> str:
             return f"largest gap of the distribution functions; {matters}"
 
 
-def _is_ratio(one: Finding) -> bool:
-    return one.claim.test.kind == "paired" and one.claim.test.compare == "ratio"
+def _figure_sections(
+    studies: Sequence[str],
+    rows: Sequence[StudyRow],
+    findings: Sequence[Finding],
+    background: Background,
+) -> list[Section]:
+    """A section per study and question; the study is named where several ask the same."""
+    found: list[tuple[str, str, list[Block]]] = []
+    for name in studies:
+        own = [row for row in rows if row.study == name]
+        blocks = study_blocks(own, [one for one in findings if one.claim.study == name])
+        found += [(name, question, each) for question, each in blocks.items()]
+    count = Counter(question for _, question, _ in found)
+    sections: list[Section] = []
+    for name, question, blocks in found:
+        own = [row for row in rows if row.study == name]
+        study = background.studies.get(name)
+        words = name.replace("_", " ")
+        sections.append(
+            Section(
+                f"{question} ({words})" if count[question] > 1 else question,
+                [_configured(block, background) for block in blocks],
+                (*_FIGURE_TERMS, *terms_of_rows(own)),
+                f"Study {name}" + ("." if study is None else f": {study.title}."),
+            )
+        )
+    return sections
+
+
+def _configured(block: Block, background: Background) -> Block:
+    """The block with the configuration of the command that made its rows, if it is known."""
+    if not isinstance(block, Figure | Table):
+        return block
+    known = background.stages.get(block.source.command)
+    if known is None:
+        return block
+    source = dataclasses.replace(block.source, config=known.config, note=known.note)
+    return dataclasses.replace(block, source=source)

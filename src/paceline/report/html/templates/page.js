@@ -87,6 +87,15 @@
     readByKeys(chart, panel.querySelector(".readout"));
     chart.dataset.drawn = "yes";
   };
+  // A link to a configuration opens it.
+  const reveal = () => {
+    const part = location.hash.startsWith("#source-") && document.getElementById(location.hash.slice(1));
+    const first = part && part.querySelector("details");
+    if (first) first.open = true;
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
+
   // Definitions are beside the text on wide screens and folded below the heading on narrow ones.
   const asides = [...document.querySelectorAll("aside details")];
   const wide = matchMedia("print, (min-width: 1060px)"); // paper has them all
