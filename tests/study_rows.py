@@ -24,6 +24,7 @@ def study_row(
     population: str = "prompts",
     decoding: DecodingConfig | None = None,
     study: str = "tiny",
+    source: Source = SOURCE,
     **setting: Any,
 ) -> StudyRow:
     """A row; without `units` they are counted from 0."""
@@ -36,7 +37,7 @@ def study_row(
         setting=setting,
         sums={name: tuple(values) for name, values in sums.items()},
         decoding=decoding,
-        source=SOURCE,
+        source=source,
     )
 
 

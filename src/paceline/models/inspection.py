@@ -77,7 +77,7 @@ def inspect_model(path: str | Path) -> ModelFacts:
         refuse_by_name(config)
         text = config.get_text_config(decoder=True)
         tokenizer = read_tokenizer(location)
-        count = 0 if location.directory is None else _num_parameters(location.directory)
+        count = 0 if location.directory is None else count_parameters(location.directory)
         prompt = None
         if is_encoder_decoder(config):
             prompt = configured_prompt(config, _generation_config(location))
@@ -104,7 +104,12 @@ def _generation_config(location: ModelLocation) -> GenerationConfig:
         )
 
 
-def _num_parameters(directory: Path) -> int:
+def count_parameters(directory: Path) -> int:
+    """Parameters of the model in a directory, from its safetensors headers; 0 if there are none.
+
+    Raises:
+        SafetensorError: a file is truncated.
+    """
     count = 0  # reading the headers also detects truncated files
     for file in sorted(directory.glob("model*.safetensors")):
         with safe_open(file, "pt") as weights:

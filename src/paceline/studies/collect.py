@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.bench.runner import read_rows
@@ -13,13 +14,13 @@ from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, BoundsResult
 from paceline.measure.trajectory import SCHEMA_VERSION, TrajectoryRow
+from paceline.models.inspection import count_parameters
 from paceline.records import RunDirectory, read_jsonl
 from paceline.studies.execute import StageFolder
 from paceline.studies.rows import Source, StudyRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.decode.strategies import DecodingConfig
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 SEEDS = "seeds of training"
 """Population of rows whose units are runs, not examples."""
+MODELS = ("target", "draft", "truth")
+"""Keys of models in the configurations of commands."""
 
 
 def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[StudyRow]:
@@ -245,17 +248,40 @@ def _source(stage: PlannedStage, folder: StageFolder) -> Source:
     }
     return Source(
         stage=stage.name,
-        command=shlex.join(["paceline", stage.command, "--config", str(folder.config(stage))]),
+        command=command_of(stage, folder),
         commit=git.get("commit"),
         modified=bool(git.get("modified")),
         machine=f"{processor} ({level}, {cores} cores){gpu}",
         versions={"python": environment.get("python", "")} | environment.get("versions", {}),
         fingerprints=fingerprints | manifest.get("inputs", {}),
         date=_day(stage),
+        sizes=_sizes(stage.config),
     )
+
+
+def command_of(stage: PlannedStage, folder: StageFolder) -> str:
+    """The command that runs a stage by hand, with the configuration that the study wrote."""
+    return shlex.join(["paceline", stage.command, "--config", str(folder.config(stage))])
 
 
 def _day(stage: PlannedStage) -> str | None:
     """The day on which the last output was written, in UTC."""
     ended = [path.stat().st_mtime for path in stage.outputs]
     return datetime.fromtimestamp(max(ended), tz=UTC).date().isoformat() if ended else None
+
+
+def model_path(config: Mapping[str, Any], key: str) -> str | None:
+    """The model under one of `MODELS`; a sweep has it in the configuration of its runs."""
+    path = config.get(key) or (config.get("base") or {}).get(key)
+    return path if isinstance(path, str) else None
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """Numbers of parameters of the models that are directories here."""
+    paths = {key: model_path(config, key) for key in MODELS}
+    counts = {
+        key: count_parameters(Path(path).expanduser())
+        for key, path in paths.items()
+        if path is not None
+    }
+    return {key: count for key, count in counts.items() if count}

@@ -38,6 +38,7 @@ class Source(StrictModel):
         versions: Versions of Python and of the packages.
         fingerprints: Of the models and texts that the command read.
         date: Day on which the command ended, such as 2026-11-25; None in older rows.
+        sizes: Number of parameters of `target`, `draft` and `truth`, of those that are known.
     """
 
     stage: str
@@ -48,6 +49,7 @@ class Source(StrictModel):
     versions: dict[str, str]
     fingerprints: dict[str, str]
     date: str | None = None
+    sizes: dict[str, int] = Field(default_factory=dict)
 
 
 class StudyRow(StrictModel):

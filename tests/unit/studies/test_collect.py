@@ -1,10 +1,13 @@
 """Rows from what commands write, on small result files made by hand."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from paceline.core.bootstrap import Interval
 from paceline.core.rules import Lenient, Opt
@@ -232,6 +235,22 @@ def test_a_cell_of_a_sweep_has_a_value_per_seed(tmp_path: Path):
     assert other.sums == {"loss": (1.25, 1.0), "tau": (3.0, None), "who": (None, None)}
     assert one.source.commit == "abc"
     assert one.source.fingerprints == {"draft": "d1"}
+
+
+def test_a_row_has_the_day_of_the_outputs_and_the_sizes_of_models_that_are_here(tmp_path: Path):
+    model = tmp_path / "draft model"
+    model.mkdir()
+    save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, model / "model.safetensors")
+    manifest(tmp_path / "sweep/kd/text/seed-0")
+    file = tmp_path / "sweep/sweep.json"
+    file.write_text(json.dumps([{"row": "kd", "column": "text", "seed": 0, "after": {"tau": 2}}]))
+    noon = 1_764_072_000  # 2025-11-25, 12:00 UTC
+    os.utime(file, (noon, noon))
+    config = {"base": {"draft": str(model), "target": "somewhere/else"}}
+    stage = planned(tmp_path, "sweep", **config)._replace(outputs=(file,))
+    (one,) = collect("mine", tmp_path, [stage])
+    assert one.source.date == "2025-11-25"
+    assert one.source.sizes == {"draft": 17}
 
 
 def test_commands_that_measure_nothing_have_no_rows(tmp_path: Path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.config import read_yaml
 from paceline.errors import ConfigError
+from paceline.studies.collect import command_of
 from paceline.studies.execute import StageFolder
 from paceline.studies.plan import plan
 from paceline.studies.session import row_files
@@ -85,14 +87,12 @@ def _planned(study: StudyConfig) -> dict[str, StageConfig]:
     except ConfigError:
         return {}
     files = StageFolder(study.output)
-    return {
-        f"paceline {one.command} --config {files.config(one)}": StageConfig(one.config, _STUDY_FILE)
-        for one in stages
-    }
+    return {command_of(one, files): StageConfig(one.config, _STUDY_FILE) for one in stages}
 
 
 def _config_file(source: Source) -> str:
-    return source.command.partition("--config ")[2].partition(" ")[0]
+    words = shlex.split(source.command)
+    return words[words.index("--config") + 1] if "--config" in words[:-1] else ""
 
 
 def _is_of(path: Path, source: Source) -> bool:
