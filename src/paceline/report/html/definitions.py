@@ -52,8 +52,12 @@ _TERMS = (
     ),
     Term(
         "MBSU",
-        "memory-bound speedup: the predicted speedup with the parameter ratio as cost ratio.",
+        "memory-bound speedup: the predicted speedup with the draft's share of the target's "
+        "parameters as the cost ratio c.",
         "mbsu",
+        "tau / (c gamma + 1)",
+        "Direct Alignment, section 3.2",
+        "https://arxiv.org/abs/2403.00858",
     ),
     Term(
         "cost ratio",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.report.html.definitions import TERMS, Term
@@ -10,7 +11,6 @@ from paceline.studies.claim_file import Dominance, FrontierTest, Paired
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline.studies.claim_file import Paper
     from paceline.studies.rows import StudyRow
     from paceline.studies.verdicts import Finding
 
@@ -23,7 +23,7 @@ class Publication(NamedTuple):
     link: str
 
 
-PAPERS: dict[Paper, Publication] = {
+PAPERS = {
     "DistillSpec": Publication(
         "Zhou et al. 2023",
         "DistillSpec: Improving Speculative Decoding via Knowledge Distillation",
@@ -41,10 +41,28 @@ PAPERS: dict[Paper, Publication] = {
     ),
 }
 ALPHA = "alpha of a rule"
+_WRITTEN = re.compile(r"(?<!\w)(?:KLD|TVD\+\+|TVD|MBSU)(?![\w+])")
+"""Terms that are looked for in texts: their names are no common words."""
+_ALIASES = {
+    "kld": "KLD",
+    "forward_kl": "KLD",
+    "tvd": "TVD",
+    "tvd++": "TVD++",
+    "tvd_plus_plus": "TVD++",
+    "mbsu": "MBSU",
+    "base": "unaligned",
+    "start": "unaligned",
+}
+"""Names in settings of rows, and the terms that they stand for."""
 
 
 def _recipe(name: str, meaning: str) -> Term:
     return Term(name, meaning, source="DistillSpec, table 1", link=PAPERS["DistillSpec"].link)
+
+
+def _objective(name: str, meaning: str) -> Term:
+    source, link = "Direct Alignment, section 2.3", PAPERS["Direct Alignment"].link
+    return Term(name, meaning, source=source, link=link)
 
 
 def _rule(name: str, meaning: str, place: str) -> Term:
@@ -58,14 +76,23 @@ _NAMED = (
     _recipe("imit_kd", "recipe: forward KL, half on fixed text, half on the draft's text."),
     _recipe("f_distill", "recipe: TVD, half on the draft's text, half on the target's."),
     _recipe("gkd", "recipe: forward KL on the draft's own text (on-policy)."),
-    Term(
-        "unaligned",
-        "the draft before distillation.",
+    _objective(
+        "KLD",
+        "objective forward_kl: the forward Kullback-Leibler divergence, the sum over the "
+        "vocabulary of p log(p / q), p the target's and q the draft's distribution.",
     ),
-    Term(
-        "autoregressive",
-        "the model alone, without a draft.",
+    _objective(
+        "TVD",
+        "objective tvd: the total variation distance, half the sum over the vocabulary of "
+        "|p - q|. It is 1 - expected acceptance.",
     ),
+    _objective(
+        "TVD++",
+        "objective tvd_plus_plus: the policy gradient of TVD with normalised rewards. The reward "
+        "of a token is 1 if p > q, else 0; the advantage is (reward - mean) / standard deviation.",
+    ),
+    Term("unaligned", "the draft before distillation, also called the base draft."),
+    Term("autoregressive", "the model alone, without a draft."),
     Term(
         "lenient",
         "rule: accept a drafted token with probability min(1, f(p) / q). f is p / epsilon "
@@ -93,9 +120,23 @@ _NAMED = (
         "rule: defer where the target's largest probability is above the draft's by alpha.",
         "eq. 5",
     ),
-    _rule("diff_log", "rule: as diff, with negative entropies.", "table 1"),
-    _rule("opt", "rule: as diff, with alpha times the TVD of the two distributions.", "eq. 10"),
-    _rule("opt_log", "rule: as opt, with negative entropies.", "table 1"),
+    _rule(
+        "diff_log",
+        "rule: defer where the draft's entropy is above the target's by alpha.",
+        "table 1",
+    ),
+    _rule(
+        "opt",
+        "rule: defer where the target's largest probability is above the draft's by alpha times "
+        "the TVD of the two distributions.",
+        "eq. 10",
+    ),
+    _rule(
+        "opt_log",
+        "rule: defer where the draft's entropy is above the target's by alpha times the TVD of the "
+        "two distributions.",
+        "table 1",
+    ),
     _rule(
         "token_v1",
         "rule: defer the tokens whose draft probability is below the target's largest - alpha.",
@@ -137,6 +178,7 @@ _NAMED = (
 )
 NAMED = {term.name: term for term in _NAMED}
 MEANINGS = TERMS | NAMED
+_OCCURRING = NAMED | {name: TERMS[name] for name in ("lossless", "MBSU")}
 
 
 def terms_of_rows(rows: Iterable[StudyRow]) -> list[str]:
@@ -150,11 +192,13 @@ def terms_of_rows(rows: Iterable[StudyRow]) -> list[str]:
             found.append("unaligned")
         if rules or "alpha" in row.setting:
             found.append(ALPHA)
+        if any("mbsu" in name for name in row.sums):
+            found.append("MBSU")
     return _known(found)
 
 
 def terms_of_findings(findings: Sequence[Finding]) -> list[str]:
-    """The recipes and rules that the tests of these claims compare."""
+    """The recipes and rules that the tests of these claims compare, and terms of their texts."""
     found: list[str] = []
     for one in findings:
         match one.claim.test:
@@ -167,6 +211,7 @@ def terms_of_findings(findings: Sequence[Finding]) -> list[str]:
                         found.append("unaligned")
                     found.append((side.over or test.over).partition(" ")[2])
                 found += _names_of(test.rows.get("draft"), test.rows.get("family"))
+        found += _WRITTEN.findall(f"{one.claim.here} {one.claim.says}")
     return _known(found)
 
 
@@ -176,7 +221,14 @@ def _names_of(*conditions: object) -> list[str]:
 
 
 def _known(names: Iterable[str]) -> list[str]:
-    """The terms of names such as `lossy beta 1.0`, each once."""
-    firsts = (name.partition(" ")[0].lower() if name != ALPHA else name for name in names)
-    known = NAMED | {"lossless": TERMS["lossless"]}
-    return [name for name in dict.fromkeys(firsts) if name in known]
+    """The terms of names such as `lossy beta 1.0`, and the terms in their meanings, each once.
+
+    Names without a term are left out: drafts, tasks and families may have any name.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        first = name if name == ALPHA else name.partition(" ")[0].lower()
+        term = _ALIASES.get(first, first)
+        if term in _OCCURRING:
+            found |= dict.fromkeys([term, *_WRITTEN.findall(_OCCURRING[term].meaning)])
+    return list(found)

@@ -19,6 +19,7 @@ from paceline.core.bootstrap import Interval
 from paceline.report.html import charts, render
 from paceline.report.html.definitions import TERMS
 from paceline.report.html.encodings import Axis
+from paceline.report.html.glossary import PAPERS
 from paceline.report.html.page import Claim, Claims, Figure, Page, Panel, Prose, Section, Source
 from paceline.report.html.read import read_page
 
@@ -66,10 +67,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize("kind", report_runs.RUNS)
-def test_a_page_loads_nothing_and_links_only_to_itself(kind: str, written: Callable[[str], str]):
+def test_a_page_loads_nothing_and_links_only_to_itself_and_papers(
+    kind: str, written: Callable[[str], str]
+):
     read = Reader(written(kind))
     assert read.loads == ["data:,"]
-    assert all(link["href"].startswith(("#", "data:")) for link in read.links)
+    outside = {one["href"] for one in read.links if not one["href"].startswith(("#", "data:"))}
+    assert outside <= {paper.link for paper in PAPERS.values()}
     targets = {link["href"][1:] for link in read.links if link["href"].startswith("#")}
     assert targets <= set(read.ids)
     assert len(set(read.ids)) == len(read.ids)
