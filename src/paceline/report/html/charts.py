@@ -199,8 +199,8 @@ def intervals(
     `beside`: a line has a value of each group; False: each line is of one group.
     """
     lines = names_of(rows, name)
-    divided = group is not None and beside
-    sides = alt.YOffset(group, type="nominal") if divided else alt.Undefined
+    within = group if beside else None
+    sides = alt.Undefined if within is None else alt.YOffset(within, type="nominal")
     across = alt.Y(name, type="nominal", sort=lines, title=None, scale=alt.Scale(domain=lines))
     base = alt.Chart().encode(
         y=across.axis(domain=False, ticks=False, grid=True, labelLimit=210, labelOverlap=False)
@@ -212,7 +212,7 @@ def intervals(
     marks = base.mark_point(filled=True, opacity=1, size=90)
     chosen = [name, *([group] if group else []), *labels]
     tooltip = [*labels_of(chosen), *x.tooltips()]
-    height = _ROW_HEIGHT * max(1, len(lines)) * (len(names_of(rows, group)) if divided else 1)
+    height = _ROW_HEIGHT * max(1, len(lines)) * (len(names_of(rows, within)) if within else 1)
     layers = _references((reference, None), x, x)
     if has_intervals(rows, x):
         bars = base.transform_filter(x.has_bounds()).mark_rule(aria=False, strokeWidth=2)

@@ -64,7 +64,7 @@ class Axis:
     def shared_by(self, rows: Sequence[Row], *values: float) -> Axis:
         """This axis with the ends that the values and bounds of all rows need."""
         found = [row.get(name) for row in rows for name in (self.field, self.low, self.high)]
-        known = [value for value in (*found, *values) if is_finite(value)]
+        known = [one for one in (*found, *values) if one is not None and is_finite(one)]
         return replace(self, domain=(min(known), max(known))) if known else self
 
     def has_bounds(self) -> str:

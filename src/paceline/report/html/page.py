@@ -36,18 +36,21 @@ class Source:
         config: The resolved configuration; None if the rows do not record it.
         environment: Versions, machine and git state, if they are recorded.
         note: Where the configuration was read; may be empty.
+        name: File name of the configuration, if the command does not name it.
     """
 
     command: str
     config: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
     note: str = ""
+    name: str = ""
 
     @property
     def file(self) -> str:
-        """File name of the configuration: that in the command, else `config.yaml`."""
-        names = [word for word in self.command.split() if word.endswith(".yaml")]
-        return names[0].rpartition("/")[2] if names else "config.yaml"
+        """File name of the configuration: `name`, that in the command, else `config.yaml`."""
+        words = self.command.split()
+        names = [word.rpartition("/")[2] for word in words if word.endswith(".yaml")]
+        return self.name or next(iter(names), "config.yaml")
 
 
 @dataclass(frozen=True)
@@ -197,8 +200,10 @@ class Commands:
     title: str
     text: str
     lines: Sequence[str]
+    source: Source
+    """The first command with its configuration."""
     places: Sequence[tuple[str, str]] = ()
-    """Placeholders of the commands with their meanings."""
+    """Placeholders and options of the commands with their meanings."""
 
 
 @dataclass(frozen=True)
@@ -303,5 +308,5 @@ class Page:
     def _all_sources(self) -> Iterator[Source]:
         for section in self.sections:
             for block in section.blocks:
-                if not isinstance(block, Prose | Listing | Commands):
+                if not isinstance(block, Prose | Listing):
                     yield block.source

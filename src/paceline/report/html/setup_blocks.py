@@ -5,19 +5,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from paceline.report.html.page import Commands, Listing
+from paceline.report.html.page import Commands, Listing, Source
+from paceline.studies.collect import MODELS, model_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from paceline.report.html.background import Background
-    from paceline.studies.rows import Source, StudyRow
+    from paceline.studies.rows import Source as RowSource
+    from paceline.studies.rows import StudyRow
     from paceline.studies.study_file import StudyConfig
 
-_MODELS = ("target", "draft", "truth")  # keys of configurations
 _DATA = {"data", "tasks", "prompts", "task"}
+_FILE = re.compile(r"[^\s{}:]+\.[A-Za-z]\w*")
+_NO_PATH = "path not recorded"
+_UNKNOWN_DAY = "not recorded in these rows"
 _DIGEST = re.compile(r" [0-9a-f]{16}$")  # of the task, at the end of a population
 _MOST_COVERED = 8
+_OPTIONS = (
+    ("--dry-run", "add it to see the stages, their minutes and the disk space only."),
+    ("--scale smoke", "add it to try the commands on a few examples."),
+)
 
 
 def setup(name: str, rows: Sequence[StudyRow], background: Background) -> Listing:
@@ -34,7 +42,7 @@ def setup(name: str, rows: Sequence[StudyRow], background: Background) -> Listin
         ("data", _data(sources, background)),
         ("settings", _settings(rows)),
         ("machine", list(dict.fromkeys(source.machine for source in sources))),
-        ("date", sorted({source.date for source in sources if source.date})),
+        ("date", sorted({source.date for source in sources if source.date}) or [_UNKNOWN_DAY]),
         ("versions", _versions(sources)),
         ("cost", [] if study is None else _cost(study)),
     ]
@@ -43,28 +51,44 @@ def setup(name: str, rows: Sequence[StudyRow], background: Background) -> Listin
 
 
 def _models(
-    rows: Sequence[StudyRow], sources: Sequence[Source], background: Background
+    rows: Sequence[StudyRow], sources: Sequence[RowSource], background: Background
 ) -> list[str]:
-    """A line per model: its key, its path, its fingerprint, and its size if it is known."""
-    found: dict[str, dict[str, None]] = {}
+    """A line per model: its key, its path, its size and its fingerprint, as far as they are known.
+
+    Commands record different parts. Two fingerprints mean that a model was replaced in between.
+    """
+    found: dict[tuple[str, str], dict[str, None]] = {}
     for source in sources:
         config = background.config(source)
-        for key in _MODELS:
-            path = config.get(key) or config.get("base", {}).get(key)
+        for key in MODELS:
+            path = model_path(config, key)
             mark = source.fingerprints.get(key) or source.fingerprints.get(f"{key}_fingerprint")
             if path is None and mark is None:
                 continue
-            words = str(path or "path not recorded")
+            facts = found.setdefault((key, path or _NO_PATH), {})
+            if key in source.sizes:
+                facts[f"{_count(source.sizes[key])} parameters"] = None
             if mark is not None:
-                found.setdefault(key, {}).pop(words, None)
-                words += f", fingerprint {mark}"
-            elif any(each.startswith(words) for each in found.get(key, {})):
-                continue
-            found.setdefault(key, {})[words] = None
+                facts[f"fingerprint {mark}"] = None
+    lines = [
+        f"{key}: {', '.join([path, *facts])}"
+        for (key, path), facts in found.items()
+        if not any(  # the model of a line with its path
+            key == name and path == _NO_PATH != other and facts.keys() <= more.keys()
+            for (name, other), more in found.items()
+        )
+    ]
     ratios = {row.setting["parameter_ratio"] for row in rows if "parameter_ratio" in row.setting}
-    lines = [f"{key}: {words}" for key, each in found.items() for words in each]
     sizes = ", ".join(f"{float(ratio):.0%}" for ratio in sorted(ratios, key=float))
     return [*lines, f"the draft has {sizes} of the target's parameters"] if sizes else lines
+
+
+def _count(parameters: int) -> str:
+    """A number of parameters in short, such as 1.2 million."""
+    for unit, name in ((10**9, " billion"), (10**6, " million")):
+        if parameters >= unit:
+            return f"{parameters / unit:.3g}{name}"
+    return f"{parameters:,}"
 
 
 def _examples(rows: Sequence[StudyRow]) -> list[str]:
@@ -75,7 +99,7 @@ def _examples(rows: Sequence[StudyRow]) -> list[str]:
     return [f"{len(each):,} {population}" for population, each in units.items()]
 
 
-def _data(sources: Iterable[Source], background: Background) -> list[str]:
+def _data(sources: Iterable[RowSource], background: Background) -> list[str]:
     """Paths of texts in the configurations."""
     found: dict[str, None] = {}
     for source in sources:
@@ -83,13 +107,17 @@ def _data(sources: Iterable[Source], background: Background) -> list[str]:
     return list(found)
 
 
-def _paths(value: Any, *, is_data: bool = False) -> Iterable[str]:
+def _paths(value: Any, *, is_data: bool = False) -> Iterator[str]:
+    """Names of files; other texts, such as a task's prompt, have spaces or no suffix."""
     if isinstance(value, str):
-        if is_data and "." in value:
+        if is_data and _FILE.fullmatch(value):
             yield value
     elif isinstance(value, dict):
         for key, part in value.items():
             yield from _paths(part, is_data=is_data or key in _DATA)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _paths(part, is_data=is_data)
 
 
 def _settings(rows: Sequence[StudyRow]) -> list[str]:
@@ -111,7 +139,7 @@ def _settings(rows: Sequence[StudyRow]) -> list[str]:
     return lines
 
 
-def _versions(sources: Sequence[Source]) -> list[str]:
+def _versions(sources: Sequence[RowSource]) -> list[str]:
     versions = dict.fromkeys(
         ", ".join(f"{name} {value}" for name, value in source.versions.items() if value)
         for source in sources
@@ -130,9 +158,9 @@ def _cost(study: StudyConfig) -> list[str]:
     stages = study.stages.items()
     cpu, gpu = (sum(getattr(one.minutes, kind) for _, one in stages) for kind in ("cpu", "gpu"))
     each = ", ".join(f"{name} {stage.minutes.cpu:g}" for name, stage in stages)
-    lines = [f"{cpu:g} minutes on two CPU cores, {gpu:g} on a GPU, by the study file"]
+    lines = [f"expected: {cpu:g} minutes on two CPU cores, {gpu:g} on a GPU"]
     if len(study.stages) > 1:
-        lines.append(f"minutes of the stages on two cores: {each}")
+        lines.append(f"minutes of each stage on two cores: {each}")
     if study.looks > 1 and any(one.is_drawn_again for one in study.stages.values()):
         again = sum(one.minutes.cpu for one in study.stages.values() if one.is_drawn_again)
         lines.append(
@@ -156,12 +184,15 @@ def commands(name: str, study: StudyConfig) -> Commands:
     ]
     return Commands(
         title=study.title,
-        text=(
-            "In a clone of Paceline. Add --dry-run to see the stages and their minutes, or --scale "
-            "smoke to try the commands on a few examples."
+        text="In a clone of Paceline. The second command writes this page for your models.",
+        lines=[run, "paceline claims --rows runs/mine \\\n  --html claims.html"],
+        places=[*meanings, *_OPTIONS],
+        source=Source(
+            f"paceline study run {name}",
+            study.model_dump(mode="json", exclude_defaults=True),
+            note=f"The study file, configs/studies/{name}.yaml, as it is now.",
+            name=f"{name}.yaml",
         ),
-        lines=[run, "paceline claims --rows runs/mine --html claims.html"],
-        places=meanings,
     )
 
 

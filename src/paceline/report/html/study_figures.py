@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,7 +15,7 @@ from paceline.report.html.page import Figure, Panel, Source, Table, bounded
 from paceline.report.plots import curves as ordered_curves
 from paceline.studies.claim_file import Dominance, Paired, Side
 from paceline.studies.dominance import own_figures
-from paceline.studies.evidence import paired_effect
+from paceline.studies.evidence import paired_effect, select
 from paceline.studies.frontier_evidence import frontier_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,34 @@ _CALLS = Axis("calls", "target calls / tokens", ".2f", bounds=True)
 _QUALITY = Axis("quality", "quality / target's", ".2f", bounds=True)
 
 
-def study_blocks(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> dict[str, list[Block]]:
+class Question(NamedTuple):
+    """What figures answer, and the terms that they use."""
+
+    text: str
+    terms: tuple[str, ...]
+
+
+_TAU_OF_DRAFTS = Question(
+    "Does distillation raise the block efficiency?",
+    ("block efficiency", "gamma", "expected acceptance", "95% interval"),
+)
+_ALL_EXAMPLES = Question("Do all examples gain?", ("block efficiency", "dominance"))
+_RECIPES = Question(
+    "Which recipe and which text give the most acceptance?", ("expected acceptance",)
+)
+_RULES = Question(
+    "Which rule has the best quality at equal cost?",
+    ("relative quality", "rejection rate", "deferral rate", "family", "95% interval"),
+)
+_BOUNDS = Question(
+    "Are the bounds true, and do they say anything?",
+    ("expected acceptance", "regret", "95% interval"),
+)
+
+
+def study_blocks(
+    rows: Sequence[StudyRow], findings: Sequence[Finding]
+) -> dict[Question, list[Block]]:
     """All figures that the rows of one study allow, by the question that they answer."""
     measured = [row for row in rows if "acceptance" in row.sums and "label" in row.setting]
     drafts = _draft_blocks(_groups(measured, "part", "task", "temperature"))
@@ -46,15 +73,11 @@ def study_blocks(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> dict[
     for group in _groups(cells, "part", "pair", "task", "draft", "model", "temperature"):
         frontiers += _frontier(group)
     blocks = {
-        "Does distillation raise the block efficiency?": drafts,
-        "Do all examples gain?": [figure for one in findings for figure in _dominance(one, rows)],
-        "Which recipe and which text give the most acceptance?": _grids(
-            [row for row in rows if "column" in row.setting]
-        ),
-        "Which rule has the best quality at equal cost?": frontiers,
-        "Are the bounds true, and do they say anything?": [
-            _bounds(row) for row in rows if "proven" in row.sums
-        ],
+        _TAU_OF_DRAFTS: drafts,
+        _ALL_EXAMPLES: [figure for one in findings for figure in _dominance(one, rows)],
+        _RECIPES: _grids([row for row in rows if "column" in row.setting]),
+        _RULES: frontiers,
+        _BOUNDS: [_bounds(row) for row in rows if "proven" in row.sums],
     }
     return {question: found for question, found in blocks.items() if found}
 
@@ -118,12 +141,15 @@ def _draft_blocks(groups: Sequence[Sequence[StudyRow]]) -> list[Block]:
 
 def _draft_lines(rows: Sequence[StudyRow]) -> list[Row]:
     """tau and acceptance of each draft at each gamma, in order of the training text."""
-    gammas = sorted(int(name.removeprefix("blocks_")) for name in rows[0].sums if "blocks_" in name)
+    names = dict.fromkeys(name for row in rows for name in row.sums)
+    gammas = sorted(int(name.removeprefix("blocks_")) for name in names if "blocks_" in name)
     lines: list[Row] = []
     for (draft, trained_on, label), group in _by_draft(rows).items():
         across = ("seed",) if "seed" in group[0].setting else ()
         acceptance = _mean(group, "acceptance", "tokens", across)
         for gamma in gammas:
+            if any(f"blocks_{gamma}" not in row.sums for row in group):
+                continue  # a study may measure other drafts with other gammas
             tau = _mean(group, f"emitted_{gamma}", f"blocks_{gamma}", across)
             if tau is None or acceptance is None:
                 continue
@@ -209,7 +235,8 @@ def _dominance(finding: Finding, rows: Sequence[StudyRow]) -> list[Figure]:
     )
     counts = dict.fromkeys(f"n = {len(values):,} examples" for values in samples.values())
     panel = Panel(charts.dominance(drawn, axis, "draft"), f"{' and '.join(counts)} of each draft")
-    return [Figure(f"Tau per example: {finding.claim.id}", text, [panel], drawn, _source(rows))]
+    source = _source(select(rows, test.rows, test.first.where))
+    return [Figure(f"Tau per example: {finding.claim.id}", text, [panel], drawn, source)]
 
 
 def _grids(rows: Sequence[StudyRow]) -> list[Block]:
@@ -280,7 +307,7 @@ def _bounds(row: StudyRow) -> Table:
     }
     lines: list[Row] = []
     for name, words in names.items():
-        found = _mean([row], name, None, ())
+        found = _mean([row], name, None, ()) if name in row.sums else None
         if found is not None:
             lines.append({"": words} | bounded("value", found))
     for name in row.sums:

@@ -28,21 +28,12 @@ if TYPE_CHECKING:
 
     from paceline.report.html.background import Background
     from paceline.report.html.page import Block
+    from paceline.report.html.study_figures import Question
     from paceline.studies.rows import StudyRow
     from paceline.studies.verdicts import Finding
 
 _TERMS = ("verdict", "block efficiency", "gamma", "expected acceptance")
 _CLAIM_TERMS = ("claim's interval",)
-_FIGURE_TERMS = (
-    "block efficiency",
-    "expected acceptance",
-    "rejection rate",
-    "relative quality",
-    "family",
-    "95% interval",
-    "dominance",
-    "regret",
-)
 _WORDS = {  # of one claim, and of several
     HOLDS: ("holds", "hold"),
     VACUOUS: ("holds but says nothing here", "hold but say nothing here"),
@@ -89,7 +80,7 @@ def study_page(
     files = background.studies
     known = [commands(name, files[name]) for name in studies if name in files]
     if known:
-        sections.append(Section("Run it on your own models", known))
+        sections.append(Section("How do I run it on my own models?", known))
     sections += _claim_sections(findings)
     sections += _figure_sections(studies, rows, findings, background)
     return Page(
@@ -149,8 +140,8 @@ def _summaries(rows: Sequence[StudyRow], findings: Sequence[Finding]) -> list[Se
     tested = [one for one in findings if one.verdict != UNMEASURED]
     terms = (*(paper for paper, _ in tables), *_TERMS, *terms_of_findings(tested))
     untested = Counter(one.claim.study for one in findings if one.verdict == UNMEASURED)
-    studies = ", ".join(f"{count} by the study {name}" for name, count in untested.items())
-    note = f"Not tested yet: {studies}." if untested else ""
+    studies = ", ".join(f"{name} ({count})" for name, count in untested.items())
+    note = f"Claims that are not tested yet, by study: {studies}." if untested else ""
     return [Section("Are the papers' claims true here?", [one for _, one in tables], terms, note)]
 
 
@@ -231,7 +222,7 @@ def _figure_sections(
     background: Background,
 ) -> list[Section]:
     """A section per study and question; the study is named where several ask the same."""
-    found: list[tuple[str, str, list[Block]]] = []
+    found: list[tuple[str, Question, list[Block]]] = []
     for name in studies:
         own = [row for row in rows if row.study == name]
         blocks = study_blocks(own, [one for one in findings if one.claim.study == name])
@@ -244,9 +235,9 @@ def _figure_sections(
         words = name.replace("_", " ")
         sections.append(
             Section(
-                f"{question} ({words})" if count[question] > 1 else question,
+                f"{question.text} ({words})" if count[question] > 1 else question.text,
                 [_configured(block, background) for block in blocks],
-                (*_FIGURE_TERMS, *terms_of_rows(own)),
+                (*question.terms, *terms_of_rows(own)),
                 f"Study {name}" + ("." if study is None else f": {study.title}."),
             )
         )

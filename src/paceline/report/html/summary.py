@@ -54,12 +54,14 @@ def shown_verdict(finding: Finding, findings: Sequence[Finding]) -> str:
     if finding.verdict != HOLDS or not isinstance(test, Paired) or test.second is None:
         return finding.verdict
     bound = test.second.over
+    if bound is None or finding.second is None:
+        return HOLDS
     for other in findings:
         trivial = other.claim.test
         if other.claim.study != finding.claim.study or not isinstance(trivial, Paired):
             continue
-        is_same = bound is not None and (trivial.first.over or trivial.over) == bound
-        if is_same and trivial.than is not None and finding.second is not None:
+        is_same = (trivial.first.over or trivial.over) == bound
+        if is_same and trivial.than is not None:
             return VACUOUS if finding.second <= trivial.than else HOLDS
     return HOLDS
 
@@ -124,6 +126,8 @@ def summary(
 def _mark(finding: Finding, cells: dict[str, _Cell], findings: Sequence[Finding]) -> Mark:
     verdict = shown_verdict(finding, findings)
     detail = effect_text(finding)
+    if verdict == VACUOUS:
+        detail = f"the bound is {finding.second:.2f}"
     test = finding.claim.test
     if not isinstance(test, FrontierTest):
         trained_on = (test.rows | test.first.where).get("trained_on")

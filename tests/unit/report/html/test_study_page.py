@@ -1,12 +1,12 @@
 """Pages of studies from rows made by hand: verdicts first, then the figures that the rows allow."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from claim_pages import claims_page
 from paceline.config import validate
-from paceline.report.html.page import Claims, Figure, Page, Table
+from paceline.report.html.page import Claims, Commands, Figure, Listing, Page, Summary, Table
 from paceline.report.html.render import render
 from paceline.report.html.study_page import study_page
 from paceline.studies.claim_file import ClaimFile
@@ -110,7 +110,71 @@ def test_bounds_are_a_table_of_means():
     assert made.verdict.startswith("These rows belong to no claim")
 
 
-def test_the_page_is_one_file(page: Page, tmp_path: Path):
+def test_the_page_is_one_file(page: Page):
     text = render(page)
     assert text.startswith("<!DOCTYPE html>")
     assert len(text) < 2_000_000
+
+
+@pytest.fixture(scope="module")
+def whole() -> Page:
+    return claims_page()
+
+
+def test_sections_ask_questions_in_the_order_of_a_reader(whole: Page):
+    assert [one.title for one in whole.sections] == [
+        "What was tested, and with what?",
+        "Are the papers' claims true here?",
+        "How do I run it on my own models?",
+        "What was measured for each claim of Direct Alignment?",
+        "What was measured for each claim of DistillSpec?",
+        "Does distillation raise the block efficiency?",
+        "Are the bounds true, and do they say anything?",
+    ]
+    kinds = [type(one.blocks[0]) for one in whole.sections]
+    assert kinds == [Listing, Summary, Commands, Claims, Claims, Figure, Table]
+
+
+def test_terms_of_drafts_and_claims_are_defined_and_unknown_drafts_are_shown(whole: Page):
+    assert {"KLD", "TVD++", "unaligned", "Direct Alignment"} <= set(whole.sections[1].terms)
+    rows = [row["name"] for one in blocks(whole, Figure) for row in one.rows]
+    assert {"forward_kl, code", "tvd_plus_plus, code", "mine, documentation"} <= set(rows)
+    text = render(whole)
+    assert '<a href="https://arxiv.org/abs/2403.00858">' in text
+    assert "<dt>TVD++" in text
+
+
+def test_a_bound_that_says_nothing_is_counted_on_its_own(whole: Page):
+    assert "1 holds but says nothing here" in whole.verdict
+    bound = next(one for table in blocks(whole, Claims) for one in table.claims if one.reason)
+    assert bound.verdict == "holds, but says nothing here"
+    assert bound.reason == "on average the bound is -2.99, which is always true"
+
+
+def test_figures_of_drafts_share_an_axis_and_the_colours_of_training_texts(whole: Page):
+    """On one task, a training text has no draft; its colour is not taken by another."""
+    figures = blocks(whole, Figure)
+    assert len(figures) == 4
+    layers = [layer for one in figures for panel in one.panels for layer in panel.chart["layer"]]
+    encodings = [layer["encoding"] for layer in layers if "shape" in layer["encoding"]]
+    scales = [{key: one[key]["scale"] for key in ("x", "color", "shape")} for one in encodings]
+    assert all(one == scales[0] for one in scales)
+    assert scales[0]["color"]["domain"] == ["not trained", "code", "documentation"]
+    values = [row["tau"] for one in figures for row in one.rows]
+    low, high = scales[0]["x"]["domain"]
+    assert low <= min(values) < max(values) <= high
+
+
+def test_a_figure_names_the_command_and_the_configuration_of_its_own_rows(whole: Page, page: Page):
+    figure = blocks(whole, Figure)[0]
+    assert figure.source.command == "paceline trajectory --config tau.yaml"
+    assert figure.source.config == {"target": "models/target", "draft": "models/draft"}
+    (table,) = blocks(whole, Table)
+    assert table.source.command == "paceline bounds --config bounds.yaml"
+    assert table.source.config is None
+    sweep = study_row({"tau": [1.0, 2.0]}, row="gkd", column="sums")
+    source = sweep.source.model_copy(update={"command": "paceline sweep --config sweep.yaml"})
+    first = sweep.model_copy(update={"source": source})
+    found = study_page("Tiny", [first, *rows()], judge(claims(), rows(), {STUDY: 1}))
+    titles = {one.title: one.source.command for one in blocks(found, Figure)}
+    assert titles["Tau per example: dominates"] == "paceline trajectory --config tau.yaml"

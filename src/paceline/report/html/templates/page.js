@@ -53,9 +53,10 @@
     .flatMap((layer) => layer.encoding?.color?.scale?.domain ?? [])
     .map((name) => String(name).length));
 
-  // A long name as two lines, divided where a word ends, as near to its middle as possible.
+  // A long name as two lines, divided after a comma or where a word ends, near to its middle.
   const inTwo = (name) => {
-    const ends = [...name.matchAll(/[ /_]/g)].map((found) => found.index + 1);
+    const ends = [...name.matchAll(name.includes(", ") ? /, /g : /[ /_]/g)]
+      .map((found) => found.index + found[0].length);
     if (name.length <= 18 || !ends.length) return [name];
     const off = (end) => Math.abs(end - name.length / 2);
     const end = ends.reduce((best, one) => (off(one) < off(best) ? one : best));
