@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import report_runs
+from claim_pages import claims_page
 from paceline.report.html import render
 from paceline.report.html.read import read_page
 
@@ -26,6 +27,7 @@ pytestmark = [
 ]
 WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
+KINDS = (*report_runs.RUNS, "claims")
 
 # Every text with less contrast to its background than 4.5 : 1, as [text, ratio].
 LOW_CONTRAST = """() => {
@@ -73,12 +75,14 @@ HEAT_CONTRAST = """() => {
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page of every kind of run."""
+    """A page of every kind of run, and the page of claims."""
     folder = tmp_path_factory.mktemp("pages")
     found: dict[str, Path] = {}
     for kind, make in report_runs.RUNS.items():
         found[kind] = folder / f"{kind}.html"
         render.write(read_page(make(folder / kind)).page, found[kind])
+    found["claims"] = folder / "claims.html"
+    render.write(claims_page(), found["claims"])
     return found
 
 
@@ -127,7 +131,7 @@ def visit(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", report_runs.RUNS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_figure_is_drawn_without_a_complaint_or_a_request(kind: str, width: int, visit: Any):
     page = visit(kind, width)
     charts = page.tab.query_selector_all(".chart")
@@ -138,7 +142,7 @@ def test_every_figure_is_drawn_without_a_complaint_or_a_request(kind: str, width
     assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
 
 
-@pytest.mark.parametrize("kind", report_runs.RUNS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_wider_than_a_telephone(kind: str, visit: Any):
     page = visit(kind, 390)
     assert page.tab.evaluate("document.documentElement.scrollWidth") <= 390
@@ -148,7 +152,7 @@ def test_nothing_is_wider_than_a_telephone(kind: str, visit: Any):
 
 
 @pytest.mark.parametrize("theme", THEMES)
-@pytest.mark.parametrize("kind", report_runs.RUNS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_all_text_can_be_read_in_both_themes(kind: str, theme: str, visit: Any):
     page = visit(kind, theme=theme)
     page.tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
@@ -279,6 +283,50 @@ def test_sources_of_tokens_differ_by_more_than_colour(visit: Any):
     names = ("prefill", "accepted", "recovered", "bonus")
     looks = [page.tab.evaluate(style, name) for name in names]
     assert len(set(looks)) == len(names)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_reader_of_claims_sees_what_was_tested_and_how_to_run_it(width: int, visit: Any):
+    tab = visit("claims", width).tab
+    boxes = tab.locator("section.box")
+    assert "models/target, 5.7 million parameters" in boxes.first.inner_text()
+    assert "2026-11-25" in boxes.first.inner_text()
+    command = tab.locator("section.box pre").first.inner_text()
+    assert "paceline study run pretraining" in command
+    assert "--set variables.target=TARGET" in command
+    hidden = """() => [...document.querySelectorAll("section.box, section.box pre")]
+        .filter((one) => !one.checkVisibility() || one.getBoundingClientRect().right > innerWidth)
+        .length"""
+    assert tab.evaluate(hidden) == 0
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_glossary_is_beside_the_findings_or_folded_above_them(width: int, visit: Any):
+    tab = visit("claims", width).tab
+    aside = tab.locator("aside").first
+    entry = aside.locator("div", has=tab.locator("dt", has_text="TVD++"))
+    assert entry.is_visible() == (width == 1280)
+    if width == 390:
+        aside.locator("summary").click()
+    assert "policy gradient" in entry.inner_text()
+    assert entry.locator("a").get_attribute("href") == "https://arxiv.org/abs/2403.00858"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_finding_has_a_sign_and_a_word_in_each_column(visit: Any):
+    tab = visit("claims").tab
+    marks = tab.locator("table.summary .mark").all_inner_texts()
+    assert {"✓ holds", "✗ does not hold", "○ holds, but says nothing here"} <= set(marks)
+    heads = tab.locator("table.summary").first.locator("thead th").all_inner_texts()
+    assert heads[1:] == ["code, T=0", "code, T=1", "documentation, T=0", "documentation, T=1"]
+
+
+def test_the_link_to_a_configuration_opens_it(visit: Any):
+    tab = visit("claims").tab
+    tab.locator("section.box a").first.click()
+    shown = tab.locator(".source pre:visible")
+    shown.wait_for()
+    assert "variables:" in shown.inner_text()
 
 
 def test_tables_and_definitions_remain_without_scripts(browser: Any, pages: dict[str, Path]):
