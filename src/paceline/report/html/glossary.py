@@ -210,6 +210,7 @@ def terms_of_findings(findings: Sequence[Finding]) -> list[str]:
                     if side.where.get("label") == "start":
                         found.append("unaligned")
                     found.append((side.over or test.over).partition(" ")[2])
+                    found.append("" if side.transform is None else side.transform.formula)
                 found += _names_of(test.rows.get("draft"), test.rows.get("family"))
         found += _WRITTEN.findall(f"{one.claim.here} {one.claim.says}")
     return _known(found)

@@ -79,7 +79,7 @@ def _models(
         )
     ]
     ratios = {row.setting["parameter_ratio"] for row in rows if "parameter_ratio" in row.setting}
-    sizes = ", ".join(f"{float(ratio):.0%}" for ratio in sorted(ratios, key=float))
+    sizes = ", ".join(f"{100 * float(ratio):.3g}%" for ratio in sorted(ratios, key=float))
     return [*lines, f"the draft has {sizes} of the target's parameters"] if sizes else lines
 
 
@@ -124,6 +124,7 @@ def _settings(rows: Sequence[StudyRow]) -> list[str]:
     """Values of the settings that most studies vary."""
     names = {
         "temperature": "temperature",
+        "top_p": "top-p",
         "max_new_tokens": "new tokens, at most",
         "gamma": "gamma",
         "seed": "seed of training",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.core.bootstrap import Interval
     from paceline.report.html.page import Tone
-    from paceline.studies.claim_file import Claim
+    from paceline.studies.claim_file import Claim, Side
     from paceline.studies.rows import StudyRow
     from paceline.studies.verdicts import Finding
 
@@ -53,17 +53,20 @@ def shown_verdict(finding: Finding, findings: Sequence[Finding]) -> str:
     test = finding.claim.test
     if finding.verdict != HOLDS or not isinstance(test, Paired) or test.second is None:
         return finding.verdict
-    bound = test.second.over
-    if bound is None or finding.second is None:
+    if test.second.over is None or finding.second is None:
         return HOLDS
     for other in findings:
         trivial = other.claim.test
         if other.claim.study != finding.claim.study or not isinstance(trivial, Paired):
             continue
-        is_same = (trivial.first.over or trivial.over) == bound
-        if is_same and trivial.than is not None:
+        if trivial.than is not None and _sums(trivial, trivial.first) == _sums(test, test.second):
             return VACUOUS if finding.second <= trivial.than else HOLDS
     return HOLDS
+
+
+def _sums(test: Paired, side: Side) -> tuple[object, ...]:
+    """What makes the figure of a side."""
+    return side.over or test.over, side.under or test.under, side.transform
 
 
 def tone_of(verdict: str) -> Tone:

@@ -98,6 +98,14 @@ def test_terms_in_the_text_of_a_claim_are_explained():
     assert terms_of_findings([said]) == ["MBSU", "TVD++", "TVD", "KLD"]
 
 
+def test_a_formula_of_a_claim_is_explained():
+    test = paired({"draft": "kld"}, {"label": "start"})
+    test["first"]["transform"] = {"formula": "mbsu", "gamma": 3}
+    assert terms_of_findings([finding(test)]) == ["KLD", "MBSU", "unaligned"]
+    test["first"]["transform"] = {"formula": "iid_block_efficiency", "gamma": 3}
+    assert terms_of_findings([finding(test)]) == ["KLD", "unaligned"]
+
+
 def test_all_terms_that_can_occur_have_a_meaning():
     every = [study_row({"mbsu_5": [1.0], "regret diff 0.1": [1.0]}, draft=name) for name in NAMED]
     found = terms_of_rows([*every, study_row({"tokens": [1.0]}, label="start")])

@@ -43,7 +43,7 @@ def test_models_have_the_path_size_and_fingerprint_that_any_command_recorded():
     assert entries(*rows, background=background)["models"] == [
         "target: models/t, 5.7 million parameters, fingerprint t1",
         "draft: models/d, 1.16 million parameters",
-        "the draft has 20% of the target's parameters",
+        "the draft has 20.3% of the target's parameters",
     ]
 
 
@@ -136,8 +136,9 @@ def test_the_commands_for_other_models_run(name: str, monkeypatch: pytest.Monkey
         run = [part.replace(f"={word}", f"={path}") for part in run]
     shown = CliRunner().invoke(app, [*run[1:], "--dry-run", "--json"])
     assert shown.exit_code == 0, shown.output
+    inputs = " ".join(text for stage in study.stages.values() for text in stage.inputs)
     for variable in study.variables:
-        assert f"mine/{variable}" in shown.stdout
+        assert (f"mine/{variable}" in shown.stdout) == (f"${variable}" in inputs)
     assert f"runs/mine/{name}/" in shown.stdout
     helped = CliRunner().invoke(app, [judge[1], "--help"])
     assert all(option in helped.output for option in judge if option.startswith("--"))

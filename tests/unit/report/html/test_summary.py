@@ -139,6 +139,14 @@ def test_a_bound_that_is_always_true_holds_but_says_nothing(level: float, verdic
     assert (mark.detail == "the bound is -2.99") == (verdict == VACUOUS)
 
 
+def test_a_claim_on_another_figure_of_the_same_sum_does_not_judge_a_bound():
+    """The sum per token is not the mean over examples."""
+    findings, _ = bounds(-3.0)
+    test = findings[1].claim.test.model_copy(update={"under": "acceptance"})
+    other = findings[1]._replace(claim=findings[1].claim.model_copy(update={"test": test}))
+    assert shown_verdict(findings[0], [findings[0], other]) == HOLDS
+
+
 def test_a_bound_is_judged_by_its_own_study_alone():
     findings, _ = bounds(-3.0)
     elsewhere = findings[1]._replace(
