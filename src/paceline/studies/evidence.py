@@ -274,7 +274,7 @@ def figure(test: Paired, side: Side, row: StudyRow) -> Estimate:
 
 
 def _scaled(found: Estimate, factor: float) -> Estimate:
-    return Estimate(*(factor * part for part in found))
+    return Estimate(factor * found.value, factor * found.influence_N, factor * found.largest)
 
 
 def _parameter_ratio(row: StudyRow) -> float:
