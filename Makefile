@@ -89,12 +89,13 @@ clean: ## remove what make made, except results in runs/
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp is as new as the last install: nothing happens until one of the two files changes.
+# A stamp is as new as the last install: nothing happens until one of the two files changes. Python
+# compiles what it imports; to compile everything would double the time.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "$(PYTHON) is not Python 3.11 to 3.13; give one: make PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt $(2) -e '.[$(1)]'
+	$(BIN)/pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(1)]'
 endef
 
 $(VENV)/.dev: pyproject.toml constraints.txt
@@ -102,7 +103,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	touch $(VENV)/.demo $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt
-	$(call install,gguf,--no-compile) # in half the time; Python compiles what it imports
+	$(call install,gguf)
 	touch $@
 
 # The driver alone: Debian's browser takes the place of the one that playwright would download.
