@@ -7,6 +7,7 @@ Nothing is decoded, so the scores apply to any gamma.
 # B batch, T positions, V vocabulary
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,11 +28,14 @@ from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.models.contract import Model
     from paceline.progress import Progress
+
+    ForcedLogits = Callable[[Sequence[Sequence[int]], Tensor], Tensor]
+    """Logits before each token of completions: B prompts, tokens [B, T] -> [B, T, V]."""
 
 _UNDRAFTED = Lossless().num_undrafted
 _BATCH_SIZE = 4  # 4 rows of 64 tokens at a vocabulary of 50k take about 100 MB for both models
@@ -88,16 +92,19 @@ def score_texts(
     sampling: SamplingParams,
     progress: Progress,
     draft_sampling: SamplingParams | None = None,
+    target_logits: ForcedLogits | None = None,
 ) -> TextScores:
     """Score each completion after its prompt.
 
-    `draft_sampling`: sampling parameters of the draft; None: those of the target.
+    `draft_sampling`: sampling parameters of the draft; None: those of the target. `target_logits`:
+    how to get the target's logits; None: by a pass of the target.
     Shapes: B prompts, B completions of at least one token -> [B, T], T the longest completion.
     Paper: Zhou et al. 2023, section 3 (acceptance, on text of the target).
     """
     width = max(len(completion) for completion in completions)
     vocab_size = check_same_vocabulary(target, draft)
     samplings = sampling, proposal_params(sampling, draft_sampling)
+    forced = target_logits or partial(_forced_logits, target), partial(_forced_logits, draft)
     parts: list[list[Tensor]] = []
     done: list[int] = []
     limit = None  # prompts of an encoder-decoder take no space in its decoder
@@ -108,7 +115,14 @@ def score_texts(
     progress("scoring", 0, len(prompts))
     for rows in batches_of_like_length(lengths[0], _BATCH_SIZE, lengths[1], limit):
         some_prompts, texts = ([part[row] for row in rows] for part in (prompts, completions))
-        scores = _score_batch(target, draft, some_prompts, texts, samplings, vocab_size)
+        scores = _score_batch(
+            forced,
+            decoder_contexts(target, some_prompts),
+            some_prompts,
+            texts,
+            samplings,
+            vocab_size,
+        )
         parts.append([F.pad(score_BT, (0, width - score_BT.shape[1])) for score_BT in scores])
         done += rows
         progress("scoring", len(done), len(prompts))
@@ -117,8 +131,8 @@ def score_texts(
 
 
 def _score_batch(
-    target: Model,
-    draft: Model,
+    forced: tuple[ForcedLogits, ForcedLogits],
+    contexts: Sequence[Sequence[int]],
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     samplings: tuple[SamplingParams, SamplingParams],
@@ -131,10 +145,11 @@ def _score_batch(
     for row, completion in enumerate(completions):
         tokens_BT[row, : len(completion)] = torch.tensor(completion)
         mask_BT[row, : len(completion)] = True
-    target_logits_BTV = _forced_logits(target, prompts, tokens_BT)[..., :vocab_size]
-    draft_logits_BTV = _forced_logits(draft, prompts, tokens_BT)[..., :vocab_size]
+    target_logits_BTV, draft_logits_BTV = (
+        logits(prompts, tokens_BT)[..., :vocab_size] for logits in forced
+    )
     agreement_BT = draft_logits_BTV.argmax(-1) == target_logits_BTV.argmax(-1)
-    seen_BTV = _seen(decoder_contexts(target, prompts), tokens_BT, vocab_size, sampling)
+    seen_BTV = _seen(contexts, tokens_BT, vocab_size, sampling)
     p_BTV = to_probs(_penalised(target_logits_BTV, seen_BTV, sampling), sampling)
     q_BTV = to_probs(_penalised(draft_logits_BTV, seen_BTV, sampling), draft_sampling)
     # 1 - TVD instead of the sum of minima: exactly 1 if p = q. Rounding must not make it negative.

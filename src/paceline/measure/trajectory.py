@@ -20,6 +20,7 @@ from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
 from paceline.errors import UsageError
 from paceline.measure.acceptance import budgets_of, score_texts
+from paceline.measure.kept_states import KeptStates
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, after_skipped, sample_texts
 from paceline.measure.results import IntervalRow
@@ -256,7 +257,7 @@ def stops_of(path: Path) -> Iterator[Stop]:
 
 
 class _Scorer:
-    """Scores drafts on the texts of each case.
+    """Scores drafts on the texts of each case; the target processes the texts once.
 
     Scores of initial drafts are kept, since runs share them and later drafts are compared with
     them.
@@ -265,6 +266,7 @@ class _Scorer:
     def __init__(self, target: HfModel, texts: dict[Case, Texts]) -> None:
         self.target = target
         self.texts = texts
+        self._target_logits = KeptStates.of(target)
         self._draft: tuple[Path, HfModel] | None = None
         self._kept: dict[tuple[str, Case], TextScores] = {}
 
@@ -280,7 +282,8 @@ class _Scorer:
         kept = self._kept.get((stop.fingerprint, case))
         if kept is not None:
             return kept
-        found = score_texts(self.target, self.draft(stop), *self.texts[case], case[1], silent)
+        given = self.target, self.draft(stop), *self.texts[case], case[1], silent
+        found = score_texts(*given, target_logits=self._target_logits)
         if stop.label == _START:
             self._kept[stop.fingerprint, case] = found
         return found

@@ -1,0 +1,46 @@
+"""Scores with kept hidden states equal those with a pass of the target for each draft."""
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.measure.acceptance import score_texts
+from paceline.measure.kept_states import KeptStates
+from paceline.models import HfModel, wrap_model
+from paceline.progress import silent
+from tiny import tiny_hf, tiny_pair
+
+PROMPTS = [[5], [7, 8, 9, 4], [11, 12], [6, 6, 5], [9, 10, 11, 12, 13]]
+TEXTS = [[3, 4, 5], [8, 9, 10, 11, 12, 13], [4], [20, 21, 22, 23], [3, 9]]
+SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5_v1_1", "bart"])
+@pytest.mark.parametrize("most_bytes", [0, 10**6])
+def test_scores_of_every_draft_are_those_of_a_pass_of_its_own(architecture: str, most_bytes: int):
+    target, draft = tiny_pair(architecture)
+    kept = KeptStates(target, most_bytes)
+    for other in (draft, target):
+        pair = target, other, PROMPTS, TEXTS, SAMPLING, silent
+        for wanted, got in zip(score_texts(*pair), score_texts(*pair, None, kept), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_target_processes_each_text_once(monkeypatch: pytest.MonkeyPatch):
+    target, draft = tiny_pair()
+    passes: list[int] = []
+    hidden = HfModel.hidden
+
+    def counted(self: HfModel, batch: object) -> torch.Tensor:
+        passes.append(1)
+        return hidden(self, batch)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(HfModel, "hidden", counted)
+    kept = KeptStates(target)
+    for _ in range(2):
+        score_texts(target, draft, PROMPTS, TEXTS, SAMPLING, silent, target_logits=kept)
+        assert len(passes) == 2, "five texts, four in a batch"
+
+
+def test_a_target_that_caps_its_logits_has_none():
+    assert KeptStates.of(wrap_model(tiny_hf("gemma3_text", final_logit_softcapping=0.5))) is None
