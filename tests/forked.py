@@ -45,6 +45,16 @@ class Program:
         self._process = context.Process(target=_run, args=given)
         self._process.start()
 
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.is_alive()
+
+    def send_signal(self, number: int) -> None:
+        """As `os.kill` does."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
     def wait(self) -> subprocess.CompletedProcess[str]:
         """Its exit code, and what it wrote."""
         self._process.join()

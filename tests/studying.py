@@ -1,5 +1,6 @@
 """A tiny study: align a pair, measure its drafts on two looks of prompts, and bench them."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,56 @@ CLOCKS = ("seconds", "target_seconds")
 MODELS = {"target": "$data/target", "draft": "$data/draft"}
 WEIGHTS = ["$data/target/model.safetensors", "$data/draft/model.safetensors"]
 ALIGNED = "$output/align/draft/model.safetensors"
+# The first lines of a program for forked.Program: the stages of a study are copies of it, which
+# have its imports at once; command_line() never returns.
+STAGES_ARE_COPIES = textwrap.dedent("""
+    import fcntl, os, signal, subprocess, sys, traceback
+    from pathlib import Path
+    from types import SimpleNamespace
+    import paceline.cli.main as cli
+    import paceline.cli.preflight, paceline.cli.result_tables
+    import paceline.studies.session, paceline.studies.workflow
+    from paceline.processes import end_with_parent
+    from paceline.studies import execute
+
+    def command_line(*arguments):
+        sys.argv = ["paceline", *arguments]
+        try:
+            cli.main()
+        except SystemExit as ending:
+            code = ending.code
+        except BaseException:
+            traceback.print_exc()
+            code = 3
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    class Forked(subprocess.Popen):
+        '''The process of a stage: a copy of this one, with what Popen does besides.'''
+
+        def __init__(self, command, *, stdout, **_options):
+            self._stage, self._log = command[3:], stdout.fileno()
+            super().__init__(command)
+
+        def _execute_child(self, *_):
+            self.pid = os.fork()
+            self._child_created = True
+            if self.pid == 0:
+                os.setsid()
+                os.dup2(self._log, 1)
+                os.dup2(self._log, 2)
+                os.closerange(3, 256)
+                parent, *arguments = self._stage
+                end_with_parent(int(parent))
+                command_line(*arguments)
+
+    # of this module alone: others start programs
+    execute.subprocess = SimpleNamespace(
+        Popen=Forked, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired
+    )
+""")
+
 COST = {"minutes": {"cpu": 0.01, "gpu": 0.01}, "disk_mb": 1}
 
 

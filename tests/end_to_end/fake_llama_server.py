@@ -1,20 +1,27 @@
 """A program that takes llama-server's arguments and answers as it does, with tiny models.
 
-`--die-after N`: it ends in the middle of its N-th answer; `--crash`: while it starts.
+Its first argument is the URL of a server of the test, which has the models; what that answers
+under /load is where this program's answers come from. `--die-after N`: it ends in the middle of
+its N-th answer; `--crash`: while it starts.
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
-import time
+from itertools import count
 from pathlib import Path
+from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from relay import ask, relay
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("models")
     parser.add_argument("-m", required=True)
     parser.add_argument("-md")
     parser.add_argument("-c", type=int)
@@ -33,27 +40,22 @@ def main() -> None:
     if given.crash:
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    # here, as a server that ends before it reads its models needs none of it
-    from engine_servers import llamacpp_routes, serving
-    from paceline.models import load_model
-
-    target = load_model(given.m, dtype="float32", device="cpu")
     drafts = given.md is not None and given.spec_type == "draft-simple"
-    draft = load_model(given.md, dtype="float32", device="cpu") if drafts else None
-    routes = llamacpp_routes(target, draft, given.spec_draft_n_max)
-    complete, answered = routes["/completion"], [0]
+    wanted = {
+        "target": given.m,
+        "draft": given.md if drafts else None,
+        "gamma": given.spec_draft_n_max,
+    }
+    _, loaded = ask(urlsplit(given.models).netloc, "/load", json.dumps(wanted).encode())
+    answers = count(1)
 
-    def counted(body):
-        answered[0] += 1
-        if answered[0] == given.die_after:
+    def count_answers(path: str) -> None:
+        if path == "/completion" and next(answers) == given.die_after:
             sys.stderr.write("ggml_abort: no memory left\n")
             sys.stderr.flush()
             os._exit(1)
-        return complete(body)
 
-    with serving(routes | {"/completion": counted}, port=given.port):
-        while True:
-            time.sleep(60)
+    relay(json.loads(loaded)["url"], given.port, count_answers)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,15 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine_servers import Answer, llamacpp_routes, serving
+from paceline.models import load_model
 from printed import one_line
 
 SERVER = Path(__file__).with_name("fake_llama_server.py")
@@ -22,12 +27,23 @@ def given(folder: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Options that start the small server in the place of llama-server."""
-    program = tmp_path_factory.mktemp("bin") / "llama-server"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SERVER}" "$@"\n')
-    program.chmod(0o755)
-    return ["--engine", "llamacpp", "--set", f"engine.program={program}"]
+    with ExitStack() as servers:
+
+        def load(body: dict[str, Any]) -> Answer:
+            names = (body["target"], body["draft"])
+            models = [name and load_model(name, dtype="float32", device="cpu") for name in names]
+            routes = llamacpp_routes(*models, body["gamma"])
+            return 200, {"url": servers.enter_context(serving(routes))}
+
+        models = servers.enter_context(serving({"/load": load}))
+        program = tmp_path_factory.mktemp("bin") / "llama-server"
+        # -S: without packages, which it does not need
+        command = f'"{sys.executable}" -S "{SERVER}" "{models}"'
+        program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        program.chmod(0o755)
+        yield ["--engine", "llamacpp", "--set", f"engine.program={program}"]
 
 
 def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_verdict(

@@ -1,7 +1,8 @@
 """`paceline study` on a tiny study: runs once, survives kills and Ctrl-C, says what is wrong.
 
-In the test of kills, one child process imports the libraries once and forks: studies and their
-stages are copies of it, which are killed from outside or go on to the end.
+Most studies and their stages are copies of a process that has imported the libraries; those of
+the tests of kills and of Ctrl-C are ended from outside. Stages that Ray runs, and the one that
+fails, are started as a user's are.
 """
 
 import fcntl
@@ -16,67 +17,25 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from forked import Program
 from paceline.studies.rows import read_study_rows
 from printed import one_line
-from studying import comparable, tiny_study, write_study
+from studying import STAGES_ARE_COPIES, comparable, tiny_study, write_study
 
 Run = Callable[..., tuple[int, str, str]]
 STUDY = ("study", "run", "tiny.yaml")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
+# argv: those of the command line
+_STUDY = STAGES_ARE_COPIES + "command_line(*sys.argv[1:])\n"
+
 # argv: the folder of the study that is timed, that of the killed one
-_NURSERY = textwrap.dedent("""
-    import fcntl, json, os, random, signal, subprocess, sys, time, traceback
-    from pathlib import Path
-    from types import SimpleNamespace
-    import torch
-    import paceline.cli.main as cli
-    import paceline.cli.preflight, paceline.cli.result_tables
-    import paceline.studies.workflow
-    from paceline.processes import end_with_parent
-    from paceline.studies import execute, session
-
-    torch.set_num_threads(1)
-
-    def command_line(*arguments):
-        sys.argv = ["paceline", *arguments]
-        try:
-            cli.main()
-        except SystemExit as ending:
-            code = ending.code
-        except BaseException:
-            traceback.print_exc()
-            code = 3
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    class Forked:
-        '''The process of a stage: a copy of this one, with what Popen does besides.'''
-
-        def __init__(self, command, *, stdout, **_options):
-            parent, *arguments = command[3:]
-            self.pid = os.fork()
-            if self.pid == 0:
-                os.setsid()
-                os.dup2(stdout.fileno(), 1)
-                os.dup2(stdout.fileno(), 2)
-                os.closerange(3, 256)
-                end_with_parent(int(parent))
-                command_line(*arguments)
-
-        def wait(self, timeout=None):
-            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    # of this module alone: others start programs
-    execute.subprocess = SimpleNamespace(
-        Popen=Forked, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired
-    )
+_NURSERY = STAGES_ARE_COPIES + textwrap.dedent("""
+    import json, random, time
 
     def study(folder, seconds=None):
         child = os.fork()
@@ -111,17 +70,6 @@ _NURSERY = textwrap.dedent("""
 """)
 
 
-def paceline(folder: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "paceline.cli.main", *map(str, arguments)],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study's file and inputs; nothing has run."""
@@ -135,7 +83,7 @@ def whole(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same after an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "study"
     shutil.copytree(new, folder)
-    done = paceline(folder, *STUDY)
+    done = Program(_STUDY, STUDY, cwd=folder).wait()
     assert done.returncode == 0, done.stderr
     assert done.stdout == "8 result rows are in runs/tiny/rows.jsonl\n"
     return folder
@@ -190,13 +138,7 @@ def test_a_second_run_executes_nothing_and_writes_the_same_rows(
 
 def test_ten_kills_change_no_row_and_leave_no_process(new: Path, whole: Path, tmp_path: Path):
     folders = [copied(new, tmp_path / name) for name in ("timed", "killed")]
-    done = subprocess.run(
-        [sys.executable, "-c", _NURSERY, *map(str, folders)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = Program(_NURSERY, folders).wait()
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["timed"], found["last"]) == (0, 0), done.stderr
@@ -210,29 +152,20 @@ def test_ten_kills_change_no_row_and_leave_no_process(new: Path, whole: Path, tm
 
 
 # A shell starts programs in the background with Ctrl-C ignored, and their children inherit it.
-INTERRUPTIBLE = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from paceline.cli.main import main; main()"
-)
+_INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
 def test_ctrl_c_ends_the_study_with_130_and_its_stages(new: Path, tmp_path: Path):
     folder = copied(new, tmp_path)
-    study = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, *STUDY],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    study = Program(_INTERRUPTIBLE + _STUDY, STUDY, cwd=folder)
     log = folder / "runs/tiny/logs/align.log"
     while not log.exists() or not log.stat().st_size:
-        assert study.poll() is None, study.communicate()[1]
+        assert study.runs, study.wait().stderr
         time.sleep(0.05)
     study.send_signal(signal.SIGINT)
-    _, err = study.communicate()
-    assert study.returncode == 130
-    assert "interrupted" in err.splitlines()[-1]
+    done = study.wait()
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr.splitlines()[-1]
     with log.open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if a stage holds it
 

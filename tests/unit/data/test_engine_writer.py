@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +26,35 @@ pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parents[2]
 PROGRAM = textwrap.dedent(f"""\
-    #!{sys.executable}
+    #!{sys.executable} -S
     # A vllm that writes with a tiny target; its process id and arguments stay in a file.
-    import json, os, sys, time
+    import json, os, sys
     from pathlib import Path
 
-    sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent / "src")!r}]
+    sys.path.insert(0, {str(TESTS)!r})
+    from relay import relay
+
     assert sys.argv[1] == "serve"
     given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
-    (Path(sys.argv[2]).parent / f"server-{{os.getpid()}}").write_text(json.dumps(given))
+    folder = Path(sys.argv[2]).parent
+    (folder / f"server-{{os.getpid()}}").write_text(json.dumps(given))
     if "--dies" in given:
         sys.exit("no memory left: an error")
-    from engine_servers import serving
-    from text_servers import Served
-
-    routes = Served(Path(sys.argv[2]).parent).routes | {{"/health": lambda _: (200, "")}}
-    with serving(routes, port=int(given["--port"])):
-        while True:
-            time.sleep(60)
+    relay((folder / "url").read_text(), int(given["--port"]))
     """)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Iterator[Path]:
     folder = write_pair(tmp_path / "pair")
     write_corpus(folder / "prompts.jsonl", [{"prompt": f"number {n}"} for n in range(6)])
     program = folder / "vllm"
     program.write_text(PROGRAM)
     program.chmod(0o755)
-    return folder
+    routes = Served(folder).routes | {"/health": lambda _: (200, "")}
+    with serving(routes) as url:  # the answers of all servers that are started
+        (folder / "url").write_text(url)
+        yield folder
 
 
 def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
