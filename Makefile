@@ -31,6 +31,8 @@ help: ## list these targets
 # spins while it waits slows every other program down.
 test unit report-test: export OMP_NUM_THREADS := 1
 test unit report-test: export OMP_WAIT_POLICY := passive
+# Every process of the tests would else compile the package again.
+test unit report-test: export PYTHONDONTWRITEBYTECODE :=
 PYTEST = $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test: lint ## set up, lint, then all tests
@@ -62,7 +64,9 @@ engines: $(VENV)/.dev vllm llamacpp ## both engines, then the demo's draft in th
 	test -d $(DEMO_RUN)/align/draft || { echo "make demo makes the draft that is checked" >&2; exit 2; }
 	$(BIN)/pytest -m engines tests/engines
 
-lint: style types layers spelling ## all checks that run no code
+lint: $(VENV)/.dev ## all checks that run no code, two at a time
+	$(MAKE) --no-print-directory --jobs=2 $(filter --output-sync,$(.FEATURES:%=--%)) \
+		types layers style spelling
 
 style: $(VENV)/.dev ## ruff: rules and format
 	$(BIN)/ruff check

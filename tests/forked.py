@@ -4,6 +4,7 @@ Imports take longer than most of what tests run. A copy has them at once, and th
 arguments, environment, directory, output, and an end by a signal that reaches no other process.
 """
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 # `paceline` comes first, as in each of its programs
-_IMPORTED = [
+IMPORTED = [
     *("paceline", "torch", "torch._dynamo", "accelerate", "datasets"),
     *("transformers.models.llama.modeling_llama", "transformers.models.t5.modeling_t5"),
     *("paceline.train", "paceline.train.sweep", "paceline.bench", "paceline.measure"),
@@ -36,7 +37,7 @@ class Program:
         env: Mapping[str, str] | None = None,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_IMPORTED)  # unless it has started
+        context.set_forkserver_preload(IMPORTED)  # before it starts
         self._folder = tempfile.TemporaryDirectory()
         self._streams = [Path(self._folder.name) / name for name in ("out", "err")]
         self._arguments = [*map(str, arguments)]
@@ -71,6 +72,12 @@ def run_command(cwd: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
     return Program(_COMMAND, arguments, cwd=cwd).wait()
 
 
+def spare_collections() -> None:
+    """Leave what there is out of collections of garbage, and have fewer of them."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+
+
 def _run(
     text: str,
     arguments: list[str],
@@ -85,6 +92,7 @@ def _run(
     os.environ.clear()  # the process that this one was copied from has that of an earlier test
     os.environ.update(environment)
     os.chdir(cwd)
+    spare_collections()
     torch.set_num_threads(1)  # OpenMP has read its variable
     sys.argv = ["-c", *arguments]
     exec(compile(text, "<program>", "exec"), {"__name__": "__main__"})

@@ -8,6 +8,7 @@ errors of the difference, odds of a false alarm below 1e-5 for each.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ ERRORS = 4.5
 PROMPT = [3, 1]
 
 
+@cache
 def pair(end_chance: float) -> tuple[TableModel, TableModel]:
     """Five tokens, of which 0 ends a text; after some the draft is good, after others bad."""
     tables: list[Tensor] = []
@@ -40,6 +42,7 @@ def pair(end_chance: float) -> tuple[TableModel, TableModel]:
     return target, draft
 
 
+@cache
 def scored(target: TableModel, draft: TableModel, budget: int) -> TextScores:
     texts = AutoregressiveDecoder(target).generate([PROMPT] * NUM_TEXTS, budget, seed=10**6)
     tokens = [text.tokens for text in texts]
@@ -47,6 +50,7 @@ def scored(target: TableModel, draft: TableModel, budget: int) -> TextScores:
     return score_texts(target, draft, prompts, tokens, SamplingParams(), silent)
 
 
+@cache
 def decoded(
     target: TableModel, draft: TableModel, gamma: int, budget: int
 ) -> tuple[Tensor, Tensor]:

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
+from forked import Program
 from paceline.errors import GenerationError
 from paceline.processes import in_processes
 from paceline.train.guard import StopRequest
@@ -40,7 +39,7 @@ def test_a_failure_names_what_it_was_over_in_one_line():
 
 
 _LEFT = textwrap.dedent("""
-    import os, signal, sys, time
+    import time
     from pathlib import Path
     from paceline.errors import GenerationError
     from paceline.processes import in_processes
@@ -53,8 +52,7 @@ _LEFT = textwrap.dedent("""
                 time.sleep(0.02)
             Path(path).write_text("saved")
 
-    if __name__ == "__main__":
-        items = sys.argv[1:]
+    def main(items):
         list(in_processes(train, items, workers=2, name=str, failure=GenerationError))
 """)
 
@@ -64,12 +62,13 @@ def test_a_worker_whose_main_process_is_killed_saves_its_work_and_ends(tmp_path:
     """Else a killed sweep would go on training, in directories that the next one needs."""
     (tmp_path / "left.py").write_text(_LEFT)
     files = [tmp_path / "one", tmp_path / "two"]
-    main = subprocess.Popen([sys.executable, tmp_path / "left.py", *files])
+    begin = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    main = Program(begin + "import left; left.main(sys.argv[1:])", files)
     while not all(file.exists() and file.read_text() == "begun" for file in files):
-        assert main.poll() is None
+        assert main.runs, main.wait().stderr
         time.sleep(0.02)
-    main.kill()
-    main.wait()
+    main.send_signal(signal.SIGKILL)
+    assert main.wait().returncode == -signal.SIGKILL
     while any(file.read_text() != "saved" for file in files):
         time.sleep(0.02)  # a timeout of pytest ends this if a worker goes on
 

@@ -1,23 +1,27 @@
 """Ctrl-C while texts are asked for and no server answers."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from forked import Program
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
     """In training, whose own handler lets a step end first: the second one ends at once."""
     program = textwrap.dedent("""
-        import os, signal, threading, time
+        import os, signal, threading, time, warnings
         from pathlib import Path
         from paceline.engines.contract import Request
         from paceline.core.sampling import SamplingParams
         from paceline.engines.text_config import OpenAIWriter
         from paceline.engines.text_servers import TextServers
         from paceline.train.guard import StopRequest
+
+        warnings.simplefilter("ignore")
+        # a process in the background of a shell, and its children, ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def press():
             for _ in range(2):
@@ -32,11 +36,5 @@ def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
         except KeyboardInterrupt:
             print("interrupted")
     """)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = Program(program).wait()
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
