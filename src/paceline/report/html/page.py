@@ -191,6 +191,8 @@ class Listing:
     title: str
     entries: Sequence[tuple[str, Sequence[str]]]
     text: str = ""
+    more: Sequence[tuple[str, Sequence[str]]] = ()
+    """Entries that a click shows."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ _NO_PATH = "path not recorded"
 _UNKNOWN_DAY = "not recorded in these rows"
 _DIGEST = re.compile(r" [0-9a-f]{16}$")  # of the task, at the end of a population
 _MOST_COVERED = 8
+_FIRST = ("models", "examples", "machine", "date")  # a page of many studies stays short
 _OPTIONS = (
     ("--dry-run", "add it to see the stages, their minutes and the disk space only."),
     ("--scale smoke", "add it to try the commands on a few examples."),
@@ -47,7 +48,10 @@ def setup(name: str, rows: Sequence[StudyRow], background: Background) -> Listin
         ("cost", [] if study is None else _cost(study)),
     ]
     title = name.replace("_", " ").capitalize() if study is None else study.title
-    return Listing(title, [one for one in entries if one[1]], f"Study {name}.")
+    known = [one for one in entries if one[1]]
+    first = [one for one in known if one[0] in _FIRST]
+    more = [one for one in known if one[0] not in _FIRST]
+    return Listing(title, first, f"Study {name}.", more)
 
 
 def _models(

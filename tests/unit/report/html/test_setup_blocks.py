@@ -25,7 +25,9 @@ def source(command: str, **changes: Any) -> Source:
 
 
 def entries(*rows: Any, background: Background = NO_BACKGROUND) -> dict[str, list[str]]:
-    return {name: list(lines) for name, lines in setup("tiny", rows, background).entries}
+    found = setup("tiny", rows, background)
+    assert {name for name, _ in found.entries} <= {"models", "examples", "machine", "date"}
+    return {name: list(lines) for name, lines in [*found.entries, *found.more]}
 
 
 def known(**configs: dict[str, Any]) -> Background:
