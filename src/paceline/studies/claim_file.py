@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FILE = Path("docs/claims.yaml")
 Paper = Literal["DistillSpec", "Faster Cascades", "Direct Alignment"]
-Expected = Literal["more", "same", "no_less"]
+Expected = Literal["more", "less", "same", "no_less"]
 Condition = Label | tuple[Label, ...]
 
 
@@ -67,7 +67,8 @@ class Paired(StrictModel):
         first, second: The sides; without a second one, the first is compared with `than`.
         compare: `ratio`: first / second - 1. `difference`: first - second.
         matters: The smallest effect that matters, of the kind of `compare`.
-        expect: `more`: the effect is positive. `no_less`: above -matters. `same`: within matters.
+        expect: `more`: the effect is positive. `less`: it is negative. `no_less`: above -matters.
+            `same`: within matters.
     """
 
     kind: Literal["paired"] = "paired"
@@ -133,7 +134,7 @@ class FrontierTest(StrictModel):
     firsts: tuple[str, ...] = Field(min_length=1)
     seconds: tuple[str, ...] = Field(min_length=1)
     matters: float = Field(gt=0)
-    expect: Expected = "more"
+    expect: Literal["more", "same", "no_less"] = "more"
 
 
 Test = Annotated[Paired | Dominance | FrontierTest, Field(discriminator="kind")]

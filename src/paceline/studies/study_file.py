@@ -71,6 +71,7 @@ class StudyConfig(StrictModel):
 
     Attributes:
         title: What the study measures, in one line.
+        about: The models and the texts, for readers who do not know their names.
         variables: Values of `$name` in the stages.
         prepare: How to make the inputs that no stage writes; ends the error about a missing one.
         output: Directory of the study.
@@ -81,6 +82,7 @@ class StudyConfig(StrictModel):
     """
 
     title: str = Field(min_length=1)
+    about: str = ""
     variables: dict[str, str] = Field(default_factory=dict)
     prepare: str = ""
     output: Path

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from paceline.core.bootstrap import LEAST_UNITS
+from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.errors import UsageError
 from paceline.studies.claim_file import Dominance, FrontierTest, Paired
 from paceline.studies.dominance import DominanceEffect, dominance_effect
@@ -23,7 +23,6 @@ from paceline.studies.frontier_evidence import FrontierEffect, frontier_effect
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.core.bootstrap import Interval
     from paceline.studies.claim_file import Claim, ClaimFile, Expected
     from paceline.studies.rows import StudyRow
 
@@ -102,6 +101,8 @@ def verdict_of(interval: Interval, matters: float, expected: Expected) -> Verdic
             if low > 0:
                 return HOLDS
             return FAILS if high < matters else UNDECIDED
+        case "less":
+            return verdict_of(Interval(-interval.value, -high, -low), matters, "more")
         case "no_less":
             if low > -matters:
                 return HOLDS
@@ -116,8 +117,9 @@ def _paired(claim: Claim, test: Paired, effect: Effect | None, command: str) -> 
     if effect is None:
         return _unmeasured(claim, command)
     verdict, reason = verdict_of(effect.interval, test.matters, test.expect), ""
-    against = [name for name, value in effect.strata.items() if value <= 0]
-    if verdict == HOLDS and test.expect == "more" and against:
+    sign = {"more": 1, "less": -1}.get(test.expect, 0)
+    against = [name for name, value in effect.strata.items() if sign * value <= 0]
+    if verdict == HOLDS and sign and against:
         verdict, reason = UNDECIDED, f"not in {against[0]}"
     elif verdict == UNDECIDED:
         reason = "the interval contains several verdicts"

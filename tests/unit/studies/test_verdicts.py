@@ -57,6 +57,7 @@ def test_an_interval_decides_if_all_of_it_means_the_same(
     interval = Interval((low + high) / 2, low, high)
     found = [verdict_of(interval, 0.1, expected) for expected in ("more", "no_less", "same")]
     assert found == [more, no_less, same]
+    assert verdict_of(Interval(-interval.value, -high, -low), 0.1, "less") == more
 
 
 def judged(test: dict[str, Any], effect: Any, monkeypatch: pytest.MonkeyPatch) -> Finding:
@@ -78,7 +79,10 @@ def test_a_claim_does_not_hold_on_average_if_it_is_reversed_somewhere(
     found = judged(PAIRED, other_way, monkeypatch)
     assert (found.verdict, found.reason) == (UNDECIDED, "not in b")
     assert judged(PAIRED | {"expect": "no_less"}, other_way, monkeypatch).verdict == HOLDS
-    assert judged(PAIRED, paired(-0.4, -0.2, a=-0.7, b=0.1), monkeypatch).verdict == FAILS
+    lower = paired(-0.4, -0.2, a=-0.7, b=0.1)
+    assert judged(PAIRED, lower, monkeypatch).verdict == FAILS
+    found = judged(PAIRED | {"expect": "less"}, lower, monkeypatch)
+    assert (found.verdict, found.reason) == (UNDECIDED, "not in b")
 
 
 def test_a_paired_claim_without_an_effect_is_not_measured(monkeypatch: pytest.MonkeyPatch):

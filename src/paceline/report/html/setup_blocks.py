@@ -51,7 +51,8 @@ def setup(name: str, rows: Sequence[StudyRow], background: Background) -> Listin
     known = [one for one in entries if one[1]]
     first = [one for one in known if one[0] in _FIRST]
     more = [one for one in known if one[0] not in _FIRST]
-    return Listing(title, first, f"Study {name}.", more)
+    about = "" if study is None else f" {study.about}"
+    return Listing(title, first, f"Study {name}.{about}", more)
 
 
 def _models(
@@ -189,8 +190,15 @@ def commands(name: str, study: StudyConfig) -> Commands:
     ]
     return Commands(
         title=study.title,
-        text="In a clone of Paceline. The second command writes this page for your models.",
-        lines=[run, "paceline claims --rows runs/mine \\\n  --html claims.html"],
+        text=(
+            "In a clone of Paceline. The models of a pair need the same tokenizer. The last "
+            "command writes this page for your models."
+        ),
+        lines=[
+            "pip install -e '.[study,tasks,report]'",
+            run,
+            "paceline claims --rows runs/mine \\\n  --html claims.html",
+        ],
         places=[*meanings, *_OPTIONS],
         source=Source(
             f"paceline study run {name}",

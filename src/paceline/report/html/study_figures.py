@@ -48,7 +48,9 @@ _TAU_OF_DRAFTS = Question(
     "Does distillation raise the block efficiency?",
     ("block efficiency", "gamma", "expected acceptance", "95% interval"),
 )
-_ALL_EXAMPLES = Question("Do all examples gain?", ("block efficiency", "dominance"))
+_ALL_EXAMPLES = Question(
+    "Does the whole distribution over examples move up?", ("block efficiency", "dominance")
+)
 _RECIPES = Question(
     "Which recipe and which text give the most acceptance?", ("expected acceptance",)
 )

@@ -108,9 +108,9 @@ def summary(
     return Summary(
         title=f"Findings of {paper}",
         text=(
-            "A row per statement, a column per task and temperature T. The number is the effect; "
-            "the tables of claims below have its interval. Three dots stand for what the column "
-            "says."
+            "A row per statement, a column per task and temperature T. The numbers are the effect "
+            "with its interval, and the figures that are compared. Intervals are over examples; "
+            "seeds of training are averaged. Three dots stand for what the column says."
         ),
         columns=[cell.name for cell in columns],
         findings=[
@@ -128,7 +128,7 @@ def summary(
 
 def _mark(finding: Finding, cells: dict[str, _Cell], findings: Sequence[Finding]) -> Mark:
     verdict = shown_verdict(finding, findings)
-    detail = effect_text(finding)
+    detail = _numbers(finding)
     if verdict == VACUOUS:
         detail = f"the bound is {finding.second:.2f}"
     test = finding.claim.test
@@ -137,6 +137,20 @@ def _mark(finding: Finding, cells: dict[str, _Cell], findings: Sequence[Finding]
         if isinstance(trained_on, str) and trained_on != cells[finding.claim.id].task:
             detail += f", trained on {trained_on}"
     return Mark(verdict, tone_of(verdict), _SIGNS[verdict], detail)
+
+
+def _numbers(finding: Finding) -> str:
+    """The effect with its interval, and from where to where a paired figure changes."""
+    effect, test = finding.effect, finding.claim.test
+    if effect is None:
+        return ""
+    interval = f"{effect.low:+.0%} to {effect.high:+.0%}"
+    if not is_ratio(finding):
+        interval = f"{effect.low:+.2f} to {effect.high:+.2f}"
+    text = f"{effect_text(finding)} ({interval})"
+    if isinstance(test, Paired) and finding.first is not None and finding.second is not None:
+        text += f": {finding.second:.3g} → {finding.first:.3g}"
+    return text
 
 
 def _order(cell: _Cell) -> tuple[bool, str, float]:

@@ -128,11 +128,12 @@ def test_the_minutes_of_further_looks_are_those_of_stages_that_are_drawn_again()
 
 @pytest.mark.parametrize("name", find_studies(STUDIES))
 def test_the_commands_for_other_models_run(name: str, monkeypatch: pytest.MonkeyPatch):
-    """The first plans the study with the given paths; the second has options that exist."""
+    """One plans the study with the given paths; the last has options that exist."""
     monkeypatch.chdir(STUDIES.parents[1])
     study = read_study(STUDIES / f"{name}.yaml")
     block = commands(name, study)
-    run, judge = (shlex.split(line.replace("\\\n", " ")) for line in block.lines)
+    install, run, judge = (shlex.split(line.replace("\\\n", " ")) for line in block.lines)
+    assert install[:2] == ["pip", "install"]
     given = {word: f"mine/{word.lower()}" for word, _ in block.places}
     for word, path in given.items():
         run = [part.replace(f"={word}", f"={path}") for part in run]
