@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_pattern(path: Path) -> bool:
+    """True if the path has wildcards and is not itself a file or directory."""
     return glob.has_magic(str(path)) and not path.exists()
 
 
@@ -39,6 +40,7 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def file_suffixes(folder: Path) -> set[str]:
+    """The suffix of the data files below a folder, lower case; raises PromptError for several."""
     suffixes = {path.suffix.lower() for path in data_files(folder)}
     if len(suffixes) > 1:  # the datasets library would silently read files of one kind only
         raise PromptError(
@@ -49,6 +51,7 @@ def file_suffixes(folder: Path) -> set[str]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines that are not blank, with their locations; raises PromptError if they are not UTF-8."""
     if not path.exists():
         raise PromptError(f"no file at {path}; check the path")
     try:
