@@ -9,7 +9,8 @@ measured_frontier.py  rows -> figures with intervals, best cell under a constrai
 tune.py               chooses a setting for a quality floor or a latency budget
 tune_result.py        configuration and result of tune
 sequential_test.py    tests of the settings that tune proposes, and their order
-cell.py               one setting that answers the examples one by one, and its row
+cell.py               one setting that answers the examples, and its row
+quality_curves.py     two families of cells compared by their quality at equal cost
 served_cells.py       runs cells in vLLM
 score.py              scores a model behind a URL on a task
 engine_seconds.py     replaces the seconds of rows by those of a serving engine

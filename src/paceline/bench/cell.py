@@ -1,4 +1,4 @@
-"""One decoding setting that answers the examples one by one, and its result row."""
+"""One decoding setting that answers the examples, and its result row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.bench.schema import Baseline, ExampleRow, ResultRow
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from paceline.bench.workbench import PromptSet
     from paceline.decode.strategies import DecodingConfig
@@ -26,16 +26,19 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class Cell:
-    """A cell that answers example by example, and stops at its first error."""
+    """A cell that answers examples in any order, and stops at its first error."""
 
     def __init__(
-        self, prompts: PromptSet, decoding: DecodingConfig, answer: Callable[[int], ExampleRow]
+        self,
+        prompts: PromptSet,
+        decoding: DecodingConfig,
+        answer: Callable[[Sequence[int]], list[ExampleRow]],
     ) -> None:
-        """`answer`: answers the example with this index."""
+        """`answer`: answers the examples with these indices."""
         self._prompts = prompts
         self._decoding = decoding
         self._answer = answer
-        self._examples: list[ExampleRow] = []
+        self._answers: dict[int, ExampleRow] = {}
         self._error: str | None = None
 
     @property
@@ -43,23 +46,25 @@ class Cell:
         """True after its first error."""
         return self._error is not None
 
-    def answer(self, number: int) -> None:
-        """Answer one example, unless an earlier one failed."""
+    def answer(self, *numbers: int) -> None:
+        """Answer these examples together, unless an earlier one failed."""
         if self._error is not None:
             return
         try:
-            self._examples.append(self._answer(number))
+            self._answers |= zip(numbers, self._answer(numbers), strict=True)
         except (PacelineError, RuntimeError, AssertionError) as error:
             self._error = " ".join(str(error).split()) or type(error).__name__
 
-    def set_baseline(self, baseline: Baseline | None) -> None:
-        """Add the target alone to the last answered example."""
+    def set_baseline(self, number: int, baseline: Baseline | None) -> None:
+        """Add the target alone to an answered example."""
         if self._error is None:
-            self._examples[-1] = self._examples[-1].model_copy(update={"baseline": baseline})
+            answered = self._answers[number]
+            self._answers[number] = answered.model_copy(update={"baseline": baseline})
 
     def row(self) -> ResultRow:
         """The result of the answered examples."""
-        corpus_scores = self._corpus_scores()
+        examples = [self._answers[number] for number in sorted(self._answers)]
+        corpus_scores = self._corpus_scores(examples)
         failed = self._error is not None
         return ResultRow(
             key=self._prompts.key_of(self._decoding),
@@ -68,16 +73,16 @@ class Cell:
             metric=self._prompts.task.metric,
             status="failed" if failed else "done",
             error=self._error,
-            examples=() if failed else tuple(self._examples),
+            examples=() if failed else tuple(examples),
             corpus_scores=corpus_scores,
             signatures=self._prompts.task.signatures(),
         )
 
-    def _corpus_scores(self) -> dict[str, float]:
+    def _corpus_scores(self, examples: Sequence[ExampleRow]) -> dict[str, float]:
         """Figures of all answers together; none if the cell failed or fails here."""
         if self._error is not None or self._prompts.task.metric is None:
             return {}
-        answers = [self._prompts.text(example.tokens) for example in self._examples]
+        answers = [self._prompts.text(example.tokens) for example in examples]
         try:
             return self._prompts.task.corpus_scores(self._prompts.examples, answers)
         except PacelineError as error:

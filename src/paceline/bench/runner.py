@@ -1,8 +1,9 @@
 """Runs every cell of a grid on every example, interleaved with the target alone.
 
-Up to eight cells and the target alone answer each example in random order, so that variation in
-machine load affects all. Rows are appended to `results.jsonl`. A failed cell is recorded, and the
-others continue. A restarted bench skips finished cells and repeats failed ones.
+Up to eight cells and the target alone answer each timed example in random order, so that variation
+in machine load affects all. The other examples can be answered in batches. Rows are appended to
+`results.jsonl`. A failed cell is recorded, and the others continue. A restarted bench skips
+finished cells and repeats failed ones.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.core.sampling import SamplingParams
+    from paceline.core.stats import DecodeStats
     from paceline.decode.decoder import Decoder
 
 # Number of interleaved cells. With more, more are lost if a bench is killed.
 _GROUP_SIZE = 8
+_BATCHES_AT_ONCE = 8  # per progress report
 
 
 class Progressed(NamedTuple):
@@ -145,16 +148,42 @@ def groups(cells: Sequence[DecodingConfig]) -> Iterator[tuple[int, list[Decoding
 def run_together(
     work: Workbench, cells: Sequence[DecodingConfig], report: Callable[[float], None]
 ) -> list[ResultRow]:
-    """Answer every example with each cell and the target alone, interleaved.
+    """Answer every example with each cell.
 
     A cell stops at its first error; the others continue. `report` gets the finished fraction.
     """
     running = [Cell(work, cell, _Answerer(work, cell)) for cell in cells]
+    count = len(work.examples)
+    batched = [number for number in range(count) if number not in work.timed]
+    if work.batch_size == 1:
+        batched = []
+    single = sorted(set(range(count)) - set(batched))
+    for done in _answer_interleaved(work, cells, running, single):
+        report(done / count)
+    size = _BATCHES_AT_ONCE * work.batch_size
+    for start in range(0, len(batched), size):
+        numbers = batched[start : start + size]
+        for index, cell in enumerate(running, start=1):
+            cell.answer(*numbers)
+            report((len(single) + start + len(numbers) * index / len(running)) / count)
+    return [cell.row() for cell in running]
+
+
+def _answer_interleaved(
+    work: Workbench,
+    cells: Sequence[DecodingConfig],
+    running: Sequence[Cell],
+    numbers: Sequence[int],
+) -> Iterator[int]:
+    """Answer these examples one by one, each with all cells and, if timed, the target alone.
+
+    Yields the number of answered examples.
+    """
     alone = DecodingConfig(strategy=Autoregressive(), sampling=cells[0].sampling)
     target = build_decoder(alone, *work.pair)
     warm_up(target, work.prompts, work.max_new_tokens, work.seed)
     order = named_generator(work.seed, "turns", cells[0].model_dump_json())
-    for number in range(len(work.examples)):
+    for done, number in enumerate(numbers, start=1):
         baseline = None
         for index in torch.randperm(len(running) + 1, generator=order).tolist():
             if index < len(running):
@@ -162,9 +191,8 @@ def run_together(
             elif number in work.timed:
                 baseline = _time_alone(work, target, number)
         for cell in running:
-            cell.set_baseline(baseline)
-        report((number + 1) / len(work.examples))
-    return [cell.row() for cell in running]
+            cell.set_baseline(number, baseline)
+        yield done
 
 
 class _Answerer:
@@ -174,8 +202,12 @@ class _Answerer:
         self._work = work
         self._decoding = decoding
 
-    def __call__(self, number: int) -> ExampleRow:
-        return _answer(self._work, number, self._decoder)
+    def __call__(self, numbers: Sequence[int]) -> list[ExampleRow]:
+        for number in numbers:
+            _check_room(self._work, number, self._decoder)
+        if len(numbers) == 1:
+            return [_answer(self._work, numbers[0], self._decoder)]
+        return _answer_in_batches(self._work, numbers, self._decoder)
 
     @cached_property
     def _decoder(self) -> Decoder:
@@ -192,7 +224,7 @@ def _time_alone(work: Workbench, target: Decoder, number: int) -> Baseline:
     return Baseline(seconds=all_s, first_seconds=first_s, num_tokens=count)
 
 
-def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
+def _check_room(work: Workbench, number: int, method: Decoder) -> None:
     prompt = work.prompts[number]
     if not has_room(method, prompt, work.max_new_tokens):
         raise ContextLengthError(
@@ -200,20 +232,48 @@ def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
             f"{work.max_new_tokens}, but {method.context_in_words()}; lower max_new_tokens, or use "
             "shorter examples"
         )
-    first_s, all_s, blocks = time_request(method, prompt, work.max_new_tokens, work.seed + number)
+
+
+def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
+    first_s, all_s, blocks = time_request(
+        method, work.prompts[number], work.max_new_tokens, work.seed + number
+    )
     tokens = [token for block in blocks for token in block.tokens]
-    stats = count_blocks(blocks)
+    row = _untimed_row(work, number, tokens, count_blocks(blocks))
+    times = {"seconds": all_s, "first_seconds": first_s}
+    return row.model_copy(update=times | {"num_first_tokens": len(blocks[0].tokens)})
+
+
+def _answer_in_batches(
+    work: Workbench, numbers: Sequence[int], method: Decoder
+) -> list[ExampleRow]:
+    """The tokens and counts of `_answer`, in float32, without times."""
+    answers = method.generate(
+        [work.prompts[number] for number in numbers],
+        work.max_new_tokens,
+        [work.seed + number for number in numbers],
+        batch_size=work.batch_size,
+    )
+    return [
+        _untimed_row(work, number, answer.tokens, answer.stats)
+        for number, answer in zip(numbers, answers, strict=True)
+    ]
+
+
+def _untimed_row(
+    work: Workbench, number: int, tokens: Sequence[int], stats: DecodeStats
+) -> ExampleRow:
     return ExampleRow(
         tokens=tuple(tokens),
         score=work.score(number, tokens),
-        seconds=all_s,
-        first_seconds=first_s,
+        seconds=0.0,
+        first_seconds=0.0,
         baseline=None,
         num_target_calls=stats.num_target_calls,
         num_drafted=stats.num_drafted,
         num_examined=stats.num_examined,
         num_rejected=stats.num_recovered,
-        num_first_tokens=len(blocks[0].tokens),
+        num_first_tokens=0,
         num_prefill_tokens=stats.num_prefill_tokens,
     )
 

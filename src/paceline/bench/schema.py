@@ -37,10 +37,12 @@ class ExampleRow(StrictModel):
 
     Attributes:
         score: In [0, 1]; None if the task has no metric.
-        seconds: Of the whole request; `first_seconds`: until the first token.
+        seconds: Of the whole request; `first_seconds`: until the first token. Both are 0 for an
+            answer that was made together with others.
         baseline: None if the target alone was not timed on this example.
         num_target_calls: Target passes after the prefill.
-        num_first_tokens: Tokens available at `first_seconds`: one, or those of the first block.
+        num_first_tokens: Tokens available at `first_seconds`: one, or those of the first block; 0
+            for an answer without times.
         num_prefill_tokens: Tokens from the prefill: 1, or 0 if a block gives the first token.
         num_examined: Drafted tokens that were verified; `num_rejected` of them were rejected.
     """

@@ -116,13 +116,17 @@ def _run(
     try:
         with _server(config, prompts, decoding, progress) as server:
             _ask(server, prompts, 0, sampling)
-            cell = Cell(prompts, decoding, lambda number: _row(server, prompts, number, sampling))
+            cell = Cell(
+                prompts,
+                decoding,
+                lambda numbers: [_row(server, prompts, number, sampling) for number in numbers],
+            )
             for number in range(len(prompts.examples)):
                 baseline = baselines.get(number)
                 if _is_alone(decoding) and number in prompts.timed:
                     baseline = _baseline(_ask(server, prompts, number, sampling))
                 cell.answer(number)
-                cell.set_baseline(baseline)
+                cell.set_baseline(number, baseline)
                 if cell.has_failed:
                     break
                 progress("examples", number + 1, len(prompts.examples))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +38,7 @@ class BenchConfig(ModelsConfig):
         output: Run directory; resumes if it exists.
         num_examples: Number of examples of the task's test split, after `skip_examples`.
         num_timed: Number of examples, evenly spaced, on which speed is measured; None: all.
+        batch_size: Number of examples without timing that are answered together.
         max_seconds: Start no more cells after this time; a restarted bench runs the others.
         full_vocabulary: The draft proposes from the full vocabulary, even if it has a reduced one.
         engine: Answer with this engine, which is started for each setting; None: with Paceline's
@@ -50,6 +51,7 @@ class BenchConfig(ModelsConfig):
     num_examples: int = Field(default=64, ge=1)
     skip_examples: int = Field(default=0, ge=0)
     num_timed: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=1, ge=1)
     max_seconds: float | None = Field(default=None, gt=0)
     full_vocabulary: bool = False
     engine: EngineChoice | None = None
@@ -64,6 +66,8 @@ class BenchConfig(ModelsConfig):
     def _engine_can_run_the_cells(self) -> BenchConfig:
         if self.engine is not None:
             _check_engine(self.engine, self.grid)
+            if self.batch_size > 1:
+                raise ValueError("an engine is asked one example at a time; leave batch_size at 1")
         return self
 
 
@@ -90,6 +94,7 @@ class PromptSet:
 
     Attributes:
         timed: Indices of the examples that the target alone answers, too.
+        batch_size: Number of the others that are answered together.
         context: Digest of everything that all cells share.
     """
 
@@ -101,6 +106,7 @@ class PromptSet:
     seed: int
     timed: frozenset[int]
     context: str
+    batch_size: int
 
     def key_of(self, cell: DecodingConfig) -> str:
         """Key of the cell's row."""
@@ -145,7 +151,8 @@ def prepare(
 def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
     """The prompts of a bench; see `prompt_set`."""
     context = bench_context(config)
-    return prompt_set(config, tokenizer, context, config.num_timed, encoder=encoder)
+    found = prompt_set(config, tokenizer, context, config.num_timed, encoder=encoder)
+    return replace(found, batch_size=config.batch_size)
 
 
 def prompt_set(
@@ -174,6 +181,7 @@ def prompt_set(
         seed=config.seed,
         timed=frozenset(number * count // timed for number in range(timed)),
         context=context,
+        batch_size=1,
     )
 
 
@@ -204,6 +212,8 @@ def bench_context(config: BenchConfig) -> str:
         excluded.add("full_vocabulary")
     if config.engine is None:  # likewise
         excluded.add("engine")
+    if config.batch_size == 1:  # likewise
+        excluded.add("batch_size")
     shared = config.model_dump(mode="json", exclude=excluded)
     models = [stamps(config.target), stamps(config.draft)]
     if config.engine is not None:

@@ -116,21 +116,23 @@ class Dominance(StrictModel):
 
 
 class FrontierTest(StrictModel):
-    """Families of decoding settings compared on the frontier of quality and cost.
+    """Families of decoding settings compared by their quality at equal cost.
+
+    A family is a curve of quality / target's, linear between its settings. The effect is the mean
+    difference of two curves over the costs that both reach.
 
     Attributes:
         rows: Settings that the rows have, such as the task; one frontier per temperature and gamma.
-        statistic: `accepted`: 1 - rejection rate at four floors of quality. `calls_saved`: 1 -
-            target calls / tokens, likewise. `quality_at_few_calls`: the best quality among the
-            cells in the top quarter of calls saved.
+        at_equal: The cost: `accepted`, 1 - rejection rate, or `calls_saved`, 1 - target calls /
+            tokens.
         firsts, seconds: Names of families; each of the first is compared with each of the second.
-        matters: The smallest difference that matters.
+        matters: The smallest difference of quality / target's that matters.
         expect: As in a paired test.
     """
 
     kind: Literal["frontier"] = "frontier"
     rows: dict[str, Condition] = Field(default_factory=dict)
-    statistic: Literal["accepted", "calls_saved", "quality_at_few_calls"]
+    at_equal: Literal["accepted", "calls_saved"]
     firsts: tuple[str, ...] = Field(min_length=1)
     seconds: tuple[str, ...] = Field(min_length=1)
     matters: float = Field(gt=0)

@@ -1,18 +1,13 @@
-"""Effects of frontier tests: families of decoding settings at equal quality or equal cost."""
+"""Effects of frontier tests: quality of families of decoding settings at equal cost."""
 
 from __future__ import annotations
 
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.bench.comparison import (
-    ACCEPTED_AT_QUALITY,
-    CALLS_AT_QUALITY,
-    QUALITY_AT_FEW_CALLS,
-    Group,
-    compare,
-)
+from paceline.bench.comparison import ACCEPTED, CALLS_SAVED, Cost, Group
 from paceline.bench.measured_frontier import Frontier
+from paceline.bench.quality_curves import compare_curves
 from paceline.bench.schema import ExampleRow, ResultRow
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.decode.strategies import Autoregressive
@@ -23,17 +18,12 @@ from paceline.studies.rows import StudyRow, pooled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.bench.comparison import Statistic
     from paceline.core.bootstrap import Interval
     from paceline.decode.strategies import DecodingConfig
     from paceline.studies.claim_file import FrontierTest
 
 _NUM_RESAMPLES = 10_000  # intervals of claims are wide: their tails need many
-_STATISTICS: dict[str, Statistic] = {
-    "accepted": ACCEPTED_AT_QUALITY,
-    "calls_saved": CALLS_AT_QUALITY,
-    "quality_at_few_calls": QUALITY_AT_FEW_CALLS,
-}
+_COSTS: dict[str, Cost] = {"accepted": ACCEPTED, "calls_saved": CALLS_SAVED}
 
 
 class PairEffect(NamedTuple):
@@ -42,7 +32,6 @@ class PairEffect(NamedTuple):
     Attributes:
         interval: First - second, for a claim on this pair alone.
         strict: The same, for a claim that any of the pairs can contradict.
-        is_untried: Neither family reaches the condition.
     """
 
     first: str
@@ -51,11 +40,16 @@ class PairEffect(NamedTuple):
     strict: Interval
     first_value: float
     second_value: float
-    is_untried: bool
 
 
 class FrontierEffect(NamedTuple):
-    """All pairs of a frontier test that were measured."""
+    """All pairs of a frontier test that can be compared.
+
+    Attributes:
+        pairs: The pairs.
+        num_missing: Number of pairs with a family without cells, or without a cost in common.
+        num_units: Number of examples.
+    """
 
     pairs: tuple[PairEffect, ...]
     num_missing: int
@@ -67,7 +61,7 @@ def frontier_effect(
 ) -> FrontierEffect | None:
     """Compare every first family with every second one.
 
-    None if no pair was measured, or on too few examples.
+    None if no pair can be compared, or on too few examples.
 
     Raises:
         UsageError: the rows are of several temperatures, tasks or pairs of models, or of different
@@ -76,11 +70,10 @@ def frontier_effect(
     frontier = frontier_of(select(rows, test.rows), _NUM_RESAMPLES)
     if frontier is None or frontier.num_examples < LEAST_UNITS:
         return None
-    statistic = _STATISTICS[test.statistic]
     groups = [(Group(a), Group(b)) for a, b in itertools.product(test.firsts, test.seconds)]
     pairs: list[PairEffect] = []
     for first, second in groups:
-        found = compare(frontier, first, second, statistic, len(groups), tail)
+        found = compare_curves(frontier, first, second, _COSTS[test.at_equal], len(groups), tail)
         if found is not None:
             pairs.append(
                 PairEffect(
@@ -90,7 +83,6 @@ def frontier_effect(
                     found.strict,
                     found.first.value.value,
                     found.second.value.value,
-                    found.is_untried,
                 )
             )
     if not pairs:

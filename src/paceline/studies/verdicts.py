@@ -158,9 +158,11 @@ def _frontier(
     weakest = min(range(len(strict)), key=lambda number: effect.pairs[number].interval.low)
     own = [verdict_of(pair.interval, test.matters, test.expect) for pair in effect.pairs]
     if effect.num_missing:
-        return finding(weakest, UNDECIDED, f"{effect.num_missing} pairs are not measured")
-    if any(pair.is_untried for pair in effect.pairs):
-        return finding(weakest, UNDECIDED, "neither family of a pair reaches the condition")
+        return finding(
+            weakest,
+            UNDECIDED,
+            f"{effect.num_missing} pairs are not measured, or have no cost in common",
+        )
     open_pairs = [number for number, verdict in enumerate(own) if verdict in (UNDECIDED, FAILS)]
     if open_pairs:
         return finding(open_pairs[0], UNDECIDED, "the interval contains several verdicts")

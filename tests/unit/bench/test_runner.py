@@ -201,6 +201,18 @@ def test_answers_shorter_than_a_block_are_predicted_from_blocks_as_long_as_they_
     assert (row["predicted_speedup"] == 1) == (max_new_tokens < 3), "nothing is drafted"
 
 
+def test_examples_without_timing_can_be_answered_together(
+    folder: Path, finished: list[ResultRow], tmp_path: Path
+):
+    same = ("tokens", "score", "num_target_calls", "num_examined", "num_rejected")
+    rows = bench(settings(folder, tmp_path / "run", batch_size=2)).rows
+    for row, one in zip(finished, rows, strict=True):
+        assert (row.decoding, row.context != one.context) == (one.decoding, True)
+        assert [answer.seconds > 0 for answer in one.examples] == [True, False, True, False, False]
+        for single, batched in zip(row.examples, one.examples, strict=True):
+            assert [getattr(single, key) for key in same] == [getattr(batched, key) for key in same]
+
+
 def test_a_finished_bench_runs_nothing_and_a_torn_one_only_what_is_missing(
     folder: Path,
     whole: Path,

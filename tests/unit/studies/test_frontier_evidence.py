@@ -1,4 +1,4 @@
-"""Frontier claims on rows of studies: what the comparison of a bench finds."""
+"""Frontier claims on rows of studies: what the comparison of a bench's cells finds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,16 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.comparison import (
-    ACCEPTED,
-    CALLS_SAVED,
-    FLOORS,
-    AtQuality,
-    Group,
-    QualityAt,
-    compare,
-)
+from paceline.bench.comparison import ACCEPTED, CALLS_SAVED, Group
 from paceline.bench.measured_frontier import Frontier
+from paceline.bench.quality_curves import compare_curves
 from paceline.bench.schema import ResultRow
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossy, Opt
@@ -26,26 +19,22 @@ from paceline.studies.rows import StudyRow
 from result_rows import ALONE, example, row
 from study_rows import study_row
 
-STATISTICS = {
-    "accepted": AtQuality("", "", ACCEPTED, FLOORS),
-    "calls_saved": AtQuality("", "", CALLS_SAVED, FLOORS),
-    "quality_at_few_calls": QualityAt("", "", CALLS_SAVED, None),
-}
+COSTS = {"accepted": ACCEPTED, "calls_saved": CALLS_SAVED}
 
 
 def wanted(**changes: Any) -> FrontierTest:
-    values = {"statistic": "accepted", "firsts": ["opt"], "seconds": ["chow", "lossy beta 1.0"]}
+    values = {"at_equal": "accepted", "firsts": ["opt"], "seconds": ["chow", "lossy beta 1.0"]}
     return validate(FrontierTest, values | {"matters": 0.05} | changes)
 
 
 def cells(count: int = 30) -> list[ResultRow]:
     """The target alone, and cells of three families with random scores and counts."""
     draws = torch.Generator().manual_seed(3)
-    rules = [Opt(0.1), Opt(0.3), Chow(0.2), Chow(0.4), Chow(0.6), Lossy(0.2)]
+    rules = [Opt(0.1), Opt(0.3), Chow(0.2), Chow(0.4), Chow(0.6), Lossy(0.2), Lossy(0.9)]
     found = [row(ALONE, [example(1.0, calls=10)] * count)]
-    for rule in rules:
+    for number, rule in enumerate(rules):
         scores = (0.8 + 0.4 * torch.rand(count, generator=draws)).clamp(max=1).tolist()
-        calls = torch.randint(3, 9, (count,), generator=draws).tolist()
+        calls = torch.randint(1 + number % 2, 6 + number % 2, (count,), generator=draws).tolist()
         rejected = torch.randint(0, 5, (count,), generator=draws).tolist()
         parts = zip(scores, calls, rejected, strict=True)
         found.append(row(rule, [example(s, calls=c, examined=9, rejected=r) for s, c, r in parts]))
@@ -66,14 +55,14 @@ def as_study_row(cell: ResultRow, units: Sequence[int] | None = None, **setting:
     return study_row(sums, units, decoding=cell.decoding, **({"temperature": 1.0} | setting))
 
 
-@pytest.mark.parametrize("statistic", STATISTICS)
-def test_a_frontier_claim_compares_as_the_bench_does(statistic: str):
-    found = frontier_effect(wanted(statistic=statistic), list(map(as_study_row, cells())), 0.01)
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_frontier_claim_compares_the_curves_of_the_bench(cost: str):
+    found = frontier_effect(wanted(at_equal=cost), list(map(as_study_row, cells())), 0.01)
     assert found is not None
     assert (found.num_missing, found.num_units) == (0, 30)
     for pair, second in zip(found.pairs, ("chow", "lossy beta 1.0"), strict=True):
         frontier = Frontier(cells(), num_resamples=10_000)
-        expected = compare(frontier, Group("opt"), Group(second), STATISTICS[statistic], 2, 0.01)
+        expected = compare_curves(frontier, Group("opt"), Group(second), COSTS[cost], 2, 0.01)
         assert expected is not None
         assert (pair.interval, pair.strict) == (expected.difference, expected.strict)
         assert pair.first_value == expected.first.value.value

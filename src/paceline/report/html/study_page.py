@@ -210,7 +210,7 @@ def _effect_name(one: Finding) -> str:
             words = "first / second - 1" if test.compare == "ratio" else "first - second"
             return f"{words}; {matters}"
         case "frontier":
-            return f"{test.statistic.replace('_', ' ')}, first - second; {matters}"
+            return f"quality / target's at equal cost, first - second; {matters}"
         case "dominance":
             return f"largest gap of the distribution functions; {matters}"
 
