@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+import torch
 import yaml
 
 from paceline.errors import PacelineError, StudyError, UsageError
@@ -181,7 +182,12 @@ def last_line(log: Path, begin: int = 0) -> str:
 class LocalRunner:
     """Runs commands as processes of this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 1) -> None:
+        """`workers`: Number of commands at the same time, which share the threads."""
+        self._environment = dict(os.environ)
+        if workers > 1:
+            threads = max(1, torch.get_num_threads() // workers)
+            self._environment["OMP_NUM_THREADS"] = str(threads)
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
@@ -212,6 +218,7 @@ class LocalRunner:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                env=self._environment,
                 start_new_session=True,  # Ctrl-C reaches the study, which stops its stages
             )
             self._processes.add(process)

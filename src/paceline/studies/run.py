@@ -54,7 +54,7 @@ def run_study(
     stages = plan(study, scale)
     check_inputs(study, stages)  # of all looks, before anything runs
     with RunDirectory(study.output).alone():
-        runner = runner or (RayRunner() if study.engine == "ray" else LocalRunner())
+        runner = runner or (RayRunner() if study.engine == "ray" else LocalRunner(study.workers))
         try:
             for looks in range(1, study.looks + 1):
                 stages = plan(study, scale, looks)

@@ -77,7 +77,7 @@ class StudyConfig(StrictModel):
         output: Directory of the study.
         looks: Number of times that examples are drawn, at most; fewer if all claims are decided.
         stages: The stages by name.
-        workers: Number of stages that run at the same time.
+        workers: Number of stages that run at the same time and share the threads.
         engine: `local` runs stages here, `ray` on the nodes of a Ray cluster with shared files.
     """
 

@@ -171,6 +171,17 @@ def test_a_command_writes_to_its_log_and_its_exit_code_is_returned(
     assert log.read_text().count("wrong\n") == 2
 
 
+@pytest.mark.parametrize(("workers", "threads"), [(1, None), (2, 3), (4, 1), (9, 1)])
+def test_commands_at_the_same_time_share_the_threads(
+    workers: int, threads: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    program(monkeypatch, "import os; print(os.environ.get('OMP_NUM_THREADS'))")
+    LocalRunner(workers)([], tmp_path / "log")
+    assert (tmp_path / "log").read_text() == f"{threads}\n"
+
+
 @pytest.mark.slow
 def test_stopping_ends_a_command_with_its_workers_and_starts_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
