@@ -93,7 +93,7 @@ class PromptSet:
     """The task's examples as prompts, which all cells share.
 
     Attributes:
-        timed: Indices of the examples that the target alone answers, too.
+        timed: Indices of the examples that are timed, one by one, with the target alone.
         batch_size: Number of the others that are answered together.
         context: Digest of everything that all cells share.
     """
