@@ -64,7 +64,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyConfig:
 @pytest.fixture
 def writer(study: StudyConfig, monkeypatch: pytest.MonkeyPatch) -> Writer:
     made = Writer(plan(study))
-    monkeypatch.setattr(module, "LocalRunner", lambda: made)
+    monkeypatch.setattr(module, "LocalRunner", lambda _: made)
     return made
 
 
