@@ -26,6 +26,11 @@ from paceline.models import CausalModel
 from tiny import tiny_hf, tiny_pair, tiny_tokenizer
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first: a worker takes over the last tests of another, which should be short."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
 def pytest_collection_finish() -> None:
     """Let the collector of garbage look at what tests make alone.
 

@@ -141,6 +141,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("name", [name for name in MOMENTS if name != "whole"])
 def test_a_killed_and_resumed_run_has_the_losses_of_one_that_was_not(runs: Path, name: str):
     whole = losses(runs / "whole")

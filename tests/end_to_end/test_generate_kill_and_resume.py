@@ -81,6 +81,7 @@ def test_ten_kills_lose_and_repeat_nothing(folder: Path, tmp_path: Path):
     assert len(ShardStore(tmp_path / "killed/data").read()) == 60
 
 
+@pytest.mark.first
 def test_ten_kills_lose_and_repeat_no_answer_of_a_server(folder: Path, tmp_path: Path):
     """In files of 20 records, which take longer than many of the runs."""
     served = Served(folder)

@@ -49,6 +49,7 @@ _SCRIPT = textwrap.dedent("""
 """)
 
 
+@pytest.mark.first
 def test_two_workers_of_ray_write_what_one_process_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

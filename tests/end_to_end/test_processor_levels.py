@@ -40,6 +40,7 @@ LEFT_OUT = (
 LOWER = processor.usable_levels()[:-1] if not os.environ.get(processor.VARIABLE) else ()
 
 
+@pytest.mark.first
 @pytest.mark.skipif(not LOWER, reason="a processor of the lowest level, or one that is limited")
 @pytest.mark.parametrize("level", LOWER)
 def test_the_fast_paths_are_right_on_older_processors(level: str, tmp_path: Path):

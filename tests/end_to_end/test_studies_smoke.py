@@ -83,6 +83,7 @@ class Copies:
         """Every command has ended."""
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_runs_and_its_claims_find_their_rows(
     name: str, garden: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

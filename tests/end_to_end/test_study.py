@@ -170,6 +170,7 @@ def test_ctrl_c_ends_the_study_with_130_and_its_stages(new: Path, tmp_path: Path
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if a stage holds it
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_two_workers_of_ray_give_the_rows_of_one_machine(new: Path, whole: Path, tmp_path: Path):
     pytest.importorskip("ray", reason="Ray is not installed")
