@@ -79,7 +79,7 @@ class AtQuality(NamedTuple):
 
     def values(self, frontier: Frontier, cells: Sequence[ResultRow], count: int) -> Tensor:
         """The expected best of `count` cells, [F, 1 + R]."""
-        at = _indices(frontier, cells)
+        at = frontier.indices(cells)
         gain_CR = self.cost.gain(frontier)[at].nan_to_num(self.cost.alone)
         gain_CR = gain_CR.clamp(min=self.cost.alone)
         return torch.stack(
@@ -103,7 +103,7 @@ class QualityAt(NamedTuple):
 
     def values(self, frontier: Frontier, cells: Sequence[ResultRow], count: int) -> Tensor:
         """The expected best of `count` cells, [1, 1 + R]."""
-        at = _indices(frontier, cells)
+        at = frontier.indices(cells)
         reached_CR = self.cost.gain(frontier)[at] >= self.least_gain(frontier)
         return best_of(frontier.relative_CR[at].where(reached_CR, 0.0), count)[None]
 
@@ -198,7 +198,3 @@ def best_of(values_CR: Tensor, count: int) -> Tensor:
     weights = [comb(below, count - 1) / total for below in range(len(values_CR))]
     weights_C1 = torch.tensor(weights, dtype=values_CR.dtype)[:, None]
     return (values_CR.sort(dim=0).values * weights_C1).sum(0)
-
-
-def _indices(frontier: Frontier, cells: Sequence[ResultRow]) -> Tensor:
-    return torch.tensor([frontier.rows.index(row) for row in cells])

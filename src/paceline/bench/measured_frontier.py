@@ -81,6 +81,10 @@ class Frontier:
         granted_CR = self.relative_CR.nan_to_num(1).clamp(min=1)
         self.granted_CR = granted_CR.where(proven_C[:, None], self.relative_CR)
 
+    def indices(self, cells: Sequence[ResultRow]) -> Tensor:
+        """Their places in the first axis, [cells]."""
+        return torch.tensor([self.rows.index(row) for row in cells])
+
     def quality(self, row: ResultRow) -> Interval:
         """Mean score."""
         return _known(self.quality_CR[self.rows.index(row)], self.num_examples)
@@ -156,7 +160,7 @@ class Frontier:
     def _best(
         self, cells: Sequence[ResultRow], wanted_CR: Tensor, bound_CR: Tensor, floor: float
     ) -> Reached | None:
-        at = torch.tensor([self.rows.index(row) for row in cells])
+        at = self.indices(cells)
         met_CR = (bound_CR[at] >= floor) & wanted_CR[at].isfinite()
         value_CR = wanted_CR[at].where(met_CR, -torch.inf)
         best_R, which_R = value_CR.max(0)

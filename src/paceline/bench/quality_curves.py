@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from paceline.bench.comparison import Cost, Group
     from paceline.bench.measured_frontier import Frontier
-    from paceline.bench.schema import ResultRow
 
 _NUM_POINTS = 32
 _TINY = 1e-12
@@ -46,7 +45,7 @@ def compare_curves(
     groups = (first.cells(frontier), second.cells(frontier))
     if not all(groups):
         return None
-    gains = [cost.gain(frontier)[_indices(frontier, cells)] for cells in groups]
+    gains = [cost.gain(frontier)[frontier.indices(cells)] for cells in groups]
     gains = [gain_CR.nan_to_num(cost.alone) for gain_CR in gains]
     low_R = torch.stack([gain_CR.amin(0) for gain_CR in gains]).amax(0)
     high_R = torch.stack([gain_CR.amax(0) for gain_CR in gains]).amin(0)
@@ -55,7 +54,7 @@ def compare_curves(
     shares_P1 = (torch.arange(_NUM_POINTS, dtype=low_R.dtype)[:, None] + 0.5) / _NUM_POINTS
     points_PR = low_R + shares_P1 * (high_R - low_R)
     means = [
-        along(gain_CR, frontier.relative_CR[_indices(frontier, cells)], points_PR).mean(0)
+        along(gain_CR, frontier.relative_CR[frontier.indices(cells)], points_PR).mean(0)
         for gain_CR, cells in zip(gains, groups, strict=True)
     ]
     sides = [
@@ -82,7 +81,3 @@ def along(gain_CR: Tensor, quality_CR: Tensor, points_PR: Tensor) -> Tensor:
         share_PR = ((points_PR - gain_CR[left]) / step_R).clamp(0, 1)
         found_PR = found_PR + share_PR * (quality_CR[left + 1] - quality_CR[left])
     return found_PR
-
-
-def _indices(frontier: Frontier, cells: list[ResultRow]) -> Tensor:
-    return torch.tensor([frontier.rows.index(row) for row in cells])

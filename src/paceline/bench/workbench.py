@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -94,7 +94,6 @@ class PromptSet:
 
     Attributes:
         timed: Indices of the examples that are timed, one by one, with the target alone.
-        batch_size: Number of the others that are answered together.
         context: Digest of everything that all cells share.
     """
 
@@ -106,7 +105,6 @@ class PromptSet:
     seed: int
     timed: frozenset[int]
     context: str
-    batch_size: int
 
     def key_of(self, cell: DecodingConfig) -> str:
         """Key of the cell's row."""
@@ -127,9 +125,14 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class Workbench(PromptSet):
-    """The prompts and both models."""
+    """The prompts and both models.
+
+    Attributes:
+        batch_size: Number of examples without timing that are answered together.
+    """
 
     pair: Pair
+    batch_size: int
 
 
 def prepare(
@@ -145,14 +148,13 @@ def prepare(
     encoder = pair.target.decoder_prompt is not None
     prompts = bench_prompts(config, pair.tokenizer, encoder=encoder)
     progress("loading", 1, 1)
-    return Workbench(**vars(prompts), pair=pair)
+    return Workbench(**vars(prompts), pair=pair, batch_size=config.batch_size)
 
 
 def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
     """The prompts of a bench; see `prompt_set`."""
     context = bench_context(config)
-    found = prompt_set(config, tokenizer, context, config.num_timed, encoder=encoder)
-    return replace(found, batch_size=config.batch_size)
+    return prompt_set(config, tokenizer, context, config.num_timed, encoder=encoder)
 
 
 def prompt_set(
@@ -181,7 +183,6 @@ def prompt_set(
         seed=config.seed,
         timed=frozenset(number * count // timed for number in range(timed)),
         context=context,
-        batch_size=1,
     )
 
 

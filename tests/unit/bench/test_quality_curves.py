@@ -68,7 +68,7 @@ def test_curves_are_those_of_numpy():
 def test_intervals_cover_the_truth_and_those_of_means_without_costs_do_not():
     """400 benches of 60 examples; both families lie on the line quality = 1 - gain, so 0 is true.
 
-    Coverage of a 95% interval is in [0.91, 0.99]: 95 % less and more than three standard errors.
+    The standard error of a coverage of 0.95 is 0.011: [0.91, 0.99] is more than three of them away.
     The mutant compares mean qualities of the cells, though the families have other costs.
     """
     draws = torch.Generator().manual_seed(9)
