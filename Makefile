@@ -11,8 +11,8 @@ DEMO_RUN := runs/demo
 GARDEN := runs/garden
 DIRECT := runs/direct/data
 DICTIONARY := $(CACHE)/trans-de-en/usr/share/trans/de-en
-STUDIES := bounds distillspec_recipes direct_alignment distillspec_divergences cascades_t5 \
-	cascades_sums distillspec_transfer distillspec_lenience distillspec_garden
+STUDIES := bounds distillspec_recipes direct_alignment distillspec_divergences \
+	distillspec_quality cascades_t5 cascades_sums distillspec_transfer distillspec_lenience distillspec_garden
 ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36

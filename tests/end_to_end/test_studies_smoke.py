@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from aligning import write_corpus, write_pair
+from aligning import align_config, held_out, write_corpus, write_pair
 from forked import run_command
+from paceline.config import validate
 from paceline.studies.claim_file import read_claims
 from paceline.studies.rows import read_study_rows
 from paceline.studies.session import run_and_judge
 from paceline.studies.study_file import find_studies, read_study
+from paceline.train.sweep import SweepConfig, sweep
 from tiny import tiny_pair
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +57,28 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture(scope="session")
+def grid(garden: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four drafts of a sweep: two kinds of text, two seeds."""
+    folder = garden["data"].parent
+    output = tmp_path_factory.mktemp("grid") / "grid"
+    corpus = str(garden["data"] / "summaries_train.jsonl")
+    judged = held_out(folder, max_prompt_tokens=32)
+    made = align_config(folder, output, num_steps=2, max_prompt_tokens=32, **judged)
+    run = made.model_dump(mode="json")
+    base = {key: run[key] for key in run if key not in ("output", "seed", "objective")}
+    base["data"] |= {"train": corpus, "held_out": corpus}
+    values = {
+        "output": str(output),
+        "base": base,
+        "rows": {"tvd": {"objective": "tvd"}},
+        "columns": {"fixed": {"fixed_fraction": 1.0}, "target": {"fixed_fraction": 0.0}},
+        "seeds": [0, 1],
+    }
+    sweep(validate(SweepConfig, values))
+    return output
+
+
 def _texts_of_direct_alignment(folder: Path) -> Path:
     """Files as `corpus` writes them; a vocabulary of one kind of text each."""
     for name, words in (("beginnings", WORDS[:8]), ("code_train", WORDS[8:])):
@@ -86,12 +110,19 @@ class Copies:
 @pytest.mark.first
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_runs_and_its_claims_find_their_rows(
-    name: str, garden: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    garden: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ):
     monkeypatch.chdir(ROOT)  # studies name configurations from there
     study = read_study(STUDIES[name])
-    assert study.variables.keys() <= garden.keys(), "make these in the fixture"
-    own = {variable: str(garden[variable]) for variable in study.variables}
+    known = dict(garden)
+    if "grid" in study.variables:
+        known["grid"] = request.getfixturevalue("grid")
+    assert study.variables.keys() <= known.keys(), "make these in the fixture"
+    own = {variable: str(known[variable]) for variable in study.variables}
     study = study.model_copy(update={"variables": own, "output": tmp_path / "study"})
     rows, found = run_and_judge(study, name, "smoke", runner=Copies())
     findings = {one.claim.id: one for one in found}

@@ -22,6 +22,7 @@ from paceline.config import validate
 from paceline.core.bootstrap import Interval
 from paceline.studies import evidence
 from paceline.studies.claim_file import Claim
+from paceline.studies.correlation import correlation
 from paceline.studies.dominance import distances
 from paceline.studies.rows import StudyRow
 from paceline.studies.verdicts import FAILS, HOLDS, SMALL, UNDECIDED, judge_one
@@ -241,3 +242,52 @@ def test_the_quantile_of_resampled_distances_is_caught():
         return found._replace(against=Interval(found.against.value, low, found.against.high))
 
     assert dominance_errors(0.0, 16, 100, mutant)[0] > limit(SIDE, 100)
+
+
+Correlate = Callable[[Tensor, Tensor, Tensor, Tensor, float], Interval]
+
+
+def correlation_errors(
+    true: float, studies: int, way: Correlate = correlation
+) -> tuple[float, float]:
+    """How often a correlation over 12 drafts is said to be above what it is, and below it.
+
+    The figures of the drafts have exactly this correlation. Their errors are 0.6 times as large as
+    the drafts differ, and partly shared by all drafts and by both figures, as the examples are.
+    """
+    rng, count, above, below = torch.Generator().manual_seed(7), 100, 0, 0
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    for _ in range(studies):
+        first, other = (one - one.mean() for one in normal(2, 12))
+        other -= first * (first @ other) / (first @ first)
+        first, other = first / first.std(), other / other.std()
+        second = true * first + math.sqrt(1 - true**2) * other
+        errors = [0.6 * math.sqrt(count) * (normal(count, 12) + normal(count, 1)) for _ in "xy"]
+        errors[1] = errors[0] + 0.3 * errors[1]
+        values = [figure + error for figure, error in zip((first, second), errors, strict=True)]
+        given = [part for value in values for part in (value.mean(0), value - value.mean(0))]
+        found = way(*given, SIDE)
+        above += found.low > true
+        below += found.high < true
+    return above / studies, below / studies
+
+
+@pytest.mark.parametrize("true", [0.0, 0.5])
+def test_a_correlation_is_rarely_denied_or_asserted_wrongly(true: float):
+    above, below = correlation_errors(true, STUDIES)
+    assert above < limit(SIDE, STUDIES)
+    assert below < limit(SIDE, STUDIES)
+
+
+def test_a_correlation_with_the_errors_of_its_figures_is_caught():
+    """The mutant takes the figures for exact: errors that both share make a correlation of 0."""
+
+    def mutant(x_D: Tensor, ex_ND: Tensor, y_D: Tensor, ey_ND: Tensor, tail: float) -> Interval:
+        exact = correlation(x_D, torch.zeros_like(ex_ND), y_D, torch.zeros_like(ey_ND), tail)
+        found = correlation(x_D, ex_ND, y_D, ey_ND, tail)
+        return Interval(*(exact.value + bound - found.value for bound in found))
+
+    assert correlation_errors(0.0, STUDIES, mutant)[0] > limit(SIDE, STUDIES)

@@ -55,11 +55,13 @@ class Cell:
         except (PacelineError, RuntimeError, AssertionError) as error:
             self._error = " ".join(str(error).split()) or type(error).__name__
 
-    def set_baseline(self, number: int, baseline: Baseline | None) -> None:
-        """Add the target alone to an answered example."""
+    def set_baseline(
+        self, number: int, baseline: Baseline | None, reference: Baseline | None = None
+    ) -> None:
+        """Add the target alone, and the bench's reference, to an answered example."""
         if self._error is None:
-            answered = self._answers[number]
-            self._answers[number] = answered.model_copy(update={"baseline": baseline})
+            alone = {"baseline": baseline, "reference": reference}
+            self._answers[number] = self._answers[number].model_copy(update=alone)
 
     def row(self) -> ResultRow:
         """The result of the answered examples."""

@@ -27,8 +27,9 @@ from paceline.bench.workbench import (
     cell_key,
     prepare,
 )
+from paceline.decode import AutoregressiveDecoder
 from paceline.decode.result import count_blocks
-from paceline.decode.strategies import Autoregressive, DecodingConfig, build_decoder
+from paceline.decode.strategies import build_decoder
 from paceline.errors import ContextLengthError, StorageError
 from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.core.stats import DecodeStats
     from paceline.decode.decoder import Decoder
+    from paceline.decode.strategies import DecodingConfig
 
 # Number of interleaved cells. With more, more are lost if a bench is killed.
 _GROUP_SIZE = 8
@@ -175,23 +177,27 @@ def _answer_interleaved(
     running: Sequence[Cell],
     numbers: Sequence[int],
 ) -> Iterator[int]:
-    """Answer these examples one by one, each with all cells and, if timed, the target alone.
+    """Answer these examples one by one, each with all cells and, if timed, the models alone.
 
     Yields the number of answered examples.
     """
-    alone = DecodingConfig(strategy=Autoregressive(), sampling=cells[0].sampling)
-    target = build_decoder(alone, *work.pair)
-    warm_up(target, work.prompts, work.max_new_tokens, work.seed)
+    sampling = cells[0].sampling
+    alone = [AutoregressiveDecoder(work.pair.target, sampling)]
+    if work.reference is not None:
+        alone.append(AutoregressiveDecoder(work.reference, sampling))
+    for decoder in alone:
+        warm_up(decoder, work.prompts, work.max_new_tokens, work.seed)
     order = named_generator(work.seed, "turns", cells[0].model_dump_json())
     for done, number in enumerate(numbers, start=1):
-        baseline = None
-        for index in torch.randperm(len(running) + 1, generator=order).tolist():
+        times: list[Baseline | None] = [None, None]  # of the target, of the reference
+        for index in torch.randperm(len(running) + len(alone), generator=order).tolist():
             if index < len(running):
                 running[index].answer(number)
             elif number in work.timed:
-                baseline = _time_alone(work, target, number)
+                place = index - len(running)
+                times[place] = _time_alone(work, alone[place], number)
         for cell in running:
-            cell.set_baseline(number, baseline)
+            cell.set_baseline(number, *times)
         yield done
 
 
@@ -216,9 +222,9 @@ class _Answerer:
         return decoder
 
 
-def _time_alone(work: Workbench, target: Decoder, number: int) -> Baseline:
+def _time_alone(work: Workbench, decoder: Decoder, number: int) -> Baseline:
     first_s, all_s, blocks = time_request(
-        target, work.prompts[number], work.max_new_tokens, work.seed + number
+        decoder, work.prompts[number], work.max_new_tokens, work.seed_of(number)
     )
     count = sum(len(block.tokens) for block in blocks)
     return Baseline(seconds=all_s, first_seconds=first_s, num_tokens=count)
@@ -236,7 +242,7 @@ def _check_room(work: Workbench, number: int, method: Decoder) -> None:
 
 def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
     first_s, all_s, blocks = time_request(
-        method, work.prompts[number], work.max_new_tokens, work.seed + number
+        method, work.prompts[number], work.max_new_tokens, work.seed_of(number)
     )
     tokens = [token for block in blocks for token in block.tokens]
     row = _untimed_row(work, number, tokens, count_blocks(blocks))
@@ -251,7 +257,7 @@ def _answer_in_batches(
     answers = method.generate(
         [work.prompts[number] for number in numbers],
         work.max_new_tokens,
-        [work.seed + number for number in numbers],
+        [work.seed_of(number) for number in numbers],
         batch_size=work.batch_size,
     )
     return [

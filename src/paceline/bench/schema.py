@@ -25,7 +25,7 @@ ORACLE = "oracle_cascade"
 
 
 class Baseline(StrictModel):
-    """The target alone on the same prompt, timed together with the cells."""
+    """A model alone on the same prompt, timed by turns with the cells."""
 
     seconds: float
     first_seconds: float
@@ -39,7 +39,8 @@ class ExampleRow(StrictModel):
         score: In [0, 1]; None if the task has no metric.
         seconds: Of the whole request; `first_seconds`: until the first token. Both are 0 for an
             answer that was made together with others.
-        baseline: None if the target alone was not timed on this example.
+        baseline: The target alone; None if it was not timed on this example.
+        reference: The same for a third model, if the bench has one.
         num_target_calls: Target passes after the prefill.
         num_first_tokens: Tokens available at `first_seconds`: one, or those of the first block; 0
             for an answer without times.
@@ -52,6 +53,7 @@ class ExampleRow(StrictModel):
     seconds: float
     first_seconds: float
     baseline: Baseline | None
+    reference: Baseline | None = Field(default=None, exclude_if=lambda value: value is None)
     num_target_calls: int
     num_drafted: int
     num_examined: int

@@ -141,7 +141,7 @@ def _ask(
 
     servers = TextServers(config.writer, tokenize)
     requests = [
-        Request(prompts.prompts[n], config.max_new_tokens, config.sampling, config.seed + n)
+        Request(prompts.prompts[n], config.max_new_tokens, config.sampling, prompts.seed_of(n))
         for n in missing
     ]
     begun = time.monotonic()

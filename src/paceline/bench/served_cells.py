@@ -162,7 +162,7 @@ def _ask(
 ) -> StreamedAnswer:
     prompt, most = prompts.prompts[number], prompts.max_new_tokens
     return stream_answer(
-        server.client, server.model, Request(prompt, most, sampling, prompts.seed + number)
+        server.client, server.model, Request(prompt, most, sampling, prompts.seed_of(number))
     )
 
 

@@ -12,23 +12,22 @@ from pydantic import Field, model_validator
 from paceline.bench.grid import Grid
 from paceline.bench.schema import SCHEMA_VERSION, digest
 from paceline.core.rules import Lossless
-from paceline.data.tokens import encode, encode_prompts
 from paceline.decode.draft_policies import FixedLength
 from paceline.engines.engine_choice import EngineChoice
-from paceline.errors import ContextLengthError
 from paceline.measure.pair import ModelsConfig, Pair, load_models
+from paceline.models import load_model, prepare_for_decoding
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
 from paceline.records import stamps
 from paceline.tasks import TaskChoice
-from paceline.tasks.base import examples_of, score_of
+from paceline.tasks.task_prompts import ExamplePrompts, example_prompts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from paceline.decode.strategies import DecodingConfig
+    from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
-    from paceline.tasks import Task, TaskExample
+    from paceline.tasks import Task
 
 
 class BenchConfig(ModelsConfig):
@@ -40,6 +39,8 @@ class BenchConfig(ModelsConfig):
         num_timed: Number of examples, evenly spaced, on which speed is measured; None: all.
         batch_size: Number of examples without timing that are answered together.
         max_seconds: Start no more cells after this time; a restarted bench runs the others.
+        reference: A third model, which is timed alone by turns with the others. Benches of several
+            models are compared by it, because the speed of a machine changes between them.
         full_vocabulary: The draft proposes from the full vocabulary, even if it has a reduced one.
         engine: Answer with this engine, which is started for each setting; None: with Paceline's
             decoder. The engine is vLLM, in whose environment Paceline is installed.
@@ -53,6 +54,7 @@ class BenchConfig(ModelsConfig):
     num_timed: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=1, ge=1)
     max_seconds: float | None = Field(default=None, gt=0)
+    reference: str | None = Field(default=None, min_length=1)
     full_vocabulary: bool = False
     engine: EngineChoice | None = None
 
@@ -68,6 +70,8 @@ class BenchConfig(ModelsConfig):
             _check_engine(self.engine, self.grid)
             if self.batch_size > 1:
                 raise ValueError("an engine is asked one example at a time; leave batch_size at 1")
+            if self.reference is not None:
+                raise ValueError("an engine serves one target; leave reference out")
         return self
 
 
@@ -89,38 +93,28 @@ class TaskPrompts(Protocol):
 
 
 @dataclass(frozen=True)
-class PromptSet:
+class PromptSet(ExamplePrompts):
     """The task's examples as prompts, which all cells share.
 
     Attributes:
+        skipped: Number of examples of the split before the first.
         timed: Indices of the examples that are timed, one by one, with the target alone.
         context: Digest of everything that all cells share.
     """
 
-    task: Task
-    tokenizer: Tokenizer
-    examples: Sequence[TaskExample]
-    prompts: list[list[int]]
     max_new_tokens: int
     seed: int
+    skipped: int
     timed: frozenset[int]
     context: str
+
+    def seed_of(self, number: int) -> int:
+        """Seed of the answer to example `number`; each example of the split has its own."""
+        return self.seed + self.skipped + number
 
     def key_of(self, cell: DecodingConfig) -> str:
         """Key of the cell's row."""
         return cell_key(self.context, cell)
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """An answer as text."""
-        answer = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        assert isinstance(answer, str), "one sequence is one text"
-        return answer
-
-    def score(self, number: int, tokens: Sequence[int]) -> float | None:
-        """Score of an answer to example `number`; None if the task has no metric."""
-        if self.task.metric is None:
-            return None
-        return score_of(self.task, self.examples[number], self.text(tokens))
 
 
 @dataclass(frozen=True)
@@ -129,10 +123,12 @@ class Workbench(PromptSet):
 
     Attributes:
         batch_size: Number of examples without timing that are answered together.
+        reference: A third model that is timed alone, if there is one.
     """
 
     pair: Pair
     batch_size: int
+    reference: HfModel | None
 
 
 def prepare(
@@ -147,8 +143,14 @@ def prepare(
     pair = pair or load_models(config, full_vocabulary=config.proposes_everything)
     encoder = pair.target.decoder_prompt is not None
     prompts = bench_prompts(config, pair.tokenizer, encoder=encoder)
+    reference = None
+    if config.reference is not None:
+        found = load_model(config.reference, dtype=pair.target.dtype, device=config.device)
+        check_same_vocabulary(pair.target, found)
+        reference = prepare_for_decoding(found)
     progress("loading", 1, 1)
-    return Workbench(**vars(prompts), pair=pair, batch_size=config.batch_size)
+    given = {"pair": pair, "batch_size": config.batch_size, "reference": reference}
+    return Workbench(**vars(prompts), **given)
 
 
 def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
@@ -170,40 +172,25 @@ def prompt_set(
     Raises:
         UsageError: the task cannot be used, or a prompt has more than max_prompt_tokens.
     """
-    wanted = config.skip_examples + config.num_examples
-    examples = examples_of(config.task, "test", wanted, config.seed)[config.skip_examples :]
-    count = len(examples)
+    found = example_prompts(
+        config.task,
+        tokenizer,
+        config.num_examples,
+        skip=config.skip_examples,
+        seed=config.seed,
+        limit=config.max_prompt_tokens,
+        encoder=encoder,
+    )
+    count = len(found.prompts)
     timed = min(num_timed or count, count)
     return PromptSet(
-        task=config.task,
-        tokenizer=tokenizer,
-        examples=examples,
-        prompts=_prompts(examples, tokenizer, config.max_prompt_tokens, encoder=encoder),
+        **vars(found),
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,
+        skipped=config.skip_examples,
         timed=frozenset(number * count // timed for number in range(timed)),
         context=context,
     )
-
-
-def _prompts(
-    examples: Sequence[TaskExample], tokenizer: Tokenizer, limit: int | None, *, encoder: bool
-) -> list[list[int]]:
-    if not encoder:
-        return [_whole(example, tokenizer, limit) for example in examples]
-    records = [example.record for example in examples]
-    return encode_prompts(records, tokenizer, max_tokens=limit, encoder=True)
-
-
-def _whole(example: TaskExample, tokenizer: Tokenizer, limit: int | None) -> list[int]:
-    """The prompt of a decoder-only model; truncation would remove its examples or its question."""
-    tokens, _ = encode(example.record, tokenizer)
-    if limit is not None and len(tokens) > limit:
-        raise ContextLengthError(
-            f"{example.record.where} has {len(tokens)} tokens, more than max_prompt_tokens "
-            f"{limit}; raise it, or use shorter examples"
-        )
-    return tokens
 
 
 def bench_context(config: BenchConfig) -> str:
@@ -215,8 +202,12 @@ def bench_context(config: BenchConfig) -> str:
         excluded.add("engine")
     if config.batch_size == 1:  # likewise
         excluded.add("batch_size")
+    if config.reference is None:  # likewise
+        excluded.add("reference")
     shared = config.model_dump(mode="json", exclude=excluded)
     models = [stamps(config.target), stamps(config.draft)]
+    if config.reference is not None:
+        models.append(stamps(config.reference))
     if config.engine is not None:
         models += [stamps(path) for path in (config.engine.target, config.engine.draft) if path]
     versions = config.task.versions()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.models.inspection import ModelFacts
+    from paceline.tasks import Task
 
 
 def check_measured(config: Any, *, dry_run: bool) -> None:
@@ -196,22 +197,30 @@ def check_score(config: Any, *, dry_run: bool) -> None:
 def check_bench(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `bench` and `tune`."""
     from paceline.engines.engine_choice import check_choice
-    from paceline.tasks import Code
-    from paceline.tasks.row_task import RowTask
 
     found = Preflight()
     found.device(config.device)
     found.costs(config)
     found.pair(config.target, config.draft)
+    if getattr(config, "reference", None) is not None:
+        found.model("reference", config.reference)
     if getattr(config, "engine", None) is not None:
         check_choice(config.engine)
-    config.task.versions()  # fails if the task's scoring library is not installed
-    if isinstance(config.task, RowTask | Code):  # read columns that other commands do not accept
-        config.task.examples("test", config.num_examples, config.seed)
-    else:
-        _check_texts(found, "task", config.task, ("corpus", "train_corpus"))
+    _check_task(found, "task", config.task, config.num_examples, config.seed)
     found.output(config.output)
     found.end(dry_run=dry_run)
+
+
+def _check_task(found: Preflight, name: str, task: Task, count: int, seed: int) -> None:
+    """Check the texts of a task, and that its scoring library is installed."""
+    from paceline.tasks import Code
+    from paceline.tasks.row_task import RowTask
+
+    task.versions()
+    if isinstance(task, RowTask | Code):  # read columns that other commands do not accept
+        task.examples("test", count, seed)
+    else:
+        _check_texts(found, name, task, ("corpus", "train_corpus"))
 
 
 def check_perplexity(config: Any, *, dry_run: bool) -> None:
@@ -225,7 +234,7 @@ def check_perplexity(config: Any, *, dry_run: bool) -> None:
 
 def check_trajectory(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `trajectory`."""
-    from paceline.measure.trajectory import runs_of, stops_of
+    from paceline.measure.training_stops import runs_of, stops_of
 
     found = Preflight()
     for path in config.runs:
@@ -234,6 +243,9 @@ def check_trajectory(config: Any, *, dry_run: bool) -> None:
     found.model("target", config.target)
     for name, task in config.tasks.items():
         found.text(name, task)
+    for name, task in config.scored_tasks.items():
+        count = config.skip_prompts + config.num_prompts
+        _check_task(found, name, task, count, config.seed)
     found.output(config.output)
     found.end(dry_run=dry_run)
 

@@ -55,6 +55,7 @@ speedup: time per token of the target alone / of the setting; met: whether the b
 Brackets: 95% intervals over examples."""
 _TRAJECTORY_LEGEND = """\
 acceptance: expected fraction of draft tokens that the target accepts
+quality: mean score of the draft's own answers
 tau: tokens per target call; gain: tau / tau of the run's initial draft, on the same texts
 MBSU: memory-bound speedup, tau / (parameter ratio * gamma + 1)
 Brackets: 95% intervals over prompts."""
@@ -308,11 +309,13 @@ def _short_names(runs: set[Path]) -> dict[Path, str]:
 def _drafts(rows: Sequence[TrajectoryRow], names: dict[Path, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("draft", overflow="fold")
-    for title in ("acceptance", "gamma", "tau", "gain", "MBSU"):
+    scored = rows[0].quality is not None
+    for title in (*(["quality"] if scored else []), "acceptance", "gamma", "tau", "gain", "MBSU"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         name = f"{names[row.stop.run]} {row.stop.label}"
-        draft = [name, f"{row.expected_acceptance.value:.3f}"]
+        quality = [] if row.quality is None else [_short(row.quality)]
+        draft = [name, *quality, f"{row.expected_acceptance.value:.3f}"]
         for gamma, tau in row.block_efficiency.items():
             gain = _short(row.gain[gamma]) if row.gain else ""
             table.add_row(*draft, str(gamma), _short(tau), gain, f"{row.mbsu[gamma]:.2f}")

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 _CLAIMS_LEGEND = """\
 effect: of the first side over the second, as `compare` says; brackets: interval at the claim's
-own level, so that any wrong verdict of a paper has at most the probability of the claims file.
-too small: below the smallest effect that matters. n: examples or seeds. --details says more."""
+own level, so that any wrong verdict of a paper has at most the probability of the claims file,
+given the models that were trained: other seeds of training are not in it.
+too small: below the smallest effect that matters. n: examples. --details says more."""
 _SHORT = {"too small to matter here": "too small"}
 
 _BOUNDS = {
@@ -108,7 +109,12 @@ def claims_table(findings: Sequence[Finding]) -> Group:
         parts.append(table)
     counts = Counter(one.verdict for one in findings)
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    return Group(*parts, f"{len(findings)} claims: {summary}", _CLAIMS_LEGEND)
+    absent = [
+        f"{one.claim.id}: {one.reason}"
+        for one in findings
+        if one.verdict == "not measured" and one.command
+    ]
+    return Group(*parts, f"{len(findings)} claims: {summary}", *absent, _CLAIMS_LEGEND)
 
 
 def effect_text(one: Finding) -> str:

@@ -164,7 +164,8 @@ def _acceptance(
     masks: list[Tensor] = []
     for writer in (target, draft):
         texts: list[list[int]] = []
-        sample_texts(writer, repeated, config, texts, progress)
+        skipped = config.skip_prompts * config.num_samples
+        sample_texts(writer, repeated, config, texts, progress, skipped=skipped)
         scores = score_texts(target, draft, repeated, texts, config.sampling, progress)
         shape = (len(prompts), config.num_samples, -1)
         masks.append(scores.mask_BT.double().reshape(shape))
@@ -222,7 +223,7 @@ def _with_regret(
     progress: Progress,
 ) -> list[PromptBounds]:
     texts: list[list[int]] = []
-    sample_texts(truth, prompts, config, texts, progress)
+    sample_texts(truth, prompts, config, texts, progress, skipped=config.skip_prompts)
     vocab_size = check_same_vocabulary(*pair)
     rows: list[PromptBounds] = []
     for row, prompt, text in zip(found, prompts, texts, strict=True):

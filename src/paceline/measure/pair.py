@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -57,6 +57,19 @@ class PairConfig(ModelsConfig):
     def _one_penalty(self) -> PairConfig:
         proposal_params(self.sampling, self.draft_sampling)
         return self
+
+
+class Writing(Protocol):
+    """How a model writes texts."""
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
 
 
 class Pair(NamedTuple):
@@ -126,11 +139,16 @@ def after_skipped(texts: list[Text], skip_prompts: int, path: str) -> list[Text]
 def sample_texts(
     writer: Model,
     prompts: Sequence[Sequence[int]],
-    config: PairConfig,
+    config: Writing,
     completions: list[list[int]],
     progress: Progress = silent,
+    *,
+    skipped: int = 0,
 ) -> None:
-    """Sample the missing texts from `writer` and append them to `completions`."""
+    """Sample the missing texts from `writer` and append them to `completions`.
+
+    `skipped`: number of texts before the first prompt; each text of a corpus has its own seed.
+    """
     decoder = AutoregressiveDecoder(writer, config.sampling)
     decoder.forces_eos = False
     start = len(completions)
@@ -138,7 +156,7 @@ def sample_texts(
     written: dict[int, list[int]] = {}
     progress("sampling text", start, len(prompts))
     for rows in batches_of_like_length(list(map(len, missing)), config.batch_size):
-        seeds = [config.seed + start + row for row in rows]
+        seeds = [config.seed + skipped + start + row for row in rows]
         batch = [missing[row] for row in rows]
         generations = decoder.generate(batch, config.max_new_tokens, seed=seeds)
         written |= zip(rows, (generation.tokens for generation in generations), strict=True)

@@ -9,42 +9,45 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from pydantic import Field
+import torch
+from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
-from paceline.errors import UsageError
 from paceline.measure.acceptance import budgets_of, score_texts
 from paceline.measure.kept_states import KeptStates
 from paceline.measure.measurement import usable_gammas
-from paceline.measure.pair import PairConfig, after_skipped, sample_texts
+from paceline.measure.own_answers import own_scores, scored_examples
+from paceline.measure.pair import after_skipped, sample_texts
 from paceline.measure.results import IntervalRow
+from paceline.measure.training_stops import Stop, runs_of, stops_of
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
 from paceline.rng import named_generator
+from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from paceline.measure.acceptance import TextScores
     from paceline.models import HfModel
     from paceline.progress import Progress
+    from paceline.tasks.task_prompts import ExamplePrompts
 
     Case = tuple[str, SamplingParams]  # a task, and how to sample from it
     Texts = tuple[list[list[int]], list[list[int]]]  # prompts and completions
 
 SCHEMA_VERSION = 4
-_START = "start"
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
 
 
@@ -62,6 +65,8 @@ class TrajectoryConfig(StrictModel):
         runs: Run directories of `pretrain`, `align` or `sweep`, in the order of training. The
             initial draft, the checkpoints and the final draft of each run are measured.
         tasks: Prompts by task name; include a task that differs from the training text.
+        scored_tasks: Tasks with a metric by name. Their examples are prompts too, of any length,
+            and each draft's own answers to them are scored.
         samplings: Sampling parameters to measure with.
         gammas: Numbers of draft tokens per block, for tau and MBSU.
         num_prompts: Maximum number of prompts per task, after `skip_prompts`.
@@ -70,7 +75,8 @@ class TrajectoryConfig(StrictModel):
 
     target: str = Field(min_length=1)
     runs: tuple[Path, ...] = Field(min_length=1)
-    tasks: dict[str, Task] = Field(min_length=1)
+    tasks: dict[str, Task] = Field(default_factory=dict)
+    scored_tasks: dict[str, TaskChoice] = Field(default_factory=dict)
     samplings: tuple[SamplingParams, ...] = Field(
         default=(SamplingParams(temperature=0), _LOOSE), min_length=1
     )
@@ -83,25 +89,13 @@ class TrajectoryConfig(StrictModel):
     seed: int = 0
     output: Path
 
-
-class Stop(StrictModel):
-    """A draft at some step of a training run.
-
-    Attributes:
-        run: The run directory.
-        label: `start`, `step N` or `end`.
-        step: Number of optimizer steps of the run.
-        elapsed_s: Seconds that the steps took.
-        path: The model directory.
-        fingerprint: Of the model's files; differs if the run is repeated.
-    """
-
-    run: Path
-    label: str
-    step: int
-    elapsed_s: float
-    path: Path
-    fingerprint: str
+    @model_validator(mode="after")
+    def _names_tasks_once(self) -> TrajectoryConfig:
+        if not self.tasks and not self.scored_tasks:
+            raise ValueError("there is nothing to measure on; name tasks or scored_tasks")
+        if twice := self.tasks.keys() & self.scored_tasks.keys():
+            raise ValueError(f"tasks and scored_tasks both have {min(twice)}; rename one")
+        return self
 
 
 class TextFigures(StrictModel):
@@ -112,6 +106,7 @@ class TextFigures(StrictModel):
         acceptance: Sum of 1 - TVD over the tokens.
         agreement: Number of tokens where both models have the same most likely token.
         emitted: Tokens that count for tau, by gamma; `blocks`: the expected number of blocks.
+        score: Score of the draft's own answer; empty unless the task is one of `scored_tasks`.
     """
 
     tokens: tuple[int, ...]
@@ -119,13 +114,14 @@ class TextFigures(StrictModel):
     agreement: tuple[float, ...]
     emitted: dict[int, tuple[float, ...]]
     blocks: dict[int, tuple[float, ...]]
+    score: tuple[float, ...] = ()
 
 
 class TrajectoryRow(StrictModel):
     """One draft on one task under one sampling.
 
     `gain` is its tau divided by that of the run's initial draft, on the same texts, by gamma; empty
-    for an initial draft.
+    for an initial draft. `quality` is the mean score of its own answers; None without a metric.
     """
 
     schema_version: Literal[4] = SCHEMA_VERSION
@@ -139,6 +135,7 @@ class TrajectoryRow(StrictModel):
     block_efficiency: dict[int, IntervalRow]
     gain: dict[int, IntervalRow]
     mbsu: dict[int, float]
+    quality: IntervalRow | None = None
     texts: TextFigures
 
 
@@ -153,6 +150,8 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
     runs = [one for path in config.runs for one in runs_of(path)]
     stops = [stop for path in runs for stop in stops_of(path)]
     inputs = {"target_fingerprint": fingerprint(config.target)}
+    for name, task in config.scored_tasks.items():
+        inputs[f"task {name}"] = str(sorted(task.versions().items()))
     run = RunDirectory(config.output)
     begun = (config.output / "rows.jsonl").exists() or any(config.output.glob("texts/*.json"))
     run.check(config, begun=begun, resume=True, may_change={"output", "runs"}, inputs=inputs)
@@ -171,89 +170,38 @@ def _measure(
     # earlier versions define block efficiency differently; their rows are measured again
     known_rows = (row for row in read_jsonl(file) if row.get("schema_version") == SCHEMA_VERSION)
     rows = [TrajectoryRow.model_validate(row) for row in known_rows]
-    known = {(*_identity(row.stop), row.task, row.sampling) for row in rows}
+    known = {(*row.stop.identity, row.task, row.sampling) for row in rows}
     target = load_model(config.target)
-    tokenizer_of(target, config.target)
+    tokenizer = tokenizer_of(target, config.target)
     prompts = {task: _prompts(config, task, target) for task in config.tasks}
+    scored = scored_examples(
+        config.scored_tasks,
+        tokenizer,
+        config.num_prompts,
+        skip=config.skip_prompts,
+        seed=config.seed,
+        encoder=target.decoder_prompt is not None,
+    )
+    prompts |= {task: examples.prompts for task, examples in scored.items()}
     run.write_manifest(config, **inputs)
-    cases = [(task, sampling) for task in config.tasks for sampling in config.samplings]
+    cases = [(task, sampling) for task in prompts for sampling in config.samplings]
     # prepared only if a text is missing
     writer = functools.cache(functools.partial(prepare_for_decoding, target))
     texts = {case: _texts(writer, prompts[case[0]], config, case, progress) for case in cases}
     del writer
-    scorer = _Scorer(target, texts)
-    initial = {stop.run: stop for stop in stops if stop.label == _START}
+    scorer = _Scorer(target, texts, scored, config)
+    initial = {stop.run: stop for stop in stops if stop.is_start}
     for number, stop in enumerate(stops):
         for case in cases:
-            if (*_identity(stop), *case) in known:
+            if (*stop.identity, *case) in known:
                 continue
             row = _row(scorer, stop, initial[stop.run], case, config)
             append_jsonl(file, row.model_dump(mode="json"))
             rows.append(row)
         progress("drafts", number + 1, len(stops), stop.label)
-    order = {_identity(stop): number for number, stop in enumerate(stops)}
-    rows = [row for row in rows if _identity(row.stop) in order]
-    return sorted(rows, key=lambda row: order[_identity(row.stop)])
-
-
-def runs_of(path: Path) -> list[Path]:
-    """The run itself, or the runs of a sweep that did not diverge, in the order of the sweep."""
-    if not (path / "sweep.json").exists():
-        return [path]
-    cells = json.loads((path / "sweep.json").read_text("utf-8"))
-    return [
-        path / cell["row"] / cell["column"] / f"seed-{cell['seed']}"
-        for cell in cells
-        if "diverged" not in cell
-    ]
-
-
-def stops_of(path: Path) -> Iterator[Stop]:
-    """The drafts of one run: the initial one, the checkpoints, the final one.
-
-    Raises:
-        UsageError: `path` is not a training run, or its initial draft has changed.
-    """
-    run = RunDirectory(path)
-    manifest = run.read_manifest()
-    if manifest is None:
-        raise UsageError(
-            f"{path} is not a run directory; give one from pretrain or align, or a finished sweep"
-        )
-    config = manifest["config"]
-    start = config.get("draft") or config.get("model")
-    initial = path / "start" if not isinstance(start, str) else Path(start)
-    result = run.read_result()
-    if start is None or (result is not None and "num_steps" not in result):
-        raise UsageError(f"{path} is not a training run; give one from pretrain or align")
-
-    def stop(label: str, step: int, elapsed_s: float, model: Path) -> Stop:
-        return Stop(
-            run=path,
-            label=label,
-            step=step,
-            elapsed_s=elapsed_s,
-            path=model,
-            fingerprint=fingerprint(model),
-        )
-
-    first = stop(_START, 0, 0.0, initial)
-    inputs = manifest.get("inputs", {})
-    if first.fingerprint != inputs.get("draft", inputs.get("model", first.fingerprint)):
-        raise UsageError(
-            f"the initial draft of {path} at {initial} has changed since the run; restore it, or "
-            "leave the run out"
-        )
-    yield first
-    last = result["num_steps"] if result is not None else -1
-    for checkpoint in sorted(run.checkpoints.glob("step-*")):
-        state = json.loads((checkpoint / "state.json").read_text("utf-8"))
-        if state["step"] != last:
-            label = f"step {state['step']}"
-            yield stop(label, state["step"], state["elapsed_s"], checkpoint / "draft")
-    if result is not None:
-        final = path / ("draft" if "draft" in result else "model")
-        yield stop("end", last, result["elapsed_s"], final)
+    order = {stop.identity: number for number, stop in enumerate(stops)}
+    rows = [row for row in rows if row.stop.identity in order]
+    return sorted(rows, key=lambda row: order[row.stop.identity])
 
 
 class _Scorer:
@@ -263,9 +211,17 @@ class _Scorer:
     them.
     """
 
-    def __init__(self, target: HfModel, texts: dict[Case, Texts]) -> None:
+    def __init__(
+        self,
+        target: HfModel,
+        texts: dict[Case, Texts],
+        scored: dict[str, ExamplePrompts],
+        config: TrajectoryConfig,
+    ) -> None:
         self.target = target
         self.texts = texts
+        self._scored, self._config = scored, config
+        self._own: dict[tuple[str, Case], tuple[float, ...]] = {}
         self._target_logits = KeptStates.of(target)
         self._draft: tuple[Path, HfModel] | None = None
         self._kept: dict[tuple[str, Case], TextScores] = {}
@@ -284,9 +240,22 @@ class _Scorer:
             return kept
         given = self.target, self.draft(stop), *self.texts[case], case[1], silent
         found = score_texts(*given, target_logits=self._target_logits)
-        if stop.label == _START:
+        if stop.is_start:
             self._kept[stop.fingerprint, case] = found
         return found
+
+    def own(self, stop: Stop, case: Case) -> tuple[float, ...]:
+        """Scores of the draft's own answers; none without a metric."""
+        examples = self._scored.get(case[0])
+        if examples is None:
+            return ()
+        key = stop.fingerprint, case
+        if key not in self._own:
+            writing = _writing(self._config, case[1])
+            self._own[key] = own_scores(
+                self.draft(stop), examples, writing, skipped=self._config.skip_prompts
+            )
+        return self._own[key]
 
 
 def _row(
@@ -313,7 +282,8 @@ def _row(
     taus = {
         gamma: interval(*scores.tokens_and_blocks(gamma, budget_B), gamma + 1) for gamma in gammas
     }
-    first = stop.label == _START
+    first, own = stop.is_start, scorer.own(stop, case)
+    own_B = torch.tensor(own, dtype=torch.float64)
     return TrajectoryRow(
         stop=stop,
         task=task,
@@ -325,7 +295,8 @@ def _row(
         block_efficiency=taus,
         gain={} if first else {gamma: gain(gamma) for gamma in gammas},
         mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
-        texts=_figures(scores, gammas, budget_B),
+        quality=interval(own_B, torch.ones_like(own_B), 1.0) if own else None,
+        texts=_figures(scores, gammas, budget_B).model_copy(update={"score": own}),
     )
 
 
@@ -354,6 +325,17 @@ def _prompts(config: TrajectoryConfig, task: str, target: HfModel) -> list[list[
     return after_skipped(prompts, config.skip_prompts, corpus.path)[: config.num_prompts]
 
 
+class _Writing(NamedTuple):
+    sampling: SamplingParams
+    max_new_tokens: int
+    batch_size: int
+    seed: int
+
+
+def _writing(config: TrajectoryConfig, sampling: SamplingParams) -> _Writing:
+    return _Writing(sampling, config.max_new_tokens, config.batch_size, config.seed)
+
+
 def _texts(
     writer: Callable[[], HfModel],
     prompts: list[list[int]],
@@ -365,24 +347,12 @@ def _texts(
     task, sampling = case
     file = config.output / "texts" / f"{task} {name_of(sampling)}.json"
     if not file.exists():
-        settings = PairConfig(
-            target=config.target,
-            draft="",
-            prompts=config.tasks[task],
-            sampling=sampling,
-            max_new_tokens=config.max_new_tokens,
-            batch_size=config.batch_size,
-            seed=config.seed,
-        )
         completions: list[list[int]] = []
-        sample_texts(writer(), prompts, settings, completions, progress)
+        writing = _writing(config, sampling)
+        sample_texts(writer(), prompts, writing, completions, progress, skipped=config.skip_prompts)
         atomic_write_text(file, json.dumps({"prompts": prompts, "completions": completions}))
     found = json.loads(file.read_text("utf-8"))
     return found["prompts"], found["completions"]
-
-
-def _identity(stop: Stop) -> tuple[str, str, str]:
-    return str(stop.run), stop.label, stop.fingerprint
 
 
 def name_of(sampling: SamplingParams) -> str:

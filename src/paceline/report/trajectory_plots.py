@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from paceline.measure.trajectory import Stop, TrajectoryRow
+    from paceline.measure.training_stops import Stop
+    from paceline.measure.trajectory import TrajectoryRow
 
 _SIZE = (6.0, 4.0)  # inches of one panel
 _DPI = 100

@@ -62,6 +62,7 @@ class Paired(StrictModel):
     Attributes:
         rows: Settings that both sides' rows have.
         across: Settings over whose values the effect is averaged, each value paired on its own.
+        each: The claim is on each of these values, not on their mean.
         over: Numerator: a sum of the rows.
         under: Denominator; None: the number of units, so that the figure is a mean.
         first, second: The sides; without a second one, the first is compared with `than`.
@@ -74,6 +75,7 @@ class Paired(StrictModel):
     kind: Literal["paired"] = "paired"
     rows: dict[str, Condition] = Field(default_factory=dict)
     across: tuple[str, ...] = ()
+    each: bool = False
     over: str
     under: str | None = None
     first: Side
@@ -139,7 +141,34 @@ class FrontierTest(StrictModel):
     expect: Literal["more", "same", "no_less"] = "more"
 
 
-Test = Annotated[Paired | Dominance | FrontierTest, Field(discriminator="kind")]
+class SumRatio(StrictModel):
+    """A figure of a row: a sum divided by another; without `under`, the mean over units."""
+
+    over: str
+    under: str | None = None
+
+
+class Correlation(StrictModel):
+    """Correlation over rows between two figures of each, without the errors of measuring them.
+
+    Attributes:
+        rows: Settings that the rows have; all rows that match are points.
+        first, second: The figures.
+        than: The correlation that it is compared with.
+        matters: The smallest difference that matters.
+        expect: `less`: the correlation is below `than`. `more`: it is above.
+    """
+
+    kind: Literal["correlation"] = "correlation"
+    rows: dict[str, Condition] = Field(default_factory=dict)
+    first: SumRatio
+    second: SumRatio
+    than: float = Field(gt=-1, lt=1)
+    matters: float = Field(gt=0)
+    expect: Literal["more", "less"] = "more"
+
+
+Test = Annotated[Paired | Dominance | FrontierTest | Correlation, Field(discriminator="kind")]
 
 
 class Claim(StrictModel):

@@ -72,9 +72,9 @@ def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
     skipped = int(stage.config.get("skip_prompts", 0))
     source = _source(stage, folder)
     rows = [_known(values, stage.folder) for values in read_jsonl(stage.folder / "rows.jsonl")]
-    starts = {row.stop.fingerprint: row.stop.run for row in reversed(rows) if _is_start(row)}
+    starts = {row.stop.fingerprint: row.stop.run for row in reversed(rows) if row.stop.is_start}
     for row in rows:
-        if _is_start(row) and row.stop.run != starts[row.stop.fingerprint]:
+        if row.stop.is_start and row.stop.run != starts[row.stop.fingerprint]:
             continue  # runs share their initial draft
         sums: Sums = {
             "tokens": row.texts.tokens,
@@ -84,14 +84,12 @@ def _trajectory(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
         for gamma, blocks in row.texts.blocks.items():
             sums[f"emitted_{gamma}"] = row.texts.emitted[gamma]
             sums[f"blocks_{gamma}"] = blocks
+        if row.texts.score:
+            sums["score"] = row.texts.score
         units = tuple(range(skipped, skipped + row.num_texts))
         setting: dict[str, Label] = {"task": row.task, **_draft(row, len(starts))}
         setting |= _sampled(row.sampling)
         yield f"prompts of {row.task}", units, setting, sums, None, source
-
-
-def _is_start(row: TrajectoryRow) -> bool:
-    return row.stop.label == "start"
 
 
 def _known(values: dict[str, Any], folder: Path) -> TrajectoryRow:
@@ -109,7 +107,7 @@ def _draft(row: TrajectoryRow, num_starts: int) -> dict[str, Label]:
     """
     name = row.stop.run.name
     ratio: dict[str, Label] = {"parameter_ratio": round(row.parameter_ratio, 6)}
-    if _is_start(row):
+    if row.stop.is_start:
         start: dict[str, Label] = {"label": "start"} | ratio
         return start if num_starts == 1 else start | {"draft": f"start of {name}"}
     setting: dict[str, Label] = {"label": row.stop.label, "step": row.stop.step} | ratio
@@ -163,7 +161,7 @@ def _parameters(variant: Any) -> dict[str, Label]:
 
 def _example_sums(row: ResultRow) -> Sums:
     examples = row.examples
-    return {
+    sums: Sums = {
         "score": tuple(None if one.score is None else round(one.score, 6) for one in examples),
         "tokens": tuple(len(one.tokens) for one in examples),
         "prefill_tokens": tuple(one.num_prefill_tokens for one in examples),
@@ -180,6 +178,15 @@ def _example_sums(row: ResultRow) -> Sums:
             None if one.baseline is None else one.baseline.num_tokens for one in examples
         ),
     }
+    references = [one.reference for one in examples]
+    if any(references):
+        sums["reference_seconds"] = tuple(
+            None if one is None else round(one.seconds, 6) for one in references
+        )
+        sums["reference_tokens"] = tuple(
+            None if one is None else one.num_tokens for one in references
+        )
+    return sums
 
 
 def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _NUM_RESAMPLES = 4000
 _BEYOND = 5  # resamples beyond a bound, at least
-_NUM_POINTS = 200
+_POINTS_AT_ONCE = 200
 
 
 class DominanceEffect(NamedTuple):
@@ -86,27 +86,40 @@ def distances(first_N: Tensor, second_N: Tensor, tail: float) -> DominanceEffect
     weights_RN.scatter_add_(1, picks_RN, torch.ones_like(weights_RN))
     weights_RN = torch.cat([torch.ones_like(weights_RN[:1]), weights_RN])
     points_X = torch.cat([first_N, second_N]).unique()
-    if len(points_X) > _NUM_POINTS:
-        points_X = points_X[torch.linspace(0, len(points_X) - 1, _NUM_POINTS).long()]
-    below_NX = [(side_N[:, None] <= points_X).double() for side_N in (first_N, second_N)]
-    gaps_RX = weights_RN @ (below_NX[0] - below_NX[1]) / count
+    against = [_Largest(), _Largest()]
+    for some_X in points_X.split(_POINTS_AT_ONCE):
+        below_NX = [(side_N[:, None] <= some_X).double() for side_N in (first_N, second_N)]
+        gaps_RX = weights_RN @ (below_NX[0] - below_NX[1]) / count
+        against[0].add(gaps_RX)
+        against[1].add(-gaps_RX)
     gains_N = first_N - second_N
     mean, error = float(gains_N.mean()), float(gains_N.std()) / count**0.5
     half = student_quantile(1 - 2 * tail, count - 1) * error
     return DominanceEffect(
-        _largest(gaps_RX, tail),
-        _largest(-gaps_RX, tail),
+        against[0].interval(tail),
+        against[1].interval(tail),
         Interval(mean, mean - half, mean + half),
         count,
     )
 
 
-def _largest(gaps_RX: Tensor, tail: float) -> Interval:
-    """The largest gap, at least 0, with its interval. The data first, then the resamples."""
-    found = percentile_interval(gaps_RX.amax(-1).clamp(min=0), tail)
-    errors_R = (gaps_RX[1:] - gaps_RX[0]).amax(-1)
-    error = float(torch.quantile(errors_R, 1 - tail))
-    return found._replace(low=max(0.0, found.value - error))
+class _Largest:
+    """The largest gap over points, at least 0, of the data and then of each resample."""
+
+    def __init__(self) -> None:
+        self._gaps_R = self._errors_R = torch.tensor(0.0, dtype=torch.float64)
+
+    def add(self, gaps_RX: Tensor) -> None:
+        """Gaps at further points."""
+        self._gaps_R = torch.maximum(self._gaps_R, gaps_RX.amax(-1))
+        # outside of all points both functions are equal, so an error is at least 0
+        self._errors_R = torch.maximum(self._errors_R, (gaps_RX[1:] - gaps_RX[0]).amax(-1))
+
+    def interval(self, tail: float) -> Interval:
+        """The gap of the data with its interval."""
+        found = percentile_interval(self._gaps_R, tail)
+        error = float(torch.quantile(self._errors_R, 1 - tail))
+        return found._replace(low=max(0.0, found.value - error))
 
 
 def own_figures(

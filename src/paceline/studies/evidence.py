@@ -16,6 +16,7 @@ Error rates in simulations are in tests/statistical/test_sequential_claims.py.
 # N units
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,11 +29,12 @@ from paceline.studies.claim_file import IidTau, MemoryBoundSpeedup
 from paceline.studies.rows import StudyRow, pooled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor
 
     from paceline.studies.claim_file import Condition, Paired, Side
+    from paceline.studies.study_file import Label
 
 _ROUNDING = 1e-12  # a standard error that can be rounding
 
@@ -105,8 +107,32 @@ def paired_effect(test: Paired, rows: Sequence[StudyRow], tail: float) -> Effect
             does not name.
     """
     strata = _strata(test, rows)
-    if not strata or min(len(stratum.units) for stratum in strata) < LEAST_UNITS:
+    return None if _too_few(strata) else _mean_effect(test, strata, tail)
+
+
+def each_effect(
+    test: Paired, rows: Sequence[StudyRow], tail: float
+) -> list[tuple[str, Effect, Effect]] | None:
+    """The effect of each stratum by name: for a claim on it alone, and for one on any of them.
+
+    The second is of the probability `tail` divided by the number of strata. None, and errors: as
+    `paired_effect`.
+    """
+    strata = _strata(test, rows)
+    if _too_few(strata):
         return None
+    strict = tail / len(strata)
+    return [
+        (one.name, _mean_effect(test, [one], tail), _mean_effect(test, [one], strict))
+        for one in strata
+    ]
+
+
+def _too_few(strata: Sequence[Stratum]) -> bool:
+    return not strata or min(len(stratum.units) for stratum in strata) < LEAST_UNITS
+
+
+def _mean_effect(test: Paired, strata: Sequence[Stratum], tail: float) -> Effect:
     value = sum(stratum.effect.value for stratum in strata) / len(strata)
     error, freedom, shift = _error(strata)
     count = min(len(stratum.units) for stratum in strata)
@@ -158,26 +184,42 @@ def _error(strata: Sequence[Stratum]) -> tuple[float, int, float]:
 
 
 def _strata(test: Paired, rows: Sequence[StudyRow]) -> list[Stratum]:
-    """One stratum per combination of the values of `across` that the first side has."""
+    """One stratum per combination of the values of `across`; none if a side has no rows.
+
+    Raises:
+        UsageError: a combination is missing; the mean of the others would be another effect.
+    """
     firsts = select(rows, test.rows, test.first.where)
+    seconds = firsts
+    if test.second is not None:
+        seconds = select(rows, _without(test.rows, test.across), test.second.where)
+    if not firsts or not seconds:
+        return []
     found: list[Stratum] = []
-    for values in sorted(
-        {tuple(row.setting.get(k) for k in test.across) for row in firsts}, key=str
-    ):
+    for values in itertools.product(*(_values(test, key, firsts, seconds) for key in test.across)):
         at = dict(zip(test.across, values, strict=True))
-        first = _row_at(at, firsts)
-        second = first
-        if test.second is not None:
-            second = _row_at(at, select(rows, _without(test.rows, at), test.second.where))
+        first, second = _row_at(at, firsts), _row_at(at, seconds)
         if first is None or second is None:
-            return []
+            place = ", ".join(f"{key} {value}" for key, value in at.items())
+            raise UsageError(
+                f"a side of the claim has no rows at {place}; a run that diverged leaves none"
+            )
         found.append(_stratum(test, ", ".join(f"{k} {v}" for k, v in at.items()), first, second))
     return found
 
 
-def _without(
-    conditions: Mapping[str, Condition], keys: Mapping[str, object]
-) -> dict[str, Condition]:
+def _values(
+    test: Paired, key: str, firsts: Sequence[StudyRow], seconds: Sequence[StudyRow]
+) -> list[Label | None]:
+    """The values of a setting that is averaged over: those that a side has, or the claim names."""
+    named = (test.rows | test.first.where).get(key)
+    values = set(named) if isinstance(named, tuple) else {row.setting.get(key) for row in firsts}
+    if named is None:
+        values |= {row.setting[key] for row in seconds if key in row.setting}
+    return sorted(values, key=str)
+
+
+def _without(conditions: Mapping[str, Condition], keys: Collection[str]) -> dict[str, Condition]:
     """Conditions on other settings: the second side may lack those that are averaged over."""
     return {key: value for key, value in conditions.items() if key not in keys}
 
@@ -256,14 +298,7 @@ def measured(row: StudyRow, *names: str | None) -> StudyRow:
 
 def figure(test: Paired, side: Side, row: StudyRow) -> Estimate:
     """The side's figure in a row, transformed if the claim says so."""
-    over_N = column(row, side.over or test.over)
-    under = side.under or test.under
-    under_N = torch.ones_like(over_N) if under is None else column(row, under)
-    if float(under_N.sum()) == 0:
-        raise UsageError(f"{under} of {row.setting} is 0 in all units; name another sum")
-    value = float(over_N.sum() / under_N.sum())
-    mean = under_N.mean()
-    found = Estimate(value, (over_N - value * under_N) / mean, float((over_N / mean).abs().max()))
+    found = ratio_estimate(row, side.over or test.over, side.under or test.under)
     match side.transform:
         case None:
             return found
@@ -271,6 +306,17 @@ def figure(test: Paired, side: Side, row: StudyRow) -> Estimate:
             return _iid_tau(gamma, found)
         case MemoryBoundSpeedup(gamma=gamma):
             return _scaled(found, mbsu(1.0, gamma, _parameter_ratio(row)))
+
+
+def ratio_estimate(row: StudyRow, over: str, under: str | None) -> Estimate:
+    """sum over / sum under of a row; its mean over units if `under` is None."""
+    over_N = column(row, over)
+    under_N = torch.ones_like(over_N) if under is None else column(row, under)
+    if float(under_N.sum()) == 0:
+        raise UsageError(f"{under} of {row.setting} is 0 in all units; name another sum")
+    value = float(over_N.sum() / under_N.sum())
+    mean = under_N.mean()
+    return Estimate(value, (over_N - value * under_N) / mean, float((over_N / mean).abs().max()))
 
 
 def _scaled(found: Estimate, factor: float) -> Estimate:

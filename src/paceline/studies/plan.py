@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.bench import BenchConfig
 from paceline.config import StrictModel, read_yaml, set_key, validate
@@ -16,6 +16,9 @@ from paceline.studies.study_file import Command, Label, Scale, Stage, StudyConfi
 from paceline.train import AlignConfig, PretrainConfig
 from paceline.train.initial_draft import DraftConfig
 from paceline.train.sweep import SweepConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SCHEMAS: dict[Command, type[StrictModel]] = {
     "draft": DraftConfig,
@@ -132,7 +135,7 @@ def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale, look: in
         command=stage.command,
         config=values,
         folder=folder,
-        inputs=tuple(Path(text) for text in filled(stage.inputs, variables)),
+        inputs=_files(filled(stage.inputs, variables)),
         outputs=tuple(Path(text) for text in filled(stage.outputs, variables)),
         covers=stage.covers,
         labels=filled(stage.labels, variables),
@@ -140,6 +143,15 @@ def _planned(study: StudyConfig, name: str, stage: Stage, scale: Scale, look: in
         minutes_gpu=stage.minutes.gpu,
         disk_mb=stage.disk_mb,
     )
+
+
+def _files(inputs: Iterable[str]) -> tuple[Path, ...]:
+    """The inputs; the directory of a model stands for the files in it."""
+    found: list[Path] = []
+    for path in map(Path, inputs):
+        is_model = (path / "config.json").is_file()
+        found += sorted(one for one in path.iterdir() if one.is_file()) if is_model else [path]
+    return tuple(found)
 
 
 def _advance(name: str, command: str, values: dict[str, Any], look: int) -> None:

@@ -40,7 +40,7 @@ class Stage(StrictModel):
         command: The Paceline command.
         config: Its configuration file; None: `set` is the whole configuration.
         set: Keys that override the file.
-        inputs: Files that the stage reads; it runs again if their content changes.
+        inputs: Files and models that the stage reads; it runs again if their content changes.
         outputs: Files that the stage writes.
         covers: Items of the papers that its rows belong to, such as `DistillSpec Figure 4`.
         labels: Settings of all its rows that the command does not know, such as the pair's name.

@@ -1,9 +1,12 @@
 """Verdicts on claims, with error rates that hold for all claims of a paper and all looks.
 
-A claim is decided as soon as its interval decides it; else more examples are drawn, until the looks
-end. Each look uses an equal part of the claim's error rate, and each claim an equal part of its
-paper's (Bonferroni), so that the probability of any wrong verdict is at most the error rate,
-whatever the dependence. tests/statistical/test_sequential_claims.py simulates it.
+Claims are judged after each look at more examples. No more are drawn once no claim of the study is
+undecided, or the looks end. Each look uses an equal part of the claim's error rate, and each claim
+an equal part of its paper's (Bonferroni), so that the probability of any wrong verdict is at most
+the error rate, whatever the dependence. tests/statistical/test_sequential_claims.py simulates it.
+
+Intervals are over examples, given the models: how much other seeds of training would change is not
+in them.
 
 A wrong verdict is: `holds` though the effect is not positive, `does not hold` though an effect that
 matters is there, or `too small to matter here` though it matters.
@@ -15,9 +18,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.errors import UsageError
-from paceline.studies.claim_file import Dominance, FrontierTest, Paired
+from paceline.studies.claim_file import Correlation, Dominance, FrontierTest, Paired
+from paceline.studies.correlation import CorrelationEffect, correlation_effect
 from paceline.studies.dominance import DominanceEffect, dominance_effect
-from paceline.studies.evidence import Effect, paired_effect
+from paceline.studies.evidence import Effect, each_effect, paired_effect
 from paceline.studies.frontier_evidence import FrontierEffect, frontier_effect
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ Verdict = Literal["holds", "does not hold", "too small to matter here", "undecid
 HOLDS, FAILS, SMALL = "holds", "does not hold", "too small to matter here"
 UNDECIDED, UNMEASURED = "undecided", "not measured"
 DECIDED = (HOLDS, FAILS, SMALL)
+_SEVERAL = "the interval contains several verdicts"
 _UNMEASURED = f"a side has no rows, or fewer than {LEAST_UNITS} examples"
 
 
@@ -84,11 +89,16 @@ def _judged(claim: Claim, rows: Sequence[StudyRow], tail: float) -> Finding:
     command = rows[0].source.command if rows else ""
     match claim.test:
         case Paired():
+            if claim.test.each:
+                return _each(claim, claim.test, each_effect(claim.test, rows, tail), command)
             return _paired(claim, claim.test, paired_effect(claim.test, rows, tail), command)
         case FrontierTest():
             return _frontier(claim, claim.test, frontier_effect(claim.test, rows, tail), command)
         case Dominance():
             return _dominance(claim, claim.test, dominance_effect(claim.test, rows, tail), command)
+        case Correlation():
+            effect = correlation_effect(claim.test, rows, tail)
+            return _correlation(claim, claim.test, effect, command)
 
 
 def verdict_of(interval: Interval, matters: float, expected: Expected) -> Verdict:
@@ -120,9 +130,9 @@ def _paired(claim: Claim, test: Paired, effect: Effect | None, command: str) -> 
     sign = {"more": 1, "less": -1}.get(test.expect, 0)
     against = [name for name, value in effect.strata.items() if sign * value <= 0]
     if verdict == HOLDS and sign and against:
-        verdict, reason = UNDECIDED, f"not in {against[0]}"
+        reason = f"on average, but not in {against[0]}"
     elif verdict == UNDECIDED:
-        reason = "the interval contains several verdicts"
+        reason = _SEVERAL
     return Finding(
         claim,
         verdict,
@@ -150,23 +160,59 @@ def _frontier(
         figures = pair.first_value, pair.second_value
         return Finding(claim, verdict, interval, *figures, effect.num_units, why, command)
 
-    strict = [verdict_of(pair.strict, test.matters, test.expect) for pair in effect.pairs]
-    if FAILS in strict:
-        failing = [number for number, verdict in enumerate(strict) if verdict == FAILS]
-        worst = min(failing, key=lambda number: effect.pairs[number].strict.high)
-        return finding(worst, FAILS, "", strict=True)
-    weakest = min(range(len(strict)), key=lambda number: effect.pairs[number].interval.low)
-    own = [verdict_of(pair.interval, test.matters, test.expect) for pair in effect.pairs]
-    if effect.num_missing:
-        return finding(
-            weakest,
-            UNDECIDED,
-            f"{effect.num_missing} pairs are not measured, or have no cost in common",
-        )
-    open_pairs = [number for number, verdict in enumerate(own) if verdict in (UNDECIDED, FAILS)]
-    if open_pairs:
-        return finding(open_pairs[0], UNDECIDED, "the interval contains several verdicts")
-    return finding(weakest, SMALL if SMALL in own else HOLDS, "")
+    intervals = [(pair.interval, pair.strict) for pair in effect.pairs]
+    number, verdict, strict = _of_all(intervals, test.matters, test.expect)
+    if effect.num_missing and verdict == HOLDS:
+        missing = f"{effect.num_missing} pairs are not measured, or have no cost in common"
+        return finding(number, UNDECIDED, missing)
+    return finding(number, verdict, _SEVERAL if verdict == UNDECIDED else "", strict=strict)
+
+
+def _each(
+    claim: Claim,
+    test: Paired,
+    effects: list[tuple[str, Effect, Effect]] | None,
+    command: str,
+) -> Finding:
+    """Holds if it holds in every stratum; does not hold if it does not in any of them."""
+    if effects is None:
+        return _unmeasured(claim, command)
+    intervals = [(own.interval, strict.interval) for _, own, strict in effects]
+    number, verdict, is_strict = _of_all(intervals, test.matters, test.expect)
+    name, own, strict = effects[number]
+    effect = strict if is_strict else own
+    reason = f"{name}: {_SEVERAL}" if verdict == UNDECIDED else name
+    figures = effect.first, effect.second
+    return Finding(claim, verdict, effect.interval, *figures, effect.num_units, reason, command)
+
+
+def _of_all(
+    intervals: Sequence[tuple[Interval, Interval]], matters: float, expected: Expected
+) -> tuple[int, Verdict, bool]:
+    """The verdict on a claim that is about all of several effects.
+
+    It holds if each holds by its own interval. One effect alone decides that it does not hold, or
+    is too small to matter, so these need the intervals for a claim on any of them.
+
+    Returns:
+        The number of the effect that decides, the verdict, and whether by the second interval.
+    """
+    own, strict = (
+        [verdict_of(pair[which], matters, expected) for pair in intervals] for which in (0, 1)
+    )
+
+    def support(number: int) -> float:
+        """How far the effect is in favour of the claim."""
+        value = intervals[number][0].value
+        return -value if expected == "less" else value
+
+    for verdict in (FAILS, SMALL):
+        if verdict in strict:
+            deciding = [number for number, one in enumerate(strict) if one == verdict]
+            return min(deciding, key=support), verdict, True
+    if any(verdict != HOLDS for verdict in own):
+        return next(n for n, verdict in enumerate(own) if verdict != HOLDS), UNDECIDED, False
+    return min(range(len(own)), key=support), HOLDS, False
 
 
 def _dominance(
@@ -176,7 +222,7 @@ def _dominance(
         return _unmeasured(claim, command)
     against, above = effect.against, effect.above
     verdict: Verdict = UNDECIDED
-    reason = "the interval contains several verdicts"
+    reason = _SEVERAL
     if against.low > test.matters:
         verdict, reason = FAILS, ""
     elif against.high < test.matters and above.high < test.matters:
@@ -187,6 +233,20 @@ def _dominance(
     return Finding(
         claim, verdict, shown, above.value, against.value, effect.num_units, reason, command
     )
+
+
+def _correlation(
+    claim: Claim, test: Correlation, effect: CorrelationEffect | None, command: str
+) -> Finding:
+    if effect is None:
+        return _unmeasured(claim, command)
+    found = effect.interval
+    above = Interval(*(one - test.than for one in found))
+    verdict = verdict_of(above, test.matters, test.expect)
+    reason = f"{effect.num_drafts} drafts"
+    if verdict == UNDECIDED:
+        reason += f": {_SEVERAL}"
+    return Finding(claim, verdict, above, found.value, test.than, effect.num_units, reason, command)
 
 
 def _unmeasured(claim: Claim, command: str, reason: str = "") -> Finding:

@@ -43,6 +43,9 @@ class _Reporter(ZeroReporter):
         self.problems: list[str] = []
 
     def execute_task(self, task: Task) -> None:
+        # the earlier success is gone as soon as this run writes, however it ends
+        self._record.remove_success(task)
+        self._record.backend.dump()
         self._listen(task.name, "started")
 
     def skip_uptodate(self, task: Task) -> None:

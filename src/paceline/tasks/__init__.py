@@ -4,6 +4,7 @@ base.py           interface of tasks; choosing examples and writing them to a fi
 arithmetic.py     step-by-step sums, scored by accuracy
 text_pairs.py     pairs to train encoder-decoders on: translations, summaries
 docstrings.py     one-sentence summaries of Python's documentation, scored by ROUGE
+task_prompts.py   examples as prompts in tokens, scores of answers in tokens
 corpora.py        a user's own prompts, or prompt-answer pairs with a metric
 row_task.py       base of tasks on rows of a data set: templates, few-shot examples, chats
 translation.py    BLEU and chrF

@@ -17,7 +17,8 @@ from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
 from paceline.core.sampling import SamplingParams
 from paceline.measure.predicted_frontier import AnalyzeConfig, FrontierRow, PredictedFrontier
 from paceline.measure.results import IntervalRow
-from paceline.measure.trajectory import Stop, TextFigures, TrajectoryRow
+from paceline.measure.training_stops import Stop
+from paceline.measure.trajectory import TextFigures, TrajectoryRow
 from paceline.train.align_config import Evaluation
 from paceline.train.sweep import Sweep, SweepConfig
 

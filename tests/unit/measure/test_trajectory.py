@@ -6,22 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from aligning import align_config, write_pair
+from aligning import align_config, write_corpus, write_pair
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import block_efficiency_from_text, mbsu
-from paceline.errors import UsageError
+from paceline.data.tokens import encode
+from paceline.decode import AutoregressiveDecoder
+from paceline.errors import ConfigError, UsageError
 from paceline.measure.acceptance import score_texts
-from paceline.measure.trajectory import (
-    Stop,
-    TrajectoryConfig,
-    TrajectoryRow,
-    stops_of,
-    trajectory,
-)
-from paceline.models import load_model
+from paceline.measure.training_stops import Stop, stops_of
+from paceline.measure.trajectory import TrajectoryConfig, TrajectoryRow, trajectory
+from paceline.models import load_model, prepare_for_decoding
 from paceline.progress import silent
 from paceline.report.trajectory_plots import along, draw_trajectories
+from paceline.tasks import build_task
 from paceline.train import align
 
 
@@ -192,3 +190,53 @@ def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tm
     shutil.copytree(folder / "draft", moved, dirs_exist_ok=True)
     with pytest.raises(UsageError, match=r"the initial draft of .* has changed since the run"):
         list(stops_of(run))
+
+
+def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path, tmp_path: Path):
+    rows = [{"prompt": f"number {n}", "completion": f"{n} and {n + 1}"} for n in range(9)]
+    corpus = write_corpus(tmp_path / "questions.jsonl", rows)
+    task = {"task": "pairs", "corpus": str(corpus), "metric": "rouge1"}
+    made = config(
+        folder,
+        tmp_path / "out",
+        runs=[str(folder / "first")],
+        scored_tasks={"questions": task},
+        samplings=[{"temperature": 1.0}],
+        skip_prompts=2,
+    )
+    found = trajectory(made)
+    scored = [row for row in found if row.task == "questions"]
+    assert len(scored) == len(found) / 2 == 3
+    assert all(row.quality is None for row in found if row.task != "questions")
+    # by another road: one example after the other, in the order of the task
+    built = build_task(task)
+    examples = built.examples("test", 6)[2:]
+    for row in scored:
+        draft = load_model(row.stop.path)
+        assert draft.tokenizer is not None
+        decoder = AutoregressiveDecoder(prepare_for_decoding(draft), SamplingParams())
+        decoder.forces_eos = False
+        scores: list[float] = []
+        for number, example in enumerate(examples, start=2):
+            prompt, _ = encode(example.record, draft.tokenizer)
+            (answer,) = decoder.generate([prompt], 10, seed=[number])
+            text = draft.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+            scores.append(built.score(example, str(text)))
+        assert row.texts.score == pytest.approx(scores, abs=1e-6)
+        assert row.quality is not None
+        assert row.quality.value == pytest.approx(sum(scores) / 4, abs=1e-6)
+    assert trajectory(made) == found
+    corpus.write_text(corpus.read_text("utf-8").replace("and", "or"), "utf-8")
+    with pytest.raises(ConfigError, match="another task questions"):
+        trajectory(made)
+
+
+def test_tasks_that_cannot_be_scored_or_are_named_twice_are_one_line(folder: Path, tmp_path: Path):
+    corpus = str(folder / "corpus.jsonl")
+    plain = {"a": {"task": "text", "corpus": corpus}}
+    with pytest.raises(UsageError, match="the task a has no metric; move it to tasks"):
+        trajectory(config(folder, tmp_path / "out", scored_tasks=plain))
+    with pytest.raises(ConfigError, match="tasks and scored_tasks both have text; rename one"):
+        config(folder, tmp_path / "out", scored_tasks={"text": plain["a"]})
+    with pytest.raises(ConfigError, match="name tasks or scored_tasks"):
+        config(folder, tmp_path / "out", tasks={})

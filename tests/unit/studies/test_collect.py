@@ -16,7 +16,8 @@ from paceline.decode.draft_policies import Confident
 from paceline.decode.strategies import Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.measure.measurement import IntervalRow
-from paceline.measure.trajectory import Stop, TextFigures, TrajectoryRow
+from paceline.measure.training_stops import Stop
+from paceline.measure.trajectory import TextFigures, TrajectoryRow
 from paceline.studies.collect import collect
 from paceline.studies.plan import PlannedStage
 from paceline.studies.rows import StudyRow
@@ -107,6 +108,12 @@ def test_a_draft_of_a_trajectory_has_the_sums_of_its_texts(tmp_path: Path):
     assert (found.study, found.covers, found.population) == (
         "mine", ("Table 1",), "prompts of numbers"
     )  # fmt: skip
+
+
+def test_a_draft_whose_own_answers_were_scored_has_their_scores(tmp_path: Path):
+    texts = measured("run", "end").texts.model_copy(update={"score": (0.5, 0.0, 1.0)})
+    (found,) = trajectory(tmp_path, measured("run", "end", texts=texts))
+    assert found.sums["score"] == (0.5, 0.0, 1.0)
 
 
 def test_a_row_says_where_it_comes_from(tmp_path: Path):

@@ -11,7 +11,7 @@ from paceline.config import validate
 from paceline.core.bootstrap import student_quantile
 from paceline.errors import UsageError
 from paceline.studies.claim_file import Paired
-from paceline.studies.evidence import Effect, paired_effect
+from paceline.studies.evidence import Effect, each_effect, paired_effect
 from paceline.studies.rows import StudyRow
 from study_rows import study_row
 
@@ -298,3 +298,42 @@ def test_examples_that_were_not_timed_are_left_out():
     assert found.num_units == 10
     assert found.interval.value == pytest.approx(1.0)
     assert found.first == pytest.approx(rate(numbers(10, 1)))
+
+
+def test_a_run_that_is_missing_on_one_side_is_no_part_of_a_mean():
+    """GKD has lost seed 1 by divergence, and f-Distill is not there at all."""
+    made = [
+        study_row(numbers(10, seed, 1.5), label="end", seed=seed, draft=draft)
+        for draft in ("gkd", "kd")
+        for seed in (0, 1)
+    ]
+    start = study_row(numbers(10, 9), label="start")
+    test = paired_test(across=["draft", "seed"])
+    assert len(measured(test, [*made, start]).strata) == 4
+    gone = [row for row in made if (row.setting["draft"], row.setting["seed"]) != ("gkd", 1)]
+    with pytest.raises(UsageError, match="no rows at draft gkd, seed 1; a run that diverged"):
+        paired_effect(test, [*gone, start], TAIL)
+    named = {"where": {"label": "end", "draft": ["gkd", "kd", "f_distill"]}}
+    with pytest.raises(UsageError, match="no rows at draft f_distill, seed 0"):
+        paired_effect(paired_test(across=["draft", "seed"], first=named), [*made, start], TAIL)
+    # the second side has a seed that the first one lacks
+    starts = [study_row(numbers(10, 9), label="start", seed=seed) for seed in (0, 1)]
+    with pytest.raises(UsageError, match="no rows at seed 1"):
+        paired_effect(paired_test(across=["seed"]), [made[0], *starts], TAIL)
+
+
+def test_each_stratum_has_its_own_effect_and_one_for_a_claim_on_any_of_them():
+    ends = [
+        study_row(numbers(20, 1, gain), label="end", seed=seed) for seed, gain in enumerate((2, 8))
+    ]
+    start = study_row(numbers(20, 1), label="start")
+    found = each_effect(paired_test(across=["seed"]), [*ends, start], TAIL)
+    assert found is not None
+    for (name, own, strict), end in zip(found, ends, strict=True):
+        alone = paired_test(rows={}, first={"where": dict(end.setting)})
+        for effect, tail in ((own, TAIL), (strict, TAIL / 2)):
+            expected = paired_effect(alone, [end, start], tail)
+            assert expected is not None
+            assert effect.interval == pytest.approx(expected.interval)
+        assert name == f"seed {end.setting['seed']}"
+    assert each_effect(paired_test(across=["seed"]), ends, TAIL) is None

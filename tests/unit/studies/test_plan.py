@@ -151,3 +151,12 @@ def test_only_commands_that_skip_examples_have_looks():
     }
     with pytest.raises(ConfigError, match=r"\$look is for .*, not draft; remove it"):
         planned({"draft": draft})
+
+
+def test_a_model_among_the_inputs_stands_for_its_files(tmp_path: Path):
+    model = tmp_path / "model"
+    (model / "checkpoints").mkdir(parents=True)
+    for name in ("weights", "config.json"):
+        (model / name).write_text(name)
+    one, *_ = planned({"tau": tau(inputs=[str(model), "corpus.jsonl"], outputs=tau()["outputs"])})
+    assert one.inputs == (model / "config.json", model / "weights", Path("corpus.jsonl"))

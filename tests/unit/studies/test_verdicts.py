@@ -9,12 +9,14 @@ from paceline.core.bootstrap import Interval
 from paceline.errors import ConfigError, UsageError
 from paceline.studies import verdicts
 from paceline.studies.claim_file import Claim, ClaimFile
+from paceline.studies.correlation import CorrelationEffect
 from paceline.studies.dominance import DominanceEffect
 from paceline.studies.evidence import Effect
 from paceline.studies.frontier_evidence import FrontierEffect, PairEffect
 from paceline.studies.verdicts import Finding, judge, judge_one, verdict_of
 from study_rows import claim, study_row
 
+SEVERAL = "the interval contains several verdicts"
 HOLDS, FAILS, SMALL = "holds", "does not hold", "too small to matter here"
 UNDECIDED, UNMEASURED = "undecided", "not measured"
 PAIRED = {"kind": "paired", "over": "tau", "first": {}, "than": 1.0, "matters": 0.1}
@@ -71,18 +73,65 @@ def paired(low: float, high: float, **strata: float) -> Effect:
     return Effect(Interval((low + high) / 2, low, high), 1.2, 1.0, 20, strata)
 
 
-def test_a_claim_does_not_hold_on_average_if_it_is_reversed_somewhere(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_claim_on_a_mean_says_where_it_is_reversed(monkeypatch: pytest.MonkeyPatch):
     same_way, other_way = paired(0.2, 0.4, a=0.3, b=0.3), paired(0.2, 0.4, a=0.7, b=-0.1)
-    assert judged(PAIRED, same_way, monkeypatch).verdict == HOLDS
+    assert judged(PAIRED, same_way, monkeypatch).reason == ""
     found = judged(PAIRED, other_way, monkeypatch)
-    assert (found.verdict, found.reason) == (UNDECIDED, "not in b")
-    assert judged(PAIRED | {"expect": "no_less"}, other_way, monkeypatch).verdict == HOLDS
+    assert (found.verdict, found.reason) == (HOLDS, "on average, but not in b")
     lower = paired(-0.4, -0.2, a=-0.7, b=0.1)
     assert judged(PAIRED, lower, monkeypatch).verdict == FAILS
     found = judged(PAIRED | {"expect": "less"}, lower, monkeypatch)
-    assert (found.verdict, found.reason) == (UNDECIDED, "not in b")
+    assert (found.verdict, found.reason) == (HOLDS, "on average, but not in b")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expect", "verdict", "reason"),
+    [
+        ((0.3, 0.5), (0.2, 0.4), "more", HOLDS, "alpha b"),
+        ((0.3, 0.5), (-0.5, -0.3), "more", FAILS, "alpha b"),
+        ((-0.6, -0.4), (-0.3, -0.2), "less", HOLDS, "alpha b"),
+        ((-0.6, -0.4), (0.3, 0.5), "less", FAILS, "alpha b"),
+        ((0.3, 0.5), (-0.05, 0.4), "more", UNDECIDED, f"alpha b: {SEVERAL}"),
+        # it fails by its own interval, but not by the one for a claim on any of them
+        ((0.3, 0.5), (-0.4, 0.05), "more", UNDECIDED, f"alpha b: {SEVERAL}"),
+    ],
+)
+def test_a_claim_on_each_value_holds_in_all_or_fails_in_one(
+    a: tuple[float, float],
+    b: tuple[float, float],
+    expect: str,
+    verdict: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    effects = [
+        (f"alpha {name}", paired(*bounds), paired(bounds[0] - 0.1, bounds[1] + 0.1))
+        for name, bounds in (("a", a), ("b", b))
+    ]
+    test = PAIRED | {"each": True, "across": ["alpha"], "expect": expect}
+    monkeypatch.setattr(verdicts, "each_effect", lambda *_: effects)
+    found = judge_one(validate(Claim, claim(test)), [], 0.01)
+    assert (found.verdict, found.reason) == (verdict, reason)
+    assert found.effect == effects[1][2 if verdict == FAILS else 1].interval
+
+
+def test_a_correlation_is_compared_with_the_constant(monkeypatch: pytest.MonkeyPatch):
+    test = {
+        "kind": "correlation",
+        "first": {"over": "score"},
+        "second": {"over": "emitted_5", "under": "blocks_5"},
+        "than": 0.5,
+        "matters": 0.1,
+        "expect": "less",
+    }
+    for low, high, verdict in ((-0.1, 0.4, HOLDS), (0.2, 0.9, UNDECIDED), (0.6, 0.9, FAILS)):
+        effect = CorrelationEffect(Interval((low + high) / 2, low, high), 16, 300)
+        monkeypatch.setattr(verdicts, "correlation_effect", lambda *_, e=effect: e)
+        found = judge_one(validate(Claim, claim(test)), [], 0.01)
+        assert (found.verdict, found.num_units) == (verdict, 300)
+        assert found.effect is not None
+        assert found.effect.low == pytest.approx(low - 0.5)
+        assert (found.first, found.second) == (pytest.approx((low + high) / 2), 0.5)
 
 
 def test_a_paired_claim_without_an_effect_is_not_measured(monkeypatch: pytest.MonkeyPatch):
@@ -91,10 +140,10 @@ def test_a_paired_claim_without_an_effect_is_not_measured(monkeypatch: pytest.Mo
     assert found.reason == "a side has no rows, or fewer than 8 examples"
 
 
-def pair(low: float, high: float, *, name: str = "chow") -> PairEffect:
-    """Its interval; the strict one is wider by 0.1 on both sides."""
+def pair(low: float, high: float, *, name: str = "chow", wider: float = 0.1) -> PairEffect:
+    """Its interval; the strict one is wider on both sides."""
     middle = (low + high) / 2
-    strict = Interval(middle, low - 0.1, high + 0.1)
+    strict = Interval(middle, low - wider, high + wider)
     return PairEffect("opt", name, Interval(middle, low, high), strict, 0.8, 0.6)
 
 
@@ -102,7 +151,14 @@ def pair(low: float, high: float, *, name: str = "chow") -> PairEffect:
     ("pairs", "missing", "verdict", "reason"),
     [
         ([pair(0.2, 0.4), pair(0.05, 0.3, name="lossy")], 0, HOLDS, "opt against lossy"),
-        ([pair(0.2, 0.4), pair(-0.05, 0.05, name="lossy")], 0, SMALL, "opt against lossy"),
+        ([pair(0.2, 0.4), pair(-0.02, 0.02, wider=0.01)], 0, SMALL, "opt against chow"),
+        # small by its own interval, not by the one for two pairs
+        (
+            [pair(0.2, 0.4), pair(-0.05, 0.05, name="lossy")],
+            0,
+            UNDECIDED,
+            "opt against lossy: the interval contains several verdicts",
+        ),
         (
             [pair(0.2, 0.4), pair(-0.05, 0.3, name="lossy")],
             0,

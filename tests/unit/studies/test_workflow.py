@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,28 @@ def test_what_a_stopped_study_had_finished_is_recorded(study: Study):
     with pytest.raises(KeyboardInterrupt):
         study.run(stops)
     assert study.workflow().done() == [True, False, False]
+
+
+def test_a_stage_that_began_again_is_not_what_it_was_before(study: Study):
+    """Killed while it runs with another setting, it has written over what the record knows."""
+    study.run()
+    before = study.stages[0]
+    study.stages[0] = stage(study.folder, "first", "a", steps=2)
+    found: list[list[bool]] = []
+
+    def is_killed_later(one: PlannedStage) -> bool:
+        done = study.execute(one)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            now = Workflow([before, *study.stages[1:]], study.folder / "doit.json").done()
+            if not now[0]:
+                break
+            time.sleep(0.01)
+        found.append(now)
+        return done
+
+    study.run(is_killed_later)
+    assert found[0] == [False, False, True]
 
 
 def test_stages_that_run_together_leave_stdout_and_stderr_alone(study: Study):

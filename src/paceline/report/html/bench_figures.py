@@ -106,9 +106,10 @@ def prediction_figures(
         if own:
             x = Axis(f"predicted {name}", f"predicted {words}", ".2f")
             y = Axis(name, f"measured {words}", ".2f", bounds=True)
-            panels.append(
-                Panel(charts.agreement(own, x, y, "family", labels=["setting"], names=names), title)
+            chart = charts.points(
+                own, x, y, "family", labels=["setting"], names=names, diagonal=True
             )
+            panels.append(Panel(chart, title))
     text = (
         "Predicted from one pass of both models over the target's answers, without decoding. On "
         "the dashed diagonal, prediction and measurement agree; bars are 95% intervals."

@@ -222,7 +222,7 @@ def intervals(
     return _finished(alt.layer(*layers, height=max(height, 80)), rows)
 
 
-def agreement(
+def points(
     rows: Sequence[Row],
     x: Axis,
     y: Axis,
@@ -230,8 +230,9 @@ def agreement(
     *,
     labels: Sequence[str] = (),
     names: Sequence[str] = (),
+    diagonal: bool = False,
 ) -> Spec:
-    """Points of two figures that should be equal, with the diagonal where they are."""
+    """Two figures of each row; `diagonal`: with the line where they are equal."""
     ends = [one[axis.field] for one in rows for axis in (x, y) if is_finite(one[axis.field])]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     line = alt.Chart(alt.Data(values=[{"at": low}, {"at": high}])).mark_line(
@@ -241,7 +242,7 @@ def agreement(
     marks = base.mark_point(filled=True, opacity=1, size=95)
     tooltip = [*labels_of([group, *labels]), *x.tooltips(), *y.tooltips()]
     layers = [
-        line.encode(x=x.x("at"), y=y.y("at")),
+        *([line.encode(x=x.x("at"), y=y.y("at"))] if diagonal else []),
         *_bars(base.encode(strokeOpacity=alt.value(0.45)), rows, x, y),
         marks.encode(
             x=x.x(),

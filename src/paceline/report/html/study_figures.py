@@ -32,6 +32,7 @@ _NUM_RESAMPLES = 2000
 _TAU = Axis("tau", "tokens per target call (tau)", ".2f", bounds=True)
 _STEP = Axis("step", "optimizer step", "d", whole=True)
 _ACCEPTANCE = Axis("acceptance", "expected acceptance", ".3f", bounds=True)
+_SCORE = Axis("score", "mean score of the draft's own answers", ".3f", bounds=True)
 _REJECTION = Axis("rejection", "rejected / examined drafted tokens", ".2f", bounds=True)
 _CALLS = Axis("calls", "target calls / tokens", ".2f", bounds=True)
 _QUALITY = Axis("quality", "quality / target's", ".2f", bounds=True)
@@ -50,6 +51,10 @@ _TAU_OF_DRAFTS = Question(
 )
 _ALL_EXAMPLES = Question(
     "Does the whole distribution over examples move up?", ("block efficiency", "dominance")
+)
+_OWN_QUALITY = Question(
+    "Is the draft that writes best also the one that drafts best?",
+    ("block efficiency", "quality", "95% interval"),
 )
 _RECIPES = Question(
     "Which recipe and which text give the most acceptance?", ("expected acceptance",)
@@ -77,6 +82,7 @@ def study_blocks(
     blocks = {
         _TAU_OF_DRAFTS: drafts,
         _ALL_EXAMPLES: [figure for one in findings for figure in _dominance(one, rows)],
+        _OWN_QUALITY: _own_quality([row for row in measured if "score" in row.sums]),
         _RECIPES: _grids([row for row in rows if "column" in row.setting]),
         _RULES: frontiers,
         _BOUNDS: [_bounds(row) for row in rows if "proven" in row.sums],
@@ -190,6 +196,32 @@ def _draft_figure(
         "section have the same axis."
     )
     return Figure(f"Tokens per target call: {where}", text, panels, ends, source)
+
+
+def _own_quality(rows: Sequence[StudyRow]) -> list[Block]:
+    """Quality of each draft's own answers and its tau, a point per draft."""
+    blocks: list[Block] = []
+    for group in _groups(
+        [row for row in rows if row.setting["label"] == "end"], "part", "task", "temperature"
+    ):
+        names = dict.fromkeys(name for row in group for name in row.sums if "blocks_" in name)
+        gamma = max(int(name.removeprefix("blocks_")) for name in names)
+        lines: list[Row] = []
+        for (draft, trained_on, _), own in _by_draft(group).items():
+            across = ("seed",) if "seed" in own[0].setting else ()
+            tau = _mean(own, f"emitted_{gamma}", f"blocks_{gamma}", across)
+            score = _mean(own, "score", None, across)
+            if tau is not None and score is not None:
+                line: Row = {"draft": draft, "trained on": trained_on or _NO_TEXT, "gamma": gamma}
+                lines.append(line | bounded("tau", tau) | bounded("score", score))
+        chart = charts.points(lines, _SCORE, _TAU, "trained on", labels=["draft"])
+        text = (
+            f"A point per draft, means over seeds of training; gamma {gamma}. Bars are 95% "
+            f"intervals over n = {len(group[0].units):,} examples."
+        )
+        title = f"Quality of drafts and tokens per target call: {_where(group, 'part', 'task')}"
+        blocks.append(Figure(title, text, [Panel(chart)], lines, _source(group)))
+    return blocks
 
 
 def _by_draft(rows: Sequence[StudyRow]) -> dict[tuple[str, str, str], list[StudyRow]]:

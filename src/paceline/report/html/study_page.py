@@ -174,8 +174,8 @@ def _claims(paper: str, findings: Sequence[Finding]) -> Claims:
         claims=[_claim(one, findings) for one in own],
         source=_claim_source(findings),
         text=(
-            "Each claim is a statement on result rows. The interval is the claim's own: any wrong "
-            "verdict of a paper has a probability of at most 5%."
+            "Each claim is a statement on result rows. The interval is the claim's own: given the "
+            "models that were trained, any verdict of a paper is wrong with at most 5% probability."
         ),
         source_heading="what the paper says",
         effect_heading="effect",
@@ -213,6 +213,8 @@ def _effect_name(one: Finding) -> str:
             return f"quality / target's at equal cost, first - second; {matters}"
         case "dominance":
             return f"largest gap of the distribution functions; {matters}"
+        case "correlation":
+            return f"correlation - {test.than:g}; {matters}"
 
 
 def _figure_sections(

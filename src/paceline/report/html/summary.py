@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.report.html.page import FindingRow, Mark, Source, Summary
-from paceline.studies.claim_file import FrontierTest, Paired
+from paceline.studies.claim_file import Dominance, Paired
 from paceline.studies.evidence import select
 from paceline.studies.verdicts import FAILS, HOLDS, SMALL, UNDECIDED, UNMEASURED
 
@@ -132,7 +132,7 @@ def _mark(finding: Finding, cells: dict[str, _Cell], findings: Sequence[Finding]
     if verdict == VACUOUS:
         detail = f"the bound is {finding.second:.2f}"
     test = finding.claim.test
-    if not isinstance(test, FrontierTest):
+    if isinstance(test, Paired | Dominance):
         trained_on = (test.rows | test.first.where).get("trained_on")
         if isinstance(trained_on, str) and trained_on != cells[finding.claim.id].task:
             detail += f", trained on {trained_on}"
@@ -184,7 +184,9 @@ def _stripped(value: Any) -> Any:
 def _cell(claim: Claim, rows: Sequence[StudyRow]) -> _Cell:
     """The task and the temperature of the rows that the claim's first side uses."""
     test = claim.test
-    conditions = [test.rows] if test.kind == "frontier" else [test.rows, test.first.where]
+    conditions = [test.rows]
+    if isinstance(test, Paired | Dominance):
+        conditions.append(test.first.where)
     own = select([row for row in rows if row.study == claim.study], *conditions)
     tasks = {row.setting["task"] for row in own if "task" in row.setting}
     temperatures = {row.setting["temperature"] for row in own if "temperature" in row.setting}

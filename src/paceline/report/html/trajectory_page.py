@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _STEP = Axis("step", "optimizer step of the run", "d", whole=True)
 _TAU = Axis("tau", "tokens per target call", ".2f", bounds=True)
+_QUALITY = Axis("quality", "mean score of its own answers", ".3f", bounds=True)
 _GAIN = Axis("gain", "gain over the initial draft", ".2f", bounds=True)
 
 
@@ -93,6 +94,11 @@ def _section(
         "intervals over texts. Select a run in the legend to see it alone."
     )
     blocks = [Figure(f"Tokens per target call over training: {where}", text, panels, lines, source)]
+    if rows[0].quality is not None:
+        first = _at(lines, gammas[0])
+        panels = [Panel(charts.curves(first, _STEP, _QUALITY, "run", labels=["draft"]))]
+        text = "Of the answers that each draft writes by itself, without the target."
+        blocks.append(Figure(f"Quality over training: {where}", text, panels, first, source))
     ends = [line for line in lines if line["gain"] is not None and _is_last(line, lines)]
     if ends:
         panels = [
@@ -126,6 +132,7 @@ def _lines(row: TrajectoryRow, name: str) -> list[Row]:
             "seconds": row.stop.elapsed_s,
             "gamma": gamma,
             **bounded("acceptance", row.expected_acceptance),
+            **(bounded("quality", row.quality) if row.quality is not None else {}),
             **bounded("tau", tau),
             **(bounded("gain", row.gain[gamma]) if row.gain else {"gain": None}),
             "MBSU": row.mbsu[gamma],

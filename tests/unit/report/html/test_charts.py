@@ -88,7 +88,7 @@ def test_intervals_have_a_line_for_each_name_and_group():
 
 
 def test_agreement_draws_the_diagonal_over_both_figures():
-    chart = charts.agreement(ROWS, X, Y, "g")
+    chart = charts.points(ROWS, X, Y, "g", diagonal=True)
     assert chart["layer"][0]["data"]["values"] == [{"at": 1.0}, {"at": 2.0}]
 
 

@@ -1,0 +1,88 @@
+"""Benches that are parts of one measurement: other examples, or other models on one machine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligning import write_corpus, write_pair
+from paceline.bench import BenchConfig, bench
+from paceline.config import validate
+from paceline.core.sampling import SamplingParams
+from paceline.data.tokens import encode
+from paceline.decode import AutoregressiveDecoder
+from paceline.errors import ConfigError
+from paceline.models import load_model
+
+pytestmark = pytest.mark.slow
+
+QUESTIONS = [
+    {"prompt": f"the {a} sat near the {b}", "completion": f" and then the {b} ran"}
+    for a in ("cat", "hen", "man")
+    for b in ("inn", "tin", "pan")
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = write_pair(tmp_path_factory.mktemp("bench"))
+    write_corpus(place / "questions.jsonl", QUESTIONS)
+    return place
+
+
+def settings(folder: Path, output: Path, temperature: float, **changes: Any) -> BenchConfig:
+    values: dict[str, Any] = {
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
+        "output": output,
+        "grid": {
+            "temperatures": [temperature],
+            "num_speculative_tokens": [2],
+            "rules": [{"rule": "lossless"}],
+        },
+        "num_examples": 4,
+        "num_timed": 2,
+        "max_new_tokens": 9,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return validate(BenchConfig, values | changes)
+
+
+def test_a_skipped_example_leaves_the_others_their_seeds(folder: Path, tmp_path: Path):
+    """The second part of the examples, answered alone, has the answers that it has in the whole."""
+    whole = bench(settings(folder, tmp_path / "whole", 1.0)).rows
+    part = settings(folder, tmp_path / "part", 1.0, num_examples=2, skip_examples=2)
+    for one, other in zip(whole, bench(part).rows, strict=True):
+        texts = [[example.tokens for example in row.examples] for row in (one, other)]
+        assert texts[0][2:] == texts[1]
+        assert texts[0][:2] != texts[1]
+
+
+def test_a_reference_is_timed_alone_by_turns_with_the_others(folder: Path, tmp_path: Path):
+    changes = {"num_examples": 3, "draft": str(folder / "target")}
+    plain = bench(settings(folder, tmp_path / "plain", 0.0, **changes)).rows
+    made = settings(folder, tmp_path / "out", 0.0, reference=str(folder / "draft"), **changes)
+    rows = bench(made).rows
+    draft = load_model(folder / "draft", dtype="float32")
+    assert draft.tokenizer is not None
+    examples = made.task.examples("test", 3)
+    prompts = [encode(example.record, draft.tokenizer)[0] for example in examples]
+    decoder = AutoregressiveDecoder(draft, SamplingParams(temperature=0))
+    for row, other in zip(rows, plain, strict=True):
+        assert row.key != other.key
+        assert "reference" not in other.examples[0].model_dump()
+        for number, example in enumerate(row.examples):
+            assert example.tokens == other.examples[number].tokens
+            assert (example.reference is None) == (example.baseline is None)
+            if example.reference is not None:
+                prompt = prompts[number]
+                (alone,) = decoder.generate([prompt], 9, seed=[0])
+                assert example.reference.num_tokens == len(alone.tokens)
+                assert example.reference.seconds > 0
+
+
+def test_an_engine_has_no_reference(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="an engine serves one target; leave reference out"):
+        settings(folder, tmp_path, 1.0, reference="other", engine={"engine": "vllm"})
