@@ -173,3 +173,27 @@ def test_a_sweep_says_each_cell_and_what_a_row_differs_by():
     # t of one degree of freedom, 12.706, times the mean's deviation, 0.005
     assert "0.505 ±0.064" in next(line for line in lines if line.startswith("forward kl"))
     assert sum(line.count("0.250 ±0.000") for line in lines) == 5
+
+
+def test_drafts_whose_answers_were_scored_have_a_column_of_quality():
+    tau = IntervalRow(value=2.412, low=2.294, high=2.529)
+    row = TrajectoryRow(
+        stop=Stop(
+            run=Path("r"), label="end", step=9, elapsed_s=1.0, path=Path("r"), fingerprint=""
+        ),
+        task="summaries",
+        sampling=SamplingParams(temperature=0),
+        num_texts=64,
+        num_tokens=640,
+        parameter_ratio=0.14,
+        expected_acceptance=IntervalRow(value=0.69, low=0.6, high=0.7),
+        block_efficiency={7: tau},
+        gain={7: tau},
+        mbsu={7: 1.5},
+        quality=IntervalRow(value=0.311, low=0.302, high=0.324),
+        texts=NO_TEXTS,
+    )
+    _, names, figures, *legend = shown(trajectory_tables([row]))
+    assert names.split() == ["draft", "quality", "acceptance", "gamma", "tau", "gain", "MBSU"]
+    assert figures.split()[2:5] == ["0.31", "(0.30-0.32)", "0.690"]
+    assert "quality: mean score of the draft's own answers" in "".join(legend)

@@ -191,6 +191,17 @@ def test_a_trajectory_has_a_panel_for_each_gamma(page_of: Pages):
     assert {row["gain"] for row in gains} == {1.2}
 
 
+def test_quality_of_drafts_is_shown_over_training_if_it_was_measured(tmp_path: Path):
+    folder = report_runs.trajectory_run(tmp_path)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    for place, row in enumerate(rows):
+        row["quality"] = report_runs.interval(place / 10)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figures = figures_of(read_page(folder).page)
+    over_training = figures["Quality over training: translation, temperature 0"]
+    assert [row["quality"] for row in over_training.rows] == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+
+
 def test_rows_of_runs_that_a_trajectory_left_out_are_not_shown(tmp_path: Path):
     folder = report_runs.trajectory_run(tmp_path)
     report_runs.manifest(folder, "Trajectory", target="t", runs=["runs/second"])

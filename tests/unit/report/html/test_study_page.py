@@ -12,7 +12,7 @@ from paceline.report.html.study_page import study_page
 from paceline.studies.claim_file import ClaimFile
 from paceline.studies.rows import StudyRow
 from paceline.studies.verdicts import judge
-from study_rows import study_row
+from study_rows import claim, study_row
 
 UNITS = 12
 STUDY = "tiny"
@@ -178,3 +178,30 @@ def test_a_figure_names_the_command_and_the_configuration_of_its_own_rows(whole:
     found = study_page("Tiny", [first, *rows()], judge(claims(), rows(), {STUDY: 1}))
     titles = {one.title: one.source.command for one in blocks(found, Figure)}
     assert titles["Tau per example: dominates"] == "paceline trajectory --config tau.yaml"
+
+
+def test_quality_of_drafts_is_a_point_each_and_a_correlation_a_claim():
+    """Four drafts whose quality falls as their tau grows."""
+    made = []
+    for number in range(4):
+        row = drafts(1.5 + number / 4, label="end", draft=f"d{number}", trained_on="sums", seed=0)
+        scores = {"score": tuple(0.5 - number / 10 for _ in range(UNITS))}
+        made.append(row.model_copy(update={"sums": row.sums | scores}))
+    test = {
+        "kind": "correlation",
+        "rows": {"label": "end"},
+        "first": {"over": "score"},
+        "second": {"over": "emitted_5", "under": "blocks_5"},
+        "than": 0.5,
+        "matters": 0.1,
+        "expect": "less",
+    }
+    file = validate(ClaimFile, {"claims": [claim(test, id="weak", study=STUDY)]})
+    page = study_page("Study tiny", made, judge(file, made, {STUDY: 1}))
+    (figure,) = [one for one in blocks(page, Figure) if one.title.startswith("Quality of drafts")]
+    assert [row["score"] for row in figure.rows] == pytest.approx([0.5, 0.4, 0.3, 0.2])
+    assert [row["tau"] for row in figure.rows] == pytest.approx([1.52, 1.77, 2.02, 2.27], abs=1e-3)
+    (table,) = blocks(page, Claims)
+    assert table.claims[0].verdict == "holds"
+    assert table.claims[0].effect_name == "correlation - 0.5; smallest that matters 0.1"
+    assert "Quality of drafts" in render(page)
