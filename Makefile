@@ -21,7 +21,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install test unit lint style types layers spelling format report-test demo engines vllm \
+.PHONY: help install test unit lint style types layers spelling collect format report-test demo engines vllm \
 	llamacpp garden direct study clean
 
 help: ## list these targets
@@ -29,10 +29,10 @@ help: ## list these targets
 
 # The models of the tests are tiny: a second thread costs them more than it brings, and one that
 # spins while it waits slows every other program down.
-test unit report-test: export OMP_NUM_THREADS := 1
-test unit report-test: export OMP_WAIT_POLICY := passive
+test unit report-test collect: export OMP_NUM_THREADS := 1
+test unit report-test collect: export OMP_WAIT_POLICY := passive
 # Every process of the tests would else compile the package again.
-test unit report-test: export PYTHONDONTWRITEBYTECODE :=
+test unit report-test collect: export PYTHONDONTWRITEBYTECODE :=
 PYTEST = $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test: lint ## set up, lint, then all tests
@@ -66,7 +66,11 @@ engines: $(VENV)/.dev vllm llamacpp ## both engines, then the demo's draft in th
 
 lint: $(VENV)/.dev ## all checks that run no code, two at a time
 	$(MAKE) --no-print-directory --jobs=2 $(filter --output-sync,$(.FEATURES:%=--%)) \
-		types layers style spelling
+		types collect layers style spelling
+
+# Beside the type checker, which has one thread, it compiles what both processes of the tests import.
+collect: $(VENV)/.dev ## do all tests import?
+	@$(BIN)/pytest --collect-only -qq > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 2; }
 
 style: $(VENV)/.dev ## ruff: rules and format
 	$(BIN)/ruff check

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.data.shards import ShardStore
 
-pytest.importorskip("ray", reason="Ray is not installed")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 # its own process: Ray leaves warnings and threads behind
 _SCRIPT = textwrap.dedent("""

@@ -16,7 +16,6 @@ Error rates in simulations are in tests/statistical/test_sequential_claims.py.
 # N units
 from __future__ import annotations
 
-import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -196,7 +195,7 @@ def _strata(test: Paired, rows: Sequence[StudyRow]) -> list[Stratum]:
     if not firsts or not seconds:
         return []
     found: list[Stratum] = []
-    for values in itertools.product(*(_values(test, key, firsts, seconds) for key in test.across)):
+    for values in _places(test, firsts, seconds):
         at = dict(zip(test.across, values, strict=True))
         first, second = _row_at(at, firsts), _row_at(at, seconds)
         if first is None or second is None:
@@ -208,15 +207,25 @@ def _strata(test: Paired, rows: Sequence[StudyRow]) -> list[Stratum]:
     return found
 
 
-def _values(
-    test: Paired, key: str, firsts: Sequence[StudyRow], seconds: Sequence[StudyRow]
-) -> list[Label | None]:
-    """The values of a setting that is averaged over: those that a side has, or the claim names."""
-    named = (test.rows | test.first.where).get(key)
-    values = set(named) if isinstance(named, tuple) else {row.setting.get(key) for row in firsts}
-    if named is None:
-        values |= {row.setting[key] for row in seconds if key in row.setting}
-    return sorted(values, key=str)
+def _places(
+    test: Paired, firsts: Sequence[StudyRow], seconds: Sequence[StudyRow]
+) -> list[tuple[Label | None, ...]]:
+    """The combinations that a side has or should have: named values, and every seed of each."""
+    found = {_at(row, test.across) for row in firsts}
+    # the second side was not selected by what is averaged over, and may lack it
+    whole = [row for row in select(seconds, test.rows) if row.setting.keys() >= {*test.across}]
+    found |= {_at(row, test.across) for row in whole}
+    for place, key in enumerate(test.across):
+        named = (test.rows | test.first.where).get(key)
+        there = {values[place] for values in found}
+        missing = set(named if isinstance(named, tuple) else ()) - there
+        for value in there if key == "seed" else missing:
+            found |= {(*values[:place], value, *values[place + 1 :]) for values in found}
+    return sorted(found, key=str)
+
+
+def _at(row: StudyRow, keys: Sequence[str]) -> tuple[Label | None, ...]:
+    return tuple(row.setting.get(key) for key in keys)
 
 
 def _without(conditions: Mapping[str, Condition], keys: Collection[str]) -> dict[str, Condition]:

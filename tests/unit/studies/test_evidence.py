@@ -316,6 +316,15 @@ def test_a_run_that_is_missing_on_one_side_is_no_part_of_a_mean():
     named = {"where": {"label": "end", "draft": ["gkd", "kd", "f_distill"]}}
     with pytest.raises(UsageError, match="no rows at draft f_distill, seed 0"):
         paired_effect(paired_test(across=["draft", "seed"], first=named), [*made, start], TAIL)
+    # families of rules have thresholds of their own
+    rules = [
+        study_row(numbers(10, 1, gain), label=label, family=family, epsilon=epsilon)
+        for label, gain in (("end", 1.5), ("start", 1.0))
+        for family, epsilon in (("linear", 0.1), ("linear", 0.5), ("square", 0.7))
+    ]
+    families = {"family": ["linear", "square"]}
+    given = paired_test(across=["family", "epsilon"], rows=families)
+    assert len(measured(given, rules).strata) == 3
     # the second side has a seed that the first one lacks
     starts = [study_row(numbers(10, 9), label="start", seed=seed) for seed in (0, 1)]
     with pytest.raises(UsageError, match="no rows at seed 1"):

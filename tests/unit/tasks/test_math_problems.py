@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reasoning_gym
 
 from paceline.data import CorpusConfig
 from paceline.errors import PromptError
@@ -113,6 +112,8 @@ def test_generated_splits_are_disjoint_distinct_and_prefixes_of_longer_ones():
 
 
 def test_generated_problems_are_scored_by_reasoning_gym():
+    import reasoning_gym  # not by every test that collects these
+
     data = reasoning_gym.create_dataset("gsm_symbolic", seed=5, size=30)
     task, rng = GSMSymbolic(), random.Random(1)
     record = task.examples("test", 1)[0].record
