@@ -14,6 +14,7 @@ from paceline.bench.schema import SCHEMA_VERSION, digest
 from paceline.core.rules import Lossless
 from paceline.decode.draft_policies import FixedLength
 from paceline.engines.engine_choice import EngineChoice
+from paceline.errors import UsageError
 from paceline.measure.pair import ModelsConfig, Pair, load_models
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
@@ -143,14 +144,24 @@ def prepare(
     pair = pair or load_models(config, full_vocabulary=config.proposes_everything)
     encoder = pair.target.decoder_prompt is not None
     prompts = bench_prompts(config, pair.tokenizer, encoder=encoder)
-    reference = None
-    if config.reference is not None:
-        found = load_model(config.reference, dtype=pair.target.dtype, device=config.device)
-        check_same_vocabulary(pair.target, found)
-        reference = prepare_for_decoding(found)
+    reference = None if config.reference is None else _load_reference(config, pair.target)
     progress("loading", 1, 1)
     given = {"pair": pair, "batch_size": config.batch_size, "reference": reference}
     return Workbench(**vars(prompts), **given)
+
+
+def _load_reference(config: BenchConfig, target: HfModel) -> HfModel:
+    """The reference, prepared for decoding; raises UsageError if it cannot read the prompts."""
+    assert config.reference is not None, "checked before"
+    found = load_model(config.reference, dtype=target.dtype, device=config.device)
+    try:
+        check_same_vocabulary(target, found)
+    except UsageError:
+        raise UsageError(
+            f"reference {config.reference} has another tokenizer or is of another kind than the "
+            "target, whose prompts it gets; choose a model of the same kind and tokenizer"
+        ) from None
+    return prepare_for_decoding(found)
 
 
 def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.measure.pair import sample_texts
-from paceline.models import prepare_for_decoding
 from paceline.tasks.task_prompts import example_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.measure.pair import Writing
-    from paceline.models import HfModel
-    from paceline.models.contract import Tokenizer
+    from paceline.models.contract import Model, Tokenizer
     from paceline.tasks import Task
     from paceline.tasks.task_prompts import ExamplePrompts
 
@@ -46,11 +44,13 @@ def scored_examples(
 
 
 def own_scores(
-    draft: HfModel, examples: ExamplePrompts, writing: Writing, *, skipped: int = 0
+    draft: Model, examples: ExamplePrompts, writing: Writing, *, skipped: int = 0
 ) -> tuple[float, ...]:
-    """Score of the draft's own answer to each example, 0 to 1. `skipped`: as in `sample_texts`."""
+    """Score of the draft's own answer to each example, 0 to 1.
+
+    `draft`: prepared for decoding. `skipped`: as in `sample_texts`.
+    """
     answers: list[list[int]] = []
-    writer = prepare_for_decoding(draft)
-    sample_texts(writer, examples.prompts, writing, answers, skipped=skipped)
+    sample_texts(draft, examples.prompts, writing, answers, skipped=skipped)
     scores = [examples.score(number, answer) for number, answer in enumerate(answers)]
     return tuple(round(score, 6) for score in scores if score is not None)

@@ -224,6 +224,7 @@ class _Scorer:
         self._own: dict[tuple[str, Case], tuple[float, ...]] = {}
         self._target_logits = KeptStates.of(target)
         self._draft: tuple[Path, HfModel] | None = None
+        self._writer: tuple[Path, HfModel] | None = None
         self._kept: dict[tuple[str, Case], TextScores] = {}
 
     def draft(self, stop: Stop) -> HfModel:
@@ -233,6 +234,12 @@ class _Scorer:
             check_same_vocabulary(self.target, draft)
             self._draft = stop.path, draft
         return self._draft[1]
+
+    def _prepared(self, stop: Stop) -> HfModel:
+        """The draft prepared for decoding; likewise."""
+        if self._writer is None or self._writer[0] != stop.path:
+            self._writer = stop.path, prepare_for_decoding(self.draft(stop))
+        return self._writer[1]
 
     def scores(self, stop: Stop, case: Case) -> TextScores:
         kept = self._kept.get((stop.fingerprint, case))
@@ -252,9 +259,8 @@ class _Scorer:
         key = stop.fingerprint, case
         if key not in self._own:
             writing = _writing(self._config, case[1])
-            self._own[key] = own_scores(
-                self.draft(stop), examples, writing, skipped=self._config.skip_prompts
-            )
+            skipped = self._config.skip_prompts
+            self._own[key] = own_scores(self._prepared(stop), examples, writing, skipped=skipped)
         return self._own[key]
 
 

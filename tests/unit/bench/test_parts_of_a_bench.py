@@ -5,49 +5,27 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus, write_pair
+from aligning import write_pair
+from benching import bench_config, write_bench_pair
 from paceline.bench import BenchConfig, bench
-from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UsageError
 from paceline.models import load_model
 
 pytestmark = pytest.mark.slow
 
-QUESTIONS = [
-    {"prompt": f"the {a} sat near the {b}", "completion": f" and then the {b} ran"}
-    for a in ("cat", "hen", "man")
-    for b in ("inn", "tin", "pan")
-]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = write_pair(tmp_path_factory.mktemp("bench"))
-    write_corpus(place / "questions.jsonl", QUESTIONS)
-    return place
+    return write_bench_pair(tmp_path_factory.mktemp("bench"))
 
 
 def settings(folder: Path, output: Path, temperature: float, **changes: Any) -> BenchConfig:
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
-        "output": output,
-        "grid": {
-            "temperatures": [temperature],
-            "num_speculative_tokens": [2],
-            "rules": [{"rule": "lossless"}],
-        },
-        "num_examples": 4,
-        "num_timed": 2,
-        "max_new_tokens": 9,
-        "dtype": "float32",
-        "device": "cpu",
-    }
-    return validate(BenchConfig, values | changes)
+    rules = [{"rule": "lossless"}]
+    grid = {"temperatures": [temperature], "num_speculative_tokens": [2], "rules": rules}
+    return bench_config(folder, output, grid, **{"num_examples": 4} | changes)
 
 
 def test_a_skipped_example_leaves_the_others_their_seeds(folder: Path, tmp_path: Path):
@@ -81,6 +59,13 @@ def test_a_reference_is_timed_alone_by_turns_with_the_others(folder: Path, tmp_p
                 (alone,) = decoder.generate([prompt], 9, seed=[0])
                 assert example.reference.num_tokens == len(alone.tokens)
                 assert example.reference.seconds > 0
+
+
+def test_a_reference_with_another_tokenizer_is_one_line(folder: Path, tmp_path: Path):
+    other = write_pair(tmp_path / "other", architecture="t5_v1_1") / "target"
+    made = settings(folder, tmp_path / "out", 0.0, reference=str(other))
+    with pytest.raises(UsageError, match="has another tokenizer or is of another"):
+        bench(made)
 
 
 def test_an_engine_has_no_reference(folder: Path, tmp_path: Path):

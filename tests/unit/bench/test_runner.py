@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from aligning import write_corpus, write_pair
+from aligning import write_corpus
+from benching import QUESTIONS, bench_config, write_bench_pair
 from paceline.bench import BenchConfig, Grid, bench, read_rows, runner
 from paceline.bench.grid import expand
 from paceline.bench.prediction import FILE
@@ -25,11 +26,6 @@ from paceline.records import read_jsonl
 
 pytestmark = pytest.mark.slow
 
-QUESTIONS = [
-    {"prompt": f"the {a} sat near the {b}", "completion": f" and then the {b} ran"}
-    for a in ("cat", "hen", "man")
-    for b in ("inn", "tin", "pan")
-]
 GRID = {
     "temperatures": [0.0, 1.0],
     "num_speculative_tokens": [2, 3],
@@ -40,25 +36,11 @@ GRID = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = write_pair(tmp_path_factory.mktemp("bench"))
-    write_corpus(place / "questions.jsonl", QUESTIONS)
-    return place
+    return write_bench_pair(tmp_path_factory.mktemp("bench"))
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> BenchConfig:
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
-        "output": output,
-        "grid": GRID,
-        "num_examples": 5,
-        "num_timed": 2,
-        "max_new_tokens": 9,
-        "dtype": "float32",
-        "device": "cpu",
-    }
-    return validate(BenchConfig, values | changes)
+    return bench_config(folder, output, **{"grid": GRID} | changes)
 
 
 @pytest.fixture(scope="module")
