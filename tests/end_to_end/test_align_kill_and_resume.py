@@ -102,6 +102,9 @@ MOMENTS: dict[str, list[tuple[str, int]]] = {
 }
 _SIGKILL = -9
 
+# side by side in one worker, which makes the runs once
+pytestmark = pytest.mark.first
+
 
 @pytest.fixture(scope="module", params=["llama", "t5_v1_1"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -141,7 +144,6 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-@pytest.mark.first
 @pytest.mark.parametrize("name", [name for name in MOMENTS if name != "whole"])
 def test_a_killed_and_resumed_run_has_the_losses_of_one_that_was_not(runs: Path, name: str):
     whole = losses(runs / "whole")
