@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -88,9 +89,14 @@ def test_texts_differ_from_source_to_source_or_nothing_here_would_prove_much(arc
     assert len({tuple(text) for text in wanted(architecture)}) >= 8
 
 
-@pytest.mark.parametrize("gamma", [1, 5])
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+@pytest.mark.parametrize(
+    ("architecture", "batch_size", "gamma"),
+    [
+        *product(["t5", "t5_v1_1", "mt5", "bart", "marian"], [1, 4], [1, 5]),
+        # built like the others
+        *product(["umt5", "mbart", "pegasus"], [4], [5]),
+    ],
+)
 def test_greedy_text_is_that_of_transformers(architecture: str, batch_size: int, gamma: int):
     target, draft = models(architecture)
     decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=GREEDY)

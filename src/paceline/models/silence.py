@@ -6,7 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-import transformers
+from transformers.utils import logging as transformers_logging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +17,8 @@ def quiet() -> Iterator[None]:
     """Disable progress bars and log messages of transformers and huggingface_hub."""
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "transformers")]
     levels = [logger.level for logger in loggers]
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
@@ -27,4 +27,4 @@ def quiet() -> Iterator[None]:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
         if bars:
-            transformers.utils.logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
