@@ -102,7 +102,7 @@ MOMENTS: dict[str, list[tuple[str, int]]] = {
 }
 _SIGKILL = -9
 
-# side by side in one worker, which makes the runs once
+# Tests that start together stay in one worker, so the fixture makes the runs once.
 pytestmark = pytest.mark.first
 
 

@@ -41,7 +41,7 @@ _SCRIPT = textwrap.dedent("""
     except ContextLengthError as error:
         print(error)
     ray_engine._Writer = Dying
-    ray_engine.MOST_DEATHS = 2
+    ray_engine.MOST_DEATHS = 2  # each actor starts for seconds
     try:
         dying = {"output": config.output.with_name("dying"), "workers": 1}
         generate_data(config.model_copy(update=dying))

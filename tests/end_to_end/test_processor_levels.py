@@ -32,13 +32,12 @@ FILES = [
     "unit/core/test_fused.py",
     "equivalence/test_align_equivalence.py",
 ]
-# what starts processes of its own, architectures that no fast path of ours reads, others whose
-# fast path is that of llama and qwen3, and what computes nothing in another way than the rest
+# What starts its own processes, architectures without a fast path, and tests of alignment whose
+# kernels the other tests run too.
 LEFT_OUT = (
     "two_processes or without_a_compiler or compiled_once or deprecation "
     "or bloom or gpt_neox or gemma3_text or t5 or bart or marian or pegasus "
-    "or qwen2 or mistral "
-    "or parts_of_a_step or seq_kd or the_finish or means_over or (rule_form and 0.7)"
+    "or parts_of_a_step or seq_kd or the_finish or means_over"
 )
 LOWER = processor.usable_levels()[:-1] if not os.environ.get(processor.VARIABLE) else ()
 

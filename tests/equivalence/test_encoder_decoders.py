@@ -93,7 +93,7 @@ def test_texts_differ_from_source_to_source_or_nothing_here_would_prove_much(arc
     ("architecture", "batch_size", "gamma"),
     [
         *product(["t5", "t5_v1_1", "mt5", "bart", "marian"], [1, 4], [1, 5]),
-        # built like the others
+        # these share their decoder code with T5 and BART
         *product(["umt5", "mbart", "pegasus"], [4], [5]),
     ],
 )

@@ -1,5 +1,8 @@
-# What Paceline takes from transformers, from where it is defined: to read the package's own
-# __init__, which names some thousand modules, is half of a type check.
+"""The names that Paceline imports from transformers, for pyright.
+
+The root of the real package names about a thousand modules. Reading it takes half of a type check.
+"""
+
 from transformers.configuration_utils import PreTrainedConfig as PreTrainedConfig
 from transformers.generation.configuration_utils import GenerationConfig as GenerationConfig
 from transformers.modeling_utils import PreTrainedModel as PreTrainedModel
