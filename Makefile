@@ -98,11 +98,13 @@ clean: ## remove what make made, except results in runs/
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is as new as the last install: nothing happens until one of the two files changes. Python
-# compiles what it imports; to compile everything would double the time.
+# compiles what it imports; to compile everything would double the time. The pip of Python 3.11 needs
+# half as long again as this one.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "$(PYTHON) is not Python 3.11 to 3.13; give one: make PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
 	$(BIN)/pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(1)]'
 endef
 

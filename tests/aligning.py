@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paceline.config import validate
 from paceline.records import read_jsonl
 from paceline.train.align_config import AlignConfig
@@ -20,11 +22,15 @@ _SENTENCES = (
 )
 
 
-def write_pair(folder: Path, **overrides: Any) -> Path:
-    """`folder/target` and `folder/draft`, ordinary model directories; `folder/corpus.jsonl`."""
+def write_pair(folder: Path, *, rounded_to: torch.dtype = torch.bfloat16, **overrides: Any) -> Path:
+    """`folder/target` and `folder/draft`, ordinary model directories; `folder/corpus.jsonl`.
+
+    Weights are those of a 16-bit checkpoint, which have a compiled pass where there is a compiler.
+    Rounded to float32 they have none: such a pair is several times slower.
+    """
     folder.mkdir(exist_ok=True)
     for model, name in zip(tiny_pair(**overrides), ("target", "draft"), strict=True):
-        model.hf.save_pretrained(folder / name)
+        model.hf.to(rounded_to).float().save_pretrained(folder / name)
         assert model.tokenizer is not None
         model.tokenizer.save_pretrained(folder / name)
     write_corpus(folder / "corpus.jsonl", [{"text": text} for text in _SENTENCES])

@@ -14,7 +14,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.result import Block, count_blocks
-from paceline.models import CausalModel
+from paceline.models import CausalModel, prepare_for_decoding
 
 Answer = tuple[int, dict[str, Any] | str]
 Route = Callable[[dict[str, Any]], Answer]
@@ -37,7 +37,8 @@ class Speculating:
         behind_end: bool = False,
         empty_blocks: bool = True,
     ) -> None:
-        self._models, self._gamma = (target, draft), gamma
+        prepared = prepare_for_decoding(target), draft and prepare_for_decoding(draft)
+        self._models, self._gamma = prepared, gamma
         self._behind_end, self._empty_blocks = behind_end, empty_blocks
         self._lock = threading.Lock()
         self.stats = DecodeStats()

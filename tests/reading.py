@@ -1,5 +1,6 @@
 """Prepared tiny models, and what they read part by part."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ def prepared(architecture: str = "llama", **overrides: Any) -> CausalModel:
     """With weights that bfloat16 holds, so that there is a compiled pass where there can be one."""
     hf = tiny_hf(architecture, **overrides).bfloat16().float()
     return prepare_for_decoding(wrap_model(hf))
+
+
+@cache
+def prepared_pair(num_draft_layers: int = 2) -> tuple[CausalModel, CausalModel]:
+    """A target and a draft for many tests, which leave them as they are."""
+    return prepared(seed=0), prepared(seed=0, num_hidden_layers=num_draft_layers)
 
 
 def reader(model: CausalModel) -> NativeLlama | None:

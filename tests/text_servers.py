@@ -9,7 +9,7 @@ import torch
 from engine_servers import Answer
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder
-from paceline.models import HfModel, load_model
+from paceline.models import HfModel, load_model, prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.loading import load_tokenizer
 
@@ -18,7 +18,7 @@ class Served:
     """A server with the target; `faults` are its next answers instead of texts."""
 
     def __init__(self, folder: Path, *, kind: str = "vllm") -> None:
-        self.model: HfModel = load_model(folder / "target", dtype="float32")
+        self.model: HfModel = prepare_for_decoding(load_model(folder / "target", dtype="float32"))
         self.kind = kind
         self.bodies: list[dict[str, Any]] = []
         self.faults: list[Answer] = []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from aligning import write_corpus, write_pair
 from engine_servers import serving
@@ -70,7 +71,7 @@ _NURSERY = textwrap.dedent("""
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    folder = write_pair(tmp_path / "pair")
+    folder = write_pair(tmp_path / "pair", rounded_to=torch.float32)  # slow enough to be killed
     rows = [{"prompt": f"number {number}"} for number in range(60)]
     write_corpus(folder / "prompts.jsonl", rows)
     return folder

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from aligning import write_pair
 from engine_servers import Answer, llamacpp_routes, serving
 from paceline.models import load_model
 from printed import one_line
@@ -47,8 +49,9 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_verdict(
-    run, pair_folder, started, tmp_path
+    run, started, tmp_path
 ):
+    pair_folder = write_pair(tmp_path / "pair", rounded_to=torch.float32)  # longer than noise
     costs = tmp_path / "costs.json"
     timed = ["--set", "write_costs.gammas=[2]", "--set", "write_costs.batch_sizes=[1, 2]"]
     timed += ["--set", "write_costs.num_rounds=12"]  # a busy machine spoils some

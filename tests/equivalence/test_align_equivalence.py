@@ -30,6 +30,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     small = {"t5_v1_1": {"initializer_factor": 0.7}, "marian": {"init_std": 0.3}}
     folder = write_pair(
         tmp_path_factory.mktemp(request.param),
+        rounded_to=torch.float32,
         architecture=request.param,
         **small.get(request.param, {}),
     )
@@ -194,7 +195,7 @@ def test_states_that_are_kept_train_like_states_that_are_read_anew(
 def test_a_draft_of_few_tokens_is_compared_over_what_it_may_propose(
     tmp_path: Path, seen: RowsOfSteps
 ):
-    pair = write_pair(tmp_path / "pair")
+    pair = write_pair(tmp_path / "pair", rounded_to=torch.float32)
     target, draft = (load_model(pair / name, dtype="float32") for name in ("target", "draft"))
     few = limit_vocabulary(draft, target, [[5, 6, 7]], 40)
     save_draft(few, pair / "target", pair / "draft")

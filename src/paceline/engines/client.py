@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import ipaddress
 import json
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from paceline.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
 
     import httpx2
@@ -58,6 +60,7 @@ class Client:
         self._key_setting = key_setting
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx2.Client(
+            verify=certificates(),
             base_url=self.url,
             headers=headers,
             timeout=SECONDS,
@@ -147,6 +150,14 @@ def root_of(url: str) -> str:
         )
     path = parts.path.partition("/v1")[0].rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+@functools.cache
+def certificates() -> ssl.SSLContext:
+    """The trusted certificates, for all clients: reading them takes longer than a short answer."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 def is_loopback(url: str) -> bool:

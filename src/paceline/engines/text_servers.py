@@ -22,6 +22,7 @@ from paceline.engines.client import (
     StatusError,
     advice_for,
     api_key,
+    certificates,
     is_loopback,
     shorten,
 )
@@ -254,7 +255,9 @@ class _Server:
             api_key=self._key or "none",
             timeout=self._writer.timeout_s,
             max_retries=_RETRIES,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=not is_loopback(self._url)),
+            http_client=openai.DefaultAsyncHttpxClient(
+                verify=certificates(), trust_env=not is_loopback(self._url)
+            ),
         )
         return self
 

@@ -41,7 +41,7 @@ from paceline.models.llama.cpu_session import CompiledSession
 from paceline.models.llama.cpu_weights import can_copy
 from paceline.models.llama.packing import can_pack
 from paceline.native import compilation, compiled
-from reading import TEXT, prepared, read, reader
+from reading import TEXT, prepared, prepared_pair, read, reader
 from tiny import tiny_hf
 
 pytestmark = pytest.mark.skipif(
@@ -87,7 +87,7 @@ def test_a_token_has_the_same_logits_to_the_bit_in_any_block_and_batch(architect
 
 
 def test_greedy_speculation_is_the_plain_text_to_the_bit():
-    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    target, draft = prepared_pair()
     greedy = SamplingParams(temperature=0)
     prompts = [TEXT[:4], TEXT[2:9], TEXT[5:6]]
     plain = AutoregressiveDecoder(target, greedy).generate(prompts, 20, eos_token_ids=[])
@@ -141,7 +141,7 @@ def test_drawing_ahead_is_drawing_pass_by_pass(
     temperature: float, texts: list[list[int]], calls: list[str], *, raw: bool, after_last: bool
 ):
     """At temperature 0 with numbers to draw with, and without, where the likeliest tokens count."""
-    compiled_one, plain_one = sessions(prepared(), texts)
+    compiled_one, plain_one = sessions(prepared_pair()[0], texts)
     sampling = SamplingParams(temperature=temperature)
     rng = torch.Generator().manual_seed(4)
     for count, gamma in ((1, 3), (2, 4), (1, 1), (2, 12)):
@@ -166,7 +166,7 @@ def test_drawing_ahead_is_drawing_pass_by_pass(
 def test_a_draft_of_no_tokens_is_the_distribution_behind_what_was_read(
     temperature: float, calls: list[str]
 ):
-    compiled_one, plain_one = sessions(prepared(), [TEXT[:5], TEXT[2:4]])
+    compiled_one, plain_one = sessions(prepared_pair()[0], [TEXT[:5], TEXT[2:4]])
     plan = DrawPlan(0, SamplingParams(temperature=temperature), after_last=True, raw=True)
     request = DrawRequest([[7, 8], [9, 10]], plan, [[], []])
     got, wanted = draw(compiled_one, request), plainly(draw, plain_one, request)
@@ -191,8 +191,8 @@ def test_judging_ahead_is_judging_pass_by_pass(
     batch, gamma = len(texts), 3
     kept: set[int] = set()
     for seed in range(12):
-        target = prepared(seed=0)
-        draft = prepared(seed=0, num_hidden_layers=1) if seed % 2 else target
+        target, other = prepared_pair(1)
+        draft = other if seed % 2 else target
         compiled_one, plain_one = sessions(target, texts)
         drawing, accepting, choosing = as_list(
             torch.rand(3, batch, gamma, generator=rng, dtype=torch.float64)
@@ -254,7 +254,7 @@ def test_only_what_the_compiled_calls_know_is_given_to_them(
     rule: Rule, sampling: SamplingParams, expected: set[str], calls: list[str]
 ):
     """And the text is that of the plain sessions, whoever makes it."""
-    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=1)
+    target, draft = prepared_pair(1)
     decoder = SpeculativeDecoder(target, draft, rule, gamma=3, sampling=sampling)
     got = texts_of(decoder, [TEXT[:4]])
     assert set(calls) == expected
@@ -286,7 +286,7 @@ RULES: list[Rule] = [
 def test_under_every_rule_a_text_is_that_of_the_plain_sessions(
     rule: Rule, temperature: float, calls: list[str]
 ):
-    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    target, draft = prepared_pair()
     sampling = SamplingParams(temperature=temperature)
     for prompts, gamma in (([TEXT[:4]], 4), ([TEXT[:4], TEXT[2:9], TEXT[5:6]], 1)):
         decoder = SpeculativeDecoder(target, draft, rule, gamma, sampling)
@@ -320,7 +320,7 @@ def test_of_tokens_that_are_as_likely_temperature_0_takes_the_first(rule: Rule, 
 def test_a_draft_that_stops_where_it_is_unsure_is_compiled_too(
     rule: Rule, temperature: float, calls: list[str]
 ):
-    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    target, draft = prepared_pair()
     sampling, policy = SamplingParams(temperature=temperature), Confident(0.3)
     for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[5:6]]):
         decoder = SpeculativeDecoder(target, draft, rule, 3, sampling, policy)

@@ -14,7 +14,7 @@ from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_session import CompiledSession
 from paceline.models.llama.packing import can_pack
 from paceline.native import compiled
-from reading import TEXT, prepared
+from reading import TEXT, prepared_pair
 
 pytestmark = pytest.mark.skipif(
     not can_pack() or compiled() is None, reason="no C compiler with OpenMP"
@@ -55,7 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_each_half_of_a_block_has_its_own_temperature(
     rule: Rule, temperature: float, drafts_at: float, calls: list[str]
 ):
-    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    target, draft = prepared_pair()
     sampling, drafts = (SamplingParams(temperature=one) for one in (temperature, drafts_at))
     for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[2:9], TEXT[5:6]]):
         decoder = SpeculativeDecoder(
@@ -67,7 +67,7 @@ def test_each_half_of_a_block_has_its_own_temperature(
 
 
 def test_a_half_that_the_compiled_calls_do_not_know_is_left_to_torch_alone(calls: list[str]):
-    target, draft = prepared(seed=0), prepared(seed=0, num_hidden_layers=2)
+    target, draft = prepared_pair()
     nucleus = SamplingParams(temperature=0.8, top_p=0.7)
     for sampling, drafts, expected in (
         (SamplingParams(), nucleus, {"judge"}),
