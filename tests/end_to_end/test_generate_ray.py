@@ -28,7 +28,10 @@ _SCRIPT = textwrap.dedent("""
     from paceline.data.requests import GenerateDataConfig
     from paceline.errors import ContextLengthError, GenerationError
 
-    class Dying(ray_engine._Writer):
+    class Dying:  # in the place of the writer, and without its imports
+        def __init__(self, *_):
+            pass
+
         def __call__(self, row):
             os._exit(7)
 

@@ -192,7 +192,9 @@ def _log_and_error(ratios: Ratios) -> tuple[Tensor, Tensor]:
         top, bottom = tops.mean(-1, keepdim=True), bottoms.mean(-1, keepdim=True)
         logs = logs + (top / bottom).squeeze(-1).log()
         influence = influence + tops / top - bottoms / bottom
-    return logs, influence.std(-1, correction=1) / influence.shape[-1] ** 0.5
+    # their mean is 0, so that this is their standard deviation, in a tenth of the time of `std`
+    size = influence.shape[-1]
+    return logs, torch.linalg.vector_norm(influence, dim=-1) / (size * (size - 1)) ** 0.5
 
 
 def _studentised(
