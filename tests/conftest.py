@@ -10,74 +10,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # on a busy machine another precision may be the faster one, and a test compares runs
 os.environ.setdefault("PACELINE_PRECISION", "float32")
 
-import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limits
-
-# isort: split
-import gc
-from collections.abc import Iterator
-from multiprocessing import forkserver
-from pathlib import Path
-
 import pytest
-from transformers import PreTrainedTokenizerFast
-
-import forked
-from paceline.models import CausalModel
-from tiny import tiny_hf, tiny_pair, tiny_tokenizer
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first: a worker takes over the last tests of another, which should be short."""
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
-
-
-def pytest_collection_finish() -> None:
-    """Let the collector of garbage look at what tests make alone.
-
-    It spent a third of the time of many tests, most of it on what imports have left, which stays.
-    """
-    gc.collect()
-    forked.spare_collections()
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside of the user's; one for all processes of a test run, as compiling takes seconds."""
-    base = tmp_path_factory.getbasetemp()
-    whole_run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    cache = os.environ.get("PACELINE_TEST_CACHE") or str(whole_run / "paceline-cache")
-    monkeypatch.setenv("PACELINE_CACHE", cache)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_process_to_copy() -> Iterator[None]:
-    """Paceline's workers and programs of tests are copied from one process, with all imports."""
-    preload = forkserver.set_forkserver_preload
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            forkserver,
-            "set_forkserver_preload",
-            lambda names: preload([*forked.IMPORTED, *names]),
-        )
-        yield
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return tiny_tokenizer()
-
-
-@pytest.fixture
-def pair() -> tuple[CausalModel, CausalModel]:
-    """A random target of four layers and a random draft of two, with one tokenizer."""
-    return tiny_pair()
-
-
-@pytest.fixture
-def model_directory(tmp_path: Path) -> Path:
-    """A tiny llama saved as an ordinary model directory with its tokenizer."""
-    tokenizer = tiny_tokenizer()
-    path = tmp_path / "tiny-llama"
-    tiny_hf("llama", vocab_size=len(tokenizer)).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+def pytest_configure(config: pytest.Config) -> None:
+    """Fixtures where tests run; what hands them out to processes is spared seconds of imports."""
+    hands_out = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    if not hands_out:
+        config.pluginmanager.import_plugin("shared_fixtures")
