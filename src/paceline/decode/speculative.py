@@ -104,17 +104,18 @@ class SpeculativeDecoder(Decoder):
         return self.gamma
 
     @torch.inference_mode()
-    def blocks(
-        self, texts: Sequence[Text], batch_size: int | None = None
-    ) -> Iterator[tuple[Text, Block]]:
+    def _passes(
+        self, texts: Sequence[Text], batch_size: int | None
+    ) -> Iterator[list[tuple[Text, Block]]]:
         target, draft = self._start_session(self.target), self._start_session(self.draft)
         slots = BatchSlots(texts, batch_size)
-        yield from self._begin(slots, target, draft)
+        yield list(self._begin(slots, target, draft))
         while True:
-            yield from self._refill(slots, target, draft)
+            found = list(self._refill(slots, target, draft))
             if not slots.texts:
+                yield found
                 return
-            yield from self._block(target, draft, slots.texts)
+            yield [*found, *self._block(target, draft, slots.texts)]
 
     def _block(
         self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]
