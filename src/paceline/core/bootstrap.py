@@ -203,7 +203,8 @@ def _studentised(
     """Bootstrap-t bounds of the logarithm; infinite if too many resamples lack spread."""
     picks_RN = draw_resamples(len(ratios[0][0]), num_resamples, rng)
     log, error = _log_and_error(ratios)
-    resamples = [(tops[picks_RN], bottoms[picks_RN]) for tops, bottoms in ratios]
+    # `take` needs half the time of indexing
+    resamples = [(tops_N.take(picks_RN), bottoms_N.take(picks_RN)) for tops_N, bottoms_N in ratios]
     logs_R, errors_R = _log_and_error(resamples)
     scores_R = (logs_R - log) / errors_R.where(errors_R > _ROUNDING, 0.0)
     scores_R = scores_R[~scores_R.isnan()].sort().values
