@@ -27,16 +27,15 @@ class AutoregressiveDecoder(Decoder):
         super().__init__(target, sampling or SamplingParams())
 
     @torch.inference_mode()
-    def _passes(
-        self, texts: Sequence[Text], batch_size: int | None
-    ) -> Iterator[list[tuple[Text, Block]]]:
+    def blocks(
+        self, texts: Sequence[Text], batch_size: int | None = None
+    ) -> Iterator[tuple[Text, Block]]:
         session = self._start_session(self.target)
         slots = BatchSlots(texts, batch_size)
-        yield list(self._begin(slots, session))
+        yield from self._begin(slots, session)
         while True:
-            found = list(self._refill(slots, session))
+            yield from self._refill(slots, session)
             if not (live := slots.texts):
-                yield found
                 return
             newest = [text.newest(1) for text in live]
             uniforms = None
@@ -45,5 +44,4 @@ class AutoregressiveDecoder(Decoder):
             plan = DrawPlan(1, self.sampling)
             drawn = draw(session, DrawRequest(newest, plan, uniforms, self._seen(live)))
             for text, (token,) in zip(live, as_list(drawn.tokens_BG), strict=True):
-                found.append((text, text.add_block([], token, num_drafted=0)))
-            yield found
+                yield text, text.add_block([], token, num_drafted=0)

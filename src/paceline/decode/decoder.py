@@ -143,18 +143,11 @@ class Decoder(ABC):
         """Context tokens that texts cannot use."""
         return 0
 
+    @abstractmethod
     def blocks(
         self, texts: Sequence[Text], batch_size: int | None = None
     ) -> Iterator[tuple[Text, Block]]:
         """Generate until all texts have ended; yields each block with its text."""
-        for found in self._passes(texts, batch_size):
-            yield from found
-
-    @abstractmethod
-    def _passes(
-        self, texts: Sequence[Text], batch_size: int | None
-    ) -> Iterator[list[tuple[Text, Block]]]:
-        """The blocks of one pass at a time: a generator enters inference mode for each value."""
 
     def _begin(
         self, slots: BatchSlots, target: ModelSession, *others: ModelSession

@@ -59,24 +59,21 @@ class SequenceCascade(Decoder):
         return shared_context(self.target, self.draft)
 
     @torch.inference_mode()
-    def _passes(
-        self, texts: Sequence[Text], batch_size: int | None
-    ) -> Iterator[list[tuple[Text, Block]]]:
+    def blocks(
+        self, texts: Sequence[Text], batch_size: int | None = None
+    ) -> Iterator[tuple[Text, Block]]:
         deferred: list[Text] = []
         size = batch_size or len(texts)
         for start in range(0, len(texts), size):
             responding = texts[start : start + size]
             responses = self._draft_responses(responding)
-            kept: list[tuple[Text, Block]] = []
             for text, response in zip(responding, responses, strict=True):
                 if response.is_kept(self.alpha, normalise=self.normalise):
-                    kept.append((text, text.add_unverified(response.tokens, None)))
+                    yield text, text.add_unverified(response.tokens, None)
                 else:
                     deferred.append(text)
-            yield kept
         if deferred:
-            for found in self._rewriter.blocks(deferred, batch_size):
-                yield [found]
+            yield from self._rewriter.blocks(deferred, batch_size)
 
     def _draft_responses(self, texts: Sequence[Text]) -> list[_Response]:
         session = self._start_session(self.draft)

@@ -104,18 +104,17 @@ class SpeculativeDecoder(Decoder):
         return self.gamma
 
     @torch.inference_mode()
-    def _passes(
-        self, texts: Sequence[Text], batch_size: int | None
-    ) -> Iterator[list[tuple[Text, Block]]]:
+    def blocks(
+        self, texts: Sequence[Text], batch_size: int | None = None
+    ) -> Iterator[tuple[Text, Block]]:
         target, draft = self._start_session(self.target), self._start_session(self.draft)
         slots = BatchSlots(texts, batch_size)
-        yield list(self._begin(slots, target, draft))
+        yield from self._begin(slots, target, draft)
         while True:
-            found = list(self._refill(slots, target, draft))
+            yield from self._refill(slots, target, draft)
             if not slots.texts:
-                yield found
                 return
-            yield [*found, *self._block(target, draft, slots.texts)]
+            yield from self._block(target, draft, slots.texts)
 
     def _block(
         self, target: ModelSession, draft: ModelSession, texts: Sequence[Text]

@@ -175,15 +175,14 @@ class _Uniforms:
     def __init__(self, seed: int, name: str) -> None:
         self._rng = named_generator(seed, name)
         self._drawn: list[float] = []
-        self._next = 0
 
     def take(self, count: int) -> list[float]:
-        while len(self._drawn) < self._next + count:
+        while len(self._drawn) < count:
             # float32 would misrepresent the probability of tokens rarer than 2^-24
             new = torch.rand(_UNIFORMS_PER_DRAW, generator=self._rng, dtype=torch.float64)
-            self._drawn, self._next = self._drawn[self._next :] + as_list(new), 0
-        self._next += count
-        return self._drawn[self._next - count : self._next]
+            self._drawn += as_list(new)
+        taken, self._drawn = self._drawn[:count], self._drawn[count:]
+        return taken
 
 
 def start_texts(
