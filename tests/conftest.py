@@ -1,4 +1,4 @@
-"""Shared by all tests: no network, no cache outside the test, tiny models."""
+"""Settings of all tests: no network, one thread, float32. Loads tests/shared_fixtures.py."""
 
 import os
 
@@ -14,7 +14,7 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fixtures where tests run; what hands them out to processes is spared seconds of imports."""
-    hands_out = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
-    if not hands_out:
+    """Load the fixtures, except in xdist's controller: it runs no test, and they import models."""
+    is_controller = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    if not is_controller:
         config.pluginmanager.import_plugin("shared_fixtures")

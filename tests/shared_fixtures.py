@@ -1,4 +1,4 @@
-"""What all tests share; tests/conftest.py loads it."""
+"""Fixtures and hooks of all tests: no cache outside the test, tiny models."""
 
 import os
 

@@ -32,12 +32,11 @@ FILES = [
     "unit/core/test_fused.py",
     "equivalence/test_align_equivalence.py",
 ]
-# What starts its own processes, architectures without a fast path, sessions of models that are not
-# prepared, which read through torch alone, and tests of alignment whose kernels others run too.
+# What starts its own processes, architectures without a fast path, and tests of alignment whose
+# kernels the other tests run too.
 LEFT_OUT = (
     "two_processes or without_a_compiler or compiled_once or deprecation "
     "or bloom or gpt_neox or gemma3_text or t5 or bart or marian or pegasus "
-    "or any_session or rooms_of_a_fixed_size "
     "or parts_of_a_step or seq_kd or the_finish or means_over"
 )
 LOWER = processor.usable_levels()[:-1] if not os.environ.get(processor.VARIABLE) else ()

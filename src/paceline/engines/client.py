@@ -59,13 +59,14 @@ class Client:
         self.url = root_of(url)
         self._key_setting = key_setting
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        trust_env = not is_loopback(self.url)  # a proxy cannot reach this machine
         self._http = httpx2.Client(
-            verify=certificates(),
+            verify=certificates(trust_env=trust_env),
             base_url=self.url,
             headers=headers,
             timeout=SECONDS,
             limits=httpx2.Limits(max_connections=None),  # one per concurrent request
-            trust_env=not is_loopback(self.url),  # a proxy cannot reach this machine
+            trust_env=trust_env,
         )
 
     def close(self) -> None:
@@ -153,11 +154,24 @@ def root_of(url: str) -> str:
 
 
 @functools.cache
-def certificates() -> ssl.SSLContext:
-    """The trusted certificates, for all clients: reading them takes longer than a short answer."""
+def certificates(*, trust_env: bool) -> ssl.SSLContext:
+    """Trusted certificates, shared by all clients because loading them is slow.
+
+    `trust_env` reads SSL_CERT_FILE and SSL_CERT_DIR.
+
+    Raises:
+        EngineError: the certificates cannot be read.
+    """
     import httpx2
 
-    return httpx2.create_ssl_context()
+    try:
+        return httpx2.create_ssl_context(trust_env=trust_env)
+    except OSError as error:
+        where = os.environ.get("SSL_CERT_FILE") or "the system's store"
+        raise EngineError(
+            f"cannot read trusted certificates from {where} ({error.strerror or error}); "
+            "set SSL_CERT_FILE to a file with certificates"
+        ) from None
 
 
 def is_loopback(url: str) -> bool:

@@ -250,13 +250,14 @@ class _Server:
 
         self._lock = asyncio.Lock()
         self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
+        trust_env = not is_loopback(self._url)
         self._client = openai.AsyncOpenAI(
             base_url=f"{self._url}/v1",
             api_key=self._key or "none",
             timeout=self._writer.timeout_s,
             max_retries=_RETRIES,
             http_client=openai.DefaultAsyncHttpxClient(
-                verify=certificates(), trust_env=not is_loopback(self._url)
+                verify=certificates(trust_env=trust_env), trust_env=trust_env
             ),
         )
         return self

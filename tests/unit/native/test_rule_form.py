@@ -181,7 +181,7 @@ def clear_rows(rule: Rule, case: Case) -> Tensor:
 def test_verdicts_equal_those_of_torch(rule: Rule, temperature: float):
     """But where rounding breaks a tie: in one row of fifty at most."""
     num_clear, num_rows = 0, 0
-    for batch, vocab_size, gamma in ((70, 3, 4), (70, 17, 4), (50, 300, 3), (9, 5000, 2)):
+    for batch, vocab_size, gamma in ((70, 3, 4), (70, 17, 4), (50, 300, 3), (21, 5000, 2)):
         case = make_case(batch, gamma, vocab_size, temperature, sharp=2.0)
         got, wanted, clear_B = judged(rule, case), in_torch(rule, case), clear_rows(rule, case)
         for ours, theirs in zip(got, wanted, strict=True):

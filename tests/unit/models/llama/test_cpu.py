@@ -190,8 +190,8 @@ def test_judging_ahead_is_judging_pass_by_pass(
     rng = torch.Generator().manual_seed(4)
     batch, gamma = len(texts), 3
     kept: set[int] = set()
+    target, other = prepared_pair(1)
     for seed in range(12):
-        target, other = prepared_pair(1)
         draft = other if seed % 2 else target
         compiled_one, plain_one = sessions(target, texts)
         drawing, accepting, choosing = as_list(
