@@ -202,7 +202,6 @@ class EncoderDecoder(Model, Protocol):
         decoder_prompt: Tokens that every decoder text begins with: `decoder_start_token_id`, and a
             forced first token. They are not part of a generation.
         max_source_length: Maximum number of encoder tokens, or None if there is no limit.
-        forced_eos: Token that replaces the last one if a text reaches `max_new_tokens`, or None.
     """
 
     @property
@@ -210,9 +209,6 @@ class EncoderDecoder(Model, Protocol):
 
     @property
     def max_source_length(self) -> int | None: ...
-
-    @property
-    def forced_eos(self) -> int | None: ...
 
 
 def decoder_prompt_of(model: Model) -> tuple[int, ...] | None:
@@ -226,7 +222,7 @@ def max_source_length_of(model: Model) -> int | None:
 
 
 def forced_eos_of(model: Model) -> int | None:
-    """`EncoderDecoder.forced_eos`; None for a decoder-only model."""
+    """Token that replaces the last one if a text reaches `max_new_tokens`, or None."""
     return getattr(model, "forced_eos", None)
 
 

@@ -120,6 +120,8 @@ def in_fixed_shapes(model: HfModel) -> HfModel:
     """
     if not LlamaDecoder.supports(model.hf) or not can_record(model.hf.config):
         return model
+    if model.banned_K is not None:  # recorded passes know no bans
+        return model
     decoder = LlamaDecoder(model.hf, merged_product, model.draft_vocabulary, compiled=False)
     trial = model.decoding_with(decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
     if checked_or_none(trial, "the recorded pass", tolerance_for(model.dtype)) is None:
@@ -198,7 +200,7 @@ def _in_int8(model: HfModel) -> HfModel:
 
 
 def _with_llama(model: HfModel, decoder: LlamaDecoder) -> HfModel:
-    if decoder.native is None:
+    if decoder.native is None or model.banned_K is not None:  # compiled passes know no bans
         return model.decoding_with(decoder, CausalSession)
     return model.decoding_with(decoder, partial(CompiledSession, native=decoder.native))
 
@@ -232,7 +234,7 @@ class TrainingWriter:
         self.forced_eos = model.forced_eos
         self._model = model
         on_cpu = model.device.type == "cpu"
-        possible = on_cpu and LlamaDecoder.supports(model.hf)
+        possible = on_cpu and LlamaDecoder.supports(model.hf) and model.banned_K is None
         self.has_copies = possible and can_copy(model.hf, in_training=True)
         self.fuses = on_cpu and model.dtype == torch.float32 and is_t5_like(model.hf)
         self._checked = False

@@ -12,8 +12,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 from paceline.errors import UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import GenerationConfig, PreTrainedConfig
 
 # recurrent or convolutional state instead of keys and values
@@ -154,16 +152,6 @@ def configured_token(
                 f"{config.model_type} has {value} as {name}; set it to one token id"
             )
     return None
-
-
-def banned_tokens(generation: GenerationConfig | None, eos_token_ids: Sequence[int]) -> list[int]:
-    """Tokens that `generate` never emits: `suppress_tokens`, and `bad_words_ids` of one token.
-
-    As in transformers, `bad_words_ids` cannot ban an end of text.
-    """
-    words = getattr(generation, "bad_words_ids", None) or ()
-    banned = {word[0] for word in words if len(word) == 1} - set(eos_token_ids)
-    return sorted(banned | set(getattr(generation, "suppress_tokens", None) or ()))
 
 
 def _ropes(text: PreTrainedConfig) -> list[dict[str, Any]]:

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from paceline.core.vocabulary_subset import BANNED_LOGIT
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length
+from paceline.models.hf.settings import banned_tokens, forced_eos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,18 +60,17 @@ class HfModel(ABC):
             all. It also makes the head of Llama-like models smaller.
         weight_change: Maximum rounding error of a weight after `prepare_for_decoding`, relative to
             the largest weight of its matrix.
-        banned_K: Tokens that the generation config of an encoder-decoder forbids, [K], or None.
-            Sessions give them the logit -inf, `head_bias` a probability of 0; `plain_logits` and
-            the checks of faster passes do not.
+        banned_K: Tokens that the generation config forbids, [K], or None. Sessions give them the
+            logit -inf, `head_bias` a probability of 0; `plain_logits` and the checks of faster
+            passes do not.
+        forced_eos: See `contract.forced_eos_of`.
         states: Faster code for `hidden`, or None.
-        decoder_prompt, max_source_length, forced_eos: See `contract.EncoderDecoder`; None for a
-            decoder-only model.
+        decoder_prompt, max_source_length: See `contract.EncoderDecoder`; None for a decoder-only
+            model.
     """
 
     decoder_prompt: tuple[int, ...] | None = None
     max_source_length: int | None = None
-    forced_eos: int | None = None
-    banned_K: Tensor | None = None
     states: Callable[[Batch], Tensor] | None = None
 
     def __init__(
@@ -89,6 +90,9 @@ class HfModel(ABC):
         self.eos_token_ids = _eos_token_ids(hf, tokenizer)
         self.num_parameters = sum(weight.numel() for weight in hf.parameters())
         self.weight_change = 0.0
+        self.forced_eos = forced_eos(hf.generation_config)
+        banned = banned_tokens(hf.generation_config, self.eos_token_ids, len(self._head.weight))
+        self.banned_K = torch.tensor(banned, device=hf.device) if banned else None
         self._start = start
 
     @property
@@ -122,7 +126,13 @@ class HfModel(ABC):
     @property
     def head_bias(self) -> Tensor | None:
         """Bias of the output projection, [V]; -1e4 for tokens that the model may not emit."""
-        return self.plain_head_bias
+        bias_V = self.plain_head_bias
+        if self.banned_K is None:
+            return bias_V
+        weight = self._head.weight
+        if bias_V is None:
+            bias_V = torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device)
+        return bias_V.index_fill(0, self.banned_K, BANNED_LOGIT)
 
     @property
     def plain_head_bias(self) -> Tensor | None:

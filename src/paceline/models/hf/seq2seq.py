@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from paceline.core.vocabulary_subset import BANNED_LOGIT, limited
+from paceline.core.vocabulary_subset import limited
 from paceline.errors import UnsupportedModelError
 from paceline.models.contract import Texts
-from paceline.models.hf.architectures import banned_tokens, configured_token, source_length
+from paceline.models.hf.architectures import source_length
 from paceline.models.hf.base import HfModel, evaluating
 from paceline.models.hf.masks import mask_and_positions
 from paceline.models.hf.seq2seq_session import Seq2SeqSession
@@ -54,29 +54,11 @@ class Seq2SeqModel(HfModel):
         super().__init__(hf, tokenizer, draft_vocabulary, decoder, start or Seq2SeqSession)
         self.decoder_prompt = decoder_prompt
         self.max_source_length = source_length(hf.config)
-        self.forced_eos = configured_token(hf.config, hf.generation_config, "forced_eos_token_id")
-        banned = [
-            token
-            for token in banned_tokens(hf.generation_config, self.eos_token_ids)
-            if 0 <= token < len(self._head.weight)
-        ]
-        if banned:
-            self.banned_K = torch.tensor(banned, dtype=torch.int64, device=hf.device)
 
     @property
     def _again(self) -> Callable[..., Seq2SeqModel]:
         kept = {"tokenizer": self.tokenizer, "decoder_prompt": self.decoder_prompt}
         return functools.partial(Seq2SeqModel, **kept)
-
-    @property
-    def head_bias(self) -> Tensor | None:
-        bias_V = self.plain_head_bias
-        if self.banned_K is None:
-            return bias_V
-        weight = self._head.weight
-        if bias_V is None:
-            bias_V = torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device)
-        return bias_V.index_fill(0, self.banned_K, BANNED_LOGIT)
 
     @property
     def plain_head_bias(self) -> Tensor | None:

@@ -33,7 +33,6 @@ class Seq2SeqSession(CausalSession):
         decoder: Any = model.decoder
         self._encode: Callable[[Texts], Tensor] = decoder.encode
         self._decoder_prompt = model.decoder_prompt
-        self._banned_K = model.banned_K
         self._memory: Seq2SeqCache | None = None
 
     @property
@@ -60,13 +59,6 @@ class Seq2SeqSession(CausalSession):
         self.cache = RoomyCache()
         self._memory = Seq2SeqCache(self.cache, states_BSD, source.attention_BT)
         return super()._prefill([self._decoder_prompt] * len(tokens))
-
-    def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
-        logits_BNV = super()._read(tokens_BN, ends, keep=keep)
-        if self._banned_K is not None:
-            with torch.inference_mode():
-                logits_BNV[..., self._banned_K] = -torch.inf
-        return logits_BNV
 
     def _refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         fresh = Seq2SeqSession(self.model)

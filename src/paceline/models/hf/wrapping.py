@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -12,6 +11,7 @@ from paceline.models.hf.architectures import configured_prompt, is_encoder_decod
 from paceline.models.hf.causal import CausalModel, HfDecoder
 from paceline.models.hf.rollback import check_rollback
 from paceline.models.hf.seq2seq import Seq2SeqModel, Seq2SeqPass
+from paceline.models.hf.settings import warn_of_unused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.models.hf.base import ForwardPass, HfModel
-
-# settings of a generation config that change an encoder-decoder's output, and their neutral values
-_UNUSED: dict[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1),
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    "bad_words_ids": (None,),
-    "begin_suppress_tokens": (None,),
-}
 
 
 def wrap_model(
@@ -63,7 +52,6 @@ def wrap_model(
             decoder_prompt = configured_prompt(hf_model.config, hf_model.generation_config)
         prompt = tuple(decoder_prompt)
         _check_prompt(hf_model, prompt)
-        _warn_of_unused(hf_model)
         model: HfModel = Seq2SeqModel(hf_model, tokenizer, prompt)
     elif decoder_prompt is None:
         model = CausalModel(hf_model, tokenizer)
@@ -72,6 +60,7 @@ def wrap_model(
             f"got decoder_prompt {list(decoder_prompt)}, but {hf_model.config.model_type} is "
             "decoder-only; begin the prompts themselves with these tokens"
         )
+    warn_of_unused(hf_model, stacklevel=2)
     check_rollback(model)  # compares the logits of all tokens
     if draft_vocabulary is None:
         return model
@@ -90,17 +79,4 @@ def _check_prompt(hf: PreTrainedModel, prompt: tuple[int, ...]) -> None:
     if not prompt or not 0 <= min(prompt) <= max(prompt) < count:
         raise UsageError(
             f"got decoder_prompt {list(prompt)}; wanted at least one token id below {count}"
-        )
-
-
-def _warn_of_unused(hf: PreTrainedModel) -> None:
-    found: dict[str, Any] = {name: getattr(hf.generation_config, name, None) for name in _UNUSED}
-    # banned tokens are applied, longer sequences are not
-    found["bad_words_ids"] = [x for x in found["bad_words_ids"] or () if len(x) > 1] or None
-    changed = [f"{name}={value}" for name, value in found.items() if value not in _UNUSED[name]]
-    if changed:
-        warnings.warn(
-            f"the generation config of this {hf.config.model_type} sets {', '.join(changed)}; "
-            "Paceline does not apply these settings, so texts may differ from those of generate()",
-            stacklevel=3,
         )

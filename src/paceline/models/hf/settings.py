@@ -1,0 +1,112 @@
+"""Settings of generation_config.json: those that Paceline applies, and a warning about the others.
+
+Settings that Paceline's own sampling settings replace (temperature, top_k, top_p, do_sample,
+max_length) are neither applied nor named.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import GenerationConfig, PreTrainedModel
+
+# settings that change the text of generate(), and their values that do not
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "diversity_penalty": (None, 0),
+    "penalty_alpha": (None, 0),
+    "force_words_ids": (None,),
+    "constraints": (None,),
+    "dola_layers": (None,),
+    "guidance_scale": (None, 1),
+    "sequence_bias": (None,),
+    "repetition_penalty": (None, 1),
+    "encoder_repetition_penalty": (None, 1),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None,),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "exponential_decay_length_penalty": (None,),
+    "begin_suppress_tokens": (None, []),
+    "watermarking_config": (None,),
+    "token_healing": (None, False),
+    "stop_strings": (None, [], ""),
+    "max_time": (None,),
+}
+# the same for settings that generate() uses with do_sample only
+_NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "min_p": (None, 0),
+    "top_h": (None,),
+    "typical_p": (None, 1),
+    "epsilon_cutoff": (None, 0),
+    "eta_cutoff": (None, 0),
+}
+_NEED_AN_END = ("min_length", "min_new_tokens", "exponential_decay_length_penalty")
+
+
+def banned_tokens(
+    generation: GenerationConfig | None, eos_token_ids: Sequence[int], num_rows: int
+) -> list[int]:
+    """Tokens below `num_rows` that `generate` never emits.
+
+    These are `suppress_tokens`, and `bad_words_ids` of one token. As in transformers,
+    `bad_words_ids` cannot ban an end of text.
+    """
+    words = getattr(generation, "bad_words_ids", None) or ()
+    banned = {word[0] for word in words if len(word) == 1} - set(eos_token_ids)
+    banned |= set(getattr(generation, "suppress_tokens", None) or ())
+    return sorted(token for token in banned if 0 <= token < num_rows)
+
+
+def forced_eos(generation: GenerationConfig | None) -> int | None:
+    """`forced_eos_token_id`, if it is one token."""
+    found = getattr(generation, "forced_eos_token_id", None)
+    if isinstance(found, (list, tuple)) and len(found) == 1:
+        return found[0]
+    return found if isinstance(found, int) else None
+
+
+def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
+    """Settings of the generation config that change the text of generate(), but not Paceline's."""
+    generation = hf.generation_config
+    sampled = _NEUTRAL_SAMPLING if getattr(generation, "do_sample", False) else {}
+    neutral = _NEUTRAL | sampled
+    found: dict[str, Any] = {name: getattr(generation, name, None) for name in neutral}
+    # banned tokens are applied, longer sequences are not
+    found["bad_words_ids"] = [x for x in found["bad_words_ids"] or () if len(x) > 1] or None
+    if forced_eos(generation) is not None:
+        found["forced_eos_token_id"] = None
+    if hf.config.is_encoder_decoder:
+        found["forced_bos_token_id"] = None  # it is in the decoder prompt
+    if getattr(generation, "eos_token_id", None) is None:
+        found |= dict.fromkeys(_NEED_AN_END)
+    return {name: value for name, value in found.items() if value not in neutral[name]}
+
+
+def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
+    """Warn once about settings that are not applied."""
+    unused = unused_settings(hf)
+    if not unused:
+        return
+    advice = ""
+    if "repetition_penalty" in unused:
+        advice = f"; sampling.repetition_penalty={unused['repetition_penalty']} applies the penalty"
+    named = ", ".join(f"{name}={_shown(value)}" for name, value in unused.items())
+    warnings.warn(
+        f"the generation config of this {hf.config.model_type} sets {named}; Paceline does not "
+        f"apply these settings, so texts may differ from those of generate(){advice}",
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
