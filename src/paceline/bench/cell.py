@@ -66,7 +66,7 @@ class Cell:
     def row(self) -> ResultRow:
         """The result of the answered examples."""
         examples = [self._answers[number] for number in sorted(self._answers)]
-        corpus_scores = self._corpus_scores(examples)
+        corpus_scores = self._corpus_scores()
         failed = self._error is not None
         return ResultRow(
             key=self._prompts.key_of(self._decoding),
@@ -80,11 +80,12 @@ class Cell:
             signatures=self._prompts.task.signatures(),
         )
 
-    def _corpus_scores(self, examples: Sequence[ExampleRow]) -> dict[str, float]:
+    def _corpus_scores(self) -> dict[str, float]:
         """Figures of all answers together; none if the cell failed or fails here."""
         if self._error is not None or self._prompts.task.metric is None:
             return {}
-        answers = [self._prompts.text(example.tokens) for example in examples]
+        answered = sorted(self._answers.items())
+        answers = [self._prompts.text(row.tokens, number) for number, row in answered]
         try:
             return self._prompts.task.corpus_scores(self._prompts.examples, answers)
         except PacelineError as error:

@@ -152,12 +152,13 @@ def _ask(
         tokens = tokenize(written.text) if written.tokens is None else written.tokens
         num_tokens += len(tokens)
         number = missing[index]
+        text = written.text if written.tokens is None else prompts.text(tokens, number)
         done[number] = row = AnswerRow(
             number=number,
-            text=written.text if written.tokens is None else prompts.text(tokens),
+            text=text,
             num_tokens=len(tokens),
             stop_reason=written.stop_reason,
-            score=prompts.score(number, tokens),
+            score=prompts.score(number, text),
             server=written.server,
             seconds=round(time.monotonic() - begun, 3),
         )

@@ -19,10 +19,11 @@ from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model, prepare_for_decoding
+from paceline.models.answer_text import AnswerStream
+from paceline.models.contract import decoder_contexts
 from paceline.models.loading import tokenizer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from paceline.decode import Block
@@ -90,18 +91,24 @@ def stream_text(
     `recorded`: settings that JSON and HTML name.
     """
     tokens = _encode(text, target, chat=chat)
+    assert target.tokenizer is not None, "decoding text needs a tokenizer"
     start = time.perf_counter()
+    written = AnswerStream(target.tokenizer, decoder_contexts(target, [tokens])[0])
     blocks: list[Block] = []
+    texts: list[list[tuple[str, str]]] = []  # text and source of each token, by block
     for block in decoder.stream(tokens, max_new_tokens, seed):
         blocks.append(block)
-        if not as_json:
-            for piece, source in _pieces(target, blocks):
+        texts.append([])
+        for token, source in zip(block.tokens, block.sources, strict=True):
+            piece = written.add(token)
+            texts[-1].append((piece, source))
+            if not as_json:
                 # not by rich, which interprets tabs and :smile:
                 typer.echo(typer.style(piece, fg=COLOURS[source]) if show else piece, nl=False)
     elapsed = time.perf_counter() - start
     found: dict[str, Any] = {}
     if as_json or html is not None:
-        found = _result(target, blocks, elapsed) | (recorded or {}) | {"prompt": text}
+        found = _result(blocks, texts, elapsed) | (recorded or {}) | {"prompt": text}
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -138,31 +145,15 @@ def _encode(text: str, target: HfModel, *, chat: bool) -> list[int]:
     return encode(record, target.tokenizer)[0]
 
 
-def _pieces(target: HfModel, blocks: list[Block]) -> Iterator[tuple[str, str]]:
-    """Text and source of each token of the last block; incomplete characters are held back."""
-    tokens = [token for block in blocks[:-1] for token in block.tokens]
-    printed = _whole(target, tokens)
-    for token, source in zip(blocks[-1].tokens, blocks[-1].sources, strict=True):
-        tokens.append(token)
-        text = _whole(target, tokens)
-        yield text[len(printed) :], source
-        printed = text
-
-
-def _whole(target: HfModel, tokens: list[int]) -> str:
-    assert target.tokenizer is not None
-    text = target.tokenizer.decode(tokens, skip_special_tokens=True)
-    assert isinstance(text, str)
-    return text.rstrip("\N{REPLACEMENT CHARACTER}")
-
-
-def _result(target: HfModel, blocks: list[Block], elapsed: float) -> dict[str, Any]:
+def _result(
+    blocks: list[Block], texts: list[list[tuple[str, str]]], elapsed: float
+) -> dict[str, Any]:
     """The text as JSON, with the text and the source of each token by block."""
     tokens = [token for block in blocks for token in block.tokens]
     return {
-        "text": _whole(target, tokens),
+        "text": "".join(piece for block in texts for piece, _ in block),
         "tokens": tokens,
-        "blocks": [list(_pieces(target, blocks[: end + 1])) for end in range(len(blocks))],
+        "blocks": texts,
         "stats": asdict(count_blocks(blocks)),
         "seconds": elapsed,
         "tokens_per_s": len(tokens) / elapsed,

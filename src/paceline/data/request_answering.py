@@ -23,7 +23,9 @@ from paceline.engines.text_config import EngineWriter, OpenAIWriter
 from paceline.engines.text_servers import TextServers
 from paceline.errors import ContextLengthError
 from paceline.models import load_model, prepare_for_decoding
+from paceline.models.answer_text import answer_text
 from paceline.models.compatibility import check_fits
+from paceline.models.contract import decoder_contexts
 from paceline.models.loading import fingerprint, load_tokenizer, tokenizer_of
 from paceline.progress import silent
 
@@ -121,10 +123,11 @@ class Answerer:
     def _record(self, request: Request, generation: Generation, recorded: Recorded) -> Answer:
         config = self.config
         text = generation.tokens[:-1] if generation.stop_reason == "eos" else generation.tokens
+        context = decoder_contexts(self.target, [request.tokens])[0]
         return Answer(
             **provenance(config, request),
             prompt=text_of(self.tokenizer, request.tokens),
-            completion=text_of(self.tokenizer, text),
+            completion=text_of(self.tokenizer, text, context),
             completion_tokens=generation.tokens,
             stop_reason=generation.stop_reason,
             target_fingerprint=self.target_fingerprint,
@@ -174,12 +177,15 @@ class ServerAnswerer:
         ended = written.stop_reason == "eos"
         tokens = tokens_of(written, self._tokenize, self.end)
         has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
-        text = tokens[:-1] if has_end else tokens
+        completion = written.text
+        if written.tokens is not None:
+            text = tokens[:-1] if has_end else tokens
+            completion = text_of(self.tokenizer, text, request.tokens)
         top = written.top
         return Answer(
             **provenance(self.config, request),
             prompt=text_of(self.tokenizer, request.tokens),
-            completion=text_of(self.tokenizer, text),
+            completion=completion,
             completion_tokens=tokens,
             stop_reason=written.stop_reason,
             target_fingerprint="",
@@ -215,11 +221,11 @@ def provenance(config: GenerateDataConfig, request: Request) -> dict[str, Any]:
     }
 
 
-def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    """The text of tokens, special tokens included."""
-    text = tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
-    assert isinstance(text, str), "one sequence is one text"
-    return text
+def text_of(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], prompt: Sequence[int] = ()
+) -> str:
+    """The text of tokens behind those of the prompt, special tokens included."""
+    return answer_text(tokenizer, tokens, prompt, skip_special_tokens=False)
 
 
 class ShardWriter:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.data.tokens import encode, encode_prompts
 from paceline.errors import ContextLengthError
+from paceline.models.answer_text import answer_text
 from paceline.tasks.base import examples_of, score_of
 
 if TYPE_CHECKING:
@@ -18,24 +19,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExamplePrompts:
-    """Examples of a task, and their prompts in the same order."""
+    """Examples of a task, and their prompts in the same order.
+
+    Attributes:
+        encoder: The prompts are those of an encoder, so answers do not continue them.
+    """
 
     task: Task
     tokenizer: Tokenizer
     examples: Sequence[TaskExample]
     prompts: list[list[int]]
+    encoder: bool = field(default=False, kw_only=True)
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """An answer as text."""
-        answer = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        assert isinstance(answer, str), "one sequence is one text"
-        return answer
+    def text(self, tokens: Sequence[int], number: int | None = None) -> str:
+        """An answer to example `number` as text; None: to any prompt that is not empty."""
+        prompt = None if number is None else self.prompts[number]
+        return answer_text(self.tokenizer, tokens, () if self.encoder else prompt)
 
-    def score(self, number: int, tokens: Sequence[int]) -> float | None:
+    def score(self, number: int, answer: Sequence[int] | str) -> float | None:
         """Score of an answer to example `number`; None if the task has no metric."""
         if self.task.metric is None:
             return None
-        return score_of(self.task, self.examples[number], self.text(tokens))
+        text = answer if isinstance(answer, str) else self.text(answer, number)
+        return score_of(self.task, self.examples[number], text)
 
 
 def example_prompts(
@@ -61,7 +67,7 @@ def example_prompts(
         prompts = encode_prompts(records, tokenizer, max_tokens=limit, encoder=True)
     else:
         prompts = [_whole(example, tokenizer, limit) for example in examples]
-    return ExamplePrompts(task, tokenizer, examples, prompts)
+    return ExamplePrompts(task, tokenizer, examples, prompts, encoder=encoder)
 
 
 def _whole(example: TaskExample, tokenizer: Tokenizer, limit: int | None) -> list[int]:

@@ -1,0 +1,82 @@
+"""The text of new tokens: the text of prompt and answer without that of the prompt.
+
+Tokens that are decoded alone have another text: most decoders of SentencePiece and WordPiece drop
+the space in front of a text, and the bytes of a character may lie in several tokens.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.models.contract import Tokenizer
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no whole character
+
+
+def answer_text(
+    tokenizer: Tokenizer,
+    tokens: Sequence[int],
+    prompt: Sequence[int] | None,
+    *,
+    skip_special_tokens: bool = True,
+) -> str:
+    """The text of `tokens` behind `prompt`, as servers give it.
+
+    `prompt`: the decoder's tokens before the first new one; None: tokens that are not known.
+    """
+    skip = skip_special_tokens
+    # An answer behind itself has something in front of it.
+    before = list(tokens if prompt is None else prompt)
+    whole = _decoded(tokenizer, [*before, *tokens], skip_special_tokens=skip)
+    return _behind(_decoded(tokenizer, before, skip_special_tokens=skip), whole)
+
+
+class AnswerStream:
+    """The text of an answer, token by token.
+
+    Each token is decoded together with those that gave the last text, so that its cost does not
+    grow with the text. Prompts are decoded once.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = list(prompt)
+        self._num_shown = len(self._tokens)
+        self._shown = _decoded(tokenizer, self._tokens)
+
+    def add(self, token: int) -> str:
+        """The text that the token completes; empty within a character."""
+        self._tokens.append(token)
+        whole = _decoded(self._tokenizer, self._tokens)
+        text = _behind(self._shown, whole)
+        if not text or whole.endswith(_INCOMPLETE):
+            return ""
+        newest = self._tokens[self._num_shown :]
+        shown = _decoded(self._tokenizer, newest)
+        if not shown.startswith(_INCOMPLETE):  # else the prompt ended within a character
+            self._tokens, whole = newest, shown
+        self._num_shown, self._shown = len(self._tokens), whole
+        return text
+
+
+def _decoded(
+    tokenizer: Tokenizer, tokens: Sequence[int], *, skip_special_tokens: bool = True
+) -> str:
+    # Servers do not clean up; it removes spaces that the model has written.
+    text = tokenizer.decode(
+        list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+    )
+    assert isinstance(text, str), "one sequence is one text"
+    return text
+
+
+def _behind(before: str, whole: str) -> str:
+    if whole.startswith(before):
+        return whole[len(before) :]
+    # `before` ends within a character, which `whole` completes
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False))
+    return whole[sum(1 for _ in same) :]
