@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import torch
 from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig
 
@@ -20,7 +20,9 @@ from paceline.models.hf.architectures import (
     source_length,
 )
 from paceline.models.hf.base import named_tokens
-from paceline.models.loading import open_model, read_tokenizer, refuse_unknown
+from paceline.models.loading import auto_class, open_model, read_tokenizer, refuse_unknown
+from paceline.models.silence import quiet
+from paceline.models.weights import stored_tensor, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +44,7 @@ class ModelFacts(NamedTuple):
         max_length: Context length in tokens; None if unlimited or unknown.
         max_source_length: Maximum number of encoder tokens; None if unlimited or decoder-only.
         vocab_size: Tokens of the tokenizer.
-        num_parameters: From the headers of the safetensors files; 0 if there are none.
+        num_parameters: Distinct weights; 0 if unknown.
         tokenizer: The tokenizer in the model's directory; None if missing or unknown.
     """
 
@@ -59,7 +61,7 @@ class ModelFacts(NamedTuple):
 
 
 def inspect_model(path: str | Path) -> ModelFacts:
-    """Read configuration, tokenizer and safetensors headers; raises if the model cannot be loaded.
+    """Read configuration, tokenizer and headers of weights; raises if the model cannot be loaded.
 
     Raises:
         ModelLoadError: The model does not exist, or cannot be read.
@@ -105,14 +107,27 @@ def _generation_config(location: ModelLocation) -> GenerationConfig:
 
 
 def count_parameters(directory: Path) -> int:
-    """Parameters of the model in a directory, from its safetensors headers; 0 if there are none.
+    """Distinct weights of the model in a directory, as `HfModel.num_parameters` counts them.
+
+    Its weights are not read, except those of a head that may be tied; 0 if there is no model.
 
     Raises:
         SafetensorError: a file is truncated.
     """
-    count = 0  # reading the headers also detects truncated files
-    for file in sorted(directory.glob("model*.safetensors")):
-        with safe_open(file, "pt") as weights:
-            names = weights.keys()
-            count += sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+    if not (directory / "config.json").exists():
+        return 0
+    stored: set[str] = set()
+    for file in weight_files(directory):
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as weights:  # detects truncated files
+                stored |= set(weights.keys())
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    with quiet(), torch.device("meta"):
+        hf: Any = auto_class(config).from_config(config)
+    count = sum(weight.numel() for weight in hf.parameters())
+    for name, source in hf.all_tied_weights_keys.items():
+        if name in stored and source in stored:  # tied only if their values are equal
+            tensors = [stored_tensor(directory, (key,)) for key in (name, source)]
+            if not torch.equal(*cast("Any", tensors)):
+                count += hf.get_parameter(name).numel()
     return count

@@ -32,6 +32,7 @@ from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.hf.wrapping import wrap_model
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
+from paceline.models.weights import refuse_incomplete, refuse_not_finite
 from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
@@ -76,16 +77,16 @@ def load_model(
             refuse_unknown(location)
             config = AutoConfig.from_pretrained(location.source, **location.options)
             refuse_by_name(config)
-            loaded: Any = _auto_class(config).from_pretrained(
+            loaded: Any = auto_class(config).from_pretrained(
                 location.source,
                 dtype=_dtype(dtype, config, found_device),
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # _refuse_incomplete has a clearer message
+                ignore_mismatched_sizes=True,  # refuse_incomplete has a clearer message
                 **location.options,
             )
             hf, info = loaded
-            _refuse_incomplete(location, info)
-            _refuse_not_finite(location, hf)
+            refuse_incomplete(location.name, location.directory, hf, info)
+            refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         draft_vocabulary = _draft_vocabulary(location, hf, tokenizer)
         return wrap_model(hf.to(found_device).eval(), tokenizer, draft_vocabulary)
@@ -121,8 +122,9 @@ def load_head(
             **location.options,
         )
         hf, info = loaded
-        _refuse_incomplete(location, info | {"unexpected_keys": ()})
-        _refuse_not_finite(location, hf)
+        info["unexpected_keys"] = ()
+        refuse_incomplete(location.name, location.directory, hf, info)
+        refuse_not_finite(location.name, hf)
         return wrap_model(hf.to(found_device).eval(), read_tokenizer(location))
 
 
@@ -315,37 +317,6 @@ def refuse_unknown(location: ModelLocation) -> None:
         )
 
 
-def _refuse_incomplete(location: ModelLocation, info: dict[str, Any]) -> None:
-    faults = {
-        "missing_keys": "are missing from the file",
-        "unexpected_keys": "are in the file but not in the model",
-        "mismatched_keys": "have a different size in the file",
-    }
-    for kind, fault in faults.items():
-        names = sorted(key if isinstance(key, str) else str(key[0]) for key in info[kind])
-        if names:
-            raise ModelLoadError(
-                f"{location.name}: config.json and weights do not match: {len(names)} weights "
-                f"{fault}, for example {names[0]}; use the config.json that came with them"
-            )
-
-
-def _refuse_not_finite(location: ModelLocation, hf: Any) -> None:
-    named = [(name, weight) for name, weight in hf.named_parameters() if weight.is_floating_point()]
-    # A finite sum has finite terms only. Where the sum is not finite, each weight is checked.
-    doubtful = [(name, weight) for name, weight in named if not weight.detach().sum().isfinite()]
-    faults = [(name, weight) for name, weight in doubtful if not weight.isfinite().all()]
-    if faults:
-        name, weight = faults[0]
-        values = "NaN" if weight.isnan().any() else "infinite values"
-        count = int((~weight.isfinite()).sum())
-        more = f", and in {len(faults) - 1} other weights" if len(faults) > 1 else ""
-        raise ModelLoadError(
-            f"{location.name} holds {values} in {name} ({count:,} of {weight.numel():,} "
-            f"values{more}); copy it again, or go back to an earlier checkpoint"
-        )
-
-
 def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:
     """The tokenizer in the model's directory; None if there are no tokenizer files."""
     directory = location.directory
@@ -362,7 +333,8 @@ def _draft_vocabulary(location: ModelLocation, hf: Any, tokenizer: Any) -> torch
     return read_draft_vocabulary(_directory_of(location), vocab_size)
 
 
-def _auto_class(config: Any) -> Any:
+def auto_class(config: Any) -> Any:
+    """The class of transformers that loads a model of this configuration."""
     return AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
 
 

@@ -1,0 +1,134 @@
+"""Checks that a checkpoint and its model match, and that its values are finite."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+
+from paceline.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+# buffers that older versions of transformers, fairseq or an engine stored, and no model reads
+_CONSTANTS = re.compile(
+    r"(^|\.)("
+    r"(original_)?inv_freq|cos_cached|sin_cached|embed_positions|_float_tensor|position_ids|"
+    r"masked_bias|causal_mask|num_batches_tracked|version|_extra_state|"
+    r"[kqv]_scale|kv_scale|[kv]_proj\.output_scale"  # of an FP8 cache
+    r")$"
+)
+_MASKS = ("bias", "causal_mask")
+
+
+def refuse_incomplete(name: str, directory: Path | None, hf: Any, info: dict[str, Any]) -> None:
+    """Raise a ModelLoadError unless weights and model match.
+
+    Constants that the model computes itself may be in the files.
+
+    Args:
+        name: The model as the user named it.
+        directory: Its local directory, if it has one.
+        hf: The loaded model.
+        info: What transformers says about the loading.
+    """
+    unexpected = [key for key in info["unexpected_keys"] if not _is_constant(key, hf, directory)]
+    faults = {
+        "are missing from the file": info["missing_keys"],
+        "are in the file but not in the model": unexpected,
+        "have a different size in the file": info["mismatched_keys"],
+    }
+    for fault, keys in faults.items():
+        names = sorted(key if isinstance(key, str) else str(key[0]) for key in keys)
+        if names:
+            raise ModelLoadError(
+                f"{name}: config.json and weights do not match: {len(names)} weights {fault}, for "
+                f"example {names[0]}; use the config.json that came with them"
+            )
+
+
+def refuse_not_finite(name: str, hf: Any) -> None:
+    """Raise a ModelLoadError that names a weight with NaN or infinite values."""
+    named = [(key, weight) for key, weight in hf.named_parameters() if weight.is_floating_point()]
+    # A finite sum has finite terms only. Where the sum is not finite, each weight is checked.
+    doubtful = [(key, weight) for key, weight in named if not weight.detach().sum().isfinite()]
+    faults = [(key, weight) for key, weight in doubtful if not weight.isfinite().all()]
+    if faults:
+        key, weight = faults[0]
+        values = "NaN" if weight.isnan().any() else "infinite values"
+        count = int((~weight.isfinite()).sum())
+        more = f", and in {len(faults) - 1} other weights" if len(faults) > 1 else ""
+        raise ModelLoadError(
+            f"{name} holds {values} in {key} ({count:,} of {weight.numel():,} values{more}); copy "
+            "it again, or go back to an earlier checkpoint"
+        )
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files of weights that transformers reads from a directory; empty if there are none."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (directory / name).exists():
+            return [directory / name]
+        index = directory / f"{name}.index.json"
+        if index.exists():
+            shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
+            return [directory / shard for shard in sorted(set(shards))]
+    return []
+
+
+def stored_tensor(directory: Path, names: Sequence[str]) -> Tensor | None:
+    """The tensor of the files with one of these names; None if it cannot be read alone."""
+    with contextlib.suppress(OSError, RuntimeError, KeyError, ValueError):
+        for file in weight_files(directory):
+            for tensor in _tensors(file, names):
+                return tensor
+    return None
+
+
+def _is_constant(key: str, hf: nn.Module, directory: Path | None) -> bool:
+    if not _CONSTANTS.search(key) and not _is_buffer_of_attention(key, hf):
+        return False
+    if key.rpartition(".")[2] not in _MASKS or directory is None:
+        return True
+    stored = stored_tensor(directory, (key, key.removeprefix(f"{hf.base_model_prefix}.")))
+    return stored is None or _is_causal_mask(stored)
+
+
+def _is_buffer_of_attention(key: str, hf: Any) -> bool:
+    """True for a `bias` of a module that has layers, but no weights of its own."""
+    owner, _, last = key.rpartition(".")
+    if last != "bias":
+        return False
+    known: dict[str, nn.Module] = dict(hf.named_modules())
+    names = (owner, f"{hf.base_model_prefix}.{owner}")
+    found = next((known[name] for name in names if name in known), None)
+    if found is None or not any(True for _ in found.children()):
+        return False
+    return not any(True for _ in found.parameters(recurse=False))
+
+
+def _is_causal_mask(stored: Tensor) -> bool:
+    """True if the values are 0 or 1, and no token sees a later one."""
+    values = stored.float()
+    known = bool(((values == 0) | (values == 1)).all())
+    if stored.dim() < 2:
+        return known
+    diagonal = values.diagonal(dim1=-2, dim2=-1)
+    return known and not bool(values.triu(1).any()) and bool((diagonal == 1).all())
+
+
+def _tensors(file: Path, names: Sequence[str]) -> list[Tensor]:
+    if file.suffix == ".safetensors":
+        with safe_open(file, "pt") as weights:
+            known = set(weights.keys())
+            return [weights.get_tensor(name) for name in names if name in known]
+    found: dict[str, Tensor] = torch.load(file, "cpu", weights_only=True, mmap=True)
+    return [found[name] for name in names if name in found]

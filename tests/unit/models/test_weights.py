@@ -1,0 +1,194 @@
+"""Constants of older checkpoints are no weights; weights without a layer are an error. Counts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    CodeGenConfig,
+    GPTBigCodeConfig,
+    GPTJConfig,
+    GPTNeoConfig,
+    LlamaConfig,
+    PreTrainedModel,
+)
+
+from paceline.errors import ModelLoadError
+from paceline.models import load_model
+from paceline.models.inspection import count_parameters, inspect_model
+from tiny import LLAMA_LIKE, tiny_hf
+
+_GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+_CAUSAL = torch.ones(1, 1, 64, 64, dtype=torch.bool).tril()
+_BAND = _CAUSAL & ~_CAUSAL.tril(-4)  # of a local layer of GPT-Neo
+
+
+def extended(folder: Path, hf: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> Path:
+    """The model's directory, with more tensors in its file."""
+    hf.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def made(config: Any) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def neo() -> PreTrainedModel:
+    local = [[["global", "local"], 1]]
+    return made(
+        GPTNeoConfig(
+            vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, attention_types=local,
+            window_size=4, max_position_embeddings=64,
+        )
+    )  # fmt: skip
+
+
+OLD: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {
+    "GPT-2": (
+        lambda: tiny_hf("gpt2"),
+        {"h.0.attn.bias": _CAUSAL, "h.0.attn.masked_bias": torch.tensor(-1e4)},
+    ),
+    "GPT-Neo": (
+        neo,
+        {
+            "transformer.h.0.attn.attention.bias": _CAUSAL,
+            "transformer.h.1.attn.attention.bias": _BAND,
+            "transformer.h.1.attn.attention.masked_bias": torch.tensor(-1e9),
+        },
+    ),
+    "GPT-J": (
+        lambda: made(GPTJConfig(**_GPT, rotary_dim=4)),
+        {"transformer.h.0.attn.bias": _CAUSAL, "transformer.h.0.attn.masked_bias": torch.ones(())},
+    ),
+    "CodeGen": (
+        lambda: made(CodeGenConfig(**_GPT, rotary_dim=4)),
+        {"transformer.h.0.attn.causal_mask": _CAUSAL},
+    ),
+    "StarCoder": (
+        lambda: made(GPTBigCodeConfig(**_GPT)),
+        {"transformer.h.0.attn.bias": _CAUSAL[0, 0]},
+    ),
+    "Pythia": (
+        lambda: tiny_hf("gpt_neox"),
+        {
+            "gpt_neox.layers.0.attention.bias": _CAUSAL,
+            "gpt_neox.layers.0.attention.masked_bias": torch.tensor(-1e9),
+            "gpt_neox.layers.0.attention.rotary_emb.inv_freq": torch.ones(4),
+        },
+    ),
+    "Llama 2": (
+        lambda: tiny_hf("llama"),
+        {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+    ),
+    "an FP8 cache": (
+        lambda: tiny_hf("qwen2"),
+        {
+            "model.layers.0.self_attn.k_scale": torch.tensor(1.0),
+            "model.layers.0.self_attn.v_proj.output_scale": torch.tensor([1.0]),
+        },
+    ),
+    "fairseq": (
+        lambda: tiny_hf("bart"),
+        {"model.encoder.version": torch.tensor([3.0]), "decoder.version": torch.tensor([3.0])},
+    ),
+    "Megatron": (
+        lambda: tiny_hf("llama"),
+        {"model.layers.0.self_attn._extra_state": torch.zeros(3, dtype=torch.uint8)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_constants_of_older_checkpoints_are_no_reason_to_refuse(tmp_path: Path, name: str):
+    make, tensors = OLD[name]
+    hf = make()
+    model = load_model(extended(tmp_path / "m", hf, tensors), dtype="float32")
+    batch = model.trial_batch([5, 6, 7])
+    with torch.inference_mode():
+        options: dict[str, Any] = {"decoder_input_ids": batch.tokens_BT} if batch.source else {}
+        given = batch.source.tokens_BT if batch.source else batch.tokens_BT
+        wanted = hf(input_ids=given, **options).logits
+        torch.testing.assert_close(model.plain_logits(batch), wanted)
+
+
+WRONG: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {
+    "a mask that is not causal": (
+        lambda: made(GPTJConfig(**_GPT, rotary_dim=4)),
+        {"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64)},
+    ),
+    "a learned bias of attention": (
+        lambda: made(GPTJConfig(**_GPT, rotary_dim=4)),
+        {"transformer.h.0.attn.bias": torch.randn(32)},
+    ),
+    "a bias of a projection": (
+        lambda: tiny_hf("llama"),
+        {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)},
+    ),
+    "scales of 8-bit weights": (
+        lambda: tiny_hf("llama"),
+        {"model.layers.0.self_attn.q_proj.weight_scale": torch.ones(1)},
+    ),
+    "a layer too many": (
+        lambda: tiny_hf("llama"),
+        {"model.layers.4.mlp.up_proj.weight": torch.zeros(48, 32)},
+    ),
+    "a vision tower": (
+        lambda: tiny_hf("llama"),
+        {"vision_tower.layers.0.mlp.up_proj.weight": torch.zeros(48, 32)},
+    ),
+    "a value head": (lambda: tiny_hf("llama"), {"v_head.summary.weight": torch.zeros(1, 32)}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_weights_that_a_config_has_no_layer_for_are_an_error(tmp_path: Path, name: str):
+    make, tensors = WRONG[name]
+    (key,) = tensors
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(extended(tmp_path / "m", make(), tensors))
+    assert "1 weights are in the file but not in the model, for example" in str(caught.value)
+    assert key in str(caught.value)
+
+
+def by_hand(vocab: int = 61, *, heads: int = 2) -> int:
+    """Weights of `LLAMA_LIKE`: embedding and head, four layers, norms."""
+    layer = 32 * 32 * 2 + 2 * 16 * 32 + 3 * 48 * 32 + 2 * 32
+    return heads * vocab * 32 + 4 * layer + 32
+
+
+def test_parameters_of_shards_are_those_that_the_index_names(tmp_path: Path):
+    """A file of an earlier save lies beside them."""
+    hf = tiny_hf("llama")
+    hf.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    tiny_hf("llama").save_pretrained(tmp_path / "older")
+    (tmp_path / "older" / "model.safetensors").rename(tmp_path / "model-00001-of-00009.safetensors")
+    assert count_parameters(tmp_path) == by_hand()
+    assert inspect_model(tmp_path).num_parameters == load_model(tmp_path).num_parameters
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+def test_a_stored_head_counts_if_it_is_not_the_embedding(tmp_path: Path, *, own_head: bool):
+    """As transformers, which ties two stored tensors only if they are equal."""
+    hf: Any = made(LlamaConfig(vocab_size=61, **LLAMA_LIKE, tie_word_embeddings=True))
+    head = torch.randn(61, 32) if own_head else hf.get_input_embeddings().weight.detach().clone()
+    extended(tmp_path, hf, {"lm_head.weight": head})
+    assert count_parameters(tmp_path) == by_hand(heads=1 + own_head)
+    assert load_model(tmp_path).num_parameters == by_hand(heads=1 + own_head)
+
+
+def test_parameters_of_a_bin_file_and_buffers_are_counted_right(tmp_path: Path):
+    hf = tiny_hf("llama")
+    hf.save_pretrained(tmp_path)
+    torch.save(
+        hf.state_dict() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+        tmp_path / "pytorch_model.bin",
+    )
+    (tmp_path / "model.safetensors").unlink()
+    assert count_parameters(tmp_path) == by_hand() == load_model(tmp_path).num_parameters
+    assert count_parameters(tmp_path / "nothing") == 0
