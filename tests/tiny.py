@@ -1,5 +1,6 @@
 """Tiny random models and a tiny tokenizer, made in memory: tests download nothing."""
 
+import functools
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     BartConfig,
@@ -89,6 +91,39 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     ),
 }
 
+_CAPPED = {**LLAMA_LIKE, "final_logit_softcapping": 2.0}
+_ROUTED = {**LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2}
+_COMPRESSED = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "dim_model_base": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+SCALED: dict[str, tuple[Any, dict[str, Any]]] = {
+    kind: (functools.partial(AutoConfig.for_model, kind), settings)
+    for kind, settings in {
+        "gemma2": {**_CAPPED, "sliding_window": 4, "query_pre_attn_scalar": 8},
+        "nanochat": _CAPPED,
+        "vaultgemma": {**_CAPPED, "sliding_window": 4, "query_pre_attn_scalar": 8},
+        "granite": {**LLAMA_LIKE, "logits_scaling": 0.3},
+        "granitemoe": {**_ROUTED, "logits_scaling": 6.0},
+        "hyperclovax": {**LLAMA_LIKE, "logits_scaling": 0.25},
+        "cohere": {**LLAMA_LIKE, "logit_scale": 0.3},
+        "cohere2": {**LLAMA_LIKE, "logit_scale": 2.5, "sliding_window": 4},
+        "minicpm3": _COMPRESSED,
+    }.items()
+}
+"""Decoder-only models that cap or scale their logits, or scale what the head reads."""
+
 _T5_LIKE = {
     "d_model": 32,
     "d_kv": 8,
@@ -132,11 +167,10 @@ ENCODER_DECODERS: dict[str, tuple[type, dict[str, Any]]] = {
 
 def tiny_hf(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A random transformers model of 61 tokens and few layers; the same seed, the same weights."""
-    known = CONFIGS if architecture in CONFIGS else ENCODER_DECODERS
-    config_class, settings = known[architecture]
+    config_class, settings = {**CONFIGS, **SCALED, **ENCODER_DECODERS}[architecture]
     defaults = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     config = config_class(**{**defaults, **settings, **overrides})
-    kind = AutoModelForCausalLM if known is CONFIGS else AutoModelForSeq2SeqLM
+    kind = AutoModelForSeq2SeqLM if architecture in ENCODER_DECODERS else AutoModelForCausalLM
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = kind.from_config(config)

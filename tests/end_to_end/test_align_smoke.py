@@ -13,9 +13,18 @@ SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
 QUICK = Path(__file__).parents[2] / "configs" / "align" / "quick.yaml"
 
 
-@pytest.mark.parametrize("name", [path.name for path in sorted(SMOKE.glob("align*.yaml"))])
-def test_a_smoke_configuration_raises_the_acceptance_and_ends_in_a_draft(name: str, tmp_path: Path):
-    write_pair(tmp_path / "tiny")
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        *((path.name, "llama") for path in sorted(SMOKE.glob("align*.yaml"))),
+        ("align.yaml", "gemma2"),
+        ("align.yaml", "granite"),
+    ],
+)
+def test_a_smoke_configuration_raises_the_acceptance_and_ends_in_a_draft(
+    name: str, architecture: str, tmp_path: Path
+):
+    write_pair(tmp_path / "tiny", architecture=architecture)
     options = ["--config", SMOKE / name, "--output", "run", "--set", "device=cpu"]
     done = run_command(tmp_path, "align", *options)
     assert done.returncode == 0, done.stderr

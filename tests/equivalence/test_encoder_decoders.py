@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.fused import Head
 from paceline.core.rules import Chow, Lenient, Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.decode import (
@@ -272,7 +271,7 @@ def test_training_and_sessions_ban_the_same_tokens(architecture: str):
     logits_V = session.extend(torch.tensor([[8]]))[0, 0]
     with torch.no_grad():
         hidden_TD = target.hidden(target.trial_batch([8], [5, 6, 7]))[0]
-    log_probs_V = Head(target.head_weight, target.head_bias).log_probs(hidden_TD)[-1]
+    log_probs_V = target.head.log_probs(hidden_TD)[-1]
     torch.testing.assert_close(log_probs_V.exp(), logits_V.softmax(-1), atol=1e-6, rtol=1e-5)
     banned = usual_tokens(architecture)
     assert bool((log_probs_V[banned].exp() == 0).all())

@@ -20,29 +20,59 @@ if TYPE_CHECKING:
 
 
 class Head(NamedTuple):
-    """The LM head: weight [V, D], bias [V] or None."""
+    """The LM head: logits = cap * tanh((hidden @ weight^T + bias) / cap) + offset.
+
+    Attributes:
+        weight_VD: Weight of the projection.
+        bias_V: Bias of the projection, or None.
+        cap: Bound of the projection's absolute values; None: they are not bounded.
+        offset_V: What `raised` adds behind the cap; without a cap, it is part of the bias.
+    """
 
     weight_VD: Tensor
     bias_V: Tensor | None = None
+    cap: float | None = None
+    offset_V: Tensor | None = None
 
-    def rows(self, tokens_S: Tensor, offsets_S: Tensor | None = None) -> Head:
-        """The head restricted to these tokens; the offsets are added to its bias."""
-        bias_S = None if self.bias_V is None else self.bias_V[tokens_S]
-        if offsets_S is not None:
-            offsets_S = offsets_S.to(self.weight_VD)
-            bias_S = offsets_S if bias_S is None else bias_S + offsets_S
-        return Head(self.weight_VD[tokens_S], bias_S)
+    def rows(self, tokens: Tensor | slice) -> Head:
+        """The head restricted to these tokens."""
+        bias = None if self.bias_V is None else self.bias_V[tokens]
+        offset = None if self.offset_V is None else self.offset_V[tokens]
+        return Head(self.weight_VD[tokens], bias, self.cap, offset)
+
+    def raised(self, offset_V: Tensor) -> Head:
+        """The head with logits that are higher by these numbers."""
+        name = "bias_V" if self.cap is None else "offset_V"
+        old_V, offset_V = getattr(self, name), offset_V.to(self.weight_VD)
+        return self._replace(**{name: offset_V if old_V is None else old_V + offset_V})
+
+    def to(self, dtype: torch.dtype) -> Head:
+        """The head in this dtype."""
+        tensors = (self.weight_VD, self.bias_V, self.offset_V)
+        weight, bias, offset = (None if each is None else each.to(dtype) for each in tensors)
+        return self._replace(weight_VD=weight, bias_V=bias, offset_V=offset)
+
+    @staticmethod
+    def capped(values: Tensor, cap: float | None) -> Tensor:
+        """cap * tanh(values / cap); computed in float32, since 16 bits are coarse near the cap."""
+        if cap is None:
+            return values
+        return (
+            cap * torch.tanh(values.to(torch.promote_types(values.dtype, torch.float32)) / cap)
+        ).to(values.dtype)
 
     def logits(self, hidden_ND: Tensor, vocab_size: int | None = None) -> Tensor:
         """The first `vocab_size` logits, in the weight's dtype. [N, D] -> [N, V]."""
-        bias = None if self.bias_V is None else self.bias_V[:vocab_size]
-        weight = self.weight_VD[:vocab_size]
-        return F.linear(hidden_ND.to(weight.dtype), weight, bias)
+        weight, bias, cap, offset = self.rows(slice(vocab_size))
+        logits = self.capped(F.linear(hidden_ND.to(weight.dtype), weight, bias), cap)
+        return logits if offset is None else logits + offset
 
-    def part(self, tokens: slice, dtype: torch.dtype) -> Head:
-        """The head restricted to a slice of tokens, cast to this dtype."""
-        bias = None if self.bias_V is None else self.bias_V[tokens].to(dtype)
-        return Head(self.weight_VD[tokens].to(dtype), bias)
+    def slopes(self, logits_NV: Tensor) -> Tensor | None:
+        """Derivative of the logits by the projection, [N, V]; None without a cap, where it is 1."""
+        if self.cap is None:
+            return None
+        capped_NV = logits_NV if self.offset_V is None else logits_NV - self.offset_V
+        return 1 - (capped_NV / self.cap).square()
 
     def log_probs(self, hidden_ND: Tensor, vocab_size: int | None = None) -> Tensor:
         """Log-softmax over the first `vocab_size` entries, float32. [N, D] -> [N, V]."""
@@ -88,14 +118,14 @@ def chunked_loss(
     """
 
     def compute(hidden_ND: Tensor, head: Head, needs: Needs) -> Gradients:
-        weight = head.weight_VD.requires_grad_(needs.weight)
-        bias = None if head.bias_V is None else head.bias_V.requires_grad_(needs.bias)
+        weight, bias = head.weight_VD.requires_grad_(needs.weight), head.bias_V
+        bias = None if bias is None else bias.requires_grad_(needs.bias)
         grad_ND = torch.zeros_like(hidden_ND) if needs.hidden else None
         total = hidden_ND.new_zeros((), dtype=torch.float32)
         with torch.enable_grad():
             for rows in chunks(len(hidden_ND), chunk_size):
                 hidden = hidden_ND[rows].requires_grad_(needs.hidden)
-                log_probs = Head(weight, bias).log_probs(hidden, vocab_size)
+                log_probs = head.log_probs(hidden, vocab_size)
                 loss = (loss_of_chunk(log_probs, rows) * weights_N[rows]).sum()
                 if loss.requires_grad:
                     torch.autograd.backward(loss)  # accumulates weight.grad and bias.grad
@@ -104,7 +134,7 @@ def chunked_loss(
                 total += loss.detach()
         return Gradients(total, grad_ND, weight.grad, None if bias is None else bias.grad)
 
-    return _ChunkedLoss.apply(hidden_ND, *head, compute)  # pyright: ignore
+    return _ChunkedLoss.apply(hidden_ND, head.weight_VD, head.bias_V, head, compute)  # pyright: ignore
 
 
 def chunked_loss_of_logits(
@@ -140,8 +170,11 @@ def chunked_loss_of_logits(
                 hidden_CD = hidden_ND[rows].to(dtype)
                 logits_CV = buffer_CV[: len(hidden_CD)]
                 for part in chunks(width, _PART):
-                    logits_CV[:, part] = head.part(part, dtype).logits(hidden_CD)
+                    logits_CV[:, part] = head.rows(part).to(dtype).logits(hidden_CD)
+                slopes_CV = head.rows(slice(vocab_size)).slopes(logits_CV)
                 total += (slopes_of_chunk(logits_CV, rows) * weights_N[rows]).sum()
+                if slopes_CV is not None:
+                    logits_CV *= slopes_CV
                 for part in chunks(width, _PART):
                     grad_CP = logits_CV[:, part]
                     if grad_ND is not None:
@@ -153,7 +186,7 @@ def chunked_loss_of_logits(
         grad_ND = None if grad_ND is None else grad_ND.to(hidden_ND.dtype)
         return Gradients(total, grad_ND, grad_VD, grad_V)
 
-    return _ChunkedLoss.apply(hidden_ND, *head, compute)  # pyright: ignore
+    return _ChunkedLoss.apply(hidden_ND, head.weight_VD, head.bias_V, head, compute)  # pyright: ignore
 
 
 def chunks(count: int, size: int) -> list[slice]:
@@ -168,9 +201,11 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
+        head: Head,
         compute: Callable[[Tensor, Head, Needs], Gradients],
     ) -> Tensor:
-        head = Head(weight_VD.detach(), None if bias_V is None else bias_V.detach())
+        bias_V = None if bias_V is None else bias_V.detach()
+        head = head._replace(weight_VD=weight_VD.detach(), bias_V=bias_V)
         found = compute(hidden_ND.detach(), head, Needs(*ctx.needs_input_grad[:3]))
         ctx.gradients = found[1:]  # not save_for_backward: backward may return them without a copy
         return found.loss
@@ -180,5 +215,5 @@ class _ChunkedLoss(torch.autograd.Function):
         scale = grad_outputs[0]
         gradients, ctx.gradients = ctx.gradients, None
         if scale.device.type == "cpu" and scale == 1:  # on the CPU this forces no sync
-            return (*gradients, None)
-        return (*(None if gradient is None else gradient * scale for gradient in gradients), None)
+            return (*gradients, None, None)
+        return (*(None if each is None else each * scale for each in gradients), None, None)

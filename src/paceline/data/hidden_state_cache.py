@@ -43,7 +43,7 @@ class ReadText:
         self._rows: dict[int, Row] = {}
         rows = map(self.text.row, range(len(lengths)))
         num_states = sum(len(row.tokens) - row.trained_from for row in rows)
-        needed_gb = num_states * target.head_weight.shape[1] * target.dtype.itemsize / 1e9
+        needed_gb = num_states * target.head.weight_VD.shape[1] * target.dtype.itemsize / 1e9
         if needed_gb > limit_gb:
             raise ConfigError(
                 f"data.keep_states_gb is {limit_gb:g}, but the target's hidden states of "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.core.fused import Head, chunks
+from paceline.core.fused import chunks
 from paceline.data.collate import collate
 from paceline.data.prompts import TopTokens
 from paceline.data.sources import rows_of
@@ -62,9 +62,8 @@ def record(
 
 
 def _top(model: HfModel, hidden_ND: Tensor, count: int, lengths: Sequence[int]) -> list[TopTokens]:
-    head = Head(model.head_weight, model.head_bias)
     tops = [
-        head.log_probs(hidden_ND[chunk], model.vocab_size).topk(min(count, model.vocab_size))
+        model.head.log_probs(hidden_ND[chunk], model.vocab_size).topk(min(count, model.vocab_size))
         for chunk in chunks(len(hidden_ND), _CHUNK)
     ]
     log_probs_NK, tokens_NK = (torch.cat(values) for values in zip(*tops, strict=True))

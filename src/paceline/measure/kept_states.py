@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.fused import Head
 from paceline.errors import UnsupportedModelError
 from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 
@@ -31,13 +30,13 @@ class KeptStates:
 
     def __init__(self, target: HfModel, most_bytes: int = _MOST_BYTES) -> None:
         self.target = target
-        self.head = Head(target.head_weight, target.head_bias)
+        self.head = target.head
         self._free = most_bytes
         self._kept: dict[Key, Tensor] = {}
 
     @classmethod
     def of(cls, target: HfModel) -> KeptStates | None:
-        """None if the target's logits are not a projection of its hidden states."""
+        """None if the target's logits are an unknown function of its hidden states."""
         try:
             return cls(target)
         except UnsupportedModelError:

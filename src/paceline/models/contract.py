@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from paceline.core.block import DrawRequest, Judgement, JudgeRequest
     from paceline.core.drafted import Drafted
+    from paceline.core.fused import Head
 
 
 class ModelSession(ABC):
@@ -281,8 +282,7 @@ class TrainableModel(Model, Protocol):
     Attributes:
         device: Device of the weights.
         dtype: Dtype of the weights.
-        head_weight: Output projection, [V, D], padding rows included.
-        head_bias: [V], or None.
+        head: Makes logits of `hidden`, those of padding rows included.
         draft_vocabulary: The tokens that it may propose, most likely first, [K]; None for all.
     """
 
@@ -296,11 +296,8 @@ class TrainableModel(Model, Protocol):
     def dtype(self) -> torch.dtype: ...
 
     @property
-    def head_weight(self) -> Tensor: ...
-
-    @property
-    def head_bias(self) -> Tensor | None: ...
+    def head(self) -> Head: ...
 
     def hidden(self, batch: Batch) -> Tensor:
-        """Hidden states after the final norm, [B, T, D]. Differentiable."""
+        """Final hidden states, scaled for `head`, [B, T, D]. Differentiable."""
         ...

@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from paceline.core.bootstrap import ratio_interval
 from paceline.core.divergences import total_variation
-from paceline.core.fused import Head
 from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import to_probs
@@ -241,10 +240,9 @@ class AgreementEvaluator:
         return torch.cat([model.hidden(batch)[batch.mask_BT] for batch in self.batches])
 
     def _log_probs(self, model: TrainableModel, hidden_CD: Tensor) -> Tensor:
-        head = Head(model.head_weight, model.head_bias)
         if model.draft_vocabulary is None:
-            return head.log_probs(hidden_CD, self.vocab_size)
-        log_probs_CK = head.rows(model.draft_vocabulary).log_probs(hidden_CD)
+            return model.head.log_probs(hidden_CD, self.vocab_size)
+        log_probs_CK = model.head.rows(model.draft_vocabulary).log_probs(hidden_CD)
         return spread(log_probs_CK, model.draft_vocabulary, self.vocab_size)
 
     def _drafted(self, values_N: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.fused import Head, chunks
+from paceline.core.fused import chunks
 from paceline.core.reduction import Mean
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Lengths, build_examples
@@ -180,10 +180,10 @@ class HeldOutLoss:
         loss: nats per token. accuracy: fraction of labels that are the argmax. coverage: fraction
         of labels that a draft with a restricted vocabulary can propose.
         """
-        head = Head(draft.head_weight, draft.plain_head_bias)
+        head = draft.plain_head
         vocabulary = _vocabulary(draft)
         if vocabulary is not None:
-            head = head.rows(*vocabulary)
+            head = head.rows(vocabulary[0])
         loss, num_correct, count, total = 0.0, 0, 0, 0
         for batch in self.batches:
             hidden_ND = draft.hidden(batch)[batch.mask_BT]

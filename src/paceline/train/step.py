@@ -14,7 +14,7 @@ from accelerate import DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from paceline.core.fused import Head, chunked_loss, chunked_loss_of_logits, chunks
+from paceline.core.fused import chunked_loss, chunked_loss_of_logits, chunks
 from paceline.core.reduction import count_units, token_weights
 from paceline.core.top_k_tail import among
 from paceline.data.collate import TokenBatch, collate
@@ -116,14 +116,16 @@ class DraftLoss(nn.Module):
         labels_N = batch.labels_BT[batch.mask_BT]
         weights_N = weights_BT[batch.mask_BT]
         vocab_size: int | None = self.vocab_size
-        draft_head = _head(self.draft)
+        draft_head = self.draft.head
         if not all(term.reads_target for term in plan.terms):
-            draft_head = Head(self.draft.head_weight, self.draft.plain_head_bias)
-        target_head = None if self.target is None else _head(self.target)
+            draft_head = self.draft.plain_head
+        target_head = None if self.target is None else self.target.head
         if plan.vocabulary is not None:
-            target_head = None if target_head is None else target_head.rows(*plan.vocabulary)
-            draft_head = draft_head.rows(*plan.vocabulary)
-            labels_N, _ = places_of(labels_N, plan.vocabulary[0], self.vocab_size)
+            tokens_S, offsets_S = plan.vocabulary
+            draft_head = draft_head.rows(tokens_S).raised(offsets_S)
+            if target_head is not None:
+                target_head = target_head.rows(tokens_S).raised(offsets_S)
+            labels_N, _ = places_of(labels_N, tokens_S, self.vocab_size)
             vocab_size = None
         top_N = batch.top
         if top_N is not None and plan.vocabulary is not None:
@@ -310,7 +312,7 @@ class Stepper:
             return None
         assert self.target is not None, "hidden states come from a target"
         lengths = batch.mask_BT.sum(-1).tolist()
-        return self._normalisers.of(rows, lengths, hidden_ND, _head(self.target))
+        return self._normalisers.of(rows, lengths, hidden_ND, self.target.head)
 
     def _target_hidden(self, batch: TokenBatch) -> Tensor:
         assert self.target is not None, "a divergence needs a target"
@@ -361,7 +363,3 @@ def _sum(accelerator: Accelerator, values: Tensor) -> Tensor:
     summed = accelerator.reduce(values, "sum")
     assert isinstance(summed, Tensor)
     return summed
-
-
-def _head(model: HfModel) -> Head:
-    return Head(model.head_weight, model.head_bias)

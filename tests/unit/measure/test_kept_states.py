@@ -1,5 +1,7 @@
 """Scores with kept hidden states equal those with a pass of the target for each draft."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ TEXTS = [[3, 4, 5], [8, 9, 10, 11, 12, 13], [4], [20, 21, 22, 23], [3, 9]]
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "t5_v1_1", "bart"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "cohere", "t5_v1_1", "bart"])
 @pytest.mark.parametrize("most_bytes", [0, 10**6])
 def test_scores_of_every_draft_are_those_of_a_pass_of_its_own(architecture: str, most_bytes: int):
     target, draft = tiny_pair(architecture)
@@ -42,5 +44,11 @@ def test_the_target_processes_each_text_once(monkeypatch: pytest.MonkeyPatch):
         assert len(passes) == 2, "five texts, four in a batch"
 
 
-def test_a_target_that_caps_its_logits_has_none():
-    assert KeptStates.of(wrap_model(tiny_hf("gemma3_text", final_logit_softcapping=0.5))) is None
+def test_a_target_whose_logits_are_an_unknown_function_has_none():
+    hf = tiny_hf()
+
+    def clamp(_hf: object, _inputs: object, output: Any) -> None:
+        output.logits.clamp_(max=1)
+
+    hf.register_forward_hook(clamp)
+    assert KeptStates.of(wrap_model(hf)) is None

@@ -44,18 +44,19 @@ def test_the_sum_in_the_denominator_is_right_on_average():
 
 
 @pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 6)])
-def test_drawing_all_of_them_is_the_whole_vocabulary(bias: torch.Tensor | None):
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_drawing_all_of_them_is_the_whole_vocabulary(bias: torch.Tensor | None, cap: float | None):
     generator = torch.Generator().manual_seed(0)
-    head = Head(torch.randn(6, 3, generator=generator), bias)
+    head = Head(torch.randn(6, 3, generator=generator), bias, cap)
     hidden_ND = torch.randn(4, 3, generator=generator)
     tokens_S, offsets_S = sample(2, 99, [0, 9, 1, 7, 0, 2]).draw(named_generator(0, "draw"))
-    cut = head.rows(tokens_S, offsets_S)
+    cut = head.rows(tokens_S).raised(offsets_S)
     torch.testing.assert_close(cut.log_probs(hidden_ND), head.log_probs(hidden_ND)[:, tokens_S])
 
 
 def test_a_cut_head_has_the_rows_and_the_bias_of_its_tokens():
     head = Head(torch.arange(8.0).view(4, 2), torch.tensor([0.0, 10, 20, 30]))
-    cut = head.rows(torch.tensor([2, 0]), torch.tensor([0.0, 0.5]))
+    cut = head.rows(torch.tensor([2, 0])).raised(torch.tensor([0.0, 0.5]))
     assert cut.weight_VD.tolist() == [[4, 5], [0, 1]]
     assert cut.bias_V is not None
     assert cut.bias_V.tolist() == [20, 0.5]

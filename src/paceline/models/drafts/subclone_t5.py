@@ -30,7 +30,7 @@ from paceline.models.drafts.importance import (
     fill,
 )
 from paceline.models.hf.base import evaluating
-from paceline.models.hf.seq2seq import output_scale
+from paceline.models.hf.logit_map import logit_map
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def subclone_t5(target: HfModel, width: T5Width, importance: T5Importance) -> Hf
             hf.get_output_embeddings().weight.copy_(head[:, hidden_D])
         for name, factor in (
             ("encoder", scale),
-            ("decoder", scale * output_scale(source) / output_scale(hf)),
+            ("decoder", scale * logit_map(source).input_scale / logit_map(hf).input_scale),
         ):
             new, whole = getattr(hf, name), getattr(source, name)
             new.final_layer_norm.weight.copy_(whole.final_layer_norm.weight[hidden_D] * factor)

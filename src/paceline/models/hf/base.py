@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from paceline.core.vocabulary_subset import BANNED_LOGIT
-from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.errors import ModelLoadError
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length
+from paceline.models.hf.logit_map import logit_map, unknown_map
 from paceline.models.hf.settings import banned_tokens, forced_eos
 
 if TYPE_CHECKING:
@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from paceline.core.fused import Head
     from paceline.models.contract import Batch, ModelSession
 
     StartSession = Callable[[Any], ModelSession]
+
+_TOLERANCE = 0.02  # of the logits' scale; bfloat16 rounds to 0.004
+_SATURATING = 1024.0  # larger than any cap
 
 
 class ForwardPass(Protocol):
@@ -41,7 +45,7 @@ class ForwardPass(Protocol):
         ...
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
-        """Call `listener` with final hidden states, [B, N, D]; returns a function to remove it."""
+        """Call `listener` with `HfModel.hidden`, [B, N, D]; returns a function to remove it."""
         ...
 
 
@@ -61,7 +65,7 @@ class HfModel(ABC):
         weight_change: Maximum rounding error of a weight after `prepare_for_decoding`, relative to
             the largest weight of its matrix.
         banned_K: Tokens that the generation config forbids, [K], or None. Sessions give them the
-            logit -inf, `head_bias` a probability of 0; `plain_logits` and the checks of faster
+            logit -inf, `head` a probability of 0; `plain_logits` and the checks of faster
             passes do not.
         forced_eos: See `contract.forced_eos_of`.
         states: Faster code for `hidden`, or None.
@@ -108,39 +112,32 @@ class HfModel(ABC):
 
     @property
     def head_weight(self) -> Tensor:
-        """Output projection, [V, D], padding rows included.
+        """Weight of `head`, [V, D], padding rows included."""
+        return self.plain_head.weight_VD
 
-        logits = hidden @ head_weight^T + head_bias.
+    @property
+    def head(self) -> Head:
+        """Makes the logits of sessions from `hidden`; -1e4 for tokens that may not be emitted.
 
         Raises:
-            UnsupportedModelError: The model caps its logits or scales them after the projection.
-            ModelLoadError: Its logits are not finite.
+            UnsupportedModelError: The logits are another function of the hidden states.
+            ModelLoadError: They are not finite.
         """
-        if not self._logits_are_projected:
-            raise UnsupportedModelError(
-                f"{self.hf.config.model_type} scales or caps its logits after the output "
-                "projection, which only decoding supports; choose another model to train or score"
-            )
-        return self._head.weight
-
-    @property
-    def head_bias(self) -> Tensor | None:
-        """Bias of the output projection, [V]; -1e4 for tokens that the model may not emit."""
-        bias_V = self.plain_head_bias
+        head = self.plain_head
         if self.banned_K is None:
-            return bias_V
-        weight = self._head.weight
-        if bias_V is None:
-            bias_V = torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device)
-        return bias_V.index_fill(0, self.banned_K, BANNED_LOGIT)
+            return head
+        bans_V = head.weight_VD.new_zeros(len(head.weight_VD))
+        return head.raised(bans_V.index_fill(0, self.banned_K, BANNED_LOGIT))
 
     @property
-    def plain_head_bias(self) -> Tensor | None:
-        """`head_bias` without bans. Losses on labels use it: a label may be a banned token."""
-        return getattr(self._head, "bias", None)
+    def plain_head(self) -> Head:
+        """`head` without bans. Losses on labels use it: a label may be a banned token."""
+        if not self._head_is_right:
+            raise unknown_map(self.hf)
+        return self._projection
 
     def hidden(self, batch: Batch) -> Tensor:
-        """Hidden states after the final norm, [B, T, D]. Differentiable."""
+        """Final hidden states, scaled for `head`, [B, T, D]. Differentiable."""
         return self.plain_hidden(batch) if self.states is None else self.states(batch)
 
     @abstractmethod
@@ -194,25 +191,41 @@ class HfModel(ABC):
         return Texts(text, None, Texts(torch.tensor([list(source)], device=self.device)))
 
     @functools.cached_property
-    def _logits_are_projected(self) -> bool:
+    def _head_is_right(self) -> bool:
         wanted, got = self._trial_logits
-        return float((wanted - got).abs().max()) <= 0.01 * float(wanted.abs().max())
+        limit = _TOLERANCE * wanted.abs().amax(-1, keepdim=True)
+        return bool(((wanted - got).abs() <= limit).all())
 
     @property
     def _trial_logits(self) -> tuple[Tensor, Tensor]:
-        """Logits of one position by transformers, and projected from its hidden state."""
-        batch = self.trial_batch([1])
+        """Logits of a few positions by transformers, and by `plain_head`.
+
+        The head reads every other state times a number that makes its logits large.
+        """
+        batch = self.trial_batch([token % self.vocab_size for token in (1, 7, 11, 5)])
+        head, projection = self._head, self._projection
         with torch.inference_mode(), evaluating(self.hf):
-            wanted = self.plain_logits(batch).float()
-            got = F.linear(
-                self.plain_hidden(batch), self._head.weight, self.plain_head_bias
-            ).float()
+            hidden = self.plain_hidden(batch)
+            largest = projection._replace(cap=None).logits(hidden).float().abs().amax(-1, True)
+            factors = torch.exp2((_SATURATING / largest.clamp(min=1)).log2().round())
+            factors[:, ::2] = 1
+            factors = factors.to(hidden.dtype)
+            handle = head.register_forward_pre_hook(lambda _head, inputs: (factors * inputs[0],))
+            try:
+                wanted = self.plain_logits(batch).float()
+            finally:
+                handle.remove()
+            got = projection.logits(factors * hidden).float()
         if not bool(wanted.isfinite().all()):
             raise ModelLoadError(
                 f"the logits of this {self.hf.config.model_type} are NaN or infinite; its weights "
                 "are damaged: copy or create it again"
             )
         return wanted, got
+
+    @property
+    def _projection(self) -> Head:
+        return logit_map(self.hf).head(self._head.weight, getattr(self._head, "bias", None))
 
     @property
     def _head(self) -> nn.Linear:

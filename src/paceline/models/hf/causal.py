@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.vocabulary_subset import limited
 from paceline.models.hf.base import HfModel
+from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.masks import mask_and_positions
 from paceline.models.hf.session import CausalSession
 
@@ -44,9 +45,10 @@ class CausalModel(HfModel):
         return functools.partial(CausalModel, tokenizer=self.tokenizer)
 
     def plain_hidden(self, batch: Batch) -> Tensor:
-        return self.hf.base_model(
+        hidden_BTD = self.hf.base_model(
             input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
         ).last_hidden_state
+        return logit_map(self.hf).scaled(hidden_BTD)
 
     def plain_logits(self, batch: Batch) -> Tensor:
         return self.hf(
@@ -76,6 +78,7 @@ class HfDecoder:
         return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
+        scaled = logit_map(self.hf).scaled
         return self.hf.base_model.register_forward_hook(
-            lambda _module, _inputs, output: listener(output.last_hidden_state)
+            lambda _module, _inputs, output: listener(scaled(output.last_hidden_state))
         ).remove

@@ -10,32 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from paceline.core.vocabulary_subset import limited
-from paceline.errors import UnsupportedModelError
-from paceline.models.contract import Texts
 from paceline.models.hf.architectures import source_length
-from paceline.models.hf.base import HfModel, evaluating
+from paceline.models.hf.base import HfModel
+from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.masks import mask_and_positions
 from paceline.models.hf.seq2seq_session import Seq2SeqSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from paceline.core.fused import Head
     from paceline.models.contract import Batch
     from paceline.models.hf.base import ForwardPass, StartSession
     from paceline.models.hf.seq2seq_cache import Seq2SeqCache
-
-_TOLERANCE = 0.02  # of the logits' scale, relative; bfloat16 rounds to 0.004
 
 
 class Seq2SeqModel(HfModel):
@@ -61,14 +56,16 @@ class Seq2SeqModel(HfModel):
         return functools.partial(Seq2SeqModel, **kept)
 
     @property
-    def plain_head_bias(self) -> Tensor | None:
+    def _projection(self) -> Head:
         bias_1V = getattr(self.hf, "final_logits_bias", None)
-        return super().plain_head_bias if bias_1V is None else bias_1V[0]
+        head = super()._projection
+        return head if bias_1V is None else head._replace(bias_V=bias_1V[0])
 
     def plain_hidden(self, batch: Batch) -> Tensor:
         source = _source_of(batch)
         states_BSD = encode(self.hf, source)
-        return self._scale * decode(self.hf, batch, states_BSD, source.attention_BT)
+        hidden_BTD = decode(self.hf, batch, states_BSD, source.attention_BT)
+        return logit_map(self.hf).scaled(hidden_BTD)
 
     def plain_logits(self, batch: Batch) -> Tensor:
         source = _source_of(batch)
@@ -79,10 +76,6 @@ class Seq2SeqModel(HfModel):
             decoder_attention_mask=batch.attention_BT,
             use_cache=False,
         ).logits
-
-    @functools.cached_property
-    def _scale(self) -> float:
-        return output_scale(self.hf)
 
 
 class Seq2SeqPass:
@@ -117,9 +110,9 @@ class Seq2SeqPass:
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         decoder: nn.Module = _part(self.hf, "decoder")
-        scale = output_scale(self.hf)
+        scaled = logit_map(self.hf).scaled
         return decoder.register_forward_hook(
-            lambda _module, _inputs, output: listener(scale * output.last_hidden_state)
+            lambda _module, _inputs, output: listener(scaled(output.last_hidden_state))
         ).remove
 
 
@@ -141,30 +134,6 @@ def decode(
         encoder_attention_mask=attention_BS,
         use_cache=False,
     ).last_hidden_state
-
-
-@torch.inference_mode()
-def output_scale(hf: PreTrainedModel) -> float:
-    """Factor of the decoder's output before the projection: 1, or d_model^-0.5 in some T5.
-
-    Raises:
-        UnsupportedModelError: The logits are another function of the decoder's output.
-    """
-    token_11 = torch.ones(1, 1, dtype=torch.int64, device=hf.device)
-    head: Any = hf.get_output_embeddings()
-    with evaluating(hf):
-        wanted = hf(input_ids=token_11, decoder_input_ids=token_11, use_cache=False).logits.float()
-        states = decode(hf, Texts(token_11), encode(hf, Texts(token_11)), None)
-    wanted = wanted - getattr(hf, "final_logits_bias", 0.0)
-    got = (states @ head.weight.T).float()
-    found = float((wanted * got).sum() / (got * got).sum())
-    for scale in (1.0, float(head.weight.shape[1]) ** -0.5):
-        if abs(found - scale) <= _TOLERANCE * scale or not math.isfinite(found):
-            return scale  # HfModel.head_weight reports logits that are not finite
-    raise UnsupportedModelError(
-        f"{hf.config.model_type} scales or caps its logits in an unknown way, which only decoding "
-        "supports; choose another model to train or score"
-    )
 
 
 def _part(hf: PreTrainedModel, name: Literal["encoder", "decoder"]) -> nn.Module:

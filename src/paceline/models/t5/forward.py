@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.vocabulary_subset import spread
 from paceline.models.hf.draft_vocabulary import head_of
-from paceline.models.hf.seq2seq import Seq2SeqPass, output_scale
+from paceline.models.hf.logit_map import logit_map
+from paceline.models.hf.seq2seq import Seq2SeqPass
 from paceline.models.llama.forward import RmsNorm
 from paceline.models.t5.layers import Decoder, Encoder, Make, padding_mask, source_mask
 
@@ -44,7 +45,7 @@ class T5Pass(Seq2SeqPass):
         make = Make(make_linear, RmsNorm)
         self._encoder = Encoder(hf, make)
         self._decoder = Decoder(hf, make)
-        self._scale = output_scale(hf)
+        self._scaled = logit_map(hf).scaled
         self._head = make_linear([head_of(hf, draft_vocabulary)])
         self._vocab_size = len(head_of(hf).weight)
         self._listeners: list[Callable[[Tensor], None]] = []
@@ -76,7 +77,7 @@ class T5Pass(Seq2SeqPass):
             source: Any = cache.cross_attention_cache.layers[index]
             memory = source.keys, source.values
             x_BND = layer(x_BND, own.layer(index).append, memory, mask, of_source)
-        x_BND = self._scale * self._decoder.norm(x_BND)
+        x_BND = self._scaled(self._decoder.norm(x_BND))
         for listener in self._listeners:
             listener(x_BND)
         logits = self._head(x_BND[:, -keep:])

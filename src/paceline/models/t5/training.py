@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
-from paceline.models.hf.seq2seq import output_scale
+from paceline.models.hf.logit_map import logit_map
 from paceline.models.llama.packing import merged_product
 from paceline.models.t5.layers import Decoder, Encoder, Make, source_mask
 
@@ -40,7 +40,7 @@ class T5States:
         make = Make(merged_product if frozen else _live_linear, _live_norm)
         self._encoder = Encoder(hf, make)
         self._decoder = Decoder(hf, make)
-        self._scale = output_scale(hf)
+        self._scaled = logit_map(hf).scaled
         self._dtype = hf.dtype
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -59,7 +59,7 @@ class T5States:
             if positions is not None:  # the others use the mask of the layer before
                 mask = positions.whole_text(x_BTD.shape[1])[None]
             x_BTD = layer(x_BTD, _unchanged, heads, mask, of_source)
-        return (self._scale * self._decoder.norm(x_BTD)).to(self._dtype)
+        return self._scaled(self._decoder.norm(x_BTD)).to(self._dtype)
 
 
 def _unchanged(keys: Tensor, values: Tensor) -> Heads:

@@ -39,8 +39,8 @@ def test_narrower_encoder_decoders_draft_for_their_target(architecture: str):
     assert draft.num_parameters <= 0.25 * target.num_parameters
     assert draft.hf.config.d_model < target.hf.config.d_model
     assert is_tied(draft) == is_tied(target)
-    if target.head_bias is not None:
-        assert torch.equal(target.head_bias, draft.head_bias)
+    if target.head.bias_V is not None:
+        assert torch.equal(target.head.bias_V, draft.head.bias_V)
     limited = limit_vocabulary(draft, target, [[5, 6, 7], [8, 9]], 20)
     assert limited.draft_vocabulary is not None
     assert 1 in limited.draft_vocabulary, "the end of a text"

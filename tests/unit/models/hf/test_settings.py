@@ -10,7 +10,6 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
-from paceline.core.fused import Head
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.models import load_model, prepare_for_decoding, wrap_model
@@ -120,7 +119,7 @@ def test_training_and_sessions_of_a_decoder_only_model_ban_the_same_tokens():
     logits_V = target.start_session().prefill([PROMPT])[0]
     with torch.no_grad():
         hidden_TD = target.hidden(target.trial_batch(PROMPT))[0]
-    log_probs_V = Head(target.head_weight, target.head_bias).log_probs(hidden_TD)[-1]
+    log_probs_V = target.head.log_probs(hidden_TD)[-1]
     torch.testing.assert_close(log_probs_V.exp(), logits_V.softmax(-1), atol=1e-6, rtol=1e-5)
     assert logits_V[[7, 8]].tolist() == [-torch.inf] * 2
     assert bool(log_probs_V.isfinite().all())
