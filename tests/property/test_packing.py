@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.data.packing import PackedText
 from paceline.data.prompts import CorpusConfig
 from paceline.data.sources import Shard
-from paceline.data.tokens import encode
+from paceline.data.tokens import last_turn
 from tiny import tiny_tokenizer
 
 EOS = 1
@@ -100,7 +100,7 @@ def test_a_resumed_stream_reads_one_block_again_and_not_all(tmp_path: Path):
     rows(corpus.stream(2, marks=marks), 40)
     again = corpus.stream(2, marks=marks)
     again.num_drawn = 30
-    with patch("paceline.data.packing.encode", side_effect=encode) as read:
+    with patch("paceline.data.packing.last_turn", side_effect=last_turn) as read:
         rows(again, 1)
     assert read.call_count <= 4
 

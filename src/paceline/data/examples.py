@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.top_k_tail import UNUSED, TopScores
-from paceline.data.tokens import encode, truncated, warn_of_cut_prompts
+from paceline.data.tokens import cut_text, encode_prompt, truncated, turns
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.data.prompts import Record, TopTokens
+    from paceline.data.tokens import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ def build_examples(
     lengths: Lengths,
     *,
     eos_token_id: int | None,
+    eos_token_ids: Sequence[int] = (),
     train_document_prompts: bool = True,
     pack_documents: bool = False,
     decoder_prompt: Sequence[int] | None = None,
@@ -74,64 +77,117 @@ def build_examples(
     With the `decoder_prompt` of an encoder-decoder, all prompts and documents are encoder inputs
     and only completions carry loss. For a decoder-only model:
 
-    Prompts are truncated on the left (with a warning), completions on the right. Documents are
-    split into consecutive chunks of `lengths.prompt + lengths.completion` tokens. The first
+    A chat gives an example for each answer of its assistant, with the chat before it as the prompt.
+    Prompts are truncated on the left, completions on the right, with a warning. Documents are split
+    into consecutive chunks of `lengths.prompt + lengths.completion` tokens. The first
     `lengths.prompt` tokens of a chunk are its prompt for on-policy generation; if the chunk is used
-    unchanged, all but the first carry loss unless `train_document_prompts` is False. Documents and
-    untruncated completions end with the end-of-text token. `pack_documents` concatenates the
-    documents before splitting them, which avoids padding; a chunk may then span two documents.
+    unchanged, all but the first carry loss unless `train_document_prompts` is False.
+    `pack_documents` concatenates the documents before splitting them, which avoids padding; a chunk
+    may then span two documents.
 
-    `recorded_states`: every record needs the target's hidden states, which the examples then have.
+    Documents and untruncated completions end with the end-of-text token `eos_token_id`, and answers
+    of chats with the first of the model's stop tokens, `eos_token_ids`, that their template puts
+    there. `recorded_states`: every record needs the target's hidden states, which the examples then
+    have.
     """
     examples: list[Example] = []
-    num_cut = num_prompts = 0
     packed: list[int] = []
     encoder = decoder_prompt is not None
+    cut = _Truncated(lengths, encoder=encoder)
     for record in records:
-        prompt, completion = encode(record, tokenizer)
         if record.kind == "document" and not encoder:
             if recorded_states:
                 _hidden_states(record, 0)
-            text = append_eos(prompt, eos_token_id)
+            text = append_eos(encode_prompt(record, tokenizer), eos_token_id)
             if pack_documents:
                 packed += text
             else:
                 examples += _cut(text, lengths, record.where, whole=train_document_prompts)
             continue
-        num_prompts += 1
-        num_cut += len(prompt) > lengths.prompt
-        prompt = truncated(prompt, lengths.prompt, record, tokenizer, encoder=encoder)
-        if completion is not None and not record.open_ended:
-            completion = append_eos(completion, eos_token_id)
-        text = None if completion is None else completion[: lengths.completion]
-        examples.append(
-            _example(record, prompt, text, decoder_prompt, recorded_states=recorded_states)
-        )
+        for turn in turns(record, tokenizer, eos_token_ids=eos_token_ids, encoder=encoder):
+            cut.add(turn)
+            prompt = truncated(turn.prompt, lengths.prompt, record, tokenizer, encoder=encoder)
+            text = _completion(turn, record, lengths, eos_token_id)
+            found = turn._replace(prompt=prompt, completion=text)
+            examples.append(
+                _example(record, found, decoder_prompt, recorded_states=recorded_states)
+            )
     examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)
-    warn_of_cut_prompts(num_cut, num_prompts, lengths.prompt, encoder=encoder)
+    cut.warn()
     if not examples:
         raise PromptError(
-            f"no document from {records[0].where} on has the two tokens that training needs; "
-            "use longer documents"
+            f"no text from {records[0].where} on can be trained; a document needs two tokens, and "
+            "a chat an answer"
         )
     return examples
 
 
+def _completion(
+    turn: Turn, record: Record, lengths: Lengths, eos_token_id: int | None
+) -> list[int] | None:
+    """The completion with its end, up to the maximum length."""
+    text = turn.completion
+    if text is None:
+        return None
+    if not (record.open_ended or turn.ended):
+        text = append_eos(text, eos_token_id)
+    return text[: turn.given + lengths.completion]
+
+
+class _Truncated:
+    """Lengths of the prompts and completions that are truncated."""
+
+    def __init__(self, lengths: Lengths, *, encoder: bool) -> None:
+        self.lengths = lengths
+        self.encoder = encoder
+        self.num_prompts = self.num_completions = 0
+        self.prompts: list[int] = []
+        self.completions: list[int] = []
+
+    def add(self, turn: Turn) -> None:
+        self.num_prompts += 1
+        if len(turn.prompt) > self.lengths.prompt:
+            self.prompts.append(len(turn.prompt))
+        if turn.completion is not None:
+            self.num_completions += 1
+            size = len(turn.completion) - turn.given
+            if size > self.lengths.completion:
+                self.completions.append(size)
+
+    def warn(self) -> None:
+        """Warn once of what is left out, with the settings that decide about it."""
+        found: list[str] = []
+        if self.prompts:
+            counts = f"{len(self.prompts)} of {self.num_prompts} prompts"
+            side = "right" if self.encoder else "left"
+            found.append(
+                cut_text(counts, self.prompts, self.lengths.prompt, side, "max_prompt_tokens")
+            )
+        if self.completions:
+            counts = f"{len(self.completions)} of {self.num_completions} completions"
+            limit = self.lengths.completion
+            found.append(
+                cut_text(counts, self.completions, limit, "right", "max_completion_tokens")
+            )
+        if found:
+            warnings.warn(". ".join(found), stacklevel=3)
+
+
 def _example(
     record: Record,
-    prompt: Sequence[int],
-    text: Sequence[int] | None,
+    turn: Turn,
     decoder_prompt: Sequence[int] | None,
     *,
     recorded_states: bool,
 ) -> Example:
     """A prompt and its completion, truncated to the limits; None: it has none."""
+    prompt, text = turn.prompt, turn.completion
     context = prompt if decoder_prompt is None else decoder_prompt
     count = len(text or ())
     return Example(
         tokens=array("i", [*context, *(text or ())]),
         prompt_length=len(context),
-        trained_from=None if text is None else len(context),
+        trained_from=None if text is None else len(context) + turn.given,
         where=record.where,
         source=None if decoder_prompt is None else array("i", prompt),
         top=None if record.top is None else top_scores_of(record.top, count),

@@ -16,7 +16,7 @@ from paceline.data.collate import Row
 from paceline.data.examples import append_eos
 from paceline.data.prompts import stream_records
 from paceline.data.sources import Shard, TextBatch
-from paceline.data.tokens import encode
+from paceline.data.tokens import last_turn
 from paceline.records import append_jsonl, read_jsonl
 from paceline.rng import named_generator
 
@@ -43,6 +43,8 @@ class _Mark(NamedTuple):
 class PackedText:
     """Source of rows of packed documents, each document followed by the end-of-text token.
 
+    Answers of chats end with the first of the model's stop tokens, `eos_token_ids`, instead.
+
     Documents are shuffled within blocks, anew every epoch. The file `marks` records the start of
     each block, so that a resumed run skips earlier blocks; the rows do not depend on it.
 
@@ -58,6 +60,7 @@ class PackedText:
         batch_size: int,
         *,
         eos_token_id: int | None,
+        eos_token_ids: Sequence[int] = (),
         seed: int,
         shard: Shard | None = None,
         marks: Path | None = None,
@@ -68,6 +71,7 @@ class PackedText:
         self.row_length = row_length
         self.batch_size = batch_size
         self.eos_token_id = eos_token_id
+        self.eos_token_ids = eos_token_ids
         self.seed = seed
         self.shard = shard or Shard()
         self.marks = marks
@@ -118,9 +122,10 @@ class PackedText:
         return (records[index] for index in torch.randperm(len(records), generator=rng).tolist())
 
     def _tokens(self, record: Record) -> list[int]:
-        tokens, completion = encode(record, self.tokenizer)
-        text = tokens + (completion or [])
-        return text if record.open_ended else append_eos(text, self.eos_token_id)
+        turn = last_turn(record, self.tokenizer, eos_token_ids=self.eos_token_ids)
+        text = turn.prompt + (turn.completion or [])
+        ended = record.open_ended or turn.ended
+        return text if ended else append_eos(text, self.eos_token_id)
 
     def _remember(self, mark: _Mark) -> None:
         if _position(mark) > _position(self._known[-1]):

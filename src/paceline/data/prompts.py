@@ -9,14 +9,29 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.data.text_files import data_files, file_suffixes, is_pattern, matches, read_lines
+from paceline.data.messages import (
+    Message,
+    messages_of,
+    template_kwargs_of,
+    tools_of,
+)
+from paceline.data.text_files import (
+    WANTED,
+    arrow_row,
+    data_files,
+    folder_files,
+    is_pattern,
+    matches,
+    read_file,
+    shorten,
+)
 from paceline.errors import PacelineError, PromptError
 from paceline.records import files_fingerprint
 
@@ -24,11 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 Text = str | list[int]
-Message = dict[str, str]
 
 _LARGEST_LOG_PROB = 1e-3  # above 0 by rounding
 _TRUNCATED = frozenset({"length", "context"})  # stop reasons written by generate-data
-_WANTED = "wanted one of prompt, text, messages, tokens"
 
 
 class CorpusConfig(StrictModel):
@@ -37,18 +50,24 @@ class CorpusConfig(StrictModel):
     Attributes:
         path: A `.txt`, `.jsonl` or `.parquet` file, a directory of such files, a pattern of these
             such as `runs/*/data`, or a hub data set.
-        split: Split of a data set; ignored for `.txt` and `.jsonl` files.
+        split: Split of a hub data set; unset: `train`. A directory has the rows of all its files;
+            with a split, those that the datasets library finds by the file names.
         subset: Subset of a data set, such as `main` of `gsm8k`.
         prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
         completion_field: Column with the completion; used only together with `prompt_field`.
+        tools: Tools for the template of every chat whose row has no column `tools`.
+        chat_template_kwargs: Arguments for the template of every chat, such as `{enable_thinking:
+            false}`; those of a row's column `chat_template_kwargs` take precedence.
         limit: Read only the first N texts.
     """
 
     path: str = Field(min_length=1)
-    split: str = "train"
+    split: str | None = None
     subset: str | None = None
     prompt_field: str | None = None
     completion_field: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     limit: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
@@ -60,6 +79,7 @@ class CorpusConfig(StrictModel):
     def _completion_needs_prompt(self) -> CorpusConfig:
         if self.completion_field is not None and self.prompt_field is None:
             raise ValueError("completion_field needs prompt_field; set both")
+        template_kwargs_of(self.chat_template_kwargs, "it")
         return self
 
 
@@ -82,6 +102,8 @@ class Record:
     A document has `text`, a prompt has `text` and optionally `completion`, a chat has `messages`.
 
     Attributes:
+        tools: Tools for the chat's template.
+        template_kwargs: Further arguments of the chat's template.
         where: File and line, or data set and row, for error messages.
         id: The row's own id, if it has one.
         open_ended: Append no end-of-text token: the text is truncated or already has one.
@@ -94,6 +116,8 @@ class Record:
     text: Text = ""
     completion: Text | None = None
     messages: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     id: str | None = None
     open_ended: bool = False
     top: TopTokens | None = None
@@ -102,7 +126,22 @@ class Record:
     @property
     def content(self) -> str:
         """The text without location and id; equal for duplicates."""
-        return json.dumps([self.text, self.completion, self.messages])
+        parts: list[Any] = [self.text, self.completion, self.messages]
+        if self.tools or self.template_kwargs:
+            parts += [self.tools, self.template_kwargs]
+        return json.dumps(parts)
+
+    @property
+    def answers(self) -> list[int]:
+        """Indices of the messages that are answers of a chat's assistant.
+
+        A first message answers nothing. One with `weight` 0, as in OpenAI's format, is context.
+        """
+        return [
+            index
+            for index, message in enumerate(self.messages)
+            if index and message["role"] == "assistant" and message.get("weight") != 0
+        ]
 
 
 def read_records(corpus: CorpusConfig | str | Path) -> list[Record]:
@@ -137,7 +176,7 @@ def read_columns(
         PromptError: as `read_records`, a row lacks a column, or a text is empty.
     """
     empty = True
-    for row, where in itertools.islice(_rows(corpus), corpus.limit):
+    for row, where in itertools.islice(_rows(corpus, streaming=False), corpus.limit):
         empty = False
         values = {name: _column(row, name, where) for name in names}
         for name, value in values.items():
@@ -148,18 +187,26 @@ def read_columns(
         raise PromptError(f"{corpus.path} holds no text; add at least one text")
 
 
-def _rows(corpus: CorpusConfig) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[str, Any], str]]:
     path = Path(corpus.path)
-    match path.suffix.lower():
-        case _ if is_pattern(path):
-            return itertools.chain.from_iterable(map(_rows, _matching(corpus)))
-        case ".txt":
-            return (({"text": line}, where) for line, where in read_lines(path))
-        case ".jsonl":
-            return _read_json_lines(path)
-        case _:
-            file_suffixes(path)
-            return _read_dataset(corpus, streaming=False)
+    if is_pattern(path):
+        parts = (_rows(part, streaming=streaming) for part in _matching(corpus))
+        return itertools.chain.from_iterable(parts)
+    suffix = path.suffix.lower()
+    if path.is_file() or suffix in (".txt", ".jsonl"):
+        if suffix == ".parquet" and corpus.split not in (None, "train"):
+            raise PromptError(
+                f"{path} is one file, which has no split {corpus.split}; unset split, or set limit"
+            )
+        return read_file(path)
+    local = suffix == ".parquet" or path.is_absolute() or corpus.path.startswith((".", "~"))
+    if not path.exists() and local:
+        raise PromptError(f"no file or directory at {path}; check the path")
+    files = folder_files(path) if path.is_dir() else []
+    whole = corpus.split is None and corpus.subset is None
+    if files and (whole or files[0].suffix.lower() == ".txt"):
+        return itertools.chain.from_iterable(map(read_file, files))
+    return _read_dataset(corpus, streaming=streaming)
 
 
 def corpus_fingerprint(corpus: CorpusConfig) -> str:
@@ -174,20 +221,7 @@ def corpus_fingerprint(corpus: CorpusConfig) -> str:
 
 def _records(corpus: CorpusConfig | str | Path, *, streaming: bool) -> Iterator[Record]:
     corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=str(corpus))
-    path = Path(corpus.path)
-    match path.suffix.lower():
-        case _ if is_pattern(path):
-            parts = (_records(part, streaming=streaming) for part in _matching(corpus))
-            found = itertools.chain.from_iterable(parts)
-        case ".txt":
-            found = _read_documents(path)
-        case ".jsonl":
-            found = (_record(row, where, corpus) for row, where in _read_json_lines(path))
-        case _ if file_suffixes(path) == {".txt"}:
-            found = itertools.chain.from_iterable(map(_read_documents, data_files(path)))
-        case _:
-            rows = _read_dataset(corpus, streaming=streaming)
-            found = (_record(row, where, corpus) for row, where in rows)
+    found = (_record(row, where, corpus) for row, where in _rows(corpus, streaming=streaming))
     empty = True
     for record in itertools.islice(found, corpus.limit):
         empty = False
@@ -205,52 +239,28 @@ def _matching(corpus: CorpusConfig) -> Iterator[CorpusConfig]:
         yield corpus.model_copy(update={"path": str(path), "limit": None})
 
 
-def _read_documents(path: Path) -> Iterator[Record]:
-    for line, where in read_lines(path):
-        yield Record(where, "document", text=line)
-
-
-def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    for line, where in read_lines(path):
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
-            reason = f"{where} is not JSON: {_shorten(line)}"
-            raise PromptError(f"{reason}; write one JSON object per line") from None
-        if not isinstance(row, dict):
-            raise PromptError(f"{where} is not a JSON object: {_shorten(line)}; {_WANTED} as a key")
-        yield row, where
-
-
 def _read_dataset(
     corpus: CorpusConfig, *, streaming: bool
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    path = Path(corpus.path)
-    parquet = path.suffix.lower() == ".parquet"
-    if path.is_file() and not parquet:
-        raise PromptError(f"{path} is an unknown kind of file; wanted .txt, .jsonl or .parquet")
-    if not path.exists() and (path.is_absolute() or corpus.path.startswith((".", "~"))):
-        raise PromptError(f"no file or directory at {path}; check the path")
-    import datasets  # slow to import, and not needed for .txt and .jsonl files
+    import datasets  # slow to import, and not needed for files
 
-    reading: dict[str, Any] = {"path": corpus.path, "name": corpus.subset}
-    if parquet:
-        reading = {"path": "parquet", "data_files": corpus.path}
+    split = corpus.split or "train"
     try:
-        rows = iter(datasets.load_dataset(**reading, split=corpus.split, streaming=streaming))
+        found = datasets.load_dataset(corpus.path, corpus.subset, split=split, streaming=streaming)
+        rows = iter(found)
         for number in itertools.count():
             row = next(rows, None)
             if row is None:
                 return
             assert isinstance(row, dict)
-            yield row, f"{corpus.path} row {number}"
+            yield arrow_row(row), f"{corpus.path} row {number}"
     except PacelineError:
         raise  # raised by the consumer of this generator
     except Exception as error:
         # The exception types for a missing or damaged data set depend on the library's version.
-        reason = _shorten(" ".join(str(error).split()), 160)
+        reason = shorten(" ".join(str(error).split()), 160)
         raise PromptError(
-            f"cannot load {corpus.path} (subset {corpus.subset}, split {corpus.split}) as a file, "
+            f"cannot load {corpus.path} (subset {corpus.subset}, split {split}) as a file, "
             f"directory or hub data set: {reason}"
         ) from None
 
@@ -276,13 +286,15 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
         return Record(where, "prompt", text=prompt, completion=completion)
     match row:
         case {"messages": messages}:
-            return Record(where, "chat", messages=_messages(messages, where))
+            return _chat(row, messages, where, corpus)
         case {"prompt_tokens": [*prompt], "completion_tokens": [*completion]}:
             # Written by `generate-data`; tokenising the texts again could give other tokens.
             prompt = _text(prompt, "prompt_tokens", where)
             found = Record(where, "prompt", prompt, _text(completion, "completion_tokens", where))
             top, hidden = _top_tokens(row, len(completion), where), row.get("hidden_states")
             return dataclasses.replace(found, top=top, hidden=hidden)
+        case {"prompt": [{**first}, *_] as asked} if first:
+            return _chat(row, _asked_and_answered(row, list(asked)), where, corpus)
         case {"prompt": prompt}:
             prompt, completion = _text(prompt, "prompt", where), row.get("completion")
             if completion is not None:
@@ -293,7 +305,28 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
         case {"tokens": tokens} if not isinstance(tokens, str):
             return Record(where, "document", text=_text(tokens, "tokens", where))
     keys = ", ".join(map(str, row)) or "none"
-    raise PromptError(f"{where} has the keys {keys}; {_WANTED}, or name the column in prompt_field")
+    raise PromptError(f"{where} has the keys {keys}; {WANTED}, or name the column in prompt_field")
+
+
+def _chat(row: Mapping[str, Any], messages: Any, where: str, corpus: CorpusConfig) -> Record:
+    tools = corpus.tools if row.get("tools") is None else row["tools"]
+    arguments = template_kwargs_of(row.get("chat_template_kwargs"), where)
+    return Record(
+        where,
+        "chat",
+        messages=messages_of(messages, where),
+        tools=tools_of(tools, where),
+        template_kwargs=(corpus.chat_template_kwargs or {}) | arguments,
+    )
+
+
+def _asked_and_answered(row: Mapping[str, Any], asked: list[Any]) -> list[Any]:
+    """Messages of a row with the prompt and the completion as messages; the prompt is context."""
+    context = [m | {"weight": 0} if isinstance(m, dict) else m for m in asked]
+    answer = row.get("completion")
+    if isinstance(answer, str):
+        answer = [{"role": "assistant", "content": answer}]
+    return [*context, *answer] if isinstance(answer, list) else context
 
 
 def _top_tokens(row: Mapping[str, Any], count: int, where: str) -> TopTokens | None:
@@ -339,22 +372,3 @@ def _text(value: Any, name: str, where: str) -> Text:
         return value
     kind = type(value).__name__
     raise PromptError(f"{where} has a {kind} as {name}; wanted a string or a list of token ids")
-
-
-def _messages(value: Any, where: str) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise PromptError(f"{where} has no list of messages; wanted objects with role and content")
-    for message in value:
-        match message:
-            case {"role": str(), "content": str()}:
-                continue
-        raise PromptError(
-            f"{where} has the message {_shorten(str(message))}; wanted role and content as strings"
-        )
-    if len(value) == 1 and value[0]["role"] == "assistant":
-        raise PromptError(f"{where} has nothing but an answer; add the message that it answers")
-    return tuple(value)
-
-
-def _shorten(text: str, width: int = 60) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

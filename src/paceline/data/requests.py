@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
+from paceline.data.messages import text_of
 from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.data.tokens import encode, truncated, warn_of_cut_prompts
+from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts
 from paceline.engines.text_config import EngineWriter, OpenAIWriter
 from paceline.errors import PromptError
 
@@ -173,7 +174,7 @@ def plan_requests(
 ) -> list[Request]:
     """The requests in the order of the prompts, without duplicates of greedy answers."""
     requests: list[Request] = []
-    num_cut, limit = 0, config.max_prompt_tokens
+    limit, lengths = config.max_prompt_tokens, list[int]()
     num_temperatures = len(config.temperatures)
     systems = config.system_prompts or ("",)
     for index, (name, record) in enumerate(_named(records)):
@@ -191,10 +192,11 @@ def plan_requests(
             if temperature == 0:
                 greedy.add(system)
             if system not in encoded:
-                encoded[system] = encode(prompt, tokenizer)[0]
+                encoded[system] = encode_prompt(prompt, tokenizer)
             tokens = encoded[system]
             cut = len(tokens) > limit and not continues
-            num_cut += cut and answer == 0
+            if cut and answer == 0:
+                lengths.append(len(tokens))
             requests.append(
                 Request(
                     id=f"{name}/{answer}",
@@ -206,7 +208,7 @@ def plan_requests(
                     cut=cut,
                 )
             )
-    warn_of_cut_prompts(num_cut, len(records), limit, encoder=encoder)
+    warn_of_cut_prompts(lengths, len(records), limit, encoder=encoder)
     return requests
 
 
@@ -240,7 +242,7 @@ def _as_prompt(record: Record, system: str, form: str) -> tuple[str, Record]:
             "plain"
         )
     if messages[0]["role"] == "system":
-        system = messages[0]["content"]
+        system = text_of(messages[0]["content"])
     elif system:
         messages = ({"role": "system", "content": system}, *messages)
     return system, dataclasses.replace(record, kind="chat", messages=messages, completion=None)

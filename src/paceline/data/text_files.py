@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import glob
+import itertools
+import json
+import warnings
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PromptError
+from paceline.errors import PacelineError, PromptError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+WANTED = "wanted one of prompt, text, messages, tokens"
+
+_SUFFIXES = (".txt", ".jsonl", ".parquet")
+_UNREAD = (".json", ".csv", ".tsv", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")
+_CHATS = frozenset({"messages", "prompt", "completion", "tools", "chat_template_kwargs"})
+_ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
 def is_pattern(path: Path) -> bool:
@@ -30,24 +41,113 @@ def data_files(folder: Path) -> list[Path]:
         return [folder]
     if found := matches(folder):
         return [file for match in found for file in data_files(match)]
+    return [path for path in _in_sight(folder) if path.suffix.lower() in _SUFFIXES]
+
+
+def _in_sight(folder: Path) -> list[Path]:
+    """Files below a folder, sorted, without hidden ones."""
     return sorted(
         path
         for path in folder.rglob("*")
-        if path.suffix.lower() in (".txt", ".jsonl", ".parquet")
-        and path.is_file()
+        if path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
 
 
-def file_suffixes(folder: Path) -> set[str]:
-    """The suffix of the data files below a folder, lower case; raises PromptError for several."""
-    suffixes = {path.suffix.lower() for path in data_files(folder)}
-    if len(suffixes) > 1:  # the datasets library would silently read files of one kind only
+def folder_files(folder: Path) -> list[Path]:
+    """The data files below a folder, all of one kind; warns once of data in other kinds of files.
+
+    Raises:
+        PromptError: the files are of several kinds.
+    """
+    files = data_files(folder)
+    suffixes = {path.suffix.lower() for path in files}
+    if len(suffixes) > 1:
         raise PromptError(
             f"{folder} holds files of several kinds, {', '.join(sorted(suffixes))}; give each kind "
             "its own directory"
         )
-    return suffixes
+    unread = [
+        path.name
+        for path in (_in_sight(folder) if files else ())
+        if path.suffix.lower() in _UNREAD and path.name not in _ABOUT_DATA
+    ]
+    if unread:
+        warnings.warn(
+            f"{folder}: {len(unread)} files beside the {len(files)} {suffixes.pop()} files are not "
+            f"read, such as {unread[0]}; convert them to use them",
+            stacklevel=2,
+        )
+    return files
+
+
+def read_file(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Rows of a file with their locations. A line of a `.txt` file has one column, `text`.
+
+    Raises:
+        PromptError: the file cannot be read; the message names the line.
+    """
+    match path.suffix.lower():
+        case ".txt":
+            return (({"text": line}, where) for line, where in read_lines(path))
+        case ".jsonl":
+            return read_json_lines(path)
+        case ".parquet":
+            return read_parquet(path)
+    if path.is_file():
+        raise PromptError(f"{path} is an unknown kind of file; wanted .txt, .jsonl or .parquet")
+    raise PromptError(f"no file or directory at {path}; check the path")
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Objects of a `.jsonl` file."""
+    for line, where in read_lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # ValueError: also numbers of too many digits
+            reason = f"{where} is not JSON: {shorten(line)}"
+            raise PromptError(f"{reason}; write one JSON object per line") from None
+        if not isinstance(row, dict):
+            raise PromptError(f"{where} is not a JSON object: {shorten(line)}; {WANTED} as a key")
+        yield row, where
+
+
+def read_parquet(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Rows of a `.parquet` file."""
+    from pyarrow import parquet  # slow to import, and not needed for other files
+
+    number = itertools.count()
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = Counter(file.schema_arrow.names)
+            if twice := [name for name, count in names.items() if count > 1]:
+                raise PromptError(
+                    f"{path} has {names[twice[0]]} columns named {twice[0]}; rename all but one"
+                )
+            for batch in file.iter_batches(batch_size=1000):
+                for row in batch.to_pylist():
+                    yield arrow_row(row), f"{path} row {next(number)}"
+    except PacelineError:
+        raise  # also raised by the consumer of this generator
+    except Exception as error:  # of the arrow library, which has its own types
+        reason = shorten(" ".join(str(error).split()), 160)
+        raise PromptError(f"cannot load {path} as a parquet file: {reason}") from None
+
+
+def arrow_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose chats have only the keys that they were written with.
+
+    Arrow gives all objects of a column the keys of each, with None as the value.
+    """
+    return row | {name: _without_nulls(row[name]) for name in row.keys() & _CHATS}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -67,3 +167,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
                     yield line, where
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}; name a text file") from None
+
+
+def shorten(text: str, width: int = 60) -> str:
+    """The text, cut to a width for a message."""
+    return text if len(text) <= width else text[: width - 1] + "…"

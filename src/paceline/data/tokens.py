@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from paceline.data.prompts import CorpusConfig, Record, Text, read_records
+from paceline.data.borders import following_tokens, inner_tokens, tokens_of
+from paceline.data.chats import chat_answer, chat_prompt
+from paceline.data.prompts import read_records
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
+
+    from paceline.data.prompts import CorpusConfig, Record, Text
 
 _MAX_CHARACTERS = 10_000_000  # fast tokenizers need about 150 bytes per character
 
@@ -43,17 +48,22 @@ def encode_prompts(
     *,
     max_tokens: int | None = None,
     encoder: bool = False,
+    setting: str = "max_prompt_tokens",
 ) -> list[list[int]]:
-    """Tokenise the prompts of records; see `read_prompts`."""
+    """Tokenise the prompts of records; see `read_prompts`.
+
+    `setting`: the configuration key of `max_tokens`, for the warning.
+    """
     prompts: list[list[int]] = []
-    num_cut = 0
+    cut: list[int] = []
     for record in records:
-        tokens, _ = encode(record, tokenizer)
+        tokens = encode_prompt(record, tokenizer)
         if max_tokens is not None and len(tokens) > max_tokens:
-            num_cut += encoder or record.kind != "document"
+            if encoder or record.kind != "document":
+                cut.append(len(tokens))
             tokens = truncated(tokens, max_tokens, record, tokenizer, encoder=encoder)
         prompts.append(tokens)
-    warn_of_cut_prompts(num_cut, len(prompts), max_tokens, encoder=encoder)
+    warn_of_cut_prompts(cut, len(prompts), max_tokens, encoder=encoder, setting=setting)
     return prompts
 
 
@@ -75,11 +85,32 @@ def truncated(
             text -= 1
         ends = tokens[text:]  # </s> of T5 and BART; </s> and the language of mBART
         return [*tokens[: max(limit - len(ends), 0)], *ends][:limit]
-    return tokens[:limit] if record.kind == "document" else tokens[-limit:]
+    if record.kind == "document":
+        return tokens[:limit]
+    first = _first_tokens(tokens, tokenizer)
+    kept = limit - len(first)
+    return [*first, *tokens[-kept:]] if kept > 0 else tokens[-limit:]
+
+
+def _first_tokens(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The special tokens that every text of the model begins with, if this one does.
+
+    They are those that the tokenizer adds, or a BOS that a template puts at the start of the text
+    only: some models begin each turn with their BOS.
+    """
+    pairs = zip(tokens, tokens_of("", tokenizer, special=True), strict=False)
+    added = [token for token, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    bos = cast("int | None", tokenizer.bos_token_id)
+    if added or bos is None:
+        return added
+    return [bos] if tokens[0] == bos and bos not in tokens[1:] else []
 
 
 def read_texts(
-    corpus: CorpusConfig | str | Path, tokenizer: PreTrainedTokenizerBase
+    corpus: CorpusConfig | str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    eos_token_ids: Sequence[int] = (),
 ) -> Iterator[list[int]]:
     """Yield all tokens of each record, prompt and completion concatenated.
 
@@ -87,102 +118,222 @@ def read_texts(
         PromptError: as `read_prompts`.
     """
     for record in read_records(corpus):
-        tokens, completion = encode(record, tokenizer)
+        tokens, completion = encode(record, tokenizer, eos_token_ids=eos_token_ids)
         yield tokens + (completion or [])
 
 
 def warn_of_cut_prompts(
-    num_cut: int, num_prompts: int, max_tokens: int | None, *, encoder: bool = False
+    lengths: Sequence[int],
+    num_prompts: int,
+    max_tokens: int | None,
+    *,
+    encoder: bool = False,
+    setting: str = "max_prompt_tokens",
 ) -> None:
-    """Warn once if prompts were truncated."""
-    if num_cut:
+    """Warn once if prompts were truncated; `lengths`: those of the truncated prompts."""
+    if lengths:
         side = "right" if encoder else "left"
-        warnings.warn(
-            f"{num_cut} of {num_prompts} prompts are longer than {max_tokens} tokens and are "
-            f"truncated on the {side}; raise the limit to keep them whole",
-            stacklevel=3,
-        )
+        counts = f"{len(lengths)} of {num_prompts} prompts"
+        warnings.warn(cut_text(counts, lengths, max_tokens, side, setting), stacklevel=3)
+
+
+def cut_text(
+    counts: str, lengths: Sequence[int], limit: int | None, side: str, setting: str
+) -> str:
+    """What a warning says about truncated texts."""
+    return (
+        f"{counts} are longer than {limit} tokens and are truncated on the {side}; raise "
+        f"{setting} to keep them whole (the longest has {max(lengths)})"
+    )
+
+
+class Turn(NamedTuple):
+    """A prompt and what follows it.
+
+    Attributes:
+        prompt: Tokens that a decoder gets.
+        completion: Tokens behind them; None if there are none.
+        given: Number of tokens of the completion that are not trained.
+        ended: True if nothing may follow the completion.
+    """
+
+    prompt: list[int]
+    completion: list[int] | None = None
+    given: int = 0
+    ended: bool = False
 
 
 def encode(
-    record: Record, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[int], list[int] | None]:
-    """Tokenise the prompt (or document) and the completion, if there is one.
-
-    They are tokenised separately, so that the prompt's tokens are the ones a decoder would get.
-    """
-    if record.kind == "chat":
-        prompt_text, completion_text = _render_chat(record, tokenizer)
-        # The template includes the special tokens.
-        prompt = _encode_text(prompt_text, record, tokenizer, special=False)
-    else:
-        prompt_text, completion_text = record.text, record.completion
-        prompt = _encode_text(prompt_text, record, tokenizer, special=True)
-    if not prompt:
-        raise PromptError(f"{record.where} has no tokens; a prompt needs at least one")
-    if completion_text is None:
-        return prompt, None
-    completion = _encode_text(completion_text, record, tokenizer, special=False, as_target=True)
-    eos = tokenizer.eos_token_id
-    if eos in completion:
-        # Chat templates add a line break after the end-of-text token.
-        completion = completion[: completion.index(eos) + 1]
-    return prompt, completion
-
-
-def _encode_text(
-    text: Text,
     record: Record,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    special: bool,
-    as_target: bool = False,
+    eos_token_ids: Sequence[int] = (),
+) -> tuple[list[int], list[int] | None]:
+    """Prompt (or document) and completion of the `last_turn` of a record."""
+    return last_turn(record, tokenizer, eos_token_ids=eos_token_ids)[:2]
+
+
+def last_turn(
+    record: Record, tokenizer: PreTrainedTokenizerBase, *, eos_token_ids: Sequence[int] = ()
+) -> Turn:
+    """The last of the `turns` of a record; a chat has its earlier answers in the prompt."""
+    if record.kind != "chat":
+        return _text_turn(record, tokenizer, eos_token_ids, encoder=False)
+    last = len(record.messages) - 1
+    if record.messages[last]["role"] == "assistant":
+        return _chat_turn(record, tokenizer, last, eos_token_ids, encoder=False)
+    return Turn(encode_prompt(record, tokenizer))
+
+
+def encode_prompt(record: Record, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokenise the prompt (or document) as an engine does.
+
+    A chat's prompt ends where its last answer starts. Special tokens in a text are read as such.
+    """
+    if record.kind == "chat":
+        answered = record.messages[-1]["role"] == "assistant"
+        text: Text = chat_prompt(record, tokenizer, len(record.messages) - answered)
+    else:
+        text = record.text
+    return _prompt_tokens(text, record, tokenizer)
+
+
+def turns(
+    record: Record,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    eos_token_ids: Sequence[int] = (),
+    encoder: bool = False,
+) -> list[Turn]:
+    """The prompts of a record, each with its completion.
+
+    A chat has a turn for each answer of the assistant, whose prompt is the chat before it as an
+    engine would get it, and one without a completion if it ends with another message. The other
+    records have one turn. The completion's tokens are those behind the prompt in the whole text;
+    see `borders.following_tokens`. For an `encoder`, they are a text of their own.
+
+    `eos_token_ids` are the model's stop tokens, which end answers.
+
+    Raises:
+        PromptError: the record cannot be tokenised.
+    """
+    if record.kind != "chat":
+        return [_text_turn(record, tokenizer, eos_token_ids, encoder=encoder)]
+    found = [
+        _chat_turn(record, tokenizer, index, eos_token_ids, encoder=encoder)
+        for index in record.answers
+    ]
+    if record.messages[-1]["role"] != "assistant":
+        found.append(Turn(encode_prompt(record, tokenizer)))
+    return found
+
+
+def _chat_turn(
+    record: Record,
+    tokenizer: PreTrainedTokenizerBase,
+    index: int,
+    eos_token_ids: Sequence[int],
+    *,
+    encoder: bool,
+) -> Turn:
+    text = chat_prompt(record, tokenizer, index)
+    prompt = _prompt_tokens(text, record, tokenizer)
+    answer = chat_answer(record, tokenizer, index, text, eos_token_ids)
+    if encoder:
+        completion = _target_tokens(answer.text, record, tokenizer)
+        return Turn(prompt, completion, ended=answer.ended)
+    given = _following(text, prompt, answer.given, record, tokenizer)
+    start = [*prompt, *given]
+    completion = _following(text + answer.given, start, answer.text, record, tokenizer)
+    return Turn(prompt, [*given, *completion], len(given), answer.ended)
+
+
+def _text_turn(
+    record: Record,
+    tokenizer: PreTrainedTokenizerBase,
+    eos_token_ids: Sequence[int],
+    *,
+    encoder: bool,
+) -> Turn:
+    prompt, completion = _prompt_tokens(record.text, record, tokenizer), record.completion
+    if completion is None:
+        return Turn(prompt)
+    eos = cast("int | None", tokenizer.eos_token_id)
+    ends = {*eos_token_ids, eos}
+    if not isinstance(completion, str):
+        tokens = _checked(completion, record, tokenizer)
+        if eos in tokens:
+            tokens = tokens[: tokens.index(eos) + 1]
+    else:
+        if encoder:
+            tokens = _target_tokens(completion, record, tokenizer)
+        elif isinstance(record.text, str):
+            own = tokens_of(record.text, tokenizer)
+            tokens = _following(record.text, own, completion, record, tokenizer)
+        else:
+            tokens = inner_tokens(record.text, completion, tokenizer)
+        tokens = _ended(tokens, ends, tokenizer)
+    return Turn(prompt, tokens, ended=tokens[-1] in ends)
+
+
+def _ended(tokens: list[int], ends: Collection[int | None], tokenizer: Any) -> list[int]:
+    """The tokens up to the first of the ends that only ends and white space follow."""
+    last = len(tokens)
+    for index in reversed(range(len(tokens))):
+        if tokens[index] in ends:
+            last = index + 1
+        elif tokenizer.decode([tokens[index]]).strip():
+            break
+    return tokens[:last]
+
+
+def _following(
+    prompt: str,
+    prompt_tokens: list[int],
+    text: str,
+    record: Record,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[int]:
+    _check_length(text, record)
+    try:
+        return following_tokens(prompt, prompt_tokens, text, tokenizer)
+    except PromptError as error:
+        raise PromptError(f"{record.where}: {error}") from None
+
+
+def _target_tokens(text: str, record: Record, tokenizer: Any) -> list[int]:
+    """Tokens of a decoder of its own; some translation models tokenise the language differently."""
+    _check_length(text, record)
+    return tokenizer(text_target=text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _prompt_tokens(text: Text, record: Record, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if isinstance(text, str):
-        if len(text) > _MAX_CHARACTERS:
-            raise PromptError(
-                f"{record.where} has a text of {len(text):,} characters, more than the limit of "
-                f"{_MAX_CHARACTERS:,}; split it into several documents"
-            )
-        # verbose=False: no warning for documents longer than the context; they are split later.
-        # Some translation models tokenise the target language differently.
-        texts: dict[str, Any] = {"text_target" if as_target else "text": text}
-        tokens = tokenizer(**texts, add_special_tokens=special, verbose=False)["input_ids"]
-        return cast("list[int]", tokens)
-    if max(text) >= len(tokenizer):
+        _check_length(text, record)
+        # A template puts the special tokens into the text of a chat.
+        tokens = tokens_of(text, tokenizer, special=record.kind != "chat")
+        bos = tokenizer.bos_token_id
+        if bos is not None and tokens[:2] == [bos, bos]:
+            tokens = tokens[1:]  # a template was applied to the text
+    else:
+        tokens = _checked(text, record, tokenizer)
+    if not tokens:
+        raise PromptError(f"{record.where} has no tokens; a prompt needs at least one")
+    return tokens
+
+
+def _checked(tokens: list[int], record: Record, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if max(tokens) >= len(tokenizer):
         raise PromptError(
-            f"{record.where} has the token {max(text)}, but the tokenizer has {len(tokenizer)} "
+            f"{record.where} has the token {max(tokens)}, but the tokenizer has {len(tokenizer)} "
             "tokens; tokenise the text with the target's tokenizer"
         )
-    return text
+    return tokens
 
 
-def _render_chat(record: Record, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str | None]:
-    """Prompt and completion of a chat; a final assistant message is the completion."""
-    if not tokenizer.chat_template:
+def _check_length(text: str, record: Record) -> None:
+    if len(text) > _MAX_CHARACTERS:
         raise PromptError(
-            f"{record.where} is a chat, but the tokenizer has no chat template; copy the model's "
-            "chat_template.jinja beside it, or use plain prompts"
+            f"{record.where} has a text of {len(text):,} characters, more than the limit of "
+            f"{_MAX_CHARACTERS:,}; split it into several documents"
         )
-    messages = list(record.messages)
-    answered = messages[-1]["role"] == "assistant"
-    try:
-        prompt = _apply_template(tokenizer, messages[:-1] if answered else messages, open_turn=True)
-        whole = _apply_template(tokenizer, messages, open_turn=False) if answered else ""
-    except Exception as error:  # a template is a program and can raise anything
-        reason = " ".join(str(error).split())
-        raise PromptError(f"{record.where} does not fit the chat template: {reason}") from None
-    if not answered:
-        return prompt, None
-    if whole.startswith(prompt) and len(whole) > len(prompt):
-        return prompt, whole[len(prompt) :]
-    # Some templates render earlier turns differently once an answer follows.
-    return prompt, messages[-1]["content"]
-
-
-def _apply_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], *, open_turn: bool
-) -> str:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn)
-    assert isinstance(text, str)
-    return text

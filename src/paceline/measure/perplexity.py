@@ -85,7 +85,7 @@ def perplexity(config: PerplexityConfig, progress: Progress = silent) -> Perplex
             f"{config.model} is an encoder-decoder, which does not continue documents; use a "
             "decoder-only model, or the held-out loss of paceline pretrain"
         )
-    documents = list(read_documents(config.text, tokenizer))
+    documents = list(read_documents(config.text, tokenizer, loaded.eos_token_ids))
     # All tokens need a probability, also those that a draft does not propose.
     model = prepare_for_decoding(loaded.without_draft_vocabulary())
     progress("loading", 1, 1)
@@ -126,7 +126,9 @@ def _window_nats(model: Model, inputs: Sequence[int], following: Sequence[int]) 
     return math.fsum(parts)
 
 
-def read_documents(corpus: CorpusConfig, tokenizer: Any) -> Iterator[Document]:
+def read_documents(
+    corpus: CorpusConfig, tokenizer: Any, eos_token_ids: Sequence[int] = ()
+) -> Iterator[Document]:
     """Documents with a token to predict.
 
     Raises:
@@ -134,7 +136,7 @@ def read_documents(corpus: CorpusConfig, tokenizer: Any) -> Iterator[Document]:
     """
     found = False
     for record in read_records(corpus):
-        prompt, completion = encode(record, tokenizer)
+        prompt, completion = encode(record, tokenizer, eos_token_ids=eos_token_ids)
         tokens = prompt + (completion or [])
         if len(tokens) > 1:
             found = True

@@ -179,7 +179,10 @@ def as_row(record: Record) -> dict[str, Any]:
     """The record as a JSON object for a `.jsonl` file."""
     match record.kind:
         case "chat":
-            return {"messages": list(record.messages)}
+            tools = {"tools": list(record.tools)} if record.tools else {}
+            arguments = record.template_kwargs
+            rest = {"chat_template_kwargs": dict(arguments)} if arguments else {}
+            return {"messages": list(record.messages), **tools, **rest}
         case "document":
             return {"text" if isinstance(record.text, str) else "tokens": record.text}
         case "prompt":

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
+from paceline.data.messages import text_of
 from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
@@ -125,8 +126,8 @@ def _reference(record: Record) -> str:
     match record:
         case Record(kind="prompt", completion=str(answer)):
             return answer
-        case Record(kind="chat", messages=(_, *_, {"role": "assistant", "content": answer})):
-            if answer.strip():
+        case Record(kind="chat", messages=(_, *_, {"role": "assistant", "content": content})):
+            if (answer := text_of(content)).strip():
                 return answer
     raise PromptError(
         f"{record.where} has no reference answer as text; give it a completion, or a last message "

@@ -314,6 +314,7 @@ def _evaluator(
         target.tokenizer,
         max_tokens=settings.max_prompt_tokens,
         encoder=target.decoder_prompt is not None,
+        setting="evaluation.max_prompt_tokens",
     )
     prompts = prompts[: settings.num_prompts]
     cache = run.path / "held_out.jsonl"

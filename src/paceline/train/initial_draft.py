@@ -178,7 +178,7 @@ def _texts(config: DraftConfig, target: HfModel) -> Sequence[Sequence[int]]:
         return []
     tokenizer = tokenizer_of(target, config.target)
     if target.decoder_prompt is None:
-        return list(read_texts(config.text, tokenizer))
+        return list(read_texts(config.text, tokenizer, eos_token_ids=target.eos_token_ids))
     return read_prompts(config.text, tokenizer, max_tokens=_SOURCE_TOKENS, encoder=True)
 
 

@@ -17,6 +17,7 @@ from paceline.core.fused import chunks
 from paceline.core.reduction import Mean
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Lengths, build_examples
+from paceline.data.messages import text_of
 from paceline.data.packing import PackedText
 from paceline.data.prompts import CorpusConfig, corpus_fingerprint, read_records, stream_records
 from paceline.data.sources import ExampleStream, FixedText, Shard
@@ -278,6 +279,7 @@ def _source(
         config.max_prompt_tokens + config.max_completion_tokens,
         config.batch_size,
         eos_token_id=cast("int | None", tokenizer.eos_token_id),
+        eos_token_ids=model.eos_token_ids,
         seed=config.seed,
         shard=shard,
         marks=run.path / "packing.jsonl",
@@ -300,7 +302,7 @@ def _start(
 
 def _texts(records: Iterable[Record]) -> Iterator[str]:
     for record in records:
-        parts = (record.text, record.completion, *(m["content"] for m in record.messages))
+        parts = (record.text, record.completion, *(text_of(m["content"]) for m in record.messages))
         for part in parts:
             if isinstance(part, list):
                 raise PromptError(
@@ -335,6 +337,7 @@ def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel)
         tokenizer,
         Lengths(config.max_prompt_tokens, config.max_completion_tokens),
         eos_token_id=cast("int | None", tokenizer.eos_token_id),
+        eos_token_ids=model.eos_token_ids,
         pack_documents=config.data.pack_documents,
         decoder_prompt=model.decoder_prompt,
     )

@@ -4,7 +4,9 @@ from typing import Any
 from unittest.mock import patch
 
 import datasets
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from paceline.config import validate
 from paceline.data import CorpusConfig, read_records
@@ -85,6 +87,8 @@ def test_limit_reads_the_first_texts_and_looks_no_further(tmp_path: Path):
         (b'{"messages": [{"role": "assistant", "content": "a"}]}', "nothing but an answer"),
         (b'{"text": "\xff"}', "not UTF-8"),
         (b"[" * 100_000, "not JSON"),
+        (b'{"text": ' + b"1" * 5000 + b"}", "not JSON"),
+        (b'{"text": "a\0b"}', "not JSON"),
     ],
 )
 def test_a_malformed_line_is_named_in_one_line(tmp_path: Path, line: bytes, complaint: str):
@@ -180,11 +184,68 @@ def test_a_damaged_data_set_is_one_line(tmp_path: Path):
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "a b"}\n{"text": \n')
-    with pytest.raises(PromptError, match="cannot load"):
+    with pytest.raises(PromptError, match=r"a\.jsonl line 2 is not JSON"):
         read_records(folder)
     (tmp_path / "b.parquet").write_bytes(b"PAR1 nothing")
-    with pytest.raises(PromptError, match="cannot load"):
+    with pytest.raises(PromptError, match=r"cannot load .*b\.parquet as a parquet") as caught:
         read_records(tmp_path / "b.parquet")
+    assert "\n" not in str(caught.value)
+
+
+ROWS = [
+    {"text": "a a"},
+    {"text": "2024-01-01"},
+    {"prompt": "x", "completion": "12"},
+    {"messages": [{"role": "user", "content": "hi"}]},
+]
+
+
+@pytest.mark.parametrize("names", ["train test dev", "a-train b.test dev-00000-of-1", "1 2 3"])
+def test_a_directory_has_the_rows_of_its_files_whatever_their_names(tmp_path: Path, names: str):
+    """The datasets library takes names for splits, dates for datetimes and rows for one schema."""
+    for name, rows in zip(names.split(), (ROWS, ROWS[1:3], ROWS[::-1]), strict=True):
+        write(tmp_path / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path / "README.md", "---\nconfigs:\n- config_name: a\n---\n")
+    alone = [read_records(file) for file in sorted(tmp_path.glob("*.jsonl"))]
+    assert read_records(tmp_path) == [record for records in alone for record in records]
+    assert len(read_records(tmp_path)) == 10
+
+
+def test_a_parquet_file_has_its_rows_whatever_their_arrow_types(tmp_path: Path):
+    values = pyarrow.array(["2024-01-01", "b", "2024-01-01"])
+    columns = {
+        "plain": values,
+        "large": values.cast(pyarrow.large_string()),
+        "categorical": values.dictionary_encode(),
+    }
+    for split, (name, column) in zip(("train", "test", "dev"), columns.items(), strict=True):
+        parquet.write_table(pyarrow.table({"text": column}), tmp_path / f"{name}-{split}.parquet")
+    texts = [record.text for record in read_records(tmp_path)]
+    assert texts == values.to_pylist() * 3
+    assert read_records(tmp_path / "large-test.parquet")[1].where.endswith("parquet row 1")
+
+
+def test_a_parquet_file_that_cannot_be_read_row_by_row_is_refused_by_name(tmp_path: Path):
+    empty, twice = tmp_path / "empty.parquet", tmp_path / "twice.parquet"
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), empty)
+    with pytest.raises(PromptError, match=r"empty\.parquet holds no text"):
+        read_records(empty)
+    column = pyarrow.array(["a"])
+    parquet.write_table(pyarrow.table([column, column], names=["text", "text"]), twice)
+    with pytest.raises(PromptError, match="has 2 columns named text; rename all but one"):
+        read_records(twice)
+    with pytest.raises(PromptError, match=r"is one file, which has no split train\[:10%\]"):
+        read_records(CorpusConfig(path=str(twice), split="train[:10%]"))
+
+
+def test_data_in_other_files_of_a_directory_is_not_left_out_without_a_word(tmp_path: Path):
+    write(tmp_path / "a.jsonl", '{"text": "a"}\n')
+    write(tmp_path / "dataset_info.json", "{}")
+    assert len(read_records(tmp_path)) == 1
+    write(tmp_path / "b.jsonl.gz", b"")
+    write(tmp_path / "c.csv", "text\nb\n")
+    with pytest.warns(UserWarning, match=r"2 files beside the 1 \.jsonl files .* b\.jsonl\.gz"):
+        assert len(read_records(tmp_path)) == 1
 
 
 def test_a_directory_of_text_is_read_as_its_files_are(tmp_path: Path):

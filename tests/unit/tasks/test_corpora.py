@@ -60,7 +60,7 @@ def test_the_last_answer_of_a_chat_is_its_reference(tmp_path: Path):
         {"prompt": "tokens", "completion": [1, 2]},
         {"text": "a document"},
         {"messages": [{"role": "user", "content": "hello"}]},
-        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}]},
+        {"messages": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]},
     ],
 )
 def test_a_record_without_an_answer_is_named_by_its_line_even_if_it_is_not_chosen(

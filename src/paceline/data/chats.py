@@ -1,0 +1,251 @@
+"""Renders chats by the tokenizer's template: prompts as an engine serves them, and the answers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from paceline.data.messages import text_of
+from paceline.errors import PromptError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.data.messages import Message
+    from paceline.data.prompts import Record
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PARTS = ("first", "second")
+_OPENING = re.compile(r"([<\[(◁])([^\s<>\[\]()◁▷/]+)([>\])▷])\s*$")
+_PROBE = 16  # characters of a rendered answer that are looked up in the message
+
+
+class Answer(NamedTuple):
+    """What an assistant wrote for a prompt, as its template renders it.
+
+    Attributes:
+        text: The answer and the end of the turn, as far as the target writes it.
+        given: Text in front of it that the template leaves out of its `{% generation %}`.
+        ended: False if the template does not end the turn.
+    """
+
+    text: str
+    given: str
+    ended: bool
+
+
+def chat_prompt(record: Record, tokenizer: PreTrainedTokenizerBase, end: int | None = None) -> str:
+    """The prompt that an engine makes of the first `end` messages, to the start of an answer.
+
+    Raises:
+        PromptError: the tokenizer has no template, or the chat does not fit it.
+    """
+    return _Rendering(record, tokenizer).text(record.messages[:end], open_turn=True)
+
+
+def chat_answer(
+    record: Record,
+    tokenizer: PreTrainedTokenizerBase,
+    index: int,
+    prompt: str,
+    eos_token_ids: Sequence[int],
+) -> Answer:
+    """The answer in message `index` behind its `prompt`: what the target would write.
+
+    It goes on where the prompt ends. A template whose prompts open the thoughts may leave them out
+    of messages, or open them again: the answer is then the message behind what the prompt opens.
+    The answer ends with the first of `eos_token_ids` that the template puts behind it, else with
+    the first special token there. What follows is of no turn, such as a line break. With
+    `{% generation %}` in the template, the answer is what it encloses.
+
+    Raises:
+        PromptError: the template's answer cannot follow its own prompt.
+    """
+    return _Rendering(record, tokenizer).answer(index, prompt, tuple(eos_token_ids))
+
+
+class _Rendering:
+    """The template of a tokenizer with the tools and arguments of a record."""
+
+    def __init__(self, record: Record, tokenizer: PreTrainedTokenizerBase) -> None:
+        if not tokenizer.chat_template:
+            raise PromptError(
+                f"{record.where} is a chat, but the tokenizer has no chat template; copy the "
+                "model's chat_template.jinja beside it, or use plain prompts"
+            )
+        self.record = record
+        self.tokenizer = tokenizer
+        self.tools: Any = list(record.tools) or None
+
+    def text(self, messages: Sequence[Message], *, open_turn: bool) -> str:
+        readable: Any = self._readable(messages)
+        with self._misfits():
+            text = self.tokenizer.apply_chat_template(
+                readable,
+                tools=self.tools,
+                tokenize=False,
+                add_generation_prompt=open_turn,
+                **self.record.template_kwargs,
+            )
+        assert isinstance(text, str)
+        return text
+
+    def closed(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """The text of whole turns, and the places in it that `{% generation %}` encloses."""
+        with self._misfits():
+            arguments = dict(self.record.template_kwargs)
+            template = self.tokenizer.get_chat_template(
+                arguments.pop("chat_template", None), self.tools
+            )
+        if not _GENERATION.search(template):
+            return self.text(messages, open_turn=False), []
+        readable: Any = self._readable(messages)
+        with self._misfits():
+            texts, spans = cast("Any", render_jinja_template)(
+                [readable],
+                tools=self.tools,
+                chat_template=template,
+                return_assistant_tokens_mask=True,
+                **{**self.tokenizer.special_tokens_map, **arguments},
+            )
+        return texts[0], spans[0]
+
+    @contextlib.contextmanager
+    def _misfits(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a template is a program and can raise anything
+            reason = " ".join(str(error).split())
+            raise PromptError(
+                f"{self.record.where} does not fit the chat template: {reason}"
+            ) from None
+
+    def _readable(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages with their content in a form that the template reads.
+
+        Parts of text are joined by line breaks for templates that read strings only, as vLLM does.
+        """
+        if all(isinstance(m["content"], str) for m in messages) or self._takes_parts():
+            return list(messages)
+        return [message | {"content": text_of(message["content"])} for message in messages]
+
+    def _takes_parts(self) -> bool:
+        parts = [{"type": "text", "text": text} for text in _PARTS]
+        messages: Any = [{"role": "user", "content": parts}]
+        try:
+            found = str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+        except Exception:  # as above
+            return False
+        return all(part in found for part in _PARTS) and "'text'" not in found
+
+    def answer(self, index: int, prompt: str, eos_token_ids: tuple[int, ...]) -> Answer:
+        messages = self.record.messages[: index + 1]
+        whole, spans = self.closed(messages)
+        content = text_of(messages[-1]["content"]).strip()
+        ends = _ends_of(self.tokenizer, eos_token_ids, len(self.tokenizer))
+        rendered, given = _behind(prompt, whole, spans)
+        opened = ""
+        if rendered is None:
+            before = self.text(messages[:-1], open_turn=False)
+            opened = prompt[len(before) :] if prompt.startswith(before) else ""
+            if opened.strip() and whole.count(opened) > before.count(opened):
+                # The template renders earlier turns differently once an answer follows.
+                rendered = whole[whole.rindex(opened) + len(opened) :]
+        body, end = _divided(whole if rendered is None else rendered, content, ends)
+        if rendered is None:
+            body = self._going_on(opened, whole, body, content)
+        elif left_out := _left_out(body, content):
+            body, given = left_out + body.lstrip(), ""
+        return Answer(body + (end or ""), given, end is not None)
+
+    def _going_on(self, opened: str, whole: str, body: str, content: str) -> str:
+        """The content behind what the prompt opens, where the template renders something else."""
+        if not opened.strip():
+            return content
+        start, space = opened.rstrip(), opened[len(opened.rstrip()) :]
+        for size in range(min(len(start), len(content)), 0, -1):
+            if start.endswith(content[:size]) and start[:-size] in whole:
+                rest = content[size:]
+                pairs = zip(rest, space, strict=False)
+                same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+                return rest[sum(1 for _ in same) :]
+        tag = _OPENING.search(start)
+        closes = tag is not None and f"{tag[1]}/{tag[2]}{tag[3]}" in content
+        if closes or (content not in whole and _left_out(body[-len(content) :], content)):
+            return content
+        raise PromptError(
+            f"{self.record.where}: the prompt of the chat template ends with {start[-20:]!r}, and "
+            f"the answer {content[:20]!r} does not go on from there; give it the thoughts, or "
+            "set chat_template_kwargs such as enable_thinking"
+        )
+
+
+def _behind(prompt: str, whole: str, spans: Sequence[tuple[int, int]]) -> tuple[str | None, str]:
+    """What the template renders behind a prompt, without the given part, and that part."""
+    if whole.startswith(prompt):
+        start = next((begin for begin, end in spans if end > len(prompt)), 0)
+        start = max(start, len(prompt))
+        return whole[start:], whole[len(prompt) : start]
+    return (whole[spans[-1][0] :], "") if spans else (None, "")
+
+
+class _Ends(NamedTuple):
+    """Texts of the tokens at which the target stops, and of all special tokens."""
+
+    stops: tuple[str, ...]
+    special: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=4)
+def _ends_of(
+    tokenizer: PreTrainedTokenizerBase, eos_token_ids: tuple[int, ...], _size: int
+) -> _Ends:
+    """`_size`: number of the tokenizer's tokens, which a user may add to."""
+    stops = [str(tokenizer.decode([token])) for token in eos_token_ids if token < len(tokenizer)]
+    added = tokenizer.added_tokens_decoder.values()
+    special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+    return _Ends(tuple(filter(str.strip, stops)), tuple(filter(str.strip, special)))
+
+
+def _divided(text: str, content: str, ends: _Ends) -> tuple[str, str | None]:
+    """An answer and the end of its turn; None: the template does not end it.
+
+    Special tokens that the content spells do not end it.
+    """
+    at = text.find(content) + len(content) if content and content in text else 0
+    close = len(text)
+    while close > at:
+        kept = text[at:close].rstrip()
+        size = next((len(s) for s in (*ends.stops, *ends.special) if kept.endswith(s)), 0)
+        close = at + len(kept) - size
+        if not size:
+            break
+    # text can follow the end of the turn
+    for start, texts in ((close, ends.stops), (at or close, ends.stops), (close, ends.special)):
+        found = [(text.find(s, start), s) for s in texts if s in text[start:]]
+        if found:
+            place, stop = min(found)
+            return text[:start], text[start : place + len(stop)]
+    return text[:close], None
+
+
+def _left_out(body: str, content: str) -> str:
+    """The start of the content, such as thoughts, that the body lacks."""
+    found = body.lstrip()
+    if content in body:
+        return ""
+    if not found:
+        return content
+    place = content.find(found[:_PROBE])
+    while place >= 0:
+        if found.startswith(content[place:]):
+            return content[:place]
+        place = content.find(found[:_PROBE], place + 1)
+    return ""
