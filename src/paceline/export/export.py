@@ -126,8 +126,7 @@ def _write(sources: Sources, launch: Launch | None, folder: Path, name: str) -> 
         tokenizer=Tokenizer(sources.tokenizer_source, sources.tokenizer),
         facts={"name": config.out.name, "license": sources.licence},
     )
-    rope = hf.config.rope_parameters
-    return check_gguf(folder / name, reference, rope, exact=lossless, baked=baked)
+    return check_gguf(folder / name, reference, exact=lossless, baked=baked)
 
 
 def notes_of(sources: Sources, launch: Launch | None) -> list[str]:

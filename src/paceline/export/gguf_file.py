@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import math
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.export.gguf_vocabulary import Tokenizer, add_tokenizer
+from paceline.models.gguf.tensors import rotated_by_pairs, tensor_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +69,7 @@ def write_gguf(
     writer.add_file_type(gguf.LlamaFileType[file_type])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_sizes(writer, config)
-    add_tokenizer(writer, tokenizer, config.vocab_size)
+    add_tokenizer(writer, tokenizer, config.vocab_size, model.eos_token_ids)
     for label, weight in _tensors(hf, family):
         _add_tensor(writer, label, weight, kind)
     _write_out(writer, path)
@@ -93,22 +95,48 @@ _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"
 
 def _refuse_unknown(config: Any) -> None:
     """Raise if llama.cpp would compute something else than transformers."""
-    rope = getattr(config, "rope_parameters", None) or {}
     window = getattr(config, "sliding_window", None)
     windowed = window is not None and getattr(config, "use_sliding_window", True)
     if config.model_type not in FAMILIES:
         fault = f"{config.model_type} is none of the families supported as GGUF"
         fault += f" ({', '.join(FAMILIES)})"
-    elif rope.get("rope_type", "default") not in ("default", "llama3"):
-        fault = f"rotary positions of type {rope['rope_type']} are not supported as GGUF"
     elif windowed and window < config.max_position_embeddings:
         fault = f"llama.cpp ignores the sliding window of {window} tokens in a {config.model_type}"
+    elif (setting := _unknown_rope(config.rope_parameters)) is not None:
+        fault = f"rotary positions with {setting} are not supported as GGUF"
     else:
         return
-    raise UnsupportedModelError(
-        f"{fault}; export a directory (--to transformers) and convert it with llama.cpp's "
-        "convert_hf_to_gguf.py"
-    )
+    raise UnsupportedModelError(f"{fault}; {_ALTERNATIVE}")
+
+
+_ALTERNATIVE = (
+    "export a directory (--to transformers) and convert it with llama.cpp's convert_hf_to_gguf.py"
+)
+_ROPE_KEYS: dict[str, dict[str, Any]] = {  # settings of each type; those with a value have only it
+    "default": {},
+    "linear": {"factor": None},
+    "llama3": dict.fromkeys(
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    ),
+    "yarn": {
+        **dict.fromkeys(("factor", "original_max_position_embeddings", "attention_factor")),
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "truncate": True,
+    },
+}
+
+
+def _unknown_rope(rope: Mapping[str, Any]) -> str | None:
+    """The first setting that llama.cpp does not have, as `name=value`."""
+    kind = rope.get("rope_type", "default")
+    if kind not in _ROPE_KEYS:
+        return f"rope_type={kind}"
+    known = _ROPE_KEYS[kind] | {"rope_type": kind, "rope_theta": None, "partial_rotary_factor": 1.0}
+    for name, value in rope.items():
+        if value is not None and (name not in known or known[name] not in (None, value)):
+            return f"{name}={value}"
+    return None
 
 
 def _add_sizes(writer: GGUFWriter, config: Any) -> None:
@@ -119,12 +147,29 @@ def _add_sizes(writer: GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    _add_rope(writer, config.rope_parameters)
     width = head_width(config)
     writer.add_rope_dimension_count(width)
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_vocab_size(config.vocab_size)
+
+
+def _add_rope(writer: GGUFWriter, rope: Mapping[str, Any]) -> None:
+    import gguf
+
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope.get("rope_type") not in ("linear", "yarn"):
+        return
+    factor = rope["factor"]
+    writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+    writer.add_rope_scaling_factor(factor)
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if (attention := rope.get("attention_factor")) is not None:
+            # llama.cpp multiplies by the usual factor itself
+            usual = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+            writer.add_rope_scaling_attn_factors(attention / usual)
 
 
 def head_width(config: Any) -> int:
@@ -134,44 +179,30 @@ def head_width(config: Any) -> int:
 
 def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
     """Weights in llama.cpp's layout, with llama.cpp's names."""
-    import gguf
-
     config = hf.config
-    archs = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(archs[family], config.num_hidden_layers)
     tied = hf.get_output_embeddings().weight is hf.get_input_embeddings().weight
+    labels = tensor_names(hf, family)
     found: list[tuple[str, Tensor]] = []
     for name, weight in hf.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
-        label = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if label is None:
+        if len(labels[name]) != 1 or labels[name][0] == "output.bias":
             raise UnsupportedModelError(
                 f"{name} of this {config.model_type} has no name in a GGUF file; export a "
                 "directory (--to transformers) and serve it with another engine"
             )
         if family == "llama" and ".self_attn." in name:
-            weight = _interleaved(name, weight, config)
-        found.append((label, weight))
+            weight = rotated_by_pairs(name, weight, config)
+        found.append((labels[name][0], weight))
     if (factors := _rope_factors(hf)) is not None:
         found.append(("rope_freqs.weight", factors))
     return found
 
 
-def _interleaved(name: str, weight: Tensor, config: Any) -> Tensor:
-    """Reorder the rows of q and k: llama.cpp rotates neighbours, transformers the two halves."""
-    part = name.split(".")[-2]
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part)
-    if heads is None:
-        return weight
-    halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
-    return halves.transpose(1, 2).reshape(weight.shape)
-
-
 def _rope_factors(hf: Any) -> Tensor | None:
-    """Divisors of the rotary angles for llama.cpp, [W / 2]; None without scaling."""
+    """Divisors of the rotary angles for llama.cpp, [W / 2]; None but for Llama 3."""
     config = hf.config
-    if config.rope_parameters.get("rope_type", "default") == "default":
+    if config.rope_parameters.get("rope_type") != "llama3":
         return None
     width = head_width(config)
     steps = torch.arange(0, width, 2, dtype=torch.float32) / width

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.errors import UnsupportedModelError
+from paceline.models.gguf.pre_tokenizers import name_of
+from paceline.models.gguf.stops import ENDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gguf import GGUFWriter
 
 _PREFIX = "tokenizer."
 # Control tokens for llama.cpp's converter, too; DeepSeek uses wide bars.
 _LOOKS_SPECIAL = re.compile("<[|\uff5c].*[|\uff5c]>")
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3, _QWEN2 = _WORDS % "{1,3}", _WORDS % ""
 
 
 class Tokenizer(NamedTuple):
@@ -29,8 +28,12 @@ class Tokenizer(NamedTuple):
     loaded: Any
 
 
-def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int) -> None:
+def add_tokenizer(
+    writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int, ends: Sequence[int]
+) -> None:
     """Write the keys of a tokenizer with `num_rows` tokens; for a GGUF source, copy its keys.
+
+    `ends` are the tokens that end a text.
 
     Raises:
         UnsupportedModelError: llama.cpp has no equivalent of this tokenizer, as far as known here.
@@ -46,16 +49,7 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int) -> No
             f"{source} has no tokenizer.json, which the GGUF export needs; {_ALTERNATIVE}"
         )
     settings = json.loads(backend.to_str())
-    kind = (settings.get("normalizer") or {}).get("type", "NFC")
-    if (
-        settings["model"]["type"] != "BPE"
-        or settings["model"].get("byte_fallback")
-        or kind != "NFC"
-    ):
-        raise UnsupportedModelError(
-            f"the tokenizer of {source} is not a plain byte-level BPE, which the GGUF export "
-            f"needs; {_ALTERNATIVE}"
-        )
+    _refuse_other(settings, source)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_pre_tokenizer(settings, source))
     tokens, kinds = _tokens(tokenizer.loaded, settings, num_rows)
@@ -64,6 +58,7 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, num_rows: int) -> No
     merges = settings["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
     _add_roles(writer, tokenizer.loaded)
+    _add_ends(writer, tokenizer.loaded, tokens, ends)
 
 
 _ALTERNATIVE = (
@@ -81,39 +76,41 @@ def _copy_keys(writer: GGUFWriter, path: Path) -> None:
             writer.add_key_value(field.name, field.contents(), kind, inner)
 
 
+def _refuse_other(settings: dict[str, Any], source: str) -> None:
+    """Raise unless this is a byte-level BPE as llama.cpp's."""
+    model = settings["model"]
+    kind = (settings.get("normalizer") or {}).get("type", "NFC")
+    others = ("byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    if model["type"] != "BPE" or kind != "NFC" or any(model.get(name) for name in others):
+        raise UnsupportedModelError(
+            f"the tokenizer of {source} is not a plain byte-level BPE, which the GGUF export "
+            f"needs; {_ALTERNATIVE}"
+        )
+    for token in settings["added_tokens"]:
+        for name in ("lstrip", "rstrip", "single_word"):
+            if token.get(name):
+                raise UnsupportedModelError(
+                    f"the tokenizer of {source} has {name}=true for {token['content']}, which "
+                    f"llama.cpp does not know; {_ALTERNATIVE}"
+                )
+
+
 def _pre_tokenizer(settings: dict[str, Any], source: str) -> str:
     """llama.cpp's name of the pre-tokenizer, derived from the settings of the tokenizer.
 
     So a new vocabulary with a known pre-tokenizer is supported.
     """
     splits = settings.get("pre_tokenizer") or {}
-    parts = splits.get("pretokenizers", [splits])
-    names = {
-        ("words",): "gpt-2",
-        ("digits", "words"): "smollm",
-        ("llama3", "bytes"): "llama-bpe",
-        ("qwen2", "bytes"): "qwen2",
-    }
-    name = names.get(tuple(map(_known_part, parts)))
-    # llama.cpp applies ignore_merges for Llama 3 only.
-    if name is None or bool(settings["model"].get("ignore_merges")) != (name == "llama-bpe"):
+    ignore_merges = bool(settings["model"].get("ignore_merges"))
+    name = name_of(splits, ignore_merges=ignore_merges)
+    if name is None:
+        parts = [part.get("type") for part in splits.get("pretokenizers", [splits])]
         raise UnsupportedModelError(
-            f"the tokenizer of {source} has pre-tokenizers {[part.get('type') for part in parts]}, "
-            f"which is none of the supported ones ({', '.join(names.values())}); {_ALTERNATIVE}"
+            f"the tokenizer of {source} has pre-tokenizers {parts} with "
+            f"ignore_merges={str(ignore_merges).lower()}, for which llama.cpp has no name; "
+            f"{_ALTERNATIVE}"
         )
     return name
-
-
-def _known_part(part: dict[str, Any]) -> str:
-    kind = part.get("type")
-    if kind == "ByteLevel" and not part.get("add_prefix_space"):
-        return "words" if part.get("use_regex", True) else "bytes"
-    if kind == "Digits" and part.get("individual_digits"):
-        return "digits"
-    if kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
-        pattern = part.get("pattern", {}).get("Regex")
-        return {_LLAMA3: "llama3", _QWEN2: "qwen2"}.get(pattern, "other")
-    return "other"
 
 
 def _tokens(tokenizer: Any, settings: dict[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
@@ -152,5 +149,22 @@ def _add_roles(writer: GGUFWriter, tokenizer: Any) -> None:
     ids = tokenizer("a")["input_ids"]
     writer.add_add_bos_token(bool(ids) and ids[0] == tokenizer.bos_token_id)
     writer.add_add_eos_token(bool(ids) and ids[-1] == tokenizer.eos_token_id)
-    if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = [{"name": name, "template": text} for name, text in template.items()]
+    if template:
+        writer.add_chat_template(template)
+
+
+def _add_ends(writer: GGUFWriter, tokenizer: Any, tokens: list[str], ends: Sequence[int]) -> None:
+    """Write the tokens that end a text and that llama.cpp does not know by their texts."""
+    known = {tokenizer.eos_token_id, *(n for n, token in enumerate(tokens) if token in ENDS)}
+    left = [number for number in ends if number not in known and number < len(tokens)]
+    keys = (writer.add_eot_token_id, writer.add_eom_token_id)
+    if len(left) > len(keys):
+        raise UnsupportedModelError(
+            f"{len(left)} tokens end a text besides EOS ({left}), of which a GGUF file holds "
+            f"{len(keys)}; {_ALTERNATIVE}"
+        )
+    for add, number in zip(keys, left, strict=False):
+        add(number)

@@ -167,7 +167,7 @@ def test_rotary_pairs_that_are_not_interleaved_are_caught(
 ):
     folder = models(tmp_path)
     monkeypatch.setattr(
-        "paceline.export.gguf_file._interleaved", lambda name, weight, config: weight
+        "paceline.export.gguf_file.rotated_by_pairs", lambda name, weight, config: weight
     )
     with pytest.raises(ExportError, match="nothing was kept"):
         run(folder, "llamacpp")

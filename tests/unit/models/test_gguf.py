@@ -26,9 +26,18 @@ F32, F16, Q8_0 = 0, 1, 7  # general.file_type
 
 
 def write_gguf(
-    path: Path, hf: PreTrainedModel, *, file_type: int = F32, arch: str = "llama"
+    path: Path,
+    hf: PreTrainedModel,
+    *,
+    file_type: int = F32,
+    arch: str = "llama",
+    tensors: dict[str, np.ndarray] | None = None,
+    **keys: Any,
 ) -> Path:
-    """A llama as llama.cpp keeps it: rotary pairs interleaved, tokenizer inside."""
+    """A llama as llama.cpp keeps it: rotary pairs interleaved, tokenizer inside.
+
+    `keys`: more keys of the architecture, with __ for a dot.
+    """
     config, tokenizer = hf.config, tiny_tokenizer()
     writer = gguf.GGUFWriter(path, arch)
     writer.add_file_type(file_type)
@@ -42,6 +51,11 @@ def write_gguf(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    for name, value in keys.items():
+        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}
+        add[type(value)](f"{arch}.{name.replace('__', '.')}", value)
+    for name, array in (tensors or {}).items():
+        writer.add_tensor(name, array)
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
     writer.add_tokenizer_model("gpt2")
@@ -52,6 +66,16 @@ def write_gguf(
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_pad_token_id(1)
+    add_weights(writer, hf, file_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_weights(writer: gguf.GGUFWriter, hf: PreTrainedModel, file_type: int) -> None:
+    config = hf.config
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in hf.state_dict().items():
@@ -69,11 +93,6 @@ def write_gguf(
             kind = gguf.GGMLQuantizationType.Q8_0
             array = gguf.quants.quantize(array, kind)
         writer.add_tensor(f"{names.get_name(stem)}.{suffix}", array, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.fixture
@@ -81,9 +100,13 @@ def hf() -> PreTrainedModel:
     return tiny_hf("llama", vocab_size=266, intermediate_size=64)
 
 
-@pytest.fixture
-def gguf_file(tmp_path: Path, hf: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path, hf: PreTrainedModel) -> Path:
     return write_gguf(tmp_path / "tiny.gguf", hf)
 
 
@@ -109,6 +132,90 @@ def test_a_gguf_file_gives_the_model_it_was_made_from(gguf_file: Path, hf: PreTr
     assert load_tokenizer(gguf_file).encode(text) == tiny_tokenizer().encode(text)
 
 
+def angles(path: Path) -> torch.Tensor:
+    """Frequencies of the rotary positions, as the modules of transformers compute them."""
+    hf: Any = load_model(path, dtype="float32").hf
+    return hf.model.rotary_emb.inv_freq * hf.model.rotary_emb.attention_scaling
+
+
+FACTORS = {
+    # 1 below a wavelength of 16, 8 above 64, and between them a mixture, by hand
+    "llama3": [1.0, 1 / ((1 - 0.00619779) / 8 + 0.00619779), 8.0, 8.0],
+    "other": [1.0, 1.25, 3.0, 2.5],
+}
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+def test_factors_of_frequencies_are_those_of_the_model(kind: str, tmp_path: Path, hf: Any):
+    factors = np.array(FACTORS[kind], np.float32)
+    path = write_gguf(tmp_path / "a.gguf", hf, tensors={"rope_freqs.weight": factors})
+    wanted = torch.tensor([10_000 ** (-pair / 4) / factors[pair] for pair in range(4)])
+    torch.testing.assert_close(angles(path), wanted, rtol=1e-5, atol=0)
+    assert not torch.equal(logits_of(load_model(path, dtype="float32").hf), logits_of(hf))
+
+
+def test_linear_scaling_divides_all_frequencies(tmp_path: Path, hf: Any):
+    scaled = {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}
+    wanted = torch.tensor([10_000 ** (-pair / 4) / 4 for pair in range(4)])
+    path = write_gguf(tmp_path / "a.gguf", hf, **scaled)
+    torch.testing.assert_close(angles(path), wanted)
+    older = write_gguf(tmp_path / "b.gguf", hf, rope__scale_linear=4.0)
+    torch.testing.assert_close(angles(older), wanted)
+    none = write_gguf(tmp_path / "c.gguf", hf, **scaled | {"rope__scaling__type": "none"})
+    torch.testing.assert_close(angles(none), 4 * wanted)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention__scale", 0.3),
+        ("attn_logit_softcapping", 30.0),
+        ("logit_scale", 4.0),
+        ("attention__sliding_window", 8),
+        ("rope__freq_base_swa", 500.0),
+        ("rope__scaling__type", "spiral"),
+        ("rope__scaling__attn_factor", 1.5),
+        ("rope__dimension_sections", 3),
+        ("attention__value_length", 4),
+        ("something__new", "yes"),
+    ],
+)
+def test_a_key_that_is_not_used_is_refused_by_name(key: str, value: Any, tmp_path: Path, hf: Any):
+    path = write_gguf(tmp_path / "a.gguf", hf, **{key: value})
+    found = "keys of 8 and values of 4" if "length" in key else key.replace("__", ".")
+    with pytest.raises(ModelLoadError, match=found) as caught:
+        load_model(path)
+    assert "\n" not in str(caught.value)
+    assert entries(tmp_path) == []
+
+
+def test_keys_with_values_that_change_nothing_are_read(tmp_path: Path, hf: Any):
+    neutral = {"logit_scale": 1.0, "attention__sliding_window": 4096, "expert_count": 0}
+    path = write_gguf(tmp_path / "a.gguf", hf, **neutral, rope__scaling__finetuned=0)
+    torch.testing.assert_close(logits_of(load_model(path, dtype="float32").hf), logits_of(hf))
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q_norm.weight", "rope_other.weight"])
+def test_a_tensor_without_a_place_is_refused_by_name(name: str, tmp_path: Path, hf: Any):
+    path = write_gguf(tmp_path / "a.gguf", hf, tensors={name: np.ones(8, np.float32)})
+    with pytest.raises(ModelLoadError, match=name):
+        load_model(path)
+
+
+def test_biases_are_read_and_a_bias_that_is_not_there_is_zero(tmp_path: Path, hf: Any):
+    bias = np.linspace(-1, 1, 32, dtype=np.float32)
+    more = {"blk.0.attn_output.bias": bias, "blk.1.ffn_down.bias": bias}
+    found: Any = load_model(
+        write_gguf(tmp_path / "a.gguf", hf, tensors=more | {"blk.0.ffn_down.bias": bias}),
+        dtype="float32",
+    ).hf
+    state = found.state_dict()
+    for name in ("0.self_attn.o_proj", "1.mlp.down_proj"):
+        assert state[f"model.layers.{name}.bias"].tolist() == bias.tolist()
+    for name in ("1.self_attn.o_proj", "0.self_attn.q_proj", "1.mlp.up_proj"):
+        assert not state[f"model.layers.{name}.bias"].any()
+
+
 def test_digits_are_split_as_llama_cpp_splits_them_for_this_kind_of_file(gguf_file: Path):
     backend: Any = load_tokenizer(gguf_file)
     split = backend.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in   51 ½")
@@ -131,9 +238,7 @@ def test_plain_files_keep_their_precision_and_quantised_ones_become_bfloat16(
     hf: PreTrainedModel,
     file_type: int,
     stored: str,
-    monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     entry = converted_gguf(write_gguf(tmp_path / "tiny.gguf", hf, file_type=file_type))
     config = json.loads((entry / "config.json").read_text())
     assert config["dtype"] == stored
@@ -142,8 +247,7 @@ def test_plain_files_keep_their_precision_and_quantised_ones_become_bfloat16(
 
 def test_the_second_load_reads_no_gguf(gguf_file: Path, monkeypatch: pytest.MonkeyPatch):
     first = load_model(gguf_file, dtype="float32")
-    monkeypatch.setattr("paceline.models.gguf._convert", None)
-    monkeypatch.setattr("paceline.models.gguf._check", None)
+    monkeypatch.setattr("paceline.models.gguf.conversion.convert_gguf", None)
     second = load_model(gguf_file, dtype="float32")
     assert torch.equal(first.head_weight, second.head_weight)
 
@@ -207,9 +311,7 @@ def test_something_else_by_the_name_of_gguf_is_refused(tmp_path: Path):
         load_model(tmp_path / "photo.gguf")
 
 
-def test_an_architecture_transformers_cannot_convert_is_refused(
-    tmp_path: Path, hf: PreTrainedModel
-):
+def test_an_architecture_that_is_not_known_is_refused_by_name(tmp_path: Path, hf: PreTrainedModel):
     path = write_gguf(tmp_path / "strange.gguf", hf, arch="martian")
     with pytest.raises(ModelLoadError, match="martian") as caught:
         load_model(path)
@@ -222,7 +324,7 @@ def test_a_gguf_of_an_architecture_that_cannot_roll_back_is_refused_before_it_is
     def refuse(_config: object) -> None:
         raise UnsupportedModelError("mamba has a recurrent state")
 
-    monkeypatch.setattr("paceline.models.gguf.refuse_by_name", refuse)
+    monkeypatch.setattr("paceline.models.gguf.conversion.refuse_by_name", refuse)
     with pytest.raises(UnsupportedModelError, match="mamba"):
         load_model(gguf_file)
     assert entries(tmp_path) == []

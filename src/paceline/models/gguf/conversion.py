@@ -1,0 +1,149 @@
+"""Converts a GGUF file to a model directory in the cache, once.
+
+Reading a quantized GGUF file takes many seconds; reading safetensors takes less than one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from paceline.errors import ModelLoadError, PacelineError
+from paceline.models.gguf.architectures import read_config
+from paceline.models.gguf.fields import GgufFile
+from paceline.models.gguf.rope import check_frequencies
+from paceline.models.gguf.tensors import read_tensors
+from paceline.models.gguf.vocabulary import read_vocabulary
+from paceline.models.hf.architectures import refuse_by_name
+from paceline.models.silence import quiet
+from paceline.records import cache_root, storage_errors
+
+_log = logging.getLogger(__name__)
+
+_FORMAT = 3  # increase when the conversion changes, so that old cache entries are not used
+_ENDS = 1 << 20
+# general.file_type of unquantized files; all quantized types are converted to bfloat16
+_PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
+
+
+def converted_gguf(path: Path) -> Path:
+    """The model directory of this file; converts the file if it is not in the cache.
+
+    The cache is $PACELINE_CACHE, else ~/.cache/paceline. Entries are created atomically.
+
+    Raises:
+        ModelLoadError: Not a valid GGUF file, or the `gguf` package is missing.
+        StorageError: The disk is too full for the weights (16 bits each if quantized).
+    """
+    entry = cache_root() / "gguf" / f"{path.stem}-{_key(path)}"
+    if entry.exists():
+        return entry
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
+    with storage_errors(entry):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{entry}.lock"):
+            if not entry.exists():
+                _log.warning("converting %s; this happens once, the next load takes a second", path)
+                _convert_into(entry, path)
+    return entry
+
+
+def _key(path: Path) -> str:
+    # size, time of change and both ends: hashing all of a large file takes seconds
+    status = path.stat()
+    digest = hashlib.sha256(f"{_FORMAT} {status.st_size} {status.st_mtime_ns}".encode())
+    with path.open("rb") as stream:
+        digest.update(stream.read(_ENDS))
+        stream.seek(max(0, status.st_size - _ENDS))
+        digest.update(stream.read(_ENDS))
+    return digest.hexdigest()[:16]
+
+
+def _open(path: Path) -> GgufFile:
+    """Read the keys and the index of tensors, which detects most damage."""
+    import gguf
+
+    try:
+        return GgufFile(path, gguf.GGUFReader(path))
+    except PacelineError:
+        raise
+    except Exception as error:  # the reader raises whatever numpy and struct raise
+        raise ModelLoadError(
+            f"{path} is not a complete GGUF file ({first_line(error)}); download it again"
+        ) from error
+
+
+def _convert_into(entry: Path, path: Path) -> None:
+    # the caller holds the entry's lock, so existing scratch directories belong to killed runs
+    for stale in entry.parent.glob(f".{entry.name}.*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
+    try:
+        convert_gguf(path, scratch)
+        scratch.chmod(0o755)
+        scratch.replace(entry)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> None:
+    """Write the file's model and tokenizer into an empty folder; raises as `converted_gguf`.
+
+    `kind` is the dtype of the weights; None keeps that of the file, or bfloat16 if it is quantized.
+    """
+    file = _open(path)
+    try:
+        _convert(file, folder, kind or _dtype_of(file))
+    except (PacelineError, OSError):
+        raise
+    except Exception as error:
+        raise ModelLoadError(
+            f"{path} cannot be converted ({first_line(error)}); use the model's safetensors "
+            "directory instead"
+        ) from error
+
+
+def _dtype_of(file: GgufFile) -> torch.dtype:
+    kind = file.get("general.file_type")
+    return torch.bfloat16 if kind is None else _PLAIN_TYPES.get(int(kind), torch.bfloat16)
+
+
+def _convert(file: GgufFile, folder: Path, kind: torch.dtype) -> None:
+    config = read_config(file)
+    refuse_by_name(config)
+    tokenizer, roles = read_vocabulary(file)
+    suppressed = file.get("tokenizer.ggml.suppress_tokens")
+    file.refuse_unread()
+    config.dtype = kind
+    config.bos_token_id, config.eos_token_id = roles.bos, roles.eos
+    config.pad_token_id = roles.pad
+    with torch.device("meta"):
+        hf: Any = AutoModelForCausalLM.from_config(config, dtype=kind)
+    hf.load_state_dict(read_tensors(file, hf, kind), strict=False, assign=True)
+    hf.tie_weights()
+    check_frequencies(file, hf)
+    hf.generation_config = GenerationConfig(
+        bos_token_id=roles.bos,
+        eos_token_id=list(roles.ends) or None,
+        pad_token_id=roles.pad,
+        suppress_tokens=suppressed or None,
+    )
+    with quiet():
+        hf.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error message, or the type of an error without one."""
+    return (str(error).strip() or type(error).__name__).split("\n")[0]

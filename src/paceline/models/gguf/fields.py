@@ -1,0 +1,124 @@
+"""Keys and tensors of a GGUF file, with a record of those that were read."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gguf import GGUFReader, ReaderTensor
+
+_ADVICE = "use the model's safetensors directory instead"
+# Prefixes of keys about the file rather than about the computation.
+_ABOUT = ("GGUF.", "general.", "quantize.", "imatrix.", "split.")
+# Values with which a key changes nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0.0,),
+    "embedding_scale": (0.0, 1.0),
+    "expert_count": (0,),
+    "expert_feed_forward_length": (0,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_used_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
+    "final_logit_softcapping": (0.0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (0.0, 1.0),
+    "rope.scaling.alpha": (0.0, 1.0),
+    "rope.scaling.yarn_ext_factor": (1.0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+# Keys that change nothing, whatever their value; vocab_size is the number of rows of the embedding.
+_IDLE = {"rope.scaling.finetuned", "tensor_data_layout", "vocab_size", "pooling_type"}
+
+
+class GgufFile:
+    """A GGUF file.
+
+    Attributes:
+        path: Its path, for messages.
+        reader: The reader of the package gguf.
+        arch: llama.cpp's name of the architecture.
+        tensors: Its tensors by name.
+    """
+
+    def __init__(self, path: Path, reader: GGUFReader) -> None:
+        self.path = path
+        self.reader = reader
+        self.tensors: dict[str, ReaderTensor] = {each.name: each for each in reader.tensors}
+        self._read: set[str] = set()
+        self.arch = str(self.get("general.architecture", ""))
+        kind = self.get("general.type", "model")
+        if kind != "model":
+            raise self.error(f"holds a {kind} (general.type), not a model", "name the model's file")
+        if self.get("split.count", 0) > 1:
+            raise self.error(
+                f"is one of {self.get('split.count')} parts (split.count)",
+                "join them with llama-gguf-split --merge first",
+            )
+
+    def error(self, fault: str, advice: str = _ADVICE) -> ModelLoadError:
+        """An error with the path of the file, what is wrong with it, and what to do."""
+        return ModelLoadError(f"{self.path} {fault}; {advice}")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key."""
+        field = self.reader.get_field(key)
+        self._read.add(key)
+        return default if field is None else field.contents()
+
+    def own(self, key: str, default: Any = None) -> Any:
+        """The value of a key of the architecture; of equal values for each layer, the value."""
+        value = self.get(f"{self.arch}.{key}", default)
+        if isinstance(value, list) and value:
+            if any(each != value[0] for each in value):
+                raise self.error(f"has different values of {self.arch}.{key} for its layers")
+            return value[0]
+        return value
+
+    def required(self, key: str) -> Any:
+        """The value of a key of the architecture that every file has."""
+        value = self.own(key)
+        if value is None:
+            raise self.error(f"lacks the key {self.arch}.{key}")
+        return value
+
+    def refuse_unread(self) -> None:
+        """Raise for a key that may change the computation or the tokens and that nobody read."""
+        for key, field in self.reader.fields.items():
+            if key in self._read or key.startswith(_ABOUT):
+                continue
+            name = key.removeprefix(f"{self.arch}.")
+            if name in _IDLE or self._idle(name, field.contents()):
+                continue
+            raise self.error(
+                f"has the key {key} = {_short(field.contents())}, which is not supported"
+            )
+
+    def _idle(self, name: str, value: Any) -> bool:
+        if name == "attention.sliding_window" and isinstance(value, int):
+            return value == 0 or value >= self.required("context_length")
+        return any(_equal(value, each) for each in _NEUTRAL.get(name, ()))
+
+
+def _equal(value: Any, neutral: Any) -> bool:
+    if isinstance(value, list):
+        return all(_equal(each, neutral) for each in value)
+    return isinstance(value, (int, float)) and math.isclose(value, neutral)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,199 @@
+"""The tokenizer of a GGUF file, by the rules of llama.cpp."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from paceline.models.gguf.pre_tokenizers import rule
+from paceline.models.gguf.stops import Roles, roles_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.models.gguf.fields import GgufFile
+
+_UNUSED = 5  # gguf.TokenType
+_SPACE = "\u2581"  # for a space in SentencePiece vocabularies
+_LEFT_ALONE = (  # for embeddings and classifiers, or already contained in what is read
+    *("token_type_count", "seperator_token_id", "mask_token_id", "cls_token_id", "add_sep_token"),
+    *("precompiled_charsmap", "remove_extra_whitespaces"),
+)
+_PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
+
+
+def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
+    """The tokenizer and the roles of its tokens; raises ModelLoadError if it is not supported."""
+    model = file.get("tokenizer.ggml.model")
+    if model is None:
+        raise file.error("has no tokenizer (tokenizer.ggml.model)")
+    tokens, kinds = _tokens(file)
+    roles = roles_of(file, tokens, kinds, model)
+    if model == "gpt2":
+        tokenizer, add_bos = _byte_level(file, tokens)
+    elif model == "llama":
+        tokenizer, add_bos = _sentencepiece(file, tokens, roles), True
+    else:
+        raise file.error(
+            f"has a tokenizer of the kind {model!r} (tokenizer.ggml.model), which is not supported"
+        )
+    tokenizer.add_tokens(_added(file, tokens, roles))
+    if tokenizer.get_vocab_size() != len(tokens):
+        raise file.error(f"has {len(tokens)} tokens, of which some have the same text")
+    _add_ends(file, tokenizer, tokens, roles, add_bos=add_bos)
+    for name in _LEFT_ALONE:
+        file.get(f"tokenizer.ggml.{name}")
+    for name in ("tokenizer.huggingface.json", "tokenizer.rwkv.world"):
+        file.get(name)
+    named = {"bos": roles.bos, "eos": roles.eos, "unk": roles.unknown, "pad": roles.pad}
+    texts = {
+        f"{name}_token": tokens[number] for name, number in named.items() if number is not None
+    }
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **texts
+    )
+    found.chat_template = _templates(file)
+    return found, roles
+
+
+def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
+    """Text and type of each token, without rows at the end that have no token."""
+    tokens: list[str] | None = file.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise file.error("has no tokens (tokenizer.ggml.tokens)")
+    kinds: list[int] = file.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise file.error(f"has {len(tokens)} tokens but {len(kinds)} token types")
+    tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
+    while tokens and kinds[-1] == _UNUSED and tokens[-1] == f"[PAD{len(tokens) - 1}]":
+        tokens.pop()
+        kinds.pop()
+    return tokens, kinds
+
+
+def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    name = file.get("tokenizer.ggml.pre", "default")
+    found = rule(name)
+    if found is None:
+        raise file.error(
+            f"has the pre-tokenizer {name!r} (tokenizer.ggml.pre), which is not supported"
+        )
+    merges = file.get("tokenizer.ggml.merges")
+    if merges is None:
+        raise file.error("has no merges (tokenizer.ggml.merges)")
+    file.get("tokenizer.ggml.scores")  # llama.cpp does not use them here
+    vocabulary = _ids(tokens)
+    pairs = [_pair(merge) for merge in merges]
+    known = [pair for pair in pairs if {*pair, "".join(pair)} <= vocabulary.keys()]
+    model = BPE(vocabulary, known, ignore_merges=found.ignore_merges)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = found.pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    if file.get("tokenizer.ggml.add_space_prefix", False):
+        raise file.error(
+            "puts a space before the text (tokenizer.ggml.add_space_prefix), which is "
+            "not supported for this kind of tokenizer"
+        )
+    return tokenizer, found.add_bos
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge[1:].partition(" ")  # the first character may be a space
+    return merge[:1] + left, right
+
+
+def _ids(tokens: list[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(tokens)}
+
+
+def _sentencepiece(file: GgufFile, tokens: list[str], roles: Roles) -> Tokenizer:
+    scores: list[float] | None = file.get("tokenizer.ggml.scores")
+    if scores is None:
+        raise file.error("has no scores of tokens (tokenizer.ggml.scores)")
+    file.get("tokenizer.ggml.merges")  # llama.cpp merges by the scores alone
+    file.get("tokenizer.ggml.pre")
+    unknown = None if roles.unknown is None else tokens[roles.unknown]
+    vocabulary = _ids(tokens)
+    merges = _merges(vocabulary, scores)
+    model = BPE(vocabulary, merges, unk_token=unknown, fuse_unk=False, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    prefix = bool(file.get("tokenizer.ggml.add_space_prefix", True))
+    spaces = normalizers.Replace(" ", _SPACE)
+    steps = [normalizers.Prepend(_SPACE), spaces] if prefix else [spaces]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    ends = [decoders.Strip(" ", 1, 0)] if prefix else []
+    parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *ends]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return tokenizer
+
+
+def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a token, the best score first: SentencePiece merges so."""
+    found: list[tuple[float, int, str, str]] = []
+    for token, number in vocabulary.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                found.append((-scores[number], number, left, right))
+    return [(left, right) for _, _, left, right in sorted(found, key=lambda each: each[:2])]
+
+
+def _added(file: GgufFile, tokens: list[str], roles: Roles) -> list[AddedToken]:
+    """Tokens that a text spells as they are."""
+    # llama.cpp, "set attributes by model name"
+    name = str(file.get("general.name", "")).lower()
+    strips = "phi-3" in name or "phi3" in name
+    return [
+        AddedToken(
+            tokens[number],
+            special=control,
+            normalized=False,
+            rstrip=strips and tokens[number] not in _PHI3_KEEPS,
+        )
+        for number, control in sorted(roles.special.items())
+    ]
+
+
+def _add_ends(
+    file: GgufFile, tokenizer: Tokenizer, tokens: list[str], roles: Roles, *, add_bos: bool
+) -> None:
+    """Put BOS and EOS around a text as the file says."""
+    wanted = {
+        "bos": (bool(file.get("tokenizer.ggml.add_bos_token", add_bos)), roles.bos),
+        "eos": (bool(file.get("tokenizer.ggml.add_eos_token", False)), roles.eos),
+    }
+    for name, (adds, number) in wanted.items():
+        if adds and number is None:
+            raise file.error(
+                f"adds {name.upper()} to texts (tokenizer.ggml.add_{name}_token) but "
+                f"has no tokenizer.ggml.{name}_token_id"
+            )
+    before, after = (
+        [tokens[number]] if adds and number is not None else [] for adds, number in wanted.values()
+    )
+    if before or after:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            pair=[
+                *before,
+                "$A",
+                *after,
+                *(f"{each}:1" for each in before),
+                "$B:1",
+                *(f"{each}:1" for each in after),
+            ],
+            special_tokens=[(each, tokens.index(each)) for each in {*before, *after}],
+        )
+
+
+def _templates(file: GgufFile) -> str | dict[str, str] | None:
+    default: str | None = file.get("tokenizer.chat_template")
+    names: list[str] = file.get("tokenizer.chat_templates") or []
+    others = {name: file.get(f"tokenizer.chat_template.{name}") for name in names}
+    others = {name: text for name, text in others.items() if text is not None}
+    if not others:
+        return default
+    return others if default is None else {"default": default, **others}
