@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from paceline.engines.client import (
     Client,
     StatusError,
-    advice_for,
     api_key,
     certificates,
     is_loopback,
@@ -32,13 +31,18 @@ from paceline.engines.text_answers import (
     read_completion,
     read_llama_completion,
 )
-from paceline.engines.text_requests import llama_body, openai_body
+from paceline.engines.text_errors import (
+    KEY_SETTING,
+    RefusedError,
+    UnavailableError,
+    by_status,
+    refusal,
+)
+from paceline.engines.text_requests import NEUTRAL_FORMS, llama_body, openai_body
 from paceline.errors import EngineError, SlowerWarning, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
-
-    import openai
 
     from paceline.engines.contract import Request
     from paceline.engines.text_config import OpenAIWriter
@@ -49,7 +53,6 @@ if TYPE_CHECKING:
 _RETRIES = 2  # by the client, with back-off, before a server counts as failing
 _DAMAGED = 4  # answers to one request that are damaged, before it fails
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_KEY_SETTING = "writer.api_key_env"
 _PROBE = "def f(x):\n    return 'naïve 東京 ½', 12345  # Hello, world!"
 """Text of which servers and tokenizer must give the same ids."""
 
@@ -72,10 +75,6 @@ class _Models(BaseModel):
 
 class _Tokens(BaseModel):
     tokens: list[int]
-
-
-class _UnavailableError(EngineError):
-    """The server does not answer, or refuses for now."""
 
 
 class TextServers:
@@ -169,7 +168,7 @@ class _Pool:
             server = await self._acquire()
             try:
                 written = await server.ask(request)
-            except _UnavailableError as error:
+            except UnavailableError as error:
                 self._pause(server, error)
             except AnswerError:
                 num_damaged += 1
@@ -202,7 +201,7 @@ class _Pool:
         """One request tests whether a server answers again."""
         return 1 if server.pause_s else self._limit
 
-    def _pause(self, server: _Server, error: _UnavailableError) -> None:
+    def _pause(self, server: _Server, error: UnavailableError) -> None:
         now = time.monotonic()
         if all(each.pause_s for each in self._servers) and now - self._answered > self._patience_s:
             raise EngineError(
@@ -242,6 +241,7 @@ class _Server:
         self._key = key
         self._tokenize = tokenize
         self._known: tuple[str, str] | None = None  # model, name and version
+        self._form = 0  # of neutral settings
         self.is_reported = False
         self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
 
@@ -267,7 +267,7 @@ class _Server:
 
     def forget(self) -> None:
         """Look at model, version and tokenizer again: another server may start at this URL."""
-        self._known = None
+        self._known, self._form = None, 0
 
     async def ask(self, request: Request) -> Written:
         """Answer a request.
@@ -275,7 +275,7 @@ class _Server:
         Raises:
             UsageError: The server refuses the key, the model or the request.
             AnswerError: The answer is damaged.
-            _UnavailableError: The server does not answer, or refuses for now.
+            UnavailableError: The server does not answer, or refuses for now.
         """
         async with self._lock:
             if self._known is None:
@@ -288,8 +288,30 @@ class _Server:
             body = llama_body(request, top)
             return read_llama_completion(await self._post(where, body), where, name, top)
         where = f"{self._url}/v1/completions"
-        body = {"model": model, **openai_body(request, top, is_vllm=name.startswith("vllm"))}
-        return read_completion(await self._post(where, body), where, name, top)
+        is_vllm = name.startswith("vllm")
+        body = {"model": model, **openai_body(request, top, is_vllm=is_vllm)}
+        post = self._post if is_vllm else self._complete
+        return read_completion(await post(where, body), where, name, top)
+
+    async def _complete(self, where: str, body: dict[str, Any]) -> str:
+        """Send neutral values of settings beyond OpenAI's, in a form that the server accepts."""
+        form, last = self._form, len(NEUTRAL_FORMS) - 1
+        while True:
+            try:
+                answer = await self._post(where, NEUTRAL_FORMS[form] | body)
+                break
+            except RefusedError:
+                if form == last:
+                    raise
+                form += 1
+        if form == last > self._form:
+            warnings.warn(
+                f"{self._url} refuses top_k, min_p and repetition_penalty in requests, so they are "
+                "left out; check that it does not take them from its model's generation_config.json",
+                stacklevel=2,
+            )
+        self._form = max(self._form, form)
+        return answer
 
     async def _post(self, where: str, body: dict[str, Any]) -> str:
         import httpx2
@@ -298,14 +320,14 @@ class _Server:
         try:
             answer = await self._client.post(where, cast_to=httpx2.Response, body=body)
         except openai.APIStatusError as error:
-            raise _refusal(where, error, self._writer) from None
+            raise refusal(where, error, self._writer) from None
         except openai.APITimeoutError:
-            raise _UnavailableError(
+            raise UnavailableError(
                 f"{where} did not answer in {self._writer.timeout_s:.0f} s; the server may be "
                 "overloaded: lower writer.concurrency or raise writer.timeout_s"
             ) from None
         except openai.APIConnectionError as error:
-            raise _UnavailableError(
+            raise UnavailableError(
                 f"{where} cannot be reached or closed the connection "
                 f"({shorten(str(error.__cause__ or error))}); check that the server runs and that "
                 "this is its URL"
@@ -324,7 +346,7 @@ class _Server:
 
     def _look(self) -> tuple[str, str]:
         """The model's name, and the server's name and version; checks its tokenizer."""
-        client = Client(self._url, self._key, key_setting=_KEY_SETTING)
+        client = Client(self._url, self._key, key_setting=KEY_SETTING)
         try:
             name, tokenizing = self._identify(client)
             model = _served_model(client, self._writer.model)
@@ -339,11 +361,11 @@ class _Server:
                         "on; set target to a directory with the tokenizer of the served model"
                     )
         except StatusError as error:
-            raise _by_status(str(error), error.status) from None
+            raise by_status(str(error), error.status) from None
         except UsageError:
             raise
         except EngineError as error:
-            raise _UnavailableError(str(error)) from None
+            raise UnavailableError(str(error)) from None
         finally:
             client.close()
         return model, name
@@ -376,22 +398,3 @@ def _served_model(client: Client, wanted: str | None) -> str:
             "it serves as writer.model"
         )
     return wanted
-
-
-def _refusal(
-    where: str, error: openai.APIStatusError, writer: OpenAIWriter
-) -> EngineError | UsageError:
-    status = error.status_code
-    advice = advice_for(status, _KEY_SETTING)
-    if status == 401 and writer.api_key_env is not None:
-        advice = f"the API key in {writer.api_key_env} is not the server's"
-    if status == 400 and writer.top_logprobs:
-        advice = "lower writer.top_logprobs, or start vLLM with a higher --max-logprobs"
-    message = f"{where} answered {status} ({shorten(error.response.text)})"
-    return _by_status(f"{message}; {advice}" if advice else message, status)
-
-
-def _by_status(message: str, status: int) -> EngineError | UsageError:
-    """Statuses that may pass make a server unavailable, and the others are errors of the user."""
-    passing = status in (408, 409, 425, 429) or status >= 500
-    return _UnavailableError(message) if passing else UsageError(message)
