@@ -307,7 +307,7 @@ class _Server:
         if form == last > self._form:
             warnings.warn(
                 f"{self._url} refuses top_k, min_p and repetition_penalty in requests, so they are "
-                "left out; check that it does not take them from its model's generation_config.json",
+                "left out; check that it does not take its model's generation_config.json instead",
                 stacklevel=2,
             )
         self._form = max(self._form, form)
