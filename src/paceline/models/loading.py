@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
+from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.gguf import converted_gguf, first_line
 from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
@@ -261,10 +262,12 @@ def locate_model(path: str | Path) -> ModelLocation:
         )
     if not local.exists():
         return _locate_on_hub(str(path))
+    if has_adapter(local):
+        return ModelLocation(str(path), str(merged_adapter(local)), {"local_files_only": True})
     if not (local / "config.json").exists():
         hint = "name the directory that holds config.json and the weights"
-        if (local / "adapter_config.json").exists():
-            hint = "it holds an adapter: merge it into its base model first"
+        if adapters := adapters_below(local):
+            hint = f"it holds {len(adapters)} adapters: name one of them, such as {adapters[0]}"
         elif found := sorted(local.glob("*.gguf")):
             hint = f"it holds a GGUF file: name {found[0]}"
         raise ModelLoadError(f"{path} has no config.json; {hint}")

@@ -1,0 +1,200 @@
+"""Merges an adapter (LoRA, DoRA, IA3 …) into its base model with peft, once; kept in the cache.
+
+An adapter is adapter_config.json with its weights, beside the weights of a model or alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import warnings
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+from filelock import FileLock
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from paceline.errors import ModelLoadError, PacelineError
+from paceline.models.gguf import first_line
+from paceline.models.hf.architectures import is_encoder_decoder
+from paceline.models.silence import quiet
+from paceline.models.weights import refuse_incomplete
+from paceline.records import atomic_directory, cache_root, files_fingerprint, storage_errors
+
+CONFIG = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+_ADVICE = "merge it into its base model, and name the directory of the merged model"
+
+
+def has_adapter(directory: Path) -> bool:
+    """True if a directory holds an adapter, alone or beside a model."""
+    return any((directory / name).exists() for name in (CONFIG, *_WEIGHTS))
+
+
+def adapters_below(directory: Path) -> list[Path]:
+    """Directories of adapters in a directory."""
+    return sorted(found.parent for found in directory.glob(f"*/{CONFIG}"))
+
+
+def merged_adapter(directory: Path) -> Path:
+    """The directory of the base model with the adapter merged; merges it if it is not in the cache.
+
+    The base model is the one in the same directory, or else `base_model_name_or_path`.
+
+    Raises:
+        ModelLoadError: peft, the base model or a file is missing, or the adapter does not fit.
+        StorageError: The disk is too full for the merged model.
+    """
+    settings = _settings_of(directory)
+    kind = settings.get("peft_type", "unknown")
+    if find_spec("peft") is None:
+        raise ModelLoadError(
+            f"{directory} holds an adapter ({kind}), which peft merges: pip install -e '.[peft]'; "
+            f"or {_ADVICE}"
+        )
+    base = _base_of(directory, settings)
+    files = [file for folder in (directory, base) for file in _fingerprinted(folder)]
+    entry = cache_root() / "merged" / f"{directory.name}-{files_fingerprint(files)}"
+    with storage_errors(entry):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{entry}.lock"):
+            if not entry.exists():
+                with atomic_directory(entry) as scratch:
+                    _merge_into(scratch, directory, base)
+    if base == directory:
+        warnings.warn(
+            f"the {kind} adapter in {directory} is merged into the weights beside it; remove "
+            f"{CONFIG} if they contain it already",
+            stacklevel=2,
+        )
+    return entry
+
+
+def _settings_of(directory: Path) -> dict[str, Any]:
+    if not (directory / CONFIG).exists():
+        raise ModelLoadError(
+            f"{directory} holds the weights of an adapter without {CONFIG}; add it, or remove "
+            "adapter_model.* to load the model without the adapter"
+        )
+    if not any((directory / name).exists() for name in _WEIGHTS):
+        raise ModelLoadError(
+            f"{directory} has {CONFIG} but no weights of an adapter; add {_WEIGHTS[0]}, or remove "
+            f"{CONFIG} to load the model without the adapter"
+        )
+    settings = json.loads((directory / CONFIG).read_text("utf-8"))
+    if not isinstance(settings, dict):
+        raise ModelLoadError(f"{directory / CONFIG} is not the configuration of an adapter")
+    return settings
+
+
+def _base_of(directory: Path, settings: dict[str, Any]) -> Path:
+    if (directory / "config.json").exists():
+        return directory
+    name = settings.get("base_model_name_or_path")
+    if not name:
+        raise ModelLoadError(
+            f"{directory / CONFIG} names no base_model_name_or_path; set it to a model directory"
+        )
+    for place in (Path(name).expanduser(), directory / name):
+        if (place / "config.json").exists():
+            return place
+    try:
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+    except Exception as error:  # no hub id, or not in the cache
+        raise ModelLoadError(
+            f"{directory} holds an adapter of {name}, which is neither a directory nor in the "
+            f"cache of the hub; download it, or set base_model_name_or_path in {CONFIG} to its "
+            "directory"
+        ) from error
+
+
+def _fingerprinted(folder: Path) -> list[Path]:
+    suffixes = (".json", ".safetensors", ".bin")
+    return [file for file in sorted(folder.iterdir()) if file.suffix in suffixes]
+
+
+def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
+    """Write the merged model, with tokenizer and other files of the adapter, else of the base."""
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = AutoConfig.from_pretrained(base, local_files_only=True)
+        if getattr(config, "quantization_config", None) is not None:
+            raise ModelLoadError(
+                f"{base} is quantized, so the adapter in {directory} cannot be merged into it; "
+                "name the original model as its base"
+            )
+        hf = _load(base, config)
+        _merge(hf, directory, base)
+        stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+        hf.to(stored).save_pretrained(scratch)
+    for folder in (directory, base):
+        for file in folder.iterdir():
+            is_other = file.is_file() and file.suffix not in _WEIGHT_SUFFIXES
+            is_ours = (scratch / file.name).exists() or file.name.startswith("adapter")
+            if is_other and not is_ours and not file.name.endswith(".index.json"):
+                shutil.copyfile(file, scratch / file.name)
+
+
+def _load(base: Path, config: Any) -> Any:
+    """The base model in float32."""
+    auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
+    with tempfile.TemporaryDirectory() as plain:
+        for file in base.iterdir():
+            if not file.name.startswith("adapter"):  # transformers would attach it
+                (Path(plain) / file.name).symlink_to(file.resolve())
+        hf, info = auto.from_pretrained(
+            plain,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+        )
+    refuse_incomplete(str(base), base, hf, info)
+    return hf
+
+
+def _merge(hf: Any, directory: Path, base: Path) -> None:
+    """Merge in place, and untie the head if its weights are then others than the embedding's."""
+    peft: Any = import_module("peft")  # an optional dependency
+    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    if tied:  # a change of the head is no change of the embedding
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    try:
+        config: Any = peft.PeftConfig.from_pretrained(str(directory))
+        if config.is_prompt_learning:
+            raise ModelLoadError(
+                f"{directory} holds an adapter of virtual tokens ({config.peft_type.value}), which "
+                "cannot be merged into weights; use a LoRA adapter"
+            )
+        model: Any = peft.PeftModel(hf, config)
+        result = model.load_adapter(str(directory), "default")
+        odd = [*result.missing_keys, *result.unexpected_keys]
+        if not odd:
+            model.merge_and_unload(safe_merge=True)
+    except PacelineError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(
+            f"peft cannot merge the adapter in {directory} into {base} ({first_line(error)}); "
+            "check that it belongs to this base model"
+        ) from error
+    if odd:
+        raise ModelLoadError(
+            f"the adapter in {directory} does not fit {base}: {len(odd)} of its weights are "
+            f"missing or unknown, for example {odd[0]}; name the base model that it was trained for"
+        )
+    if not tied:
+        return
+    head = hf.get_output_embeddings()
+    if torch.equal(head.weight, hf.get_input_embeddings().weight):
+        hf.tie_weights()
+    else:
+        hf.config.tie_word_embeddings = False
+        hf.config.get_text_config(decoder=True).tie_word_embeddings = False

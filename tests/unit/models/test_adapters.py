@@ -1,0 +1,191 @@
+"""Adapters: merged as peft computes them, or one line that says what to do."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.errors import ModelLoadError
+from paceline.models import load_model
+from paceline.models.inspection import inspect_model
+from paceline.models.loading import fingerprint
+from tiny import LLAMA_LIKE, tiny_hf, tiny_tokenizer
+
+TEXT = torch.tensor([[5, 6, 7, 8, 9]])
+pytestmark = [  # what peft says when it makes adapters
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`"),
+]
+SAID = "ignore:the .* adapter in .* is merged into the weights beside it"
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+
+
+def logits(hf: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        options = {"decoder_input_ids": TEXT} if hf.config.is_encoder_decoder else {}
+        return hf(input_ids=TEXT, **options).logits
+
+
+def trained(hf: Any, settings: Any) -> tuple[Any, torch.Tensor]:
+    """The model with a random adapter, by peft, and its logits."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(5)
+    model = peft.get_peft_model(hf, settings).eval()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and "magnitude" not in name:
+            weight.data.add_(0.3 * torch.randn_like(weight))
+    return model, logits(model)
+
+
+def base(folder: Path, **options: Any) -> Any:
+    hf = tiny_hf("llama", **options)
+    hf.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return hf
+
+
+def kinds() -> dict[str, Any]:
+    peft = pytest.importorskip("peft")
+    both = {"target_modules": ["q_proj", "down_proj"], "r": 4, "lora_alpha": 8}
+    return {
+        "LoRA": peft.LoraConfig(**both),
+        "rank-stabilised LoRA": peft.LoraConfig(**both, use_rslora=True),
+        "DoRA": peft.LoraConfig(**both, use_dora=True),
+        "LoRA of the embedding": peft.LoraConfig(target_modules=["embed_tokens"], r=4),
+        "LoRA of a head": peft.LoraConfig(target_modules=["lm_head", "v_proj"], r=4),
+        "a head of its own": peft.LoraConfig(**both, modules_to_save=["lm_head"]),
+        "IA3": peft.IA3Config(
+            target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
+        ),
+        "LoHa": peft.LoHaConfig(target_modules=["q_proj"], r=4),
+    }
+
+
+KINDS = (
+    *("LoRA", "rank-stabilised LoRA", "DoRA", "LoRA of the embedding", "LoRA of a head"),
+    *("a head of its own", "IA3", "LoHa"),
+)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings(SAID)
+def test_logits_are_those_of_peft(tmp_path: Path, kind: str, *, tied: bool):
+    """Beside the weights, and alone with the path of its base."""
+    hf = base(tmp_path / "base", tie_word_embeddings=tied)
+    plain = logits(hf)
+    model, wanted = trained(hf, kinds()[kind])
+    assert float((wanted - plain).abs().max()) > 0.1
+    model.save_pretrained(tmp_path / "alone")
+    file = tmp_path / "alone" / "adapter_config.json"
+    settings = json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path / "base")}
+    file.write_text(json.dumps(settings))
+    found = load_model(tmp_path / "alone", dtype="float32")
+    torch.testing.assert_close(logits(found.hf), wanted, atol=2e-5, rtol=1e-4)
+    assert found.tokenizer is not None
+    shutil.copytree(tmp_path / "base", tmp_path / "beside")
+    for part in (tmp_path / "alone").glob("adapter*"):
+        shutil.copy(part, tmp_path / "beside")
+    beside = load_model(tmp_path / "beside", dtype="float32")
+    torch.testing.assert_close(logits(beside.hf), wanted, atol=2e-5, rtol=1e-4)
+    assert inspect_model(tmp_path / "beside").num_parameters == beside.num_parameters
+
+
+@pytest.mark.filterwarnings(SAID)
+def test_an_adapter_of_a_t5_in_a_bin_file_is_merged(tmp_path: Path):
+    peft = pytest.importorskip("peft")
+    hf = tiny_hf("t5_v1_1")
+    hf.save_pretrained(tmp_path / "m")
+    model, wanted = trained(hf, peft.LoraConfig(target_modules=["q", "wo"], r=4))
+    model.save_pretrained(tmp_path / "m", safe_serialization=False)
+    assert (tmp_path / "m" / "adapter_model.bin").exists()
+    found = load_model(tmp_path / "m", dtype="float32")
+    torch.testing.assert_close(logits(found.hf), wanted, atol=2e-5, rtol=1e-4)
+
+
+def lora(folder: Path, target: str, **changes: Any) -> Path:
+    """The directory of a LoRA as a trainer leaves it."""
+    peft = pytest.importorskip("peft")
+    model, _ = trained(tiny_hf("llama"), peft.LoraConfig(target_modules=["q_proj"], r=4))
+    model.save_pretrained(folder)
+    (folder / "optimizer.pt").write_bytes(b"state")
+    file = folder / "adapter_config.json"
+    settings = json.loads(file.read_text()) | {"base_model_name_or_path": target} | changes
+    file.write_text(json.dumps(settings))
+    return folder
+
+
+def refused(path: Path, *parts: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(path)
+    assert "\n" not in str(caught.value)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_what_cannot_be_merged_is_one_line(tmp_path: Path):
+    base(tmp_path / "base")
+    good = str(tmp_path / "base")
+    refused(lora(tmp_path / "a", "nobody/nothing"), "an adapter of nobody/nothing", "download it")
+    refused(lora(tmp_path / "b", ""), "names no base_model_name_or_path")
+    refused(lora(tmp_path / "c", good, target_modules=["nothing"]), "peft cannot merge", "base")
+    refused(lora(tmp_path / "d", good, peft_type="OTHER"), "peft cannot merge")
+    refused(
+        lora(tmp_path / "e", good, target_modules=["q_proj", "v_proj"]), "does not fit", "v_proj"
+    )
+    other = LlamaConfig(vocab_size=61, **LLAMA_LIKE | {"hidden_size": 64})
+    LlamaForCausalLM(other).save_pretrained(tmp_path / "wide")
+    refused(lora(tmp_path / "f", str(tmp_path / "wide")), "peft cannot merge", "wide")
+    (lora(tmp_path / "g", good) / "adapter_model.safetensors").unlink()
+    refused(tmp_path / "g", "no weights of an adapter", "adapter_model.safetensors")
+    (lora(tmp_path / "h", good) / "adapter_config.json").unlink()
+    refused(tmp_path / "h", "without adapter_config.json")
+    lora(tmp_path / "i" / "first", good)
+    lora(tmp_path / "i" / "second", good)
+    refused(tmp_path / "i", "holds 2 adapters", "first")
+
+
+def test_virtual_tokens_cannot_be_merged(tmp_path: Path):
+    peft = pytest.importorskip("peft")
+    hf = base(tmp_path / "m")
+    settings = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    peft.get_peft_model(hf, settings).save_pretrained(tmp_path / "m")
+    refused(tmp_path / "m", "virtual tokens (PROMPT_TUNING)", "cannot be merged")
+
+
+def test_an_adapter_is_merged_once_and_again_if_it_changes(tmp_path: Path):
+    base(tmp_path / "base")
+    folder = lora(tmp_path / "a", str(tmp_path / "base"))
+    first = fingerprint(folder)
+    (merged,) = (tmp_path / "cache" / "merged").glob("a-*[0-9a-f]")
+    assert not (merged / "optimizer.pt").exists()
+    assert fingerprint(folder) == first
+    assert len(list((tmp_path / "cache" / "merged").glob("a-*[0-9a-f]"))) == 1
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"lora_alpha": 99}))
+    assert fingerprint(folder) != first
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_adapter_without_peft_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, alone: bool
+):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    if not alone:
+        base(folder)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (folder / "adapter_model.bin").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setattr("paceline.models.adapters.find_spec", lambda name: None)
+    refused(folder, "holds an adapter (LORA)", "'.[peft]'", "merge it into its base model")
