@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import math
 import reprlib
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _KEYS_OF_A_TEXT = frozenset({"split", "subset", "prompt_field", "completion_field", "limit"})
+_LARGEST = 2**63
 _MOST_FAULTS = 5  # reported in one message
 _MOST_KEYS = 12  # more are not listed for an unknown key
 
@@ -43,15 +46,33 @@ def load_config(
     values = read_yaml(path) if path is not None else {}
     for override in overrides:
         apply_override(values, override)
-    return validate(cls, values)
+    return validate(cls, values, path)
 
 
-def validate(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
-    """Build `cls` from plain values; report all errors in one line."""
+def validate(cls: type[ConfigT], values: dict[str, Any], path: Path | None = None) -> ConfigT:
+    """Build `cls` from plain values, read from `path`; report all errors in one line."""
     try:
+        _refuse_extremes(values)
         return cls.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(describe(error, cls)) from None
+        fault = describe(error, cls)
+    except ConfigError as error:
+        fault = str(error)
+    raise ConfigError(fault if path is None else f"{path}: {fault}")
+
+
+def _refuse_extremes(value: Any, where: str = "") -> None:
+    """Raise ConfigError for numbers that no key can use: NaN, infinity, and beyond 64 bits."""
+    if isinstance(value, dict):
+        for key, part in cast("dict[Any, Any]", value).items():
+            _refuse_extremes(part, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list | tuple):
+        for at, part in enumerate(cast("Sequence[Any]", value)):
+            _refuse_extremes(part, f"{where}.{at}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} is {value}; give a finite number")
+    elif isinstance(value, int) and abs(value) >= _LARGEST:
+        raise ConfigError(f"{where} is {value}, which is too large; give a number below 2^63")
 
 
 def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
@@ -61,7 +82,7 @@ def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
         ConfigError: the file cannot be read or has another format.
     """
     try:
-        return cls.model_validate_json(path.read_text("utf-8"))
+        return cls.model_validate_json(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); name a file") from None
     except UnicodeDecodeError:
@@ -70,6 +91,20 @@ def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
         raise ConfigError(
             f"{path} is not what `{command}` writes ({describe(error)}); run it again"
         ) from None
+
+
+def read_json(path: Path, advice: str = "run the command again") -> Any:
+    """Read a JSON file, which may begin with a byte order mark; `advice` ends an error's message.
+
+    Raises:
+        ConfigError: the file cannot be read or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); {advice}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON ({error}); {advice}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -182,7 +217,10 @@ def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> st
         return f"{where}: {_unknown_tag(fault['ctx'])}"
     if not where:  # the message of a model validator names the keys itself
         return message
-    got = "" if fault["type"] == "missing" else f" (got {reprlib.repr(fault['input'])})"
+    says_it = fault["type"] == "value_error" and isinstance(fault["input"], dict)
+    if fault["type"] == "missing" or says_it:
+        return f"{where}: {message}"
+    got = f" (got {reprlib.repr(cast('Any', fault['input']))})"
     return f"{where}: {message}{got}"
 
 

@@ -14,10 +14,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
+from paceline.config import read_json
 from paceline.environment import environment
 from paceline.errors import ConfigError, PacelineError, StorageError, UsageError
 
@@ -46,6 +47,8 @@ def storage_errors(path: Path) -> Iterator[None]:
         detail = " ".join(str(error).split())
         reason = "the disk is full" if full else f"it cannot be written ({detail})"
         advice = "free some space" if full else "choose another path"
+        if cache_root() in (path, *path.parents):
+            advice = "set PACELINE_CACHE to another directory"
         raise StorageError(
             f"could not write {path}: {reason}; earlier files are intact: {advice} and run again"
         ) from error
@@ -257,6 +260,13 @@ def files_fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _mapping(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is not what Paceline writes; run the command again")
+    return cast("dict[str, Any]", found)
+
+
 def _kind(config: StrictModel) -> str:
     return type(config).__name__.removesuffix("Config")
 
@@ -330,11 +340,10 @@ class RunDirectory:
 
         Raises:
             ConfigError: other files or a run that cannot be resumed are in the directory.
-            StorageError: the path is a file.
         """
         where = f"output {self.path}"
         if self.path.exists() and not self.path.is_dir():
-            raise StorageError(f"{where} is a file; choose a new directory")
+            raise ConfigError(f"{where} is a file; choose a new directory")
         manifest = self.read_manifest()
         if manifest is None:
             there = self.path.iterdir() if self.path.exists() else ()
@@ -381,13 +390,13 @@ class RunDirectory:
             )
 
     def read_manifest(self) -> dict[str, Any] | None:
-        """The manifest, or None if the run has not started."""
-        return json.loads(self.manifest.read_text("utf-8")) if self.manifest.exists() else None
+        """The manifest, or None if the run has not started; raises ConfigError."""
+        return _mapping(self.manifest) if self.manifest.exists() else None
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write result.json."""
         atomic_write_text(self.result, json.dumps(result, indent=2) + "\n")
 
     def read_result(self) -> dict[str, Any] | None:
-        """The result, or None if the run has not finished."""
-        return json.loads(self.result.read_text("utf-8")) if self.result.exists() else None
+        """The result, or None if the run has not finished; raises ConfigError."""
+        return _mapping(self.result) if self.result.exists() else None

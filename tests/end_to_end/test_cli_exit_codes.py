@@ -46,7 +46,7 @@ STARTS = {
     "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),
     "study": (("study", "list"), "paceline.studies.study_file.find_studies"),
     "claims": (("claims",), "paceline.studies.session.study_rows"),
-    "report": (("report", "x"), "paceline.report.write_report"),
+    "report": (("report", "x"), "paceline.report.run_kind.is_bench"),
     "demo": (("demo", "--target", "t"), "paceline.cli.demo_story.Story"),
     "env": (("env",), "paceline.environment.environment"),
 }

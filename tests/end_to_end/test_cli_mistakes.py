@@ -86,9 +86,11 @@ def test_a_prompt_file_may_begin_with_a_byte_order_mark(
 
 
 @pytest.mark.parametrize("command", ["task", "corpus", "draft", "align", "generate-data"])
-@pytest.mark.parametrize("place", ["/proc/paceline/out", "/sys/paceline/out", "{file}/out"])
+@pytest.mark.parametrize(
+    ("place", "wanted"), [("/proc/paceline/out", 3), ("/sys/paceline/out", 3), ("{file}/out", 2)]
+)
 def test_an_output_where_nothing_can_be_written_is_one_line(
-    run: Run, pair_folder: Path, tmp_path: Path, command: str, place: str
+    run: Run, pair_folder: Path, tmp_path: Path, command: str, place: str, wanted: int
 ):
     file = tmp_path / "file"
     file.write_text("kept")
@@ -121,7 +123,7 @@ def test_an_output_where_nothing_can_be_written_is_one_line(
         "generate-data": (*models[:2], "--prompts", corpus, "--output", out, *SHORT),
     }
     code, _, err = run(command, *arguments[command])
-    assert code == 3
+    assert code == wanted
     assert out in one_line(err)
     assert file.read_text() == "kept"
 
@@ -132,7 +134,7 @@ def test_a_file_is_never_put_in_the_place_of_a_device(run: Run, pair_folder: Pat
     os.mkfifo(pipe)
     chosen = ("--split", "test", "--count", "1", "--set", f"corpus={pair_folder / 'corpus.jsonl'}")
     code, _, err = run("task", "text", *chosen, "--out", pipe, "--overwrite")
-    assert code == 3
+    assert code == 2
     assert "not a regular file" in one_line(err)
     assert pipe.is_fifo()
 

@@ -172,7 +172,7 @@ def test_bounds_checks_truth_output_and_skipped_prompts_before_weights_are_read(
         ([*given, "--set", "truth=no/where"], 2, "no/where"),
         ([*given, "--set", f"truth={other}"], 2, f"the truth {other} has another vocabulary"),
         ([*given, "--set", "skip_prompts=7"], 2, "has 7 prompts and skip_prompts is 7; lower it"),
-        (below, 3, f"output {file / 'out'} cannot be created"),
+        (below, 2, f"output {file / 'out'} cannot be created"),
     ):
         found, _, err = run("bounds", *command)
         *_, line = err.splitlines()  # notes come first

@@ -30,7 +30,7 @@ from paceline.bench.workbench import (
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
-from paceline.errors import ContextLengthError, StorageError
+from paceline.errors import ConfigError, ContextLengthError
 from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
@@ -62,12 +62,12 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
     """Run the cells without a row.
 
     Raises:
-        UsageError: a model or the task cannot be used.
+        UsageError: a model, the task or the output cannot be used.
         StorageError: rows cannot be written; rows written before are kept.
     """
     run = RunDirectory(config.output)
     if run.path.exists() and not run.path.is_dir():
-        raise StorageError(f"output {run.path} is a file; choose a directory")
+        raise ConfigError(f"output {run.path} is a file; choose a directory")
     run.check_kind(config)
     with run.alone():
         return _bench(config, run, progress)

@@ -42,7 +42,6 @@ def align(
     check_align(wanted, resume=resume, dry_run=dry_run)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
-    write_html_of_run(html, directory)
     result = RunDirectory(directory).read_result()
     if result is not None and result["after"] is not None:
         stdout.print(alignment_table(result, wanted.evaluation))
@@ -55,3 +54,4 @@ def align(
     stdout.print(
         f"{directory / 'draft'}: the aligned draft; metrics are in {directory}/result.json"
     )
+    write_html_of_run(html, directory)

@@ -33,7 +33,7 @@ def analyze(
     wanted = options.build(
         AnalyzeConfig, config, overrides, target=target, draft=draft, prompts=prompts, **sampling
     )
-    check_measured(wanted, dry_run=dry_run)
+    check_measured(wanted, dry_run=dry_run, as_json=json)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:

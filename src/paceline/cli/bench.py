@@ -42,8 +42,9 @@ def bench(
         f"{wanted.output}/results.jsonl: {len(found.rows) - failed} cells done, {failed} failed, "
         f"{found.num_left} left; paceline report {wanted.output} writes tables and plots"
     )
-    write_html_of_run(html, wanted.output)
     if failed:
         reason = next(row.error for row in found.rows if row.status == "failed")
         stderr.print(f"paceline: first failure: {reason}")
+    write_html_of_run(html, wanted.output)
+    if failed:
         raise typer.Exit(NOT_DONE)

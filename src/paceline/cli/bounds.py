@@ -38,7 +38,7 @@ def bounds(
         output=output,
         sampling__temperature=temperature,
     )
-    check_bounds(wanted, dry_run=dry_run)
+    check_bounds(wanted, dry_run=dry_run, as_json=json)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:

@@ -1,13 +1,18 @@
 """`paceline claims`: verdicts on the papers' claims, from the rows of studies."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.console import stdout
 from paceline.cli.html_report import check_html, write_html
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.studies.verdicts import Finding
 
 
 def claims(
@@ -33,20 +38,24 @@ def claims(
 
     found = study_rows(rows)
     findings = judge_all(found, file)
+    if as_json:
+        print_json(findings_as_json(findings))
+    else:
+        stdout.print(claims_table(findings))
+        if details:
+            _print_details(findings)
     if html is not None:
         from paceline.report.html.background import read_background
         from paceline.report.html.study_page import study_page
 
         title = "Claims of three papers, tested"
         write_html(html, lambda: study_page(title, found, findings, read_background(found, rows)))
-    if as_json:
-        print_json(findings_as_json(findings))
-        return
-    stdout.print(claims_table(findings))
-    if details:
-        for one in findings:
-            stdout.print(f"\n{one.claim.id} ({one.claim.paper}, {one.claim.item})")
-            stdout.print(f"  the paper: {one.claim.says}")
-            stdout.print(f"  tested here: {one.claim.here}")
-            stdout.print(f"  verdict: {one.verdict} {one.reason}".rstrip())
-            stdout.print(f"  command: paceline study run {one.claim.study}")
+
+
+def _print_details(findings: "Sequence[Finding]") -> None:
+    for one in findings:
+        stdout.print(f"\n{one.claim.id} ({one.claim.paper}, {one.claim.item})")
+        stdout.print(f"  the paper: {one.claim.says}")
+        stdout.print(f"  tested here: {one.claim.here}")
+        stdout.print(f"  verdict: {one.verdict} {one.reason}".rstrip())
+        stdout.print(f"  command: paceline study run {one.claim.study}")

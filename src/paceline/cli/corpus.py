@@ -27,7 +27,7 @@ def corpus(
     Also writes held-out text and prompts, and questions and source code as other domains. With
     --dictionary, writes pairs for encoder-decoders instead.
     """
-    from paceline.cli.inputs import Preflight
+    from paceline.cli.output_paths import check_output_directory
     from paceline.data import python_docs as docs
     from paceline.data.python_tasks import PythonTasks, write_python_tasks
     from paceline.errors import UsageError
@@ -36,12 +36,12 @@ def corpus(
     names = (*docs.PythonDocs._fields, *PythonTasks._fields, "pretraining")
     if dictionary is not None:
         names = PairFiles._fields
+    check_output_directory(out)  # this and the packages first: the rest takes seconds
     written = [path for name in names if (path := out / f"{name}.jsonl").exists()]
     if written and not overwrite:
         raise UsageError(
             f"{written[0]} exists already; choose another directory or add --overwrite"
         )
-    Preflight().output(out)  # this and the packages first: the rest takes seconds
     for name in package or ():
         docs.package_places(name)
     if dictionary is not None:

@@ -63,7 +63,7 @@ def export(
         check_engine=check_engine,
         overwrite=overwrite,
     )
-    check_export(wanted, dry_run=dry_run)
+    check_export(wanted, dry_run=dry_run, as_json=json)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:

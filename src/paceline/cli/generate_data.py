@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,15 +44,17 @@ def generate_data(
 
     if price is not None and plan is None:
         raise UsageError("--price is for --plan; give --plan 60, too, or leave it out")
-    if plan is not None and plan <= 0:
+    if plan is not None and not 0 < plan < math.inf:
         raise UsageError(f"--plan {plan:g} is no duration; give seconds above 0, such as 60")
+    if price is not None and not 0 <= price < math.inf:
+        raise UsageError(f"--price {price:g} is no price; give a number of 0 or more")
     if plan is not None and config is None:
         output = output or "not-written"  # a plan keeps nothing
     given = {"target": target, "prompts": prompts, "output": output, "workers": workers}
     wanted = options.build(GenerateDataConfig, config, overrides, **given)
     if resume:
         options.check_resumable(wanted.output)
-    check_generate_data(wanted, dry_run=dry_run)
+    check_generate_data(wanted, dry_run=dry_run, as_json=as_json)
     if plan is not None:
         _print_plan(wanted, plan, price, as_json=as_json)
         return

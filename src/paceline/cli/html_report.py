@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.cli.console import say
+from paceline.cli.crash import describe_crash
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,13 +18,19 @@ if TYPE_CHECKING:
 def check_html(file: Path | None) -> None:
     """Check the file and the libraries before a long run; raises a PacelineError."""
     if file is not None:
+        from paceline.cli.output_paths import check_output_file
         from paceline.report.html.installation import require
 
-        require(file)
+        require()
+        check_output_file(file, "--html")
 
 
 def write_html(file: Path | None, make: Callable[[], Page]) -> None:
-    """Write the page if a file is given, and say where it is."""
+    """Write the page if a file is given, and say where it is. Call it after the result is printed.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
     if file is not None:
         from paceline.report.html.render import write
 
@@ -30,8 +38,18 @@ def write_html(file: Path | None, make: Callable[[], Page]) -> None:
         say(f"HTML report: {file}")
 
 
+def write_html_of_verdict(file: Path | None, make: Callable[[], Page]) -> None:
+    """As `write_html`, but an error is only printed: the exit code is that of the verdict."""
+    try:
+        write_html(file, make)
+    except PacelineError as error:
+        say(str(error))
+    except Exception as error:
+        say(f"the HTML report was not written: {describe_crash(error)}")
+
+
 def write_html_of_run(file: Path | None, run: Path) -> None:
-    """Write the page of a run directory if a file is given."""
+    """Write the page of a run directory if a file is given; raises as `write_html`."""
 
     def make() -> Page:
         from paceline.report.html.read import read_page

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
-from pathlib import Path
+import json
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from paceline.cli.console import say, stdout
+from paceline.cli.output_paths import check_output_directory, check_output_file, size_in_words
 from paceline.data.prompts import CorpusConfig, read_records, stream_records
 from paceline.data.tokens import encode
-from paceline.errors import ContextLengthError, ModelLoadError, StorageError
+from paceline.errors import ContextLengthError, ModelLoadError
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import find_device, load_tokenizer
-from paceline.records import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from paceline.data.prompts import Record
 
@@ -148,31 +147,16 @@ class Preflight:
             )
 
     def output(self, path: Path, num_bytes: int = 0) -> None:
-        """Check write access and free space at `path`; raises StorageError."""
-        with storage_errors(path):
-            folder = path
-            while not folder.exists():
-                folder = folder.parent
-            if not folder.is_dir() and folder != path:
-                raise StorageError(
-                    f"output {path} cannot be created: {folder} is a file; choose another path"
-                )
-            folder = folder if folder.is_dir() else folder.parent
-            Path(tempfile.mkdtemp(dir=folder, prefix=".paceline-")).rmdir()
-            free = shutil.disk_usage(folder).free
-        if free < num_bytes:
-            raise StorageError(
-                f"output {path} needs about {_size(num_bytes)}, but only {_size(free)} are free; "
-                "free space or choose another path"
-            )
-        need = f", about {_size(num_bytes)} needed" if num_bytes else ""
-        self._lines.append(f"output: {path} can be written, {_size(free)} free{need}")
+        """Check a directory as `check_output_directory`, with its errors."""
+        self._can_be_written(path, check_output_directory(path, num_bytes), num_bytes)
 
     def file(self, path: Path) -> None:
-        """Check that a file can be written at `path`; raises StorageError."""
-        if path.is_dir():
-            raise StorageError(f"output {path} is a directory; name a file")
-        self.output(path)
+        """Check a file as `check_output_file`, with its errors."""
+        self._can_be_written(path, check_output_file(path), 0)
+
+    def _can_be_written(self, path: Path, free: int, num_bytes: int) -> None:
+        need = f", about {size_in_words(num_bytes)} needed" if num_bytes else ""
+        self._lines.append(f"output: {path} can be written, {size_in_words(free)} free{need}")
 
     def costs(self, config: Any) -> None:
         """Check that `costs` of an engine cover the block lengths; raises UsageError."""
@@ -193,10 +177,13 @@ class Preflight:
         copies = (config.checkpoints.keep + 1) * (1 + moments) + 1
         self.output(config.output, FLOAT32_BYTES * count * copies)
 
-    def end(self, *, dry_run: bool) -> None:
+    def end(self, *, dry_run: bool, as_json: bool = False) -> None:
         """With `dry_run`, print the collected lines and exit."""
         if not dry_run:
             return
+        if as_json:
+            typer.echo(json.dumps({"dry_run": True, "checks": self._lines}, indent=2))
+            raise typer.Exit
         for line in self._lines:
             stdout.print(line)
         stdout.print("These checks passed. Nothing was run.")
@@ -208,10 +195,3 @@ def _first_records(corpus: CorpusConfig, count: int) -> Iterable[Record]:
         return itertools.islice(stream_records(corpus), count)
     limit = min(corpus.limit or count, count)
     return read_records(corpus.model_copy(update={"limit": limit}))
-
-
-def _size(num_bytes: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes / 1e3:.1f} kB"

@@ -7,7 +7,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, say, stdout
-from paceline.cli.html_report import check_html, write_html
+from paceline.cli.html_report import check_html, write_html_of_verdict
 
 if TYPE_CHECKING:
     from paceline.measure import MeasureConfig
@@ -76,7 +76,7 @@ def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool, html: Path | No
     from paceline.cli.result_tables import measurement_table, verdict_style
     from paceline.measure import measure as run
 
-    check_measured(wanted, dry_run=dry_run)
+    check_measured(wanted, dry_run=dry_run, as_json=json)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:
@@ -87,7 +87,7 @@ def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool, html: Path | No
     if html is not None:
         from paceline.report.html.measure_page import measure_page
 
-        write_html(html, lambda: measure_page(found))
+        write_html_of_verdict(html, lambda: measure_page(found))
     raise typer.Exit(found.verdict.exit_code)
 
 
@@ -97,7 +97,7 @@ def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool, html: Pat
     from paceline.cli.served_tables import served_table
     from paceline.measure.served import measure_served, save_costs
 
-    check_served(wanted, dry_run=dry_run)
+    check_served(wanted, dry_run=dry_run, as_json=json)
     with progress_bars() as progress:
         found = measure_served(wanted, progress)
     for note in found.notes:
@@ -113,5 +113,5 @@ def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool, html: Pat
     if html is not None:
         from paceline.report.html.served_page import served_page
 
-        write_html(html, lambda: served_page(found))
+        write_html_of_verdict(html, lambda: served_page(found))
     raise typer.Exit(found.agreement.exit_code)

@@ -75,6 +75,9 @@ def build(
     for name, value in given.items():
         if value is None:
             continue
+        if value == "":
+            option = name.rpartition("__")[2].replace("_", "-")
+            raise ConfigError(f"--{option} is empty; give a value, or leave it out")
         section, *keys = name.split("__")
         old = values.get(section)
         if keys == [section] and not (isinstance(old, dict) and old.get(section) == value):
@@ -82,7 +85,8 @@ def build(
         set_key(values, [section, *keys], value, f"option --{[section, *keys][-1]}")
     for override in overrides or ():
         apply_override(values, override)
-    return validate(cls, values)
+    alone = not overrides and all(value is None for value in given.values())
+    return validate(cls, values, config if alone else None)
 
 
 def sampling_keys(

@@ -30,7 +30,7 @@ def perplexity(
     from paceline.measure.perplexity import perplexity as run
 
     wanted = options.build(PerplexityConfig, config, overrides, model=model, text=text)
-    check_perplexity(wanted, dry_run=dry_run)
+    check_perplexity(wanted, dry_run=dry_run, as_json=json)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:

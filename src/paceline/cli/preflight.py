@@ -5,6 +5,7 @@ They take seconds: they read configurations, tokenizers, weight headers and text
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.cli.inputs import FLOAT32_BYTES, Preflight
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.tasks import Task
 
 
-def check_measured(config: Any, *, dry_run: bool) -> None:
+def check_measured(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `measure`, `analyze` and `verify`."""
     found = Preflight()
     found.device(config.device)
@@ -29,11 +30,11 @@ def check_measured(config: Any, *, dry_run: bool) -> None:
         timed = 0
     # a timed request is decoded in full, and its last block needs up to gamma extra positions
     longest = config.max_new_tokens + min(getattr(config, "gammas", (0,)))
-    _check_prompts(found, config, models, [longest] * timed, 1 + gamma)
-    found.end(dry_run=dry_run)
+    _check_prompts(found, config, models, (timed, longest), 1 + gamma)
+    found.end(dry_run=dry_run, as_json=as_json)
 
 
-def check_served(config: Any, *, dry_run: bool) -> None:
+def check_served(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `measure --engine`."""
     from paceline.engines.engine_choice import check_choice
 
@@ -41,22 +42,22 @@ def check_served(config: Any, *, dry_run: bool) -> None:
     check_choice(config.engine)
     found.device(config.device)
     models = found.pair(config.target, config.draft)
-    _check_prompts(found, config, models, [], config.max_new_tokens)
+    _check_prompts(found, config, models, (0, 0), config.max_new_tokens)
     if config.write_costs is not None:
         found.file(config.write_costs.file)
-    found.end(dry_run=dry_run)
+    found.end(dry_run=dry_run, as_json=as_json)
 
 
-def check_bounds(config: Any, *, dry_run: bool) -> None:
+def check_bounds(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `bounds`."""
     found = Preflight()
     found.device(config.device)
     models = found.pair(config.target, config.draft)
     if config.truth is not None:
         models.append(_truth(found, config.truth, models[0]))
-    _check_prompts(found, config, models, [], 1, skip=config.skip_prompts)
+    _check_prompts(found, config, models, (0, 0), 1, skip=config.skip_prompts)
     found.output(config.output)
-    found.end(dry_run=dry_run)
+    found.end(dry_run=dry_run, as_json=as_json)
 
 
 def _truth(found: Preflight, path: str, target: ModelFacts) -> ModelFacts:
@@ -79,17 +80,18 @@ def _check_prompts(
     found: Preflight,
     config: Any,
     models: list[ModelFacts],
-    first: list[int],
+    first: tuple[int, int],
     rest: int,
     skip: int = 0,
 ) -> None:
-    """`first`: new tokens of each of the first prompts after `skip`; `rest`: of all others."""
+    """`first`: number of prompts after `skip`, and new tokens of each; `rest`: of all others."""
+    count, longest = first
     found.prompts(
         config.prompts,
         models,
         count=config.num_prompts,
         max_tokens=config.max_prompt_tokens,
-        new_tokens=first + [rest] * (config.num_prompts - len(first)),
+        new_tokens=itertools.chain(itertools.repeat(longest, count), itertools.repeat(rest)),
         skip=skip,
     )
 
@@ -156,7 +158,7 @@ def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
     found.end(dry_run=dry_run)
 
 
-def check_generate_data(config: Any, *, dry_run: bool) -> None:
+def check_generate_data(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `generate-data`."""
     from paceline.engines.client import api_key
     from paceline.engines.engine_choice import check_choice
@@ -179,10 +181,10 @@ def check_generate_data(config: Any, *, dry_run: bool) -> None:
     for model in models:
         check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), model.path)
     found.output(config.output)
-    found.end(dry_run=dry_run)
+    found.end(dry_run=dry_run, as_json=as_json)
 
 
-def check_score(config: Any, *, dry_run: bool) -> None:
+def check_score(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `score`."""
     from paceline.engines.client import api_key
 
@@ -191,10 +193,10 @@ def check_score(config: Any, *, dry_run: bool) -> None:
     api_key(config.writer.api_key_env)
     config.task.versions()
     found.output(config.output)
-    found.end(dry_run=dry_run)
+    found.end(dry_run=dry_run, as_json=as_json)
 
 
-def check_bench(config: Any, *, dry_run: bool) -> None:
+def check_bench(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `bench` and `tune`."""
     from paceline.engines.engine_choice import check_choice
 
@@ -208,7 +210,7 @@ def check_bench(config: Any, *, dry_run: bool) -> None:
         check_choice(config.engine)
     _check_task(found, "task", config.task, config.num_examples, config.seed)
     found.output(config.output)
-    found.end(dry_run=dry_run)
+    found.end(dry_run=dry_run, as_json=as_json)
 
 
 def _check_task(found: Preflight, name: str, task: Task, count: int, seed: int) -> None:
@@ -223,23 +225,22 @@ def _check_task(found: Preflight, name: str, task: Task, count: int, seed: int) 
         _check_texts(found, name, task, ("corpus", "train_corpus"))
 
 
-def check_perplexity(config: Any, *, dry_run: bool) -> None:
+def check_perplexity(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `perplexity`."""
     found = Preflight()
     found.device(config.device)
     found.model("model", config.model)
     found.text("text", config.text)
-    found.end(dry_run=dry_run)
+    found.end(dry_run=dry_run, as_json=as_json)
 
 
 def check_trajectory(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `trajectory`."""
-    from paceline.measure.training_stops import runs_of, stops_of
+    from paceline.measure.training_stops import all_runs, stops_of
 
     found = Preflight()
-    for path in config.runs:
-        for run in runs_of(path):
-            list(stops_of(run))
+    for run in all_runs(config.runs):
+        list(stops_of(run))
     found.model("target", config.target)
     for name, task in config.tasks.items():
         found.text(name, task)
@@ -268,10 +269,11 @@ def check_draft(config: Any, *, dry_run: bool) -> None:
     found.end(dry_run=dry_run)
 
 
-def check_export(config: Any, *, dry_run: bool) -> None:
+def check_export(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `export`."""
     from paceline.engines.engine_choice import EngineChoice, check_choice
     from paceline.export.export import check_place
+    from paceline.models.compatibility import check_block
     from paceline.models.loading import model_directory
 
     check_place(config)
@@ -280,10 +282,13 @@ def check_export(config: Any, *, dry_run: bool) -> None:
     found = Preflight()
     # a GGUF file is checked in its converted form, which has the tokenizer
     model = found.model("model", str(model_directory(config.model)))
+    models = [model]
     if config.target is not None:
-        found.model("target", str(model_directory(config.target)))
+        models.append(found.model("target", str(model_directory(config.target))))
+    for one in models:
+        check_block(config.num_speculative_tokens or 1, one.max_length)
     found.output(config.out, FLOAT32_BYTES * model.num_parameters)
-    found.end(dry_run=dry_run)
+    found.end(dry_run=dry_run, as_json=as_json)
 
 
 def check_demo(target: str, out: Path, layers: list[int], *, dry_run: bool) -> None:
@@ -294,8 +299,6 @@ def check_demo(target: str, out: Path, layers: list[int], *, dry_run: bool) -> N
     facts = found.model("target", target)
     if facts.num_layers:
         check_layers(layers, facts.num_layers)
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"output {out} is a file; choose a directory")
     found.output(out)
     found.end(dry_run=dry_run)
 

@@ -37,5 +37,5 @@ def pretrain(
     check_pretrain(wanted, resume=resume, dry_run=dry_run)
     with progress_bars() as progress:
         directory = run(wanted, resume=resume, progress=progress)
-    write_html_of_run(html, directory)
     stdout.print(f"{directory / 'model'}: the model; metrics are in {directory}/result.json")
+    write_html_of_run(html, directory)

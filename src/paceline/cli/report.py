@@ -34,9 +34,11 @@ def report(
         heading = f"{found.page.word}: " if found.page.word else ""
         typer.echo(f"{heading}{found.page.verdict}\n\n{found.path}")
         return
+    from paceline.report.html.read import recognise
     from paceline.report.run_kind import is_bench
 
     if not is_bench(folder):
+        recognise(folder)
         raise UsageError(f"{folder} is not a bench, so its report is HTML only: add --html")
     from paceline.report import write_report
 

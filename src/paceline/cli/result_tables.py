@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table
 
 from paceline.bench.schema import family, parameters_of, setting
+from paceline.measure.training_stops import short_names
 from paceline.measure.trajectory import name_of
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def _short(figure: IntervalRow) -> str:
 
 def trajectory_tables(rows: Sequence[TrajectoryRow]) -> Group:
     """A table per task and sampling, with a row per checkpoint and gamma."""
-    names = _short_names({row.stop.run for row in rows})
+    names = short_names({row.stop.run for row in rows})
     parts: dict[str, list[TrajectoryRow]] = {}
     for row in rows:
         parts.setdefault(f"{row.task}, {name_of(row.sampling)}", []).append(row)
@@ -296,14 +296,6 @@ def trajectory_tables(rows: Sequence[TrajectoryRow]) -> Group:
         *(part for name, own in parts.items() for part in (name, _drafts(own, names), "")),
         _TRAJECTORY_LEGEND,
     )
-
-
-def _short_names(runs: set[Path]) -> dict[Path, str]:
-    """The directories without the parents that all of them share."""
-    if len(runs) == 1:
-        return {run: run.name for run in runs}
-    shared = os.path.commonpath([run.absolute() for run in runs])
-    return {run: run.absolute().relative_to(shared).as_posix() for run in runs}
 
 
 def _drafts(rows: Sequence[TrajectoryRow], names: dict[Path, str]) -> Table:

@@ -33,7 +33,7 @@ def score(
     given = {"tokenizer": tokenizer, "output": output, "writer__url": url}
     sampling = options.sampling_keys(temperature, None, None, None)
     wanted = options.build(ScoreConfig, config, overrides, **given, **sampling)
-    check_score(wanted, dry_run=dry_run)
+    check_score(wanted, dry_run=dry_run, as_json=as_json)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if as_json:

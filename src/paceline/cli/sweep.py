@@ -32,5 +32,5 @@ def sweep(
     with progress_bars() as progress:
         found = run(wanted, progress)
     stdout.print(sweep_tables(found))
-    write_html_of_run(html, wanted.output)
     stdout.print(f"metrics are in {wanted.output}/sweep.json")
+    write_html_of_run(html, wanted.output)

@@ -24,12 +24,14 @@ def task(
 
     Each line holds a prompt and its reference answer, as `pretrain` and `align` read them.
     """
+    from paceline.cli.output_paths import check_output_file
     from paceline.config import apply_override
     from paceline.errors import UsageError
     from paceline.tasks import build_task, write_examples
 
     if split not in ("train", "test"):
         raise UsageError(f"split must be train or test, got {split}")
+    check_output_file(out)
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists already; choose another file or add --overwrite")
     values: dict[str, object] = {"task": name}

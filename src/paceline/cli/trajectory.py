@@ -49,10 +49,10 @@ def trajectory(
         from paceline.report.trajectory_plots import draw_trajectories
 
         draw_trajectories(rows, wanted.output / "trajectory.png")
+    stdout.print(f"rows are in {wanted.output}/rows.jsonl")
     if html is not None:
         from paceline.records import RunDirectory
         from paceline.report.html.trajectory_page import trajectory_page
 
         manifest = RunDirectory(wanted.output).read_manifest()
         write_html(html, lambda: trajectory_page(rows, manifest))
-    stdout.print(f"rows are in {wanted.output}/rows.jsonl")

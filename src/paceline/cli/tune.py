@@ -59,7 +59,7 @@ def tune(
     )
     if wanted.shortage:
         stderr.print(f"paceline: warning: {wanted.shortage}")
-    check_bench(wanted, dry_run=dry_run)
+    check_bench(wanted, dry_run=dry_run, as_json=json)
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:

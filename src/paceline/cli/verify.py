@@ -7,7 +7,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import progress_bars, stdout
-from paceline.cli.html_report import check_html, write_html
+from paceline.cli.html_report import check_html, write_html_of_verdict
 
 
 def verify(
@@ -41,7 +41,7 @@ def verify(
     wanted = options.build(
         VerifyConfig, config, overrides, self_test=self_test, **models, **sampling
     )
-    check_measured(wanted, dry_run=dry_run)
+    check_measured(wanted, dry_run=dry_run, as_json=json)
     with progress_bars() as progress:
         report = verify_losslessness(wanted, progress)
     if json:
@@ -53,5 +53,5 @@ def verify(
     if html is not None:
         from paceline.report.html.verify_page import verify_page
 
-        write_html(html, lambda: verify_page(report))
+        write_html_of_verdict(html, lambda: verify_page(report))
     raise typer.Exit(0 if report.passed else 1)

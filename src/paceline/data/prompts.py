@@ -258,7 +258,7 @@ def _read_dataset(
         raise  # raised by the consumer of this generator
     except Exception as error:
         # The exception types for a missing or damaged data set depend on the library's version.
-        reason = shorten(" ".join(str(error).split()), 160)
+        reason = shorten(" ".join(str(error.__cause__ or error).split()), 160)
         raise PromptError(
             f"cannot load {corpus.path} (subset {corpus.subset}, split {split}) as a file, "
             f"directory or hub data set: {reason}"

@@ -8,13 +8,13 @@ import torch
 
 from paceline.core.block import DrawPlan, DrawRequest
 from paceline.core.lists import as_list
-from paceline.core.sampling import SamplingParams
 from paceline.decode.block import draw
 from paceline.decode.decoder import BatchSlots, Decoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paceline.core.sampling import SamplingParams
     from paceline.decode.result import Block
     from paceline.decode.text import Text
     from paceline.models.contract import Model
@@ -24,7 +24,7 @@ class AutoregressiveDecoder(Decoder):
     """Samples each token from the target."""
 
     def __init__(self, target: Model, sampling: SamplingParams | None = None) -> None:
-        super().__init__(target, sampling or SamplingParams())
+        super().__init__(target, sampling)
 
     @torch.inference_mode()
     def blocks(

@@ -18,6 +18,7 @@ from paceline.core.cascade_rules import BiLDRule, BinaryCascade
 from paceline.core.lists import as_list
 from paceline.core.rule_base import STRICT, Position, Rule
 from paceline.core.sampling import UNTEMPERED, sample, to_probs
+from paceline.decode.arguments import real
 from paceline.decode.draft_policies import Confident
 from paceline.decode.speculative import SpeculativeDecoder
 from paceline.errors import UsageError
@@ -112,7 +113,7 @@ class TokenCascade(_ConfidentDraft):
         sampling: SamplingParams | None = None,
         most_drafted: int = MOST_DRAFTED,
     ) -> None:
-        _check_share("alpha", alpha)
+        real("alpha", alpha, 0, 1)
         super().__init__(
             target, draft, _KeepAll(), most_drafted, sampling, policy=Confident(1 - alpha)
         )
@@ -137,9 +138,8 @@ class BigLittleDecoder(_ConfidentDraft):
         sampling: SamplingParams | None = None,
         most_drafted: int = MOST_DRAFTED,
     ) -> None:
-        _check_share("fallback", fallback)
-        if not rollback >= 0:
-            raise UsageError(f"rollback must be 0 or more (nats), got {rollback}")
+        real("fallback", fallback, 0, 1)
+        real("rollback", rollback, 0)
         rule = BiLDRollback(rollback)
         super().__init__(target, draft, rule, most_drafted, sampling, policy=Confident(fallback))
 
@@ -189,8 +189,3 @@ class OracleCascade(SpeculativeDecoder):
     def _distributions(self, logits_BV: Tensor, seen_BV: Tensor | None) -> tuple[Tensor, Tensor]:
         logits_BV = self._penalized(logits_BV, seen_BV)
         return to_probs(logits_BV, self.sampling), to_probs(logits_BV, UNTEMPERED)
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise UsageError(f"{name} must be in [0, 1], got {value}")

@@ -17,8 +17,8 @@ from paceline.core.sampling import (
     seen_tokens,
     to_probs,
 )
+from paceline.decode.arguments import check_models, instance, several, whole
 from paceline.decode.text import Limits, start_texts
-from paceline.errors import UsageError
 from paceline.models.contract import decoder_prompt_of, forced_eos_of, max_source_length_of
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ class Decoder(ABC):
     judges_first = False
     forces_eos = True
 
-    def __init__(self, target: Model, sampling: SamplingParams) -> None:
+    def __init__(self, target: Model, sampling: SamplingParams | None) -> None:
+        check_models(target=target)
         self.target = target
-        self.sampling = sampling
+        self.sampling = instance("sampling", sampling, SamplingParams) or SamplingParams()
         self.vocab_size = target.vocab_size
 
     def generate(
@@ -69,8 +70,8 @@ class Decoder(ABC):
         Raises:
             UsageError: an empty prompt, a budget below 1, a prompt longer than the context.
         """
-        if batch_size is not None and batch_size < 1:
-            raise UsageError(f"batch_size must be 1 or more, got {batch_size}")
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size)
         texts = self._start(prompts, max_new_tokens, seed, eos_token_ids)
         for _ in self.blocks(texts, batch_size):
             pass
@@ -111,7 +112,9 @@ class Decoder(ABC):
         seed: int | Sequence[int],
         eos_token_ids: Sequence[int] | None,
     ) -> list[Text]:
-        stops = self.target.eos_token_ids if eos_token_ids is None else eos_token_ids
+        stops = self.target.eos_token_ids
+        if eos_token_ids is not None:
+            stops = several("eos_token_ids", eos_token_ids)
         return start_texts(
             prompts,
             max_new_tokens=max_new_tokens,

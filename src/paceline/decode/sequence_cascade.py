@@ -10,9 +10,9 @@ import torch
 
 from paceline.core.lists import as_list
 from paceline.core.sampling import UNTEMPERED, SamplingParams, sample, seen_tokens, to_probs
+from paceline.decode.arguments import check_models, real
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.decoder import Decoder, shared_context
-from paceline.errors import UsageError
 from paceline.models.compatibility import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class SequenceCascade(Decoder):
         *,
         normalise: bool = False,
     ) -> None:
-        if not 0 <= alpha <= 1:
-            raise UsageError(f"alpha must be in [0, 1], got {alpha}")
+        real("alpha", alpha, 0, 1)
+        check_models(target=target, draft=draft)
         shared_vocab_size = check_same_vocabulary(target, draft)
-        super().__init__(target, sampling or SamplingParams())
+        super().__init__(target, sampling)
         self.vocab_size = shared_vocab_size
         self.draft = draft
         self.alpha = alpha

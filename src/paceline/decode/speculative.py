@@ -23,26 +23,24 @@ from torch import Tensor
 from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
 from paceline.core.drafted import Drafted
 from paceline.core.lists import as_list
+from paceline.core.rule_base import Rule
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params
+from paceline.decode.arguments import check_models, instance, whole
 from paceline.decode.block import draw, judge
 from paceline.decode.decoder import BatchSlots, Decoder, shared_context
-from paceline.decode.draft_policies import FixedLength
+from paceline.decode.draft_policies import DraftPolicy, FixedLength
 from paceline.decode.drafting import draft_while_confident
-from paceline.errors import ContextLengthError, UsageError
-from paceline.models.compatibility import check_same_vocabulary
+from paceline.errors import UsageError
+from paceline.models.compatibility import check_block, check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.core.block import Judgement
-    from paceline.core.rule_base import Rule
-    from paceline.decode.draft_policies import DraftPolicy
     from paceline.decode.result import Block
     from paceline.decode.text import Text
     from paceline.models.contract import Model, ModelSession
-
-_SHORTEST = 2  # one prompt token and one new token
 
 
 class SpeculativeDecoder(Decoder):
@@ -69,18 +67,18 @@ class SpeculativeDecoder(Decoder):
         policy: DraftPolicy | None = None,
         draft_sampling: SamplingParams | None = None,
     ) -> None:
-        if gamma < 1:
-            raise UsageError(
-                f"gamma must be 1 or more, got {gamma}; AutoregressiveDecoder drafts nothing"
-            )
+        gamma = whole("gamma", gamma, advice="; AutoregressiveDecoder drafts nothing")
+        check_models(target=target, draft=draft)
         shared_vocab_size = check_same_vocabulary(target, draft)
-        super().__init__(target, sampling or SamplingParams())
+        super().__init__(target, sampling)
         self.vocab_size = shared_vocab_size
         self.draft = draft
-        self.rule = rule or Lossless()
+        self.rule = instance("rule", rule, Rule) or Lossless()
         self.gamma = gamma
-        self.policy = policy or FixedLength()
-        self.draft_sampling = proposal_params(self.sampling, draft_sampling)
+        self.policy = instance("policy", policy, DraftPolicy) or FixedLength()
+        self.draft_sampling = proposal_params(
+            self.sampling, instance("draft_sampling", draft_sampling, SamplingParams)
+        )
         # At temperature 0 a lossless rule accepts only the target's argmax, whatever q is.
         self._verifies_argmax = self.sampling.greedy and self.rule.exact
         self.judges_first = not self.rule.exact
@@ -93,11 +91,7 @@ class SpeculativeDecoder(Decoder):
         limit = shared_context(self.target, self.draft)
         if limit is None:
             return None
-        if limit - self.gamma < _SHORTEST:
-            raise ContextLengthError(
-                f"a block of gamma {self.gamma} does not fit the models' context of {limit} tokens;"
-                f" choose a gamma of at most {limit - _SHORTEST}"
-            )
+        check_block(self.gamma, limit)
         return limit - self.gamma
 
     def _num_reserved(self) -> int:

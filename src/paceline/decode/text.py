@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.core.lists import as_list
+from paceline.decode.arguments import seeds_of, token_lists, whole
 from paceline.decode.result import Block, Generation, count_blocks
-from paceline.errors import ContextLengthError, PromptError, UsageError
+from paceline.errors import ContextLengthError, PromptError
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -196,16 +197,15 @@ def start_texts(
     """Validate a request and create one `Text` per prompt.
 
     Raises:
-        UsageError: no prompt, an invalid budget, or seeds that do not match the prompts.
+        PromptError: no prompt, or prompts that are not lists of token ids.
+        UsageError: an invalid budget, or seeds that do not match the prompts.
         ContextLengthError: no new token fits after a prompt, or an encoder input is too long.
     """
+    prompts = token_lists(prompts)
     if not prompts:
         raise PromptError("got no prompt; give at least one list of token ids")
-    if max_new_tokens < 1:
-        raise UsageError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
-    seeds = [seed + row for row in range(len(prompts))] if isinstance(seed, int) else list(seed)
-    if len(seeds) != len(prompts):
-        raise UsageError(f"got {len(seeds)} seeds for {len(prompts)} prompts; give one each")
+    max_new_tokens = whole("max_new_tokens", max_new_tokens)
+    seeds = seeds_of(seed, len(prompts))
     texts: list[Text] = []
     for row, (prompt, row_seed) in enumerate(zip(prompts, seeds, strict=True)):
         room = _room(prompt, limits, row if len(prompts) > 1 else None)

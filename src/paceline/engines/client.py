@@ -139,7 +139,9 @@ def root_of(url: str) -> str:
     wanted = f"{url!r} is not the URL of a server; give a URL such as http://127.0.0.1:8000"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
+        named = "://" in url or "." in url or "localhost" in url or parts.port is not None
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = valid and named  # a word alone is no URL
     except ValueError:
         raise UsageError(wanted) from None
     if not valid:

@@ -17,7 +17,7 @@ from paceline.config import read_result
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
-from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.compatibility import check_block, check_same_vocabulary
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import fingerprint, model_directory, stored_dtype
 from paceline.records import RunDirectory
@@ -92,7 +92,10 @@ def read_sources(config: ExportConfig) -> Sources:
     named = config.target or (run["config"].get("target") if run else None)
     target = None if named is None else read_target(named)
     if target is not None:
-        check_same_reading(target, inspect_model(model_directory(config.model)))
+        drafted = inspect_model(model_directory(config.model))
+        check_same_reading(target, drafted)
+        for model in (target.facts, drafted):
+            check_block(config.num_speculative_tokens or 1, model.max_length)
     measurement = None if config.measurement is None else read_measurement(config, named)
     model = load_model(config.model, dtype="float32", device="cpu")
     if model.decoder_prompt is not None and config.to != "transformers":

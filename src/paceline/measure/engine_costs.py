@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -57,7 +58,17 @@ class StepCost(StrictModel):
     gamma: int = Field(ge=0)
     batch_size: int = Field(ge=1)
     seconds: IntervalRow
-    num_steps: int
+    num_steps: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> StepCost:
+        low, value, high = self.seconds.low, self.seconds.value, self.seconds.high
+        if not (0 < value < math.inf and low <= value <= high):
+            raise ValueError(
+                f"seconds of gamma {self.gamma} at batch size {self.batch_size} are {value:g} "
+                f"({low:g} to {high:g}); wanted a positive number within its interval"
+            )
+        return self
 
 
 class EngineCosts(StrictModel):
@@ -78,12 +89,22 @@ class EngineCosts(StrictModel):
     drafting: DraftSampling
     drafts_in_full: bool
     full_vocabulary: bool
-    target_parameters: int
-    draft_parameters: int
-    mean_context: float
+    target_parameters: int = Field(ge=1)
+    draft_parameters: int = Field(ge=1)
+    mean_context: float = Field(ge=0, allow_inf_nan=False)
     steps: list[StepCost]
     served: dict[str, object]
     environment: dict[str, object]
+
+    @model_validator(mode="after")
+    def _times_each_step_once(self) -> EngineCosts:
+        timed = [(step.gamma, step.batch_size) for step in self.steps]
+        for gamma, size in timed:
+            if timed.count((gamma, size)) > 1:
+                raise ValueError(
+                    f"steps has gamma {gamma} at batch size {size} more than once; keep one"
+                )
+        return self
 
     def __str__(self) -> str:
         return f"{self.engine} {self.engine_version}".strip()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, PlainSerializer
 
 from paceline.config import StrictModel
 
@@ -12,17 +13,29 @@ if TYPE_CHECKING:
     from paceline.core.bootstrap import Interval
 
 
+def _null_is(unknown: float) -> BeforeValidator:
+    return BeforeValidator(lambda value: unknown if value is None else value)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+_InJson = PlainSerializer(_finite, float | None, when_used="json")
+Value = Annotated[float, _null_is(math.nan), _InJson]
+Low = Annotated[float, _null_is(-math.inf), _InJson]
+High = Annotated[float, _null_is(math.inf), _InJson]
+
+
 class IntervalRow(StrictModel):
     """A ratio of sums with its 95% interval over prompts.
 
-    Unknown bounds, such as those of a single request, are infinite: "Infinity" in JSON.
+    Unknown bounds, such as those of a single request, are infinite: null in JSON.
     """
 
-    model_config = ConfigDict(ser_json_inf_nan="strings")
-
-    value: float
-    low: float
-    high: float
+    value: Value
+    low: Low
+    high: High
 
     @classmethod
     def of(cls, interval: Interval) -> IntervalRow:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.config import StrictModel
+from paceline.config import StrictModel, read_json
 from paceline.errors import UsageError
 from paceline.models.loading import fingerprint
 from paceline.records import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _START = "start"
 
@@ -47,11 +47,34 @@ class Stop(StrictModel):
         return str(self.run), self.label, self.fingerprint
 
 
-def runs_of(path: Path) -> list[Path]:
-    """The run itself, or the runs of a sweep that did not diverge, in the order of the sweep."""
+def all_runs(paths: Iterable[Path]) -> list[Path]:
+    """The runs themselves, and those of sweeps that did not diverge, in the order given.
+
+    Raises:
+        UsageError: a run is named twice.
+    """
+    found = [run for path in paths for run in _runs_of(path)]
+    known: dict[Path, Path] = {}
+    for run in found:
+        place = run.resolve()
+        if place in known:
+            raise UsageError(f"{known[place]} and {run} are the same run; leave one out")
+        known[place] = run
+    return found
+
+
+def short_names(runs: set[Path]) -> dict[Path, str]:
+    """The directories without the parents that all of them share."""
+    if len(runs) == 1:
+        return {run: run.name for run in runs}
+    shared = os.path.commonpath([run.absolute() for run in runs])
+    return {run: run.absolute().relative_to(shared).as_posix() for run in runs}
+
+
+def _runs_of(path: Path) -> list[Path]:
     if not (path / "sweep.json").exists():
         return [path]
-    cells = json.loads((path / "sweep.json").read_text("utf-8"))
+    cells = read_json(path / "sweep.json")
     return [
         path / cell["row"] / cell["column"] / f"seed-{cell['seed']}"
         for cell in cells
@@ -98,7 +121,7 @@ def stops_of(path: Path) -> Iterator[Stop]:
     yield first
     last = result["num_steps"] if result is not None else -1
     for checkpoint in sorted(run.checkpoints.glob("step-*")):
-        state = json.loads((checkpoint / "state.json").read_text("utf-8"))
+        state = read_json(checkpoint / "state.json")
         if state["step"] != last:
             label = f"step {state['step']}"
             yield stop(label, state["step"], state["elapsed_s"], checkpoint / "draft")

@@ -25,7 +25,7 @@ from paceline.measure.measurement import usable_gammas
 from paceline.measure.own_answers import own_scores, scored_examples
 from paceline.measure.pair import after_skipped, sample_texts
 from paceline.measure.results import IntervalRow
-from paceline.measure.training_stops import Stop, runs_of, stops_of
+from paceline.measure.training_stops import Stop, all_runs, stops_of
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint, tokenizer_of
@@ -147,8 +147,7 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
     Raises:
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
-    runs = [one for path in config.runs for one in runs_of(path)]
-    stops = [stop for path in runs for stop in stops_of(path)]
+    stops = [stop for path in all_runs(config.runs) for stop in stops_of(path)]
     inputs = {"target_fingerprint": fingerprint(config.target)}
     for name, task in config.scored_tasks.items():
         inputs[f"task {name}"] = str(sorted(task.versions().items()))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from paceline.models.contract import Model
 
+_SHORTEST = 2  # one prompt token and one new token
 _ADVICE = "choose or build a draft with the target's own tokenizer"
 
 
@@ -54,6 +55,15 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: Model) -> int:
     if draft_ids is not None and target_ids != draft_ids:
         raise VocabularyMismatchError(_difference(target_ids, draft_ids))
     return draft.vocab_size
+
+
+def check_block(gamma: int, limit: int | None) -> None:
+    """Check that a block of gamma drafted tokens fits a context; raises ContextLengthError."""
+    if limit is not None and limit - gamma < _SHORTEST:
+        raise ContextLengthError(
+            f"a block of gamma {gamma} does not fit the models' context of {limit} tokens; choose "
+            f"a gamma of at most {limit - _SHORTEST}"
+        )
 
 
 def check_fits(

@@ -233,6 +233,11 @@ def _directory_of(location: ModelLocation) -> Path:
 @contextlib.contextmanager
 def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[ModelLocation]:
     """Locate a model, and turn any error of the libraries that read it into a `ModelLoadError`."""
+    if not isinstance(path, str | Path) or not str(path):
+        raise ModelLoadError(
+            f"got {path!r} as a model; name a model directory, a .gguf file or a hub id like "
+            "organisation/model"
+        )
     with quiet():
         directory = Path(path).expanduser()
         if tokenizer_alone and any((directory / name).exists() for name in _TOKENIZERS):

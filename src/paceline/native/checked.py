@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import subprocess
 import warnings
 from typing import TYPE_CHECKING
 
-from paceline.errors import SlowerWarning
+from paceline.errors import SlowerWarning, StorageError
 from paceline.native.compilation import library_with
 from paceline.native.self_check import fault_of
 from paceline.processor import compile_flags, level
@@ -22,10 +24,7 @@ def compiled() -> ctypes.CDLL | None:
     try:
         found = library_with(compile_flags(level()))
     except (OSError, subprocess.SubprocessError) as error:
-        _warn(
-            f"the C sources could not be compiled ({_reason(error)})",
-            "install a C compiler with OpenMP such as gcc, or name one in CC",
-        )
+        _warn(f"the C sources could not be compiled ({_reason(error)})", _advice(error))
         return None
     fault = fault_of(found)
     if fault is not None:
@@ -53,9 +52,23 @@ def _warn(fault: str, advice: str) -> None:
     )
 
 
+def _advice(error: Exception) -> str:
+    if isinstance(error, StorageError):
+        return "set PACELINE_CACHE to a directory that can be written"
+    if os.strerror(errno.ENOSPC) in _message(error):
+        return "free space, or set PACELINE_CACHE and TMPDIR to directories with space"
+    return "install a C compiler with OpenMP such as gcc, or name one in CC"
+
+
 def _reason(error: Exception) -> str:
     """The first line of the compiler's or the system's message."""
+    lines = _message(error).strip().splitlines()
+    if not lines and isinstance(error, subprocess.CalledProcessError):
+        return f"the compiler ended with exit code {error.returncode}"
+    return lines[0] if lines else type(error).__name__
+
+
+def _message(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
-        lines = error.stderr.decode(errors="replace").strip().splitlines()
-        return lines[0] if lines else f"the compiler ended with exit code {error.returncode}"
-    return str(error).strip().split("\n")[0]
+        return error.stderr.decode(errors="replace")
+    return str(error.__cause__ if isinstance(error, StorageError) else error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -12,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from paceline.processor import processor_flags
-from paceline.records import cache_root
+from paceline.records import cache_root, storage_errors
 
 _HERE = Path(__file__).parent
 _LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
@@ -52,15 +53,23 @@ def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def _built(flags: tuple[str, ...] = ()) -> Path:
-    """Path of the library in the cache; compiles it atomically if it is missing."""
+    """Path of the library in the cache; compiles it atomically if it is missing.
+
+    Raises:
+        StorageError: the cache cannot be written.
+        OSError: the compiler cannot be started.
+        SubprocessError: it fails.
+    """
     texts = [path.read_text(encoding="utf-8") for path in sorted(_HERE.glob("*.[ch]"))]
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
     facts = (*texts, compiler, *_FLAGS, *flags, platform.machine(), *sorted(processor_flags()))
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     entry = cache_root() / "native" / f"{key}.so"
     if not entry.exists():
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
+        with contextlib.ExitStack() as stack:
+            with storage_errors(entry):
+                entry.parent.mkdir(parents=True, exist_ok=True)
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=entry.parent))
             made = Path(folder) / entry.name
             sources = map(str, sorted(_HERE.glob("*.c")))
             command = [compiler, *_FLAGS, *flags, *sources, "-o", str(made), "-lm"]

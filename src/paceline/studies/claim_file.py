@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel, read_yaml, validate
+from paceline.config import StrictModel, load_config
 from paceline.studies.study_file import Label
 
 if TYPE_CHECKING:
@@ -220,4 +220,4 @@ class ClaimFile(StrictModel):
 
 def read_claims(path: Path = FILE) -> ClaimFile:
     """Read and check a file of claims; raises ConfigError if it is wrong."""
-    return validate(ClaimFile, read_yaml(path))
+    return load_config(ClaimFile, path)

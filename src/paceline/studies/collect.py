@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.bench.runner import read_rows
 from paceline.bench.schema import ResultRow, digest, family, parameters_of
+from paceline.config import read_json
 from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, BoundsResult
@@ -192,7 +192,7 @@ def _example_sums(row: ResultRow) -> Sums:
 def _sweep(stage: PlannedStage, folder: StageFolder) -> Iterator[_Part]:
     """A row per cell of the grid; units are seeds. A run that diverged has no values."""
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for values in json.loads((stage.folder / "sweep.json").read_text(encoding="utf-8")):
+    for values in read_json(stage.folder / "sweep.json"):
         cells.setdefault((values["row"], values["column"]), []).append(values)
     figures = sorted(
         {key for runs in cells.values() for run in runs for key in run.get("after", ())}
@@ -241,7 +241,7 @@ def _source(stage: PlannedStage, folder: StageFolder) -> Source:
     manifest = run.read_manifest()
     if manifest is None:  # a sweep: its runs have manifests
         found = next(iter(sorted(stage.folder.glob("*/*/seed-*/manifest.json"))), None)
-        manifest = json.loads(found.read_text(encoding="utf-8")) if found is not None else {}
+        manifest = read_json(found) if found is not None else {}
     environment = manifest.get("environment", {})
     git = environment.get("git") or {}
     processor = f"{environment.get('processor', 'unknown processor')}"

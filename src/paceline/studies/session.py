@@ -104,6 +104,8 @@ def row_files(places: Sequence[Path] | None = None) -> list[Path]:
     chosen = [COMMITTED, RUNS] if places is None else list(places)
     found: dict[str, Path] = {}
     for place in chosen:
+        if places is not None and not place.exists():
+            raise UsageError(f"{place} does not exist; name a file of rows, or a directory")
         if place.is_file():
             found[str(place)] = place
         for name in ("rows.jsonl.gz", "rows.jsonl"):

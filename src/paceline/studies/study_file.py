@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel, read_yaml, validate
-from paceline.errors import ConfigError, UsageError
+from paceline.config import StrictModel, load_config
+from paceline.errors import UsageError
 
 FOLDER = Path("configs/studies")
 SCALES = ("cpu", "gpu", "smoke")
@@ -164,8 +164,4 @@ def study_path(name: str, folder: Path = FOLDER) -> Path:
 
 def read_study(path: Path) -> StudyConfig:
     """Read and check a study file; raises ConfigError if it is wrong."""
-    try:
-        return validate(StudyConfig, read_yaml(path))
-    except ConfigError as error:
-        text = str(error)
-        raise ConfigError(text if str(path) in text else f"{path}: {text}") from None
+    return load_config(StudyConfig, path)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.config import read_json
 from paceline.engines.text_config import MAY_CHANGE
 from paceline.models.drafts.save import save_draft
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl
@@ -101,7 +102,7 @@ def read_state(checkpoint: Path | None) -> TrainingState:
     """The state in a checkpoint, or the initial state without one."""
     if checkpoint is None:
         return TrainingState()
-    return TrainingState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
+    return TrainingState(**read_json(checkpoint / "state.json"))
 
 
 def read_optimizer(checkpoint: Path | None) -> dict[str, Any] | None:
@@ -130,8 +131,8 @@ def check_run_directory(
     `inputs` are the current fingerprints; `keep_budget` refuses another num_steps or max_seconds.
 
     Raises:
-        ConfigError: the directory holds other files, or a run with another configuration or inputs.
-        StorageError: the path is a file.
+        ConfigError: the directory is a file, holds other files, or a run with another configuration
+            or inputs.
     """
     may_change = _MAY_CHANGE if keep_budget else _MAY_CHANGE | _BUDGET
     before = run.check(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel, validate
+from paceline.config import StrictModel, read_json, validate
 from paceline.core.bootstrap import Interval, mean_interval
 from paceline.errors import ConfigError, DivergedError, TrainingError
 from paceline.processes import in_processes
@@ -178,7 +178,7 @@ def _result(cell: Cell, texts: Path) -> dict[str, Any]:
     # a larger budget would stretch the schedule of a finished run
     check_run_directory(run, cell.config, resume=True, keep_budget=True)
     mark, digest = run.path / "diverged.json", config_hash(cell.config)
-    known = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else {}
+    known = read_json(mark) if mark.exists() else {}
     if known.get("config_hash") == digest:
         return {"diverged": known["error"]}
     try:

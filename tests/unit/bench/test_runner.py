@@ -20,7 +20,7 @@ from paceline.core.rules import Chow, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.errors import ConfigError, StorageError, UsageError
+from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
 from paceline.records import read_jsonl
 
@@ -328,7 +328,7 @@ def test_no_cell_begins_when_the_time_is_up(folder: Path, tmp_path: Path):
 
 def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="is a file; choose a directory"):
+    with pytest.raises(ConfigError, match="is a file; choose a directory"):
         bench(settings(folder, tmp_path / "file"))
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "results.jsonl").write_text('{"schema\n{"schema_version": 2}\n')

@@ -1,11 +1,18 @@
 """Where a text ends: stop tokens, budgets and contexts, inside blocks and at their edges."""
 
+from functools import partial
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
+from paceline.core.rules import Diff
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.cascade import BigLittleDecoder, OracleCascade, TokenCascade
+from paceline.decode.sequence_cascade import SequenceCascade
 from paceline.errors import ContextLengthError, PromptError, UsageError, VocabularyMismatchError
 from paceline.models.fakes import TableModel
 
@@ -219,6 +226,69 @@ def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
         (PromptError, "prompt 0 is empty", lambda: decoder.stream([])),
     ]:
         assert said in one_line(error, call)
+
+
+# What is no whole number: a budget of 1.5 was never reached, and a gamma of 2.5 was taken.
+@pytest.mark.parametrize("wrong", [1.5, 2.0, "5", None, True, [2], float("nan"), "x"])
+@pytest.mark.parametrize("name", ["max_new_tokens", "batch_size", "seed"])
+def test_a_number_of_another_type_is_named(name: str, wrong: object):
+    if (name, wrong) in (("batch_size", None), ("seed", [2])):  # all texts; a seed per prompt
+        return
+    model = chain(CYCLE)
+    for decoder in (
+        AutoregressiveDecoder(model),
+        SpeculativeDecoder(model, model, gamma=2),
+        TokenCascade(model, model, 0.5),
+        SequenceCascade(model, model, 0.5),
+        BigLittleDecoder(model, model, 0.5, 1.0),
+        OracleCascade(model, model, Diff(0.0)),
+    ):
+        arguments: dict[str, Any] = {"max_new_tokens": 3, name: wrong}
+        assert name in one_line(UsageError, partial(decoder.generate, [[1]], **arguments))
+
+
+@pytest.mark.parametrize("wrong", [1.5, "5", True, None])
+def test_a_block_length_of_another_type_is_refused(wrong: Any):
+    model = chain(CYCLE)
+    for make in (
+        partial(SpeculativeDecoder, model, model, gamma=wrong),
+        partial(TokenCascade, model, model, 0.5, most_drafted=wrong),
+        partial(BigLittleDecoder, model, model, 0.5, 1.0, most_drafted=wrong),
+    ):
+        assert "must be a whole number" in one_line(UsageError, make)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["text", ["text"], [1, 2], [[1.5]], [["1"]], [[[1]]], None, 3, [None], [{"a": 1}]]
+)
+def test_prompts_that_are_no_lists_of_token_ids_are_refused(wrong: Any):
+    decoder = AutoregressiveDecoder(chain(CYCLE))
+    assert "token ids" in one_line(PromptError, lambda: decoder.generate(wrong, 3))
+
+
+def test_token_ids_of_numpy_and_torch_are_integers_too():
+    decoder = AutoregressiveDecoder(chain(CYCLE), GREEDY)
+    (wanted,) = decoder.generate([[0, 1]], 3)
+    for prompts in ([np.array([0, 1])], torch.tensor([[0, 1]]), [(np.int64(0), torch.tensor(1))]):
+        found: Any = prompts
+        assert decoder.generate(found, np.int64(3)) == [wanted]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("said", "arguments"),
+    [
+        ("the target must be a loaded model, got 'a'", {"target": "a"}),
+        ("the draft must be a loaded model, got None", {"draft": None}),
+        ("sampling must be a SamplingParams", {"sampling": {"temperature": 0}}),
+        ("draft_sampling must be a SamplingParams", {"draft_sampling": {}}),
+        ("rule must be a Rule, got 'lossless'", {"rule": "lossless"}),
+        ("policy must be a DraftPolicy, got 'fixed'", {"policy": "fixed"}),
+    ],
+)
+def test_arguments_of_another_type_are_named(said: str, arguments: dict[str, Any]):
+    model = chain(CYCLE)
+    given = {"target": model, "draft": model} | arguments
+    assert said in one_line(UsageError, lambda: SpeculativeDecoder(**given))
 
 
 # SGLang#24051: another vocabulary would decode garbage.

@@ -1,6 +1,7 @@
 """An engine's costs: timed as differences, read back, and in the place of our own decoder's."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together
 from paceline.engines.versions import untested
-from paceline.errors import EngineError, PacelineError
+from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import MeasureConfig, measure
 from paceline.measure.engine_costs import StepCost, read_costs
 from paceline.measure.served_costs import StepTimer, WriteCosts
@@ -298,3 +299,38 @@ def test_rows_of_a_bench_take_the_engines_seconds():
         assert one.baseline is not None
         assert one.baseline.seconds == pytest.approx(0.05)
         assert one.first_seconds == one.baseline.first_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"value": -0.01}, "are -0.01"),
+        ({"value": 0.0}, "are 0"),
+        ({"value": float("nan")}, "are nan"),
+        ({"value": float("inf"), "high": float("inf")}, "are inf"),
+        ({"low": float("nan")}, "(nan to"),
+        ({"low": 99.0}, "(99 to"),
+        ({"high": 0.0}, "to 0)"),
+    ],
+)
+def test_seconds_that_no_step_takes_are_refused_before_models_are_read(
+    tmp_path: Path, changes: dict[str, float], said: str
+):
+    values = costs_of(step(0, 0.01), step(2, 0.02)).model_dump(mode="json")
+    values["steps"][1]["seconds"] |= changes
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(values))
+    config = MeasureConfig(
+        target="no/target", draft="no/draft", prompts={"path": "no.txt"}, costs=file
+    )  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match=re.escape(said)):
+        measure(config)
+
+
+def test_a_step_that_is_timed_twice_is_refused(tmp_path: Path):
+    values = costs_of(step(0, 0.01), step(2, 0.02)).model_dump(mode="json")
+    values["steps"].append(values["steps"][1])
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(values))
+    with pytest.raises(UsageError, match="gamma 2 at batch size 1 more than once"):
+        read_costs(file)

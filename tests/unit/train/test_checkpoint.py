@@ -153,7 +153,7 @@ def test_a_directory_with_other_things_in_it_and_a_file_are_refused(folder: Path
     with pytest.raises(ConfigError, match="is not empty and holds no run"):
         check_run_directory(RunDirectory(tmp_path), align_config(folder, tmp_path), resume=True)
     file = tmp_path / "thesis.tex"
-    with pytest.raises(StorageError, match="is a file"):
+    with pytest.raises(ConfigError, match="is a file"):
         check_run_directory(RunDirectory(file), align_config(folder, file), resume=False)
 
 

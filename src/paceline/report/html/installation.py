@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from paceline.errors import StorageError, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from paceline.errors import UsageError
 
 _LIBRARIES = ("altair", "vl_convert", "jinja2")
 
 
-def require(file: Path | None = None) -> None:
-    """Check that an HTML report can be written, to `file` if it is given.
-
-    Raises:
-        UsageError: a library is not installed.
-        StorageError: the file is a directory.
-    """
+def require() -> None:
+    """Check that an HTML report can be made; raises UsageError if a library is not installed."""
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise UsageError(
             f"HTML reports need {', '.join(missing)}; install with: pip install 'paceline[report]'"
         )
-    if file is not None and file.is_dir():
-        raise StorageError(f"--html: {file} is a directory; name a file, such as report.html")

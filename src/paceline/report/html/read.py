@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from paceline.config import describe
+from paceline.config import describe, read_json
 from paceline.errors import UsageError
 from paceline.records import RunDirectory, read_jsonl
-from paceline.report.run_kind import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,17 +35,23 @@ def read_page(path: Path) -> Found:
     Raises:
         UsageError: the path is not a run, or its rows cannot be read.
     """
+    place = path.with_suffix(".html") if path.is_file() else path / "report.html"
+    return Found(recognise(path)(), place)
+
+
+def recognise(path: Path) -> Callable[[], Page]:
+    """A function that makes the page of a run directory or of a result file.
+
+    Raises:
+        UsageError: the path is not a run.
+    """
     if path.is_file():
-        return Found(_page_of_file(path), path.with_suffix(".html"))
+        return _file(path)
     if not path.is_dir():
         raise UsageError(f"{path} does not exist; give {_WANTED}")
-    return Found(_page_of_directory(path), path / "report.html")
-
-
-def _page_of_directory(path: Path) -> Page:
     if is_study(path):
-        return _study(path)
-    manifest = read_manifest(path)
+        return lambda: _study(path)
+    manifest = RunDirectory(path).read_manifest()
     kind = (manifest or {}).get("kind")
     if kind is None:  # written before manifests named their kind
         files = {"sweep.json": "Sweep", "results.jsonl": "Bench"}
@@ -56,7 +60,7 @@ def _page_of_directory(path: Path) -> Page:
         raise UsageError(f"{path} holds no run; give {_WANTED}")
     if kind not in _READERS:
         raise UsageError(f"{path} holds a run of kind {kind}, which has no report; give {_WANTED}")
-    return _READERS[kind](path, manifest or {})
+    return lambda: _READERS[kind](path, manifest or {})
 
 
 def is_study(path: Path) -> bool:
@@ -98,8 +102,8 @@ def _trajectory(path: Path, manifest: dict[str, Any]) -> Page:
     known = [row for row in read_jsonl(file) if row.get("schema_version") == SCHEMA_VERSION]
     rows = [_validated(TrajectoryRow, row, file) for row in known]
     runs = [Path(run) for run in manifest.get("config", {}).get("runs", ())]
-    if runs:  # the file keeps the rows of runs that a later configuration left out
-        rows = [row for row in rows if row.stop.run in runs]
+    if runs:  # a run or a sweep of it; the file keeps the rows of runs that were left out later
+        rows = [row for row in rows if {row.stop.run, *row.stop.run.parents} & set(runs)]
     if not rows:
         raise UsageError(f"{path} has no rows yet; run `paceline trajectory` with this output")
     return trajectory_page(rows, manifest)
@@ -135,26 +139,14 @@ _READERS: dict[str, Callable[[Path, dict[str, Any]], Page]] = {
 }
 
 
-def _page_of_file(path: Path) -> Page:
+def _file(path: Path) -> Callable[[], Page]:
     if path.name == "sweep.json":
-        return _sweep(path.parent, {})
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError):
-        raise UsageError(f"{path} is not a JSON file; give {_WANTED}") from None
+        return lambda: _sweep(path.parent, {})
+    found = read_json(path, f"give {_WANTED}")
     keys = set(found) if isinstance(found, dict) else set()
-    if {"served", "agreement"} <= keys:
-        return _served(found, path)
-    if {"acceptance", "gammas", "verdict"} <= keys:
-        return _measurement(found, path)
-    if {"greedy", "distribution"} <= keys:
-        return _losslessness(found, path)
-    if {"tried", "chosen", "statement"} <= keys:
-        return _tuned(found, path)
-    if {"blocks", "stats"} <= keys:
-        from paceline.report.html.decode_page import decode_page
-
-        return decode_page(found)
+    for wanted, reader in _KEYS.items():
+        if wanted <= keys:
+            return lambda: reader(found, path)
     raise UsageError(f"{path} is not a result that has a report; give {_WANTED}")
 
 
@@ -187,14 +179,31 @@ def _tuned(found: dict[str, Any], path: Path) -> Page:
     return tune_page(_validated(Tuned, found, path))
 
 
-def _required(path: Path, name: str) -> Any:
-    file = path / name
+def _decoded(found: dict[str, Any], path: Path) -> Page:
+    from paceline.report.html.decode_page import decode_page
+
     try:
-        return json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} has no {name} yet; run the command to its end") from None
-    except ValueError:
-        raise UsageError(f"{file} is not JSON; run the command again") from None
+        return decode_page(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        fault = f"{type(error).__name__} {error}"
+        raise UsageError(
+            f"{path} is not a result of this version ({fault}); run the command again"
+        ) from None
+
+
+_KEYS: dict[frozenset[str], Callable[[dict[str, Any], Path], Page]] = {
+    frozenset({"served", "agreement"}): _served,
+    frozenset({"acceptance", "gammas", "verdict"}): _measurement,
+    frozenset({"greedy", "distribution"}): _losslessness,
+    frozenset({"tried", "chosen", "statement"}): _tuned,
+    frozenset({"blocks", "stats"}): _decoded,
+}
+
+
+def _required(path: Path, name: str) -> Any:
+    if not (path / name).exists():
+        raise UsageError(f"{path} has no {name} yet; run the command to its end")
+    return read_json(path / name)
 
 
 def _validated(kind: Any, values: Any, path: Path) -> Any:

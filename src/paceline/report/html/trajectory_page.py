@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
+from paceline.measure.training_stops import short_names
 from paceline.report.html import charts
 from paceline.report.html.encodings import Axis
 from paceline.report.html.made_by import machine, sampling_words, source_of
@@ -55,14 +55,6 @@ def _sampling(row: TrajectoryRow) -> str:
 
 def _draft(row: TrajectoryRow) -> str:
     return "final draft" if row.stop.label == "end" else f"draft of {row.stop.label}"
-
-
-def short_names(runs: set[Path]) -> dict[Path, str]:
-    """The directories without the parents that all of them share."""
-    if len(runs) == 1:
-        return {run: run.name for run in runs}
-    shared = os.path.commonpath([str(run) for run in runs])
-    return {run: os.path.relpath(run, shared) for run in runs}
 
 
 def _num_drafts(rows: Sequence[TrajectoryRow]) -> int:

@@ -209,6 +209,23 @@ def test_rows_of_runs_that_a_trajectory_left_out_are_not_shown(tmp_path: Path):
     assert {row["run"] for row in figure.rows} == {"second"}
 
 
+def test_runs_of_a_sweep_are_shown_under_its_name(tmp_path: Path):
+    folder = report_runs.trajectory_run(tmp_path)
+    report_runs.manifest(folder, "Trajectory", target="t", runs=["runs"])
+    (figure, _) = figures_of(read_page(folder).page).values()
+    assert {row["run"] for row in figure.rows} == {"first", "second"}
+
+
+def test_runs_may_be_named_by_relative_and_absolute_paths(tmp_path: Path):
+    folder = report_runs.trajectory_run(tmp_path)
+    text = (folder / "rows.jsonl").read_text().replace("runs/first", f"{Path.cwd()}/runs/first")
+    (folder / "rows.jsonl").write_text(text)
+    runs = [f"{Path.cwd()}/runs/first", "runs/second"]
+    report_runs.manifest(folder, "Trajectory", target="t", runs=runs)
+    (figure, _) = figures_of(read_page(folder).page).values()
+    assert {row["run"] for row in figure.rows} == {"first", "second"}
+
+
 def test_tune_names_the_chosen_setting_and_its_bound(page_of: Pages):
     page = page_of("tune")
     assert page.verdict == (

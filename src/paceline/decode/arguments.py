@@ -1,0 +1,107 @@
+"""Checks of the arguments of decoders: one line that says what came and what is wanted."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paceline.errors import PromptError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Kind = TypeVar("Kind")
+
+_ENCODE = "encode texts with the target's tokenizer"
+
+
+def whole(name: str, value: Any, least: int | None = 1, advice: str = "") -> int:
+    """The value as an integer; `least`: None allows any. `advice` is added to its message.
+
+    Raises:
+        UsageError: it is not a whole number, or too small.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except (TypeError, RuntimeError):  # RuntimeError: a tensor of several values
+        raise UsageError(f"{name} must be a whole number, got {reprlib.repr(value)}") from None
+    if least is not None and number < least:
+        raise UsageError(f"{name} must be {least} or more, got {number}{advice}")
+    return number
+
+
+def real(name: str, value: Any, low: float, high: float | None = None) -> float:
+    """The value, in [low, high]; raises UsageError."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not low <= value <= (value if high is None else high):
+        wanted = f"{low:g} or more" if high is None else f"in [{low:g}, {high:g}]"
+        raise UsageError(f"{name} must be {wanted}, got {reprlib.repr(value)}")
+    return value
+
+
+def several(name: str, values: Any, least: int | None = None) -> list[int]:
+    """The values as integers; raises UsageError if they are not a list of whole numbers."""
+    try:
+        if isinstance(values, str | bytes):
+            raise TypeError
+        found = list(values)
+    except TypeError:
+        got = reprlib.repr(values)
+        raise UsageError(f"{name} must be a list of whole numbers, got {got}") from None
+    return [whole(f"{name}[{at}]", value, least) for at, value in enumerate(found)]
+
+
+def token_lists(prompts: Any) -> list[list[int]]:
+    """The prompts as lists of token ids.
+
+    Raises:
+        PromptError: they are not lists of whole numbers.
+    """
+    if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__"):
+        raise PromptError(
+            f"prompts must be lists of token ids, got {reprlib.repr(prompts)}; {_ENCODE}"
+        )
+    return [_tokens(prompt, row) for row, prompt in enumerate(prompts)]
+
+
+def _tokens(prompt: Any, row: int) -> list[int]:
+    try:
+        if isinstance(prompt, str | bytes):
+            raise TypeError
+        return [operator.index(token) for token in prompt]
+    except (TypeError, RuntimeError):
+        raise PromptError(
+            f"prompt {row} must be a list of token ids, got {reprlib.repr(prompt)}; {_ENCODE}, and "
+            "give one list per prompt"
+        ) from None
+
+
+def instance(name: str, value: Any, kind: type[Kind]) -> Kind | None:
+    """The value, if it is of this kind or None; raises UsageError."""
+    if value is None or isinstance(value, kind):
+        return value
+    raise UsageError(f"{name} must be a {kind.__name__}, got {reprlib.repr(value)}")
+
+
+def check_models(**models: Any) -> None:
+    """Raise UsageError if a model is not loaded, such as a path; names are the keywords."""
+    for name, model in models.items():
+        if not hasattr(model, "start_session"):
+            raise UsageError(
+                f"the {name} must be a loaded model, got {reprlib.repr(model)}; use load_model, or "
+                "wrap_model for a model of transformers"
+            )
+
+
+def seeds_of(seed: Any, count: int) -> Sequence[int]:
+    """One seed per prompt; raises UsageError."""
+    if isinstance(seed, int) or not hasattr(seed, "__iter__"):
+        first = whole("seed", seed, None)
+        return range(first, first + count)
+    seeds = several("seed", seed)
+    if len(seeds) != count:
+        raise UsageError(f"got {len(seeds)} seeds for {count} prompts; give one each")
+    return seeds

@@ -1,0 +1,291 @@
+"""Odd paths, numbers and files: refused before the work, in one line with exit code 2."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import SlowerWarning, StorageError
+from paceline.native import checked
+from paceline.records import storage_errors
+from printed import one_line
+
+Run = Callable[..., tuple[int, str, str]]
+QUICK = ("--set", "max_new_tokens=8", "--set", "num_prompts=4", "--set", "timed_prompts=1")
+
+
+def pair(folder: Path) -> tuple[Any, ...]:
+    models = ("--target", folder / "target", "--draft", folder / "draft")
+    return (*models, "--prompts", folder / "corpus.jsonl")
+
+
+@pytest.mark.parametrize("place", ["{file}/page.html", "{folder}", "/dev/null"])
+@pytest.mark.parametrize(
+    "command",
+    ["measure", "verify", "decode", "claims", "report-of-align", "bench", "tune", "trajectory"],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_the_run(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str, place: str
+):
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.touch()
+    folder.mkdir()
+    page = place.format(file=file, folder=folder)
+    command = {"report-of-align": "align"}.get(command, command)
+    given = {
+        "measure": pair(pair_folder),
+        "verify": pair(pair_folder),
+        "decode": ("--target", pair_folder / "target", "--prompt", "the"),
+    }
+    code, out, err = run(command, *given.get(command, ()), "--html", page)
+    assert (code, out) == (2, "")
+    assert f"--html {page}" in one_line(err)
+
+
+@pytest.mark.parametrize("command", ["measure", "verify"])
+@pytest.mark.parametrize("error", [StorageError("no room"), KeyError("section")])
+def test_a_page_that_fails_after_the_run_leaves_the_verdict(
+    run: Run,
+    pair_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    error: Exception,
+):
+    def fail(*_: object) -> None:
+        raise error
+
+    given = (*pair(pair_folder), "--set", "num_prompts=4", "--json")
+    given += ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=40")
+    wanted, out, _ = run(command, *given)
+    verdict = json.loads(out)
+    monkeypatch.setattr("paceline.report.html.render.write", fail)
+    code, out, err = run(command, *given, "--html", tmp_path / "page.html")
+    assert code == wanted
+    assert json.loads(out).keys() == verdict.keys()
+    *_, line = err.splitlines()
+    assert str(error) in line
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("measure", "num_prompts"),
+        ("measure", "max_new_tokens"),
+        ("verify", "batch_size"),
+        ("analyze", "seed"),
+        ("perplexity", "batch_size"),
+        ("generate-data", "samples_per_prompt"),
+        ("align", "num_steps"),
+    ],
+)
+def test_an_integer_beyond_64_bits_is_refused_with_its_key(run: Run, command: str, key: str):
+    code, _, err = run(command, "--set", f"{key}={10**20}")
+    assert code == 2
+    assert f"{key} is {10**20}, which is too large" in one_line(err)
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
+@pytest.mark.parametrize(
+    "key", ["sampling.temperature", "false_alarm", "tolerance", "strategy.rule.alpha"]
+)
+def test_a_number_that_is_not_finite_is_refused_with_its_key(run: Run, key: str, value: str):
+    code, _, err = run("verify", "--set", f"{key}={value}")
+    assert code == 2
+    assert f"{key} is " in one_line(err)
+
+
+def test_many_prompts_are_as_many_as_there_are(run: Run, pair_folder: Path):
+    huge = ("--set", f"num_prompts={2**62}", "--set", "max_new_tokens=8", "--dry-run")
+    assert run("measure", *pair(pair_folder), *huge)[0] == 0
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "0"])
+def test_a_plan_needs_a_duration(run: Run, value: str):
+    given = ("--target", "t", "--prompts", "p")
+    code, _, err = run("generate-data", *given, "--plan", value)
+    assert (code, f"--plan {value} is no duration" in one_line(err)) == (2, True)
+    if value != "0":
+        code, _, err = run("generate-data", *given, "--plan", "1", "--price", value)
+        assert (code, f"--price {value} is no price" in one_line(err)) == (2, True)
+
+
+@pytest.mark.parametrize("flag", [(), ("--dry-run",)])
+def test_an_export_has_a_gamma_that_fits_the_context(
+    run: Run, pair_folder: Path, tmp_path: Path, flag: tuple[str, ...]
+):
+    given = ("--target", pair_folder / "target", "--to", "vllm", "--out", tmp_path / "out")
+    code, _, err = run("export", pair_folder / "draft", *given, "--gamma", "63", *flag)
+    assert code == 2
+    assert "gamma 63 does not fit the models' context of 64 tokens" in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("claims --rows nope", "nope does not exist"),
+        ("report nope", "nope does not exist"),
+        ("report nope --html", "nope does not exist"),
+        ("report notes", "notes is not JSON"),
+        ("report other.json", "is not a result that has a report"),
+        ("report .", ". holds no run"),
+        ("measure --target  --draft d --prompts p", "--target is empty"),
+        ("measure --target t --draft d --prompts ", "--prompts is empty"),
+        ("decode --target  --prompt x", "got '' as a model"),
+        ("perplexity --model m --text ", "--text is empty"),
+        ("align --target t --draft d --output ", "--output is empty"),
+        ("study show empty.yaml", "empty.yaml: title: Field required"),
+        ("validate measure empty.yaml", "empty.yaml: target: Field required"),
+        ("claims --file empty.yaml --rows rows.jsonl", "empty.yaml: claims: Field required"),
+        ("perplexity --model {model} --text empty.parquet", "empty.parquet has no rows"),
+        ("measure --engine vllm --url word --target t --draft d --prompts p", "'word' is not the"),
+        ("corpus --out notes", "output notes is a file"),
+        ("task arithmetic --out . --overwrite", "output . is a directory"),
+    ],
+)
+def test_what_is_missing_or_empty_is_named(
+    run: Run,
+    pair_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    said: str,
+):
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.chdir(tmp_path)
+    Path("notes").write_text("text")
+    Path("other.json").write_text("{}")
+    Path("empty.yaml").touch()
+    Path("rows.jsonl").touch()
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": pyarrow.array([], "string")}), "empty.parquet"
+    )
+    words = arguments.format(model=pair_folder / "target").split(" ")
+    code, _, err = run(*words)
+    assert code == 2
+    assert said in one_line(err)
+
+
+def test_a_result_may_begin_with_a_byte_order_mark(run: Run, pair_folder: Path, tmp_path: Path):
+    code, out, _ = run("measure", *pair(pair_folder), *QUICK, "--json")
+    assert code in (0, 1, 3)
+    file = tmp_path / "measured.json"
+    file.write_text("\ufeff" + out, encoding="utf-8")
+    assert run("report", file, "--html")[0] == 0
+    given = ("--target", pair_folder / "target", "--to", "vllm", "--measurement", file)
+    assert run("export", pair_folder / "draft", *given, "--out", tmp_path / "out")[0] == 0
+
+
+def _no_constant(name: str) -> float:
+    pytest.fail(f"{name} is not JSON")
+
+
+def test_an_unknown_bound_is_null_in_json(run: Run, pair_folder: Path):
+    _, out, _ = run("measure", *pair(pair_folder), *QUICK, "--json")
+    speedup = json.loads(out, parse_constant=_no_constant)["speed"]["speedup"]
+    assert (speedup["low"], speedup["high"]) == (0, None)
+
+
+@pytest.mark.parametrize("command", ["measure", "verify", "analyze", "bounds", "perplexity"])
+def test_a_dry_run_prints_json_if_asked(run: Run, pair_folder: Path, tmp_path: Path, command: str):
+    given = (*pair(pair_folder), "--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
+    if command == "perplexity":
+        given = ("--model", pair_folder / "target", "--text", pair_folder / "corpus.jsonl")
+    if command == "bounds":
+        given = (*pair(pair_folder), "--output", tmp_path / "out")
+        given += ("--set", "max_prompt_tokens=8")
+    code, out, _ = run(command, *given, "--dry-run")
+    assert code == 0
+    *lines, _ = out.splitlines()
+    code, out, _ = run(command, *given, "--dry-run", "--json")
+    assert (code, json.loads(out)) == (0, {"dry_run": True, "checks": lines})
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "result.json"])
+@pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
+def test_a_damaged_file_of_a_run_is_named(
+    run: Run, pair_folder: Path, tmp_path: Path, name: str, text: str
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    whole = {"kind": "Align", "config": {"draft": str(pair_folder / "draft")}}
+    (folder / "manifest.json").write_text(json.dumps(whole))
+    (folder / "result.json").write_text("{}")
+    (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    given = ("--target", pair_folder / "target", "--output", tmp_path / "out")
+    corpus = f"tasks.docs={pair_folder / 'corpus.jsonl'}"
+    code, _, err = run("trajectory", *given, "--run", folder, "--set", corpus)
+    assert code == 2
+    assert str(folder / name) in one_line(err)
+
+
+def test_a_run_that_is_named_twice_is_refused(run: Run, tmp_path: Path, pair_folder: Path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    runs = ("--run", tmp_path / "run", "--run", tmp_path / "link" / "run")
+    given = ("--target", pair_folder / "target", "--output", tmp_path / "out")
+    corpus = f"tasks.docs={pair_folder / 'corpus.jsonl'}"
+    code, _, err = run("trajectory", *given, *runs, "--set", corpus)
+    assert code == 2
+    assert "are the same run" in one_line(err)
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
+    """Compile the C sources for this cache, which fails. -> the warning."""
+
+    def warning(cache: Path) -> str:
+        monkeypatch.setenv("PACELINE_CACHE", str(cache))
+        checked.compiled.cache_clear()
+        with pytest.warns(SlowerWarning) as caught:
+            assert checked.compiled() is None
+        return str(caught[0].message)
+
+    yield warning  # pyright: ignore[reportReturnType]
+    checked.compiled.cache_clear()
+
+
+def test_a_cache_that_is_a_file_is_not_a_missing_compiler(no_library: Any, tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    said = no_library(file)
+    assert "set PACELINE_CACHE" in said
+    assert "install" not in said
+
+
+def test_a_compiler_without_space_is_not_a_missing_compiler(
+    no_library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        "#!/bin/sh\necho 'cc1: in function' >&2\n"
+        "echo '/tmp/cc.s: No space left on device' >&2\nexit 1\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    said = no_library(tmp_path / "cache")
+    assert "PACELINE_CACHE" in said
+    assert "install" not in said
+
+
+def test_a_missing_compiler_is_named_as_before(
+    no_library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CC", str(tmp_path / "none"))
+    assert "install a C compiler" in no_library(tmp_path / "cache")
+
+
+def test_an_entry_of_the_cache_that_cannot_be_written_names_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    for entry, said in (
+        (tmp_path / "gguf" / "entry", "set PACELINE_CACHE to another directory and run again"),
+        (tmp_path.parent / "entry", "choose another path and run again"),
+    ):
+        with pytest.raises(StorageError, match=said), storage_errors(entry):
+            raise PermissionError(13, "Permission denied")
