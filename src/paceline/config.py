@@ -107,6 +107,14 @@ def read_json(path: Path, advice: str = "run the command again") -> Any:
         raise ConfigError(f"{path} is not JSON ({error}); {advice}") from None
 
 
+def read_json_mapping(path: Path) -> dict[str, Any]:
+    """Read a JSON object that Paceline wrote; raises ConfigError."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is not what Paceline writes; run the command again")
+    return cast("dict[str, Any]", found)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; an empty file is an empty mapping."""
     try:

@@ -14,11 +14,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from paceline.config import read_json
+from paceline.config import read_json_mapping
 from paceline.environment import environment
 from paceline.errors import ConfigError, PacelineError, StorageError, UsageError
 
@@ -260,13 +260,6 @@ def files_fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} is not what Paceline writes; run the command again")
-    return cast("dict[str, Any]", found)
-
-
 def _kind(config: StrictModel) -> str:
     return type(config).__name__.removesuffix("Config")
 
@@ -391,7 +384,7 @@ class RunDirectory:
 
     def read_manifest(self) -> dict[str, Any] | None:
         """The manifest, or None if the run has not started; raises ConfigError."""
-        return _mapping(self.manifest) if self.manifest.exists() else None
+        return read_json_mapping(self.manifest) if self.manifest.exists() else None
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write result.json."""
@@ -399,4 +392,4 @@ class RunDirectory:
 
     def read_result(self) -> dict[str, Any] | None:
         """The result, or None if the run has not finished; raises ConfigError."""
-        return _mapping(self.result) if self.result.exists() else None
+        return read_json_mapping(self.result) if self.result.exists() else None

@@ -262,8 +262,7 @@ def test_a_compiler_without_space_is_not_a_missing_compiler(
 ):
     compiler = tmp_path / "cc"
     compiler.write_text(
-        "#!/bin/sh\necho 'cc1: in function' >&2\n"
-        "echo '/tmp/cc.s: No space left on device' >&2\nexit 1\n"
+        "#!/bin/sh\necho 'cc1: in function' >&2\necho 'cc.s: No space left on device' >&2\nexit 1\n"
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
