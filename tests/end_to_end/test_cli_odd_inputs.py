@@ -140,7 +140,7 @@ def test_an_export_has_a_gamma_that_fits_the_context(
         ("study show empty.yaml", "empty.yaml: title: Field required"),
         ("validate measure empty.yaml", "empty.yaml: target: Field required"),
         ("claims --file empty.yaml --rows rows.jsonl", "empty.yaml: claims: Field required"),
-        ("perplexity --model {model} --text empty.parquet", "empty.parquet has no rows"),
+        ("perplexity --model {model} --text empty.parquet", "empty.parquet holds no text"),
         ("measure --engine vllm --url word --target t --draft d --prompts p", "'word' is not the"),
         ("corpus --out notes", "output notes is a file"),
         ("task arithmetic --out . --overwrite", "output . is a directory"),
