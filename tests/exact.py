@@ -78,12 +78,35 @@ def lossy(alpha: float, beta: float = 1.0) -> RuleVectors:
 
 
 def lenient(kind: str, epsilon: float) -> RuleVectors:
+    return _rule(_relaxed(kind, epsilon), 1.0)
+
+
+def lossy_at_0(alpha: float) -> RuleVectors:
+    return _at_0(lambda p: p / (1 - alpha))
+
+
+def lenient_at_0(kind: str, epsilon: float) -> RuleVectors:
+    return _at_0(_relaxed(kind, epsilon))
+
+
+def _relaxed(kind: str, epsilon: float) -> Callable[[float], float]:
     relax: dict[str, Callable[[float], float]] = {
         "linear": lambda p: p / epsilon,
         "square": lambda p: p / epsilon / epsilon,
         "exponential": lambda p: p**epsilon,
     }
-    return _rule(relax[kind], 1.0)
+    return relax[kind]
+
+
+def _at_0(relaxed: Callable[[float], float]) -> RuleVectors:
+    """Of the untempered p: tokens that are nearly as probable as the best one, else that one."""
+
+    def vectors(p_raw: Distribution, q: Distribution) -> tuple[Distribution, Distribution]:
+        best = p_raw.index(max(p_raw))
+        accept = [float(relaxed(p) >= p_raw[best]) for p in p_raw]
+        return accept, [float(v == best) for v in range(len(q))]
+
+    return vectors
 
 
 def _rule(relaxed: Callable[[float], float], beta: float) -> RuleVectors:
@@ -116,8 +139,11 @@ def speculative_texts(
     gamma: int,
     prompt: tuple[int, ...],
     length: int,
+    p_raw: NextToken | None = None,
 ) -> dict[tuple[int, ...], float]:
     """Every speculative text of `length` tokens with its probability.
+
+    The rule gets `p_raw` in place of p, if it is given.
 
     State: the text, the place in its block, how many tokens that block drafts. At a drafted place a
     token is kept with mass q a, or recovered with mass (1 - sum q a) r, which ends the block; at
@@ -139,7 +165,7 @@ def speculative_texts(
                     after[new_block((*text, token))] += mass * share
                 continue
             draft = q(prompt + text)
-            accept, recover = rule(target, draft)
+            accept, recover = rule(p_raw(prompt + text) if p_raw else target, draft)
             kept = [a * b for a, b in zip(draft, accept, strict=True)]
             rejected = 1 - math.fsum(kept)
             for token, (stays, comes) in enumerate(zip(kept, recover, strict=True)):

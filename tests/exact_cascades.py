@@ -59,11 +59,16 @@ def token_wise(gives_up: Callable[[float, float, float], bool]) -> Aim:
 
 
 def tuned_lossy(alpha: float) -> Aim:
-    """beta by bisection in double precision."""
+    """beta by bisection in double precision; at temperature 0 what is kept, and the best token."""
 
     def aim(
         p: Distribution, q: Distribution, p_raw: Distribution, q_raw: Distribution
     ) -> Distribution:
+        if max(p) == 1 > max(p_raw):
+            kept = [
+                b if a / (1 - alpha) >= max(p_raw) else 0 for a, b in zip(p_raw, q, strict=True)
+            ]
+            return [a + b * (1 - math.fsum(kept)) for a, b in zip(kept, p, strict=True)]
         pairs = list(zip(p, q, strict=True))
         rejected = math.fsum(max(0.0, b - a / (1 - alpha)) for a, b in pairs)
         low, high = 0.0, 1.0

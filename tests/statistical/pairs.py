@@ -7,6 +7,7 @@ every kind of block many times over.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,6 +51,8 @@ class Pair:
         drawn = replace(draft_shaping or self.shaping, repetition_penalty=penalty)
         tables = table(order, seed=1), table(order, seed=2)
         self.target, self.draft = (TableModel(values) for values in tables)
+        raw = exact.Shaping(repetition_penalty=penalty)
+        self.p_raw = exact.from_table(tables[0].tolist(), order, raw)
         self.p, self.q = (
             exact.from_table(values.tolist(), order, shaped)
             for values, shaped in zip(tables, (self.shaping, drawn), strict=True)
@@ -70,10 +73,10 @@ class Pair:
         return exact.plain_texts(self.p, tuple(PROMPT), length(gamma))
 
     def speculative(self, rule: exact.RuleVectors, gamma: int) -> dict[tuple[int, ...], float]:
-        """What it follows under a rule."""
-        return exact.speculative_texts(
-            self.p, self.q, rule, gamma=gamma, prompt=tuple(PROMPT), length=length(gamma)
-        )
+        """What it follows under a rule; at temperature 0 the rule's are those of `exact` there."""
+        texts = partial(exact.speculative_texts, self.p, self.q, rule, gamma=gamma)
+        p_raw = self.p_raw if self.shaping.temperature == 0 else None
+        return texts(prompt=tuple(PROMPT), length=length(gamma), p_raw=p_raw)
 
 
 def length(gamma: int) -> int:

@@ -7,13 +7,14 @@ sampler fails a case by chance with probability below 1e-4; there are 19 cases. 
 
 import math
 from collections import Counter, defaultdict
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from exact import chi_square_p_value
+from exact import chi_square_p_value, lenient_at_0, lossy_at_0
 from exact_cascades import AIMS
 from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Opt, Rule, TokenV3
 from paceline.engines import vllm_rules
@@ -178,6 +179,84 @@ def test_a_recovered_token_from_the_whole_target_is_rejected(
 ):
     monkeypatch.setattr(Lossless, "recover", lambda _self, at: at.target)
     assert p_value(RUNNERS[runner](Lossless()), expected("lossless")) < 1e-4
+
+
+GREEDY_RULES: dict[str, tuple[Rule, Any]] = {
+    "linear": (Lenient(kind="linear", epsilon=0.3), lenient_at_0("linear", 0.3)),
+    "square": (Lenient(kind="square", epsilon=0.5), lenient_at_0("square", 0.5)),
+    "exponential": (Lenient(kind="exponential", epsilon=0.4), lenient_at_0("exponential", 0.4)),
+    "lossy": (Lossy(alpha=0.7, beta=2.0), lossy_at_0(0.7)),
+    "tuned": (Lossy(alpha=0.7, beta="tuned"), lossy_at_0(0.7)),
+    "strict": (Lenient(epsilon=1.0), lossy_at_0(0.0)),
+    "token_v3": (TokenV3(alpha=0.9), lossy_at_0(0.0)),
+}
+
+
+def wanted_at_0(vectors: Any, first: int, second: int) -> list[int]:
+    """The tokens of a greedy request; the bonus token is 9 with the first runner."""
+    tokens: list[int] = []
+    for place, drafted in enumerate((first, second)):
+        accept, recover = vectors(probs(TARGET, 1.0)[place], [1.0] * V)
+        if not accept[drafted]:
+            return [*tokens, recover.index(1.0)]
+        tokens.append(drafted)
+    return [*tokens, 9]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("name", GREEDY_RULES)
+def test_greedy_requests_of_the_first_runner_follow_the_rule(name: str, *, mixed: bool):
+    """All pairs of drafts, also between requests that sample; without draft probabilities."""
+    rule, vectors = GREEDY_RULES[name]
+    pairs = list(product(range(V), range(V)))
+    temperatures = torch.tensor([0.0, 0.8] * len(pairs) if mixed else [0.0] * len(pairs))
+    requests = [pair for pair in pairs for _ in range(1 + mixed)]
+    divisor = torch.where(temperatures == 0, 1.0, temperatures)[:, None, None]
+    settings = SimpleNamespace(
+        temperature=temperatures if mixed else None, all_greedy=not mixed, generators={}
+    )
+    found = rejection_sample_v1(
+        Lenient(epsilon=0.3) if mixed and rule.uses_confidence else rule,
+        torch.tensor(requests, dtype=torch.int32).flatten(),
+        [2] * len(requests),
+        2,
+        2 * torch.arange(1, len(requests) + 1, dtype=torch.int32),
+        None,
+        (TARGET[:2] / divisor).flatten(0, 1),
+        torch.full((len(requests), 1), 9, dtype=torch.int32),
+        settings,
+    )
+    if mixed and rule.uses_confidence:
+        vectors = lenient_at_0("linear", 0.3)
+    for pair, row in zip(pairs, found[:: 1 + mixed].tolist(), strict=True):
+        assert [token for token in row if token >= 0] == wanted_at_0(vectors, *pair)
+
+
+@pytest.mark.parametrize("name", GREEDY_RULES)
+def test_greedy_requests_of_the_second_runner_follow_the_rule(name: str):
+    """With draft logits, which do not matter; every second request samples."""
+    rule, vectors = GREEDY_RULES[name]
+    pairs = [pair for pair in product(range(V), range(V)) for _ in range(2)]
+    count = len(pairs)
+    temperatures = torch.tensor([0.0, 0.8] * (count // 2))
+    divisor = torch.where(temperatures == 0, 1.0, temperatures)[:, None, None]
+    found, counts = rejection_sample_v2(
+        rule,
+        (TARGET / divisor).flatten(0, 1),
+        DRAFT.expand(count, 2, V),
+        torch.tensor([(3, *pair) for pair in pairs], dtype=torch.int32).flatten(),
+        3 * torch.arange(count + 1, dtype=torch.int32),
+        torch.arange(3).repeat(count) + 40,
+        torch.arange(count, dtype=torch.int32).repeat_interleave(3),
+        torch.arange(3).repeat(count),
+        temperatures,
+        torch.arange(count),
+        2,
+    )
+    bonus = int(TARGET[2].argmax())
+    for pair, row, kept in zip(pairs[::2], found[::2].tolist(), counts[::2].tolist(), strict=True):
+        wanted = [bonus if token == 9 else token for token in wanted_at_0(vectors, *pair)]
+        assert row[:kept] == wanted
 
 
 def test_one_stream_for_two_purposes_is_rejected(monkeypatch: pytest.MonkeyPatch):

@@ -189,6 +189,6 @@ def judge_block(
         return verify_greedy(drafted.tokens_BG, num_drafted_B, likeliest(logits_BHV))
     target_BHV = to_probs(logits_BHV, sampling)
     target_raw_BHV = None
-    if rule.uses_confidence and not sampling.untempered:
+    if rule.reads_raw(sampling):
         target_raw_BHV = to_probs(logits_BHV, UNTEMPERED)
     return verify(drafted, num_drafted_B, target_BHV, rule, uniforms.to(device), target_raw_BHV)

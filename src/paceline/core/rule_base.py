@@ -10,11 +10,14 @@ To add a rule, derive a frozen pydantic dataclass from `Rule`: see docs/guides/a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from paceline.core.sampling import SamplingParams
 
 STRICT = ConfigDict(extra="forbid")
 
@@ -62,8 +65,8 @@ class Rule(ABC):
     Attributes:
         exact: The induced distribution is p.
         needs_draft_at_bonus: The bonus token follows pi, so q after the last token is needed.
-        uses_confidence: The rule reads untempered distributions.
-        entrywise: Acceptance of v depends on p(v) and q(v) only.
+        uses_confidence: The rule reads untempered distributions at every temperature.
+        entrywise: Acceptance of v depends on p(v) and q(v) only, if `reads_raw` is False.
         capturable: Control flow does not depend on values, so that CUDA graphs can capture it.
     """
 
@@ -85,6 +88,13 @@ class Rule(ABC):
         Under an exact rule the target's prefill generates the first token.
         """
         return 1 if self.exact else 0
+
+    def reads_raw(self, sampling: SamplingParams) -> bool:
+        """True if the rule reads untempered distributions, and they differ from the sampled ones.
+
+        Rules without `uses_confidence` get them only if this is True.
+        """
+        return self.uses_confidence and not sampling.untempered
 
     @abstractmethod
     def accept(self, at: Position) -> Tensor:
@@ -151,6 +161,12 @@ class Rule(ABC):
         accepted = at.draft * self.accept(at)
         rejected = (1 - accepted.sum(-1, keepdim=True)).clamp(min=0)
         return accepted + rejected * self.recover(at)
+
+
+def as_read(rule: Rule, at: Position, sampling: SamplingParams) -> Position:
+    """The distributions that the decoder gives to the rule: see `Rule.reads_raw`."""
+    reads = rule.uses_confidence or rule.reads_raw(sampling)
+    return at if reads else Position.of(at.target, at.draft)
 
 
 def is_capturable(rule: Rule) -> bool:

@@ -41,7 +41,7 @@ def rule_loss(
         target_probs,
         draft_probs.clamp(min=_LEAST),
         # The draft's clamp gives it mass on all tokens, where BiLD would take the log of p = 0.
-        target_raw=target_probs.clamp(min=_SMALLEST),
+        target_raw=target_probs.clamp(min=_SMALLEST) if rule.uses_confidence else target_probs,
         draft_raw=draft_probs,
     )
     kept = draft_probs * rule.accept(at)

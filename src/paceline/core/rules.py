@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import torch
@@ -30,6 +31,9 @@ from paceline.core.rule_base import (
     normalised_excess,
 )
 from paceline.extensions import variants
+
+if TYPE_CHECKING:
+    from paceline.core.sampling import SamplingParams
 
 # Newton steps, at most one per piece of the sum; real distributions need about ten.
 _MOST_PIECES = 200
@@ -60,12 +64,47 @@ class Lossless(Rule):
         return NativeForm("LOSSLESS")
 
 
+class _Relaxed(Rule):
+    """Base class of rules that accept min(1, f(p)/q), and at temperature 0 relax the argmax."""
+
+    @abstractmethod
+    def relaxed(self, probs: Tensor) -> Tensor:
+        """f(p), at least p."""
+
+    @property
+    @abstractmethod
+    def strict(self) -> bool:
+        """True if f(p) = p."""
+
+    def reads_raw(self, sampling: SamplingParams) -> bool:
+        return sampling.greedy and not self.strict
+
+    def accept(self, at: Position) -> Tensor:
+        accepted = capped_ratio(self.relaxed(at.target), at.draft)
+        if self.strict or at.target_raw is at.target:
+            return accepted
+        # float64, as in native/rules.c, so that ties break equally
+        raw = at.target_raw.double()
+        kept = self.relaxed(raw) >= raw.amax(-1, keepdim=True)
+        return torch.where(_is_one_hot(at.target), kept.to(accepted.dtype), accepted)
+
+
+def _is_one_hot(probs: Tensor) -> Tensor:
+    is_alone = (probs > 0).sum(-1, keepdim=True) == 1
+    return is_alone & (probs.amax(-1, keepdim=True) == 1)
+
+
 @dataclass(frozen=True, config=STRICT)
-class Lenient(Rule):
+class Lenient(_Relaxed):
     """Accept min(1, f(p)/q), recover from norm((p - q)_+).
 
     f is p/epsilon (linear), p/epsilon^2 (square) or p^epsilon (exponential); epsilon 1 is lossless.
-    Paper: Zhou et al. 2023, section 4 (lossy) and algorithm A.1.
+
+    At temperature 0 (p one-hot, `target_raw` given) v is accepted if f(p_raw(v)) >= max p_raw,
+    where p_raw is untempered, without top-k and top-p. The most likely token replaces a rejected
+    one. With epsilon 1 no other token is accepted, even if it is as likely.
+    Paper: Zhou et al. 2023, section 4 (lossy) and algorithm A.1; at temperature 0 Leviathan et al.
+    2023, appendix on lenience.
     """
 
     kind: Literal["linear", "square", "exponential"] = "linear"
@@ -74,15 +113,18 @@ class Lenient(Rule):
     entrywise = True
     capturable = True
 
-    def accept(self, at: Position) -> Tensor:
+    @property
+    def strict(self) -> bool:
+        return self.epsilon == 1
+
+    def relaxed(self, probs: Tensor) -> Tensor:
         match self.kind:
             case "linear":
-                relaxed = at.target / self.epsilon
+                return probs / self.epsilon
             case "square":
-                relaxed = at.target / self.epsilon**2
+                return probs / self.epsilon**2
             case "exponential":
-                relaxed = at.target**self.epsilon
-        return capped_ratio(relaxed, at.draft)
+                return probs**self.epsilon
 
     def recover(self, at: Position) -> Tensor:
         return normalised_excess(at.target, at.draft, fallback=at.target)
@@ -92,14 +134,18 @@ class Lenient(Rule):
 
 
 @dataclass(frozen=True, config=STRICT)
-class Lossy(Rule):
+class Lossy(_Relaxed):
     """Accept min(1, p/((1 - alpha) q)), recover from norm((p/beta - q)_+), beta >= 1 - alpha.
 
     beta = 1 equals `Lenient("linear", 1 - alpha)`. The paper's stated distribution
     max{min{q, p/(1 - alpha)}, p/beta} sums to 1 for one beta per position: beta="tuned" solves for
     it, and `pi` is that distribution. For other values of beta `pi` is None.
-    Paper: Narasimhan et al. 2024, sections 2 and E.6. Differs: beta is solved for, not searched
-    for on a grid.
+
+    At temperature 0 v is accepted if p_raw(v)/(1 - alpha) >= max p_raw, as with linear lenience,
+    and the most likely token replaces a rejected one, for every beta. With beta="tuned" the bonus
+    token, too, is the draft's token if the rule accepts it.
+    Paper: Narasimhan et al. 2024, sections 2 and E.6, and section 4.4 and figure 5 at temperature
+    0. Differs: beta is solved for, not searched for on a grid.
     """
 
     alpha: float = Field(ge=0, lt=1)
@@ -122,8 +168,12 @@ class Lossy(Rule):
             raise ValueError(f"lossy beta must be at least 1 - alpha = {1 - self.alpha:g}")
         return self
 
-    def accept(self, at: Position) -> Tensor:
-        return capped_ratio(at.target / (1 - self.alpha), at.draft)
+    @property
+    def strict(self) -> bool:
+        return self.alpha == 0
+
+    def relaxed(self, probs: Tensor) -> Tensor:
+        return probs / (1 - self.alpha)
 
     def recover(self, at: Position) -> Tensor:
         if self.beta == "tuned":
@@ -133,8 +183,11 @@ class Lossy(Rule):
     def aim(self, at: Position) -> Tensor | None:
         if self.beta != "tuned":
             return None
-        kept = torch.minimum(at.draft, at.target / (1 - self.alpha))
-        return torch.maximum(kept, at.target * self._tuned(at))
+        kept = torch.minimum(at.draft, self.relaxed(at.target))
+        aim = torch.maximum(kept, at.target * self._tuned(at))
+        if self.strict or at.target_raw is at.target:
+            return aim
+        return torch.where(_is_one_hot(at.target), self.induced(at), aim)
 
     def native_form(self) -> NativeForm:
         if self.beta == "tuned":

@@ -92,8 +92,14 @@ def _count_accepted(
     """Length of each row's accepted prefix, [B]. Positions: [B, G or G + 1, V]."""
     drafted_BG = drafted.tokens_BG
     gamma = drafted_BG.shape[1]
-    at = Position(*(probs[:, :gamma] for probs in positions))
-    if rule.entrywise:  # gather first: G values per row instead of G x V
+    target, draft, target_raw, draft_raw = positions
+    at = Position.of(
+        target[:, :gamma],
+        draft[:, :gamma],
+        None if target_raw is target else target_raw[:, :gamma],
+        None if draft_raw is draft else draft_raw[:, :gamma],
+    )
+    if rule.entrywise and at.target_raw is at.target:  # gather first: G values, not G x V
         at = Position.of(*(probs.gather(-1, drafted_BG[..., None]) for probs in at[:2]))
         accept_probs_BG = rule.accept(at).squeeze(-1)
     else:

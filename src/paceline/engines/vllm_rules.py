@@ -2,9 +2,10 @@
 
 vLLM has two model runners, whose samplers hand over drafts and logits in different layouts. Both
 functions here compute what a sampler's `rejection_sample` does, under a rule. Requests at
-temperature 0 keep drafts that are the target's argmax, whatever the rule: the first runner has no
-draft probabilities for them. The bonus token follows the target, because no draft probabilities
-exist behind the last draft.
+temperature 0 keep drafts that are the target's argmax under cascades, because the first runner has
+no draft probabilities for them; `lenient` and `lossy` compare the target's probabilities alone, as
+in the decoder. The bonus token follows the target, because no draft probabilities exist behind the
+last draft.
 
 Nothing here copies values to the host. This module needs torch alone.
 
@@ -21,12 +22,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.core.rule_base import Position
+from paceline.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.core.rule_base import Rule
 
+_GREEDY = SamplingParams(temperature=0)
 _UNUSED = -1  # vLLM's mark of positions behind the last token, and of drafts that are not valid
 _ACCEPT, _DRAW = 1, 2  # streams of random numbers
 _GOLDEN = -7046029254386353131  # constants of splitmix64, as signed numbers
@@ -188,13 +191,25 @@ def _accepted(rule: Rule, rows: _Rows, uniform_N: Tensor) -> Tensor:
     drafted_N1 = rows.drafted_N.clamp(min=0)[:, None]
     position = rows.position(rule)
     if rule.entrywise and not rule.uses_confidence:
-        position = Position(*(values.gather(-1, drafted_N1) for values in position))
+        position = Position.of(*(values.gather(-1, drafted_N1) for values in position[:2]))
         chance_N = rule.accept(position)[:, 0]
     else:
         chance_N = rule.accept(position).gather(-1, drafted_N1)[:, 0]
-    is_argmax_N = rows.drafted_N == rows.target_NV.argmax(-1)
-    kept_N = torch.where(rows.is_greedy, is_argmax_N, uniform_N < chance_N)
+    kept_N = torch.where(rows.is_greedy, _kept_greedily(rule, rows), uniform_N < chance_N)
     return kept_N & (rows.drafted_N >= 0)
+
+
+def _kept_greedily(rule: Rule, rows: _Rows) -> Tensor:
+    """Which drafts are kept at temperature 0."""
+    best_N = rows.target_NV.argmax(-1)
+    if rule.uses_confidence or not rule.reads_raw(_GREEDY):
+        return rows.drafted_N == best_N
+    drafted_N = rows.drafted_N.clamp(min=0)
+    target_raw = rows.target_NV.softmax(-1, dtype=torch.float32)
+    one_hots = (F.one_hot(tokens, target_raw.shape[-1]) for tokens in (best_N, drafted_N))
+    target, draft = (one_hot.to(target_raw) for one_hot in one_hots)
+    accepted = rule.accept(Position.of(target, draft, target_raw))
+    return accepted.gather(-1, drafted_N[:, None])[:, 0] == 1
 
 
 def _drawn(rule: Rule, rows: _Rows, judged_B: Tensor, noise_BV: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.cascade_rules import BinaryCascade
 from paceline.core.divergences import total_variation
-from paceline.core.rule_base import Position
+from paceline.core.rule_base import Position, as_read
 from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
 from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
 from paceline.errors import UsageError
@@ -54,15 +54,20 @@ class RuleEffect(NamedTuple):
     surprisal_T: Tensor
 
 
-def rule_effect(rule: Rule, at: Position, tokens_T: Tensor) -> RuleEffect:
+def rule_effect(
+    rule: Rule, at: Position, tokens_T: Tensor, sampling: SamplingParams | None = None
+) -> RuleEffect:
     """Exact effect of a rule at each position of a text. Shapes: `at` [T, V], tokens [T].
+
+    `sampling`: the target's parameters; None: the rule gets all distributions of `at`.
 
     Paper: Narasimhan et al. 2024, lemma 3 (a rule with target pi rejects with TVD(pi, q)).
     """
     if isinstance(rule, BinaryCascade):
         return _binary_effect(rule, at, tokens_T)
-    kept = at.draft * rule.accept(at)
-    induced = rule.induced(at)
+    given = at if sampling is None else as_read(rule, at, sampling)
+    kept = at.draft * rule.accept(given)
+    induced = rule.induced(given)
     return RuleEffect(
         (1 - kept.sum(-1)).clamp(min=0),
         _share(_at(kept, tokens_T), _at(induced, tokens_T)),
@@ -141,7 +146,7 @@ def analyze_rules(
         at = _positions(target, draft, prompt, completion, samplings, vocab_size)
         tokens_T = torch.tensor(list(completion))
         for number, rule in enumerate(rules):
-            effect = rule_effect(rule, at, tokens_T)
+            effect = rule_effect(rule, at, tokens_T, sampling)
             for total, part_T in zip(totals, effect, strict=True):
                 total[number, row, : len(completion)] = part_T.cpu()
         progress("analyzing rules", row + 1, len(lengths))

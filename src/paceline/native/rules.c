@@ -137,7 +137,53 @@ static double tuned_inverse_beta(const Rule *rule, const Position *at) {
     return inverse;
 }
 
+/* f(p) of the acceptance probability min(1, f(p)/q); p for rules that defer. */
+INLINE double relaxed(const Rule *rule, double p) {
+    switch (rule->kind) {
+    case LENIENT_LINEAR:
+        return p / rule->alpha;
+    case LENIENT_SQUARE:
+        return p / (rule->alpha * rule->alpha);
+    case LENIENT_EXPONENTIAL:
+        return pow(p, rule->alpha);
+    case LOSSY:
+    case LOSSY_TUNED: /* p/beta <= p, so pi/q does not depend on beta here */
+        return p / (1.0 - rule->alpha);
+    default:
+        return p;
+    }
+}
+
+static int is_one_hot(const float *p, int64_t vocab) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < vocab; i++) count += p[i] > 0.0f;
+    return count == 1 && largest_of(p, vocab) == 1.0f;
+}
+
+/* True if the rule relaxes the argmax here: f(p) > p, at temperature 0. See `_Relaxed` in
+   core/rules.py. */
+static int relaxes_argmax(const Rule *rule, const Position *at) {
+    if (rule->kind == LOSSLESS || rule->kind > LOSSY_TUNED || at->target_raw == at->target) return 0;
+    double exact = rule->kind < LOSSY ? 1.0 : 0.0;
+    return rule->alpha != exact && is_one_hot(at->target, at->vocab);
+}
+
+/* pi at temperature 0: q of the tokens that are kept, and the rest at the argmax. */
+static void relaxed_argmax(const Rule *rule, const Position *at, float *pi) {
+    double peak = largest_of(at->target_raw, at->vocab), kept = 0.0;
+    for (int64_t i = 0; i < at->vocab; i++) {
+        pi[i] = relaxed(rule, at->target_raw[i]) >= peak ? at->draft[i] : 0.0f;
+        kept += pi[i];
+    }
+    float rest = kept < 1.0 ? (float)(1.0 - kept) : 0.0f;
+    for (int64_t i = 0; i < at->vocab; i++) pi[i] += rest * at->target[i];
+}
+
 static void tuned_pi(const Rule *rule, const Position *at, float *pi) {
+    if (relaxes_argmax(rule, at)) {
+        relaxed_argmax(rule, at, pi);
+        return;
+    }
     float inverse = (float)tuned_inverse_beta(rule, at), share = (float)(1.0 - rule->alpha);
     for (int64_t i = 0; i < at->vocab; i++) {
         float p = at->target[i], q = at->draft[i];
@@ -146,22 +192,6 @@ static void tuned_pi(const Rule *rule, const Position *at, float *pi) {
     }
 }
 
-/* f(p) of the acceptance probability min(1, f(p)/q); p for rules that defer. */
-INLINE float relaxed(const Rule *rule, float p) {
-    switch (rule->kind) {
-    case LENIENT_LINEAR:
-        return (float)((double)p / rule->alpha);
-    case LENIENT_SQUARE:
-        return (float)((double)p / (rule->alpha * rule->alpha));
-    case LENIENT_EXPONENTIAL:
-        return (float)pow((double)p, rule->alpha);
-    case LOSSY:
-    case LOSSY_TUNED: /* p/beta <= p, so pi/q does not depend on beta here */
-        return (float)((double)p / (1.0 - rule->alpha));
-    default:
-        return p;
-    }
-}
 
 /* uniform < min(1, wanted / q). */
 INLINE int accepts_ratio(float wanted, float q, double uniform) {
@@ -171,9 +201,11 @@ INLINE int accepts_ratio(float wanted, float q, double uniform) {
 
 int accepts(const Rule *rule, const Position *at, int64_t token, double uniform) {
     float p = at->target[token], q = at->draft[token];
+    if (relaxes_argmax(rule, at))
+        return relaxed(rule, at->target_raw[token]) >= largest_of(at->target_raw, at->vocab);
     if (rule->kind < TOKEN_V1)
         /* Without deferral pi = q, which accepts all: test `defers` only if p/q rejects. */
-        return accepts_ratio(relaxed(rule, p), q, uniform) ||
+        return accepts_ratio((float)relaxed(rule, p), q, uniform) ||
                (rule->kind >= BILD && !defers(rule, at));
     Cut cut = cut_of(rule, at);
     if (!(cut.probs[token] < cut.bound)) return 1; /* pi = q + p eta */

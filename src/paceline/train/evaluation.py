@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from paceline.core.bootstrap import ratio_interval
 from paceline.core.divergences import total_variation
-from paceline.core.rule_base import Position
+from paceline.core.rule_base import Position, as_read
 from paceline.core.rules import Lossless
 from paceline.core.sampling import to_probs
 from paceline.core.speed import block_efficiency_from_text
@@ -231,6 +231,7 @@ class AgreementEvaluator:
         both = target_log_probs_CV, draft_log_probs_CV
         p_CV, q_CV = (to_probs(logs, self.sampling) for logs in both)
         at = Position(p_CV, q_CV, *(logs.exp() for logs in both))
+        at = as_read(self.rule, at, self.sampling)
         acceptance_C = (q_CV * self.rule.accept(at)).sum(-1)
         return acceptance_C, total_variation(self.rule.induced(at), p_CV)
 

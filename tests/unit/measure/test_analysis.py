@@ -25,7 +25,7 @@ from paceline.core.rules import (
 )
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
-from paceline.decode import SpeculativeDecoder
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.analysis import analyze_rules, rule_effect
 from paceline.models.fakes import TableModel
@@ -99,6 +99,27 @@ def test_on_its_own_text_a_rule_is_predicted_to_do_what_it_then_does(
     spread_of_tau = 4 * 1 / math.sqrt(stats.num_blocks) if temperature else 0.02
     assert row.rejection_rate[2].value == pytest.approx(stats.rejection_rate, abs=spread)
     assert row.block_efficiency[2] == pytest.approx(stats.block_efficiency, abs=spread_of_tau)
+
+
+@pytest.mark.parametrize("rule", [Lenient("linear", 0.1), Lossy(0.9), Lossy(0.9, "tuned")], ids=str)
+def test_a_loose_rule_changes_greedy_text_at_temperature_0_and_not_at_top_k_1(rule: Rule):
+    """At top-k 1 the target's distribution is one-hot, too."""
+    target, draft = (TableModel(values) for values in tables())
+    texts = [[5, 1, 0, 3], [2, 2, 7, 4]]
+    settings = [SamplingParams(top_k=1), SamplingParams(temperature=0)]
+    changed = [
+        analyze_rules(target, draft, [[0], [1]], texts, [rule], one, (2,))[0] for one in settings
+    ]
+    assert changed[0].tvd == 0
+    assert changed[1].tvd > 0
+    assert changed[1].rejection_rate[2].value < changed[0].rejection_rate[2].value
+    decoded = [
+        SpeculativeDecoder(target, draft, rule, 2, one).generate([[0], [1]], 12, eos_token_ids=[])
+        for one in settings
+    ]
+    alone = AutoregressiveDecoder(target, settings[1]).generate([[0], [1]], 12, eos_token_ids=[])
+    assert [one.tokens for one in decoded[0]] == [one.tokens for one in alone]
+    assert [one.tokens for one in decoded[1]] != [one.tokens for one in alone]
 
 
 @pytest.mark.slow

@@ -287,6 +287,56 @@ def test_a_rule_without_an_aim_takes_its_bonus_from_the_target(
     check_vectors(rule, TABLES["p"], *vectors(TABLES["p"], TABLES["q"]))
 
 
+AT_0: list[tuple[Rule, exact.RuleVectors]] = [
+    (Lenient("linear", 0.3), exact.lenient_at_0("linear", 0.3)),
+    (Lenient("square", 0.6), exact.lenient_at_0("square", 0.6)),
+    (Lenient("exponential", 0.6), exact.lenient_at_0("exponential", 0.6)),
+    (Lossy(0.6), exact.lossy_at_0(0.6)),
+    (Lossy(0.5, 1.6), exact.lossy_at_0(0.5)),
+    (Lossy(0.3, "tuned"), exact.lossy_at_0(0.3)),
+]
+
+
+@pytest.mark.parametrize(("rule", "vectors"), AT_0, ids=[str(rule) for rule, _ in AT_0])
+def test_at_temperature_0_a_loose_rule_keeps_by_the_untempered_target(
+    rule: Rule, vectors: exact.RuleVectors, monkeypatch: pytest.MonkeyPatch
+):
+    """The draft samples. The best token replaces a rejected one, and is the bonus but if tuned."""
+    monkeypatch.setitem(TABLES, "p", [1.0, 0.0, 0.0, 0.0, 0.0])
+    bonus = TABLES["p"]
+    if rule.needs_draft_at_bonus:
+        bonus = vectors_of_an_aim("tuned", 0.3)[0]
+    check_vectors(rule, bonus, *vectors(TABLES["p_raw"], TABLES["q"]))
+
+
+def test_tokens_at_the_threshold_or_with_the_same_mass_are_judged_as_in_torch():
+    """Powers of two, so that f(p) equals max p to the last bit."""
+    raw = torch.tensor([0.25, 0.25, 0.125, 0.0625, 0.25, 0.0625])
+    one_hot = torch.tensor([1.0, 0, 0, 0, 0, 0])
+    rules: dict[Rule, list[int]] = {
+        Lenient("linear", 0.5): [1, 1, 1, 0, 1, 0],
+        Lenient("square", 0.5): [1, 1, 1, 1, 1, 1],
+        Lenient("exponential", 0.5): [1, 1, 1, 1, 1, 1],
+        Lossy(0.5, "tuned"): [1, 1, 1, 0, 1, 0],
+        Lossy(0.0, "tuned"): [1, 0, 0, 0, 0, 0],
+    }
+    size = len(raw)
+    case = Case(
+        torch.arange(size)[:, None],
+        torch.ones(size, dtype=torch.int64),
+        torch.full((size, 2, size), 1 / size),
+        one_hot.expand(size, 2, -1).contiguous(),
+        torch.full((size, 1), 1 - 1e-9, dtype=torch.float64),
+        torch.full((size,), 0.4, dtype=torch.float64),
+        raw.expand(size, 2, -1).contiguous(),
+    )
+    for rule, wanted in rules.items():
+        verdict = judged(rule, case)
+        assert verdict.num_accepted_B.tolist() == wanted, rule
+        for ours, theirs in zip(verdict, in_torch(rule, case), strict=True):
+            assert torch.equal(ours, theirs), rule
+
+
 @pytest.mark.parametrize(
     "rule", [BiLDRule(1e300), Chow(1.0), ChowLog(9.0), Diff(1.0), Opt(1e9), TokenV3(1.0)], ids=str
 )

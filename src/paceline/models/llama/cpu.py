@@ -212,7 +212,7 @@ class NativeLlama:
         block.num_accepted, block.next_tokens = _address(num_accepted), _address(next_tokens)
         held = None
         if request.uniforms is not None:
-            raw = request.rule.uses_confidence and not sampling.untempered
+            raw = request.rule.reads_raw(sampling)
             held = layout.set_inputs(block, drafted, request.uniforms, raw=raw)
         layout.widen(gamma + 1)
         has_mass = self._library.judge_ahead(

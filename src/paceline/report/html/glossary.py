@@ -97,14 +97,16 @@ _NAMED = (
         "lenient",
         "rule: accept a drafted token with probability min(1, f(p) / q). f is p / epsilon "
         "(linear), p / epsilon squared (square) or p to the power of epsilon (exponential); "
-        "epsilon 1 is lossless.",
+        "epsilon 1 is lossless. At temperature 0: if f(p) is at least the largest p, with p before "
+        "temperature.",
         source="DistillSpec, section 4",
         link=PAPERS["DistillSpec"].link,
     ),
     _rule(
         "lossy",
         "rule: accept with probability min(1, p / ((1 - alpha) q)); beta scales p where a rejected "
-        "token is replaced.",
+        "token is replaced. At temperature 0: if p / (1 - alpha) is at least the largest p, with p "
+        "before temperature.",
         "section 2",
     ),
     _rule(
