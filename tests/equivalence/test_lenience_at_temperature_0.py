@@ -2,20 +2,26 @@
 
 Blocks, drafted tokens and vocabulary in Python floats; every token costs one plain forward pass
 over the whole text, without a cache. Our sessions: as transformers reads it, compiled, and those
-that a GPU would record.
+that a GPU would record, with the rule in PyTorch as there.
 """
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from backends import PYTORCH
+from paceline.core.backend import using
 from paceline.core.rules import Lenient, Lossy, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
 from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models.llama.cpu import NativeLlama
 from paceline.models.prepare import in_fixed_shapes
+from paceline.native import compiled
+from paceline.native.backend import NativeBackend
 from tiny import tiny_hf
 
 GREEDY = SamplingParams(temperature=0)
@@ -36,8 +42,9 @@ PREPARED = {
 
 
 def both() -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Logits as spread as those of a trained model."""
-    return tuple(tiny_hf(seed=seed, initializer_range=0.25).float() for seed in (0, 1))
+    """Logits as spread as those of a trained model; weights that the compiled pass knows."""
+    models = [tiny_hf(seed=seed, initializer_range=0.25) for seed in (0, 1)]
+    return tuple(model.bfloat16().float() for model in models)
 
 
 @torch.no_grad()
@@ -74,16 +81,23 @@ def looped(
 @pytest.mark.parametrize("kind", PREPARED)
 @pytest.mark.parametrize(("rule", "keeps"), RULES, ids=[str(rule) for rule, _ in RULES])
 def test_text_is_that_of_a_triple_loop(
-    rule: Rule, keeps: Callable[[float, float], bool], kind: str
+    rule: Rule,
+    keeps: Callable[[float, float], bool],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    in_c = Mock(wraps=NativeLlama.judge)
+    monkeypatch.setattr(NativeLlama, "judge", lambda *given: in_c(*given))
     target, draft = both()
     models = [PREPARED[kind](wrap_model(model)) for model in both()]
     # filters have no effect at temperature 0
     sampling = GREEDY.model_copy(update={"top_k": 1, "top_p": 0.5}) if kind == "plain" else GREEDY
     decoder = SpeculativeDecoder(*models, rule, GAMMA, sampling)
     # the last tokens of a text are in a shorter block
-    found = decoder.generate(PROMPTS, NEW + GAMMA, eos_token_ids=[])
-    alone = [decoder.generate([one], NEW + GAMMA, eos_token_ids=[])[0] for one in PROMPTS]
+    with using(PYTORCH if kind == "recorded" else NativeBackend()):
+        found = decoder.generate(PROMPTS, NEW + GAMMA, eos_token_ids=[])
+        alone = [decoder.generate([one], NEW + GAMMA, eos_token_ids=[])[0] for one in PROMPTS]
+    assert in_c.called == (kind == "compiled" and compiled() is not None)
     assert [one.tokens for one in found] == [one.tokens for one in alone]
     num_changed = 0
     for prompt, one in zip(PROMPTS, found, strict=True):
