@@ -10,14 +10,11 @@ To add a rule, derive a frozen pydantic dataclass from `Rule`: see docs/guides/a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from paceline.core.sampling import SamplingParams
 
 STRICT = ConfigDict(extra="forbid")
 
@@ -49,6 +46,16 @@ class Position(NamedTuple):
             target if target_raw is None else target_raw,
             draft if draft_raw is None else draft_raw,
         )
+
+
+class Sampling(Protocol):
+    """The properties of `SamplingParams` that decide which distributions a rule reads."""
+
+    @property
+    def greedy(self) -> bool: ...
+
+    @property
+    def untempered(self) -> bool: ...
 
 
 class NativeForm(NamedTuple):
@@ -89,7 +96,7 @@ class Rule(ABC):
         """
         return 1 if self.exact else 0
 
-    def reads_raw(self, sampling: SamplingParams) -> bool:
+    def reads_raw(self, sampling: Sampling) -> bool:
         """True if the rule reads untempered distributions, and they differ from the sampled ones.
 
         Rules without `uses_confidence` get them only if this is True.
@@ -163,7 +170,7 @@ class Rule(ABC):
         return accepted + rejected * self.recover(at)
 
 
-def as_read(rule: Rule, at: Position, sampling: SamplingParams) -> Position:
+def as_read(rule: Rule, at: Position, sampling: Sampling) -> Position:
     """The distributions that the decoder gives to the rule: see `Rule.reads_raw`."""
     reads = rule.uses_confidence or rule.reads_raw(sampling)
     return at if reads else Position.of(at.target, at.draft)

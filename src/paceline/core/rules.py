@@ -27,13 +27,11 @@ from paceline.core.rule_base import (
     NativeForm,
     Position,
     Rule,
+    Sampling,
     capped_ratio,
     normalised_excess,
 )
 from paceline.extensions import variants
-
-if TYPE_CHECKING:
-    from paceline.core.sampling import SamplingParams
 
 # Newton steps, at most one per piece of the sum; real distributions need about ten.
 _MOST_PIECES = 200
@@ -76,7 +74,7 @@ class _Relaxed(Rule):
     def strict(self) -> bool:
         """True if f(p) = p."""
 
-    def reads_raw(self, sampling: SamplingParams) -> bool:
+    def reads_raw(self, sampling: Sampling) -> bool:
         return sampling.greedy and not self.strict
 
     def accept(self, at: Position) -> Tensor:
