@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from transformers import PreTrainedTokenizerBase
+
     from paceline.data.prompts import Record
 
 _MAX_RECORDS = 20_000  # records read to check a text
@@ -78,10 +80,11 @@ class Preflight:
             )
         return models
 
-    def tokenizer(self, role: str, path: str) -> None:
+    def tokenizer(self, role: str, path: str) -> PreTrainedTokenizerBase:
         """Check that a tokenizer can be loaded; raises ModelLoadError."""
-        size = len(load_tokenizer(path, alone=True))
-        self._lines.append(f"{role}: {path}, a tokenizer of {size:,} tokens")
+        tokenizer = load_tokenizer(path, alone=True)
+        self._lines.append(f"{role}: {path}, a tokenizer of {len(tokenizer):,} tokens")
+        return tokenizer
 
     def text(self, name: str, corpus: CorpusConfig | str) -> None:
         """Check that a text can be read, up to a number of records; raises PromptError."""
@@ -89,7 +92,7 @@ class Preflight:
         if corpus.path in self._texts:
             return
         self._texts.add(corpus.path)
-        count = sum(1 for _ in _first_records(corpus, _MAX_RECORDS))
+        count = sum(1 for _ in first_records(corpus, _MAX_RECORDS))
         bound = "" if count < (corpus.limit or _MAX_RECORDS) else "at least "
         self._lines.append(f"{name}: {corpus.path}, {bound}{count:,} texts")
 
@@ -116,7 +119,7 @@ class Preflight:
         encoder = any(model.decoder_prompt is not None for model in models)
         limits = [model.max_length for model in models if model.max_length is not None]
         sources = [m.max_source_length for m in models if m.max_source_length is not None]
-        records = after_skipped(list(_first_records(corpus, skip + count)), skip, corpus.path)
+        records = after_skipped(list(first_records(corpus, skip + count)), skip, corpus.path)
         tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
         lengths: list[int] = []
         num_cut = 0
@@ -190,7 +193,8 @@ class Preflight:
         raise typer.Exit
 
 
-def _first_records(corpus: CorpusConfig, count: int) -> Iterable[Record]:
+def first_records(corpus: CorpusConfig, count: int) -> Iterable[Record]:
+    """The first records of a corpus, at most `count`."""
     if corpus.path.lower().endswith((".txt", ".jsonl")):
         return itertools.islice(stream_records(corpus), count)
     limit = min(corpus.limit or count, count)

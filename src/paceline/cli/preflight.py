@@ -6,9 +6,10 @@ They take seconds: they read configurations, tokenizers, weight headers and text
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.cli.inputs import FLOAT32_BYTES, Preflight
+from paceline.cli.inputs import FLOAT32_BYTES, Preflight, first_records
 from paceline.errors import UsageError, VocabularyMismatchError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from paceline.models.inspection import ModelFacts
     from paceline.tasks import Task
+
+_TRAINED = 500  # records that are tokenised to check them
 
 
 def check_measured(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
@@ -113,11 +116,13 @@ def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
                 "needs the target; without it use the objective top_k_tail on recorded text, and "
                 "no evaluation"
             )
-        _, draft = found.pair(config.target, config.draft)
+        target, draft = found.pair(config.target, config.draft)
+        tokenizer = target.tokenizer
     else:
-        found.tokenizer("target", config.target)
+        tokenizer = found.tokenizer("target", config.target)
         draft = found.model("draft", config.draft)
     _check_texts(found, "data", config.data, ("train", "held_out", "pretraining"))
+    _check_trained(config, tokenizer, draft, dry_run=dry_run)
     found.training_output(config, draft)
     found.end(dry_run=dry_run)
 
@@ -129,16 +134,42 @@ def _check_texts(found: Preflight, section: str, config: Any, names: tuple[str, 
             found.text(f"{section}.{name}", text)
 
 
+def _check_trained(config: Any, tokenizer: Any, model: ModelFacts, *, dry_run: bool) -> None:
+    """Check the first training texts as the run checks all: templates, tokens and completions."""
+    from paceline.data.examples import Lengths, build_examples
+    from paceline.data.sources import ExampleStream, FixedText
+    from paceline.train.objectives import reads_top
+
+    if tokenizer is None or getattr(config.data, "streaming", False):
+        return
+    records = list(first_records(config.data.train, _TRAINED))
+    with warnings.catch_warnings():
+        if not dry_run:
+            warnings.simplefilter("ignore")  # the run counts what it truncates
+        examples = build_examples(
+            records,
+            tokenizer,
+            Lengths(config.max_prompt_tokens, config.max_completion_tokens),
+            eos_token_id=tokenizer.eos_token_id,
+            decoder_prompt=model.decoder_prompt,
+            recorded_states=getattr(config.data, "recorded_states", False),
+        )
+    if getattr(config, "fixed_fraction", 1) > 0:
+        terms = getattr(config, "terms", ())
+        FixedText(ExampleStream(examples, 1, seed=0)).check(recorded=reads_top(terms))
+
+
 def check_sweep(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `sweep`, those of all runs once."""
     from paceline.train.sweep import cells_of
 
     found = Preflight()
     for cell in cells_of(config):
-        found.pair(cell.config.target, cell.config.draft)
+        target, draft = found.pair(cell.config.target, cell.config.draft)
         for text in (cell.config.data.train, cell.config.data.held_out):
             if text is not None:
                 found.text("text", text)
+        _check_trained(cell.config, target.tokenizer, draft, dry_run=dry_run)
     found.output(config.output)
     found.end(dry_run=dry_run)
 
@@ -154,6 +185,8 @@ def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
     if start is None and isinstance(config.tokenizer, str):
         found.model("tokenizer", config.tokenizer)
     _check_texts(found, "data", config.data, ("train", "held_out"))
+    if start is not None:
+        _check_trained(config, start.tokenizer, start, dry_run=dry_run)
     found.training_output(config, start)
     found.end(dry_run=dry_run)
 

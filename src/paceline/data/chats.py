@@ -6,15 +6,17 @@ import contextlib
 import functools
 import itertools
 import re
+import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from paceline.data.messages import text_of
+from paceline.data.messages import REASONING, text_of
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
@@ -71,6 +73,27 @@ def chat_answer(
     return _Rendering(record, tokenizer).answer(index, prompt, tuple(eos_token_ids))
 
 
+def warn_of_unused(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn once of what records give to the template that it does not read."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        thoughts = {"reasoning_content" for m in record.messages if m.keys() & REASONING}
+        counts.update([*record.template_kwargs, *thoughts, *(["tools"] if record.tools else [])])
+    own = ("chat_template", "documents")
+    unused = [name for name in counts if name not in own and not _reads(tokenizer, name)]
+    if unused:
+        texts = ", ".join(f"{name} ({counts[name]} chats)" for name in unused)
+        warnings.warn(
+            f"the chat template does not read {texts}; prompts are the same without", stacklevel=3
+        )
+
+
+def _reads(tokenizer: PreTrainedTokenizerBase, name: str) -> bool:
+    """Whether the text of the template has a name."""
+    names = REASONING if name in REASONING else {name}
+    return any(each in str(tokenizer.chat_template) for each in names)
+
+
 class _Rendering:
     """The template of a tokenizer with the tools and arguments of a record."""
 
@@ -79,6 +102,11 @@ class _Rendering:
             raise PromptError(
                 f"{record.where} is a chat, but the tokenizer has no chat template; copy the "
                 "model's chat_template.jinja beside it, or use plain prompts"
+            )
+        if any("tool_calls" in m for m in record.messages) and not _reads(tokenizer, "tool_calls"):
+            raise PromptError(
+                f"{record.where} has tool_calls, which the chat template does not render; remove "
+                "them, or use a template that does"
             )
         self.record = record
         self.tokenizer = tokenizer
@@ -161,8 +189,12 @@ class _Rendering:
         body, end = _divided(whole if rendered is None else rendered, content, ends)
         if rendered is None:
             body = self._going_on(opened, whole, body, content)
-        elif left_out := _left_out(body, content):
-            body, given = left_out + body.lstrip(), ""
+        else:
+            left_out = _left_out(body, content)
+            if left_out and not prompt.rstrip().endswith(left_out.rstrip()):
+                body, given = left_out + body.lstrip(), ""
+        if self.record.open_ended and messages == self.record.messages:
+            return Answer(body, given, ended=True)  # it was truncated
         return Answer(body + (end or ""), given, end is not None)
 
     def _going_on(self, opened: str, whole: str, body: str, content: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from array import array
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from paceline.core.top_k_tail import UNUSED, TopScores
+from paceline.data.chats import warn_of_unused
 from paceline.data.tokens import cut_text, encode_prompt, truncated, turns
 from paceline.errors import PromptError
 
@@ -78,12 +80,12 @@ def build_examples(
     and only completions carry loss. For a decoder-only model:
 
     A chat gives an example for each answer of its assistant, with the chat before it as the prompt.
-    Prompts are truncated on the left, completions on the right, with a warning. Documents are split
-    into consecutive chunks of `lengths.prompt + lengths.completion` tokens. The first
-    `lengths.prompt` tokens of a chunk are its prompt for on-policy generation; if the chunk is used
-    unchanged, all but the first carry loss unless `train_document_prompts` is False.
-    `pack_documents` concatenates the documents before splitting them, which avoids padding; a chunk
-    may then span two documents.
+    Prompts are truncated on the left, completions on the right; a warning counts the prompts and
+    the answers of chats. Documents are split into consecutive chunks of `lengths.prompt +
+    lengths.completion` tokens. The first `lengths.prompt` tokens of a chunk are its prompt for
+    on-policy generation; if the chunk is used unchanged, all but the first carry loss unless
+    `train_document_prompts` is False. `pack_documents` concatenates the documents before splitting
+    them, which avoids padding; a chunk may then span two documents.
 
     Documents and untruncated completions end with the end-of-text token `eos_token_id`, and answers
     of chats with the first of the model's stop tokens, `eos_token_ids`, that their template puts
@@ -105,7 +107,7 @@ def build_examples(
                 examples += _cut(text, lengths, record.where, whole=train_document_prompts)
             continue
         for turn in turns(record, tokenizer, eos_token_ids=eos_token_ids, encoder=encoder):
-            cut.add(turn)
+            cut.add(turn, record)
             prompt = truncated(turn.prompt, lengths.prompt, record, tokenizer, encoder=encoder)
             text = _completion(turn, record, lengths, eos_token_id)
             found = turn._replace(prompt=prompt, completion=text)
@@ -114,12 +116,30 @@ def build_examples(
             )
     examples += _cut(packed, lengths, "packed documents", whole=train_document_prompts)
     cut.warn()
+    warn_of_unused(records, tokenizer)
     if not examples:
         raise PromptError(
-            f"no text from {records[0].where} on can be trained; a document needs two tokens, and "
-            "a chat an answer"
+            f"no text from {records[0].where} on can be trained; a document needs two tokens"
         )
     return examples
+
+
+def record_examples(
+    record: Record,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    eos_token_ids: Sequence[int] = (),
+    decoder_prompt: Sequence[int] | None = None,
+) -> list[Example]:
+    """The examples of one record at their full lengths, as `build_examples` makes them."""
+    return build_examples(
+        [record],
+        tokenizer,
+        Lengths(sys.maxsize // 2, sys.maxsize // 2),
+        eos_token_id=cast("int | None", tokenizer.eos_token_id),
+        eos_token_ids=eos_token_ids,
+        decoder_prompt=decoder_prompt,
+    )
 
 
 def _completion(
@@ -135,24 +155,24 @@ def _completion(
 
 
 class _Truncated:
-    """Lengths of the prompts and completions that are truncated."""
+    """Lengths of the prompts, and of the answers of chats, that are truncated."""
 
     def __init__(self, lengths: Lengths, *, encoder: bool) -> None:
         self.lengths = lengths
         self.encoder = encoder
-        self.num_prompts = self.num_completions = 0
+        self.num_prompts = self.num_answers = 0
         self.prompts: list[int] = []
-        self.completions: list[int] = []
+        self.answers: list[int] = []
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: Turn, record: Record) -> None:
         self.num_prompts += 1
         if len(turn.prompt) > self.lengths.prompt:
             self.prompts.append(len(turn.prompt))
-        if turn.completion is not None:
-            self.num_completions += 1
+        if turn.completion is not None and record.kind == "chat":
+            self.num_answers += 1
             size = len(turn.completion) - turn.given
             if size > self.lengths.completion:
-                self.completions.append(size)
+                self.answers.append(size)
 
     def warn(self) -> None:
         """Warn once of what is left out, with the settings that decide about it."""
@@ -163,12 +183,10 @@ class _Truncated:
             found.append(
                 cut_text(counts, self.prompts, self.lengths.prompt, side, "max_prompt_tokens")
             )
-        if self.completions:
-            counts = f"{len(self.completions)} of {self.num_completions} completions"
+        if self.answers:
+            counts = f"{len(self.answers)} of {self.num_answers} answers of chats"
             limit = self.lengths.completion
-            found.append(
-                cut_text(counts, self.completions, limit, "right", "max_completion_tokens")
-            )
+            found.append(cut_text(counts, self.answers, limit, "right", "max_completion_tokens"))
         if found:
             warnings.warn(". ".join(found), stacklevel=3)
 

@@ -10,9 +10,9 @@ from paceline.data.text_files import shorten
 from paceline.errors import PromptError
 
 Message = dict[str, Any]
+REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})  # keys of thoughts
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_CONTENT_BESIDE = frozenset({"tool_calls", "reasoning_content", "reasoning", "thinking"})
 # Set by Paceline, or not an argument of a template.
 _RESERVED = frozenset(
     {"messages", "conversation", "tools", "tokenize", "add_generation_prompt"}
@@ -69,7 +69,7 @@ def _content(message: Message, where: str) -> str | list[dict[str, str]]:
             f"{where} has a message whose content is a {type(content).__name__}; wanted a string, "
             "a list of text parts, or null beside tool_calls"
         )
-    if text_of(content).strip() or message.keys() & _CONTENT_BESIDE:
+    if text_of(content).strip() or message.keys() & (REASONING | {"tool_calls"}):
         return content or ""
     if message["role"] == "assistant":
         raise PromptError(f"{where} has an empty answer; fill it or leave the line out")

@@ -28,6 +28,7 @@ from paceline.data.text_files import (
     data_files,
     folder_files,
     is_pattern,
+    kind_of,
     matches,
     read_file,
     shorten,
@@ -192,7 +193,7 @@ def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[st
     if is_pattern(path):
         parts = (_rows(part, streaming=streaming) for part in _matching(corpus))
         return itertools.chain.from_iterable(parts)
-    suffix = path.suffix.lower()
+    suffix = kind_of(path)
     if path.is_file() or suffix in (".txt", ".jsonl"):
         if suffix == ".parquet" and corpus.split not in (None, "train"):
             raise PromptError(
@@ -204,7 +205,7 @@ def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[st
         raise PromptError(f"no file or directory at {path}; check the path")
     files = folder_files(path) if path.is_dir() else []
     whole = corpus.split is None and corpus.subset is None
-    if files and (whole or files[0].suffix.lower() == ".txt"):
+    if files and (whole or kind_of(files[0]) == ".txt"):
         return itertools.chain.from_iterable(map(read_file, files))
     return _read_dataset(corpus, streaming=streaming)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import gzip
 import itertools
 import json
 import warnings
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +43,12 @@ def data_files(folder: Path) -> list[Path]:
         return [folder]
     if found := matches(folder):
         return [file for match in found for file in data_files(match)]
-    return [path for path in _in_sight(folder) if path.suffix.lower() in _SUFFIXES]
+    return [path for path in _in_sight(folder) if kind_of(path) in _SUFFIXES]
+
+
+def kind_of(path: Path) -> str:
+    """The suffix of a file in lower case, without `.gz`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _in_sight(folder: Path) -> list[Path]:
@@ -61,7 +68,7 @@ def folder_files(folder: Path) -> list[Path]:
         PromptError: the files are of several kinds.
     """
     files = data_files(folder)
-    suffixes = {path.suffix.lower() for path in files}
+    suffixes = set(map(kind_of, files))
     if len(suffixes) > 1:
         raise PromptError(
             f"{folder} holds files of several kinds, {', '.join(sorted(suffixes))}; give each kind "
@@ -70,7 +77,7 @@ def folder_files(folder: Path) -> list[Path]:
     unread = [
         path.name
         for path in (_in_sight(folder) if files else ())
-        if path.suffix.lower() in _UNREAD and path.name not in _ABOUT_DATA
+        if path not in files and path.suffix.lower() in _UNREAD and path.name not in _ABOUT_DATA
     ]
     if unread:
         warnings.warn(
@@ -87,7 +94,7 @@ def read_file(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
     Raises:
         PromptError: the file cannot be read; the message names the line.
     """
-    match path.suffix.lower():
+    match kind_of(path):
         case ".txt":
             return (({"text": line}, where) for line, where in read_lines(path))
         case ".jsonl":
@@ -151,11 +158,15 @@ def _without_nulls(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines that are not blank, with their locations; raises PromptError if they are not UTF-8."""
+    """Lines that are not blank, with their locations; raises PromptError if they are not UTF-8.
+
+    Files that end in `.gz` are decompressed.
+    """
     if not path.exists():
         raise PromptError(f"no file at {path}; check the path")
     try:
-        with path.open("rb") as stream:
+        opened = gzip.open if path.suffix.lower() == ".gz" else open
+        with opened(path, "rb") as stream:
             for number, raw in enumerate(stream, start=1):
                 where = f"{path} line {number}"
                 try:
@@ -165,8 +176,9 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
                     raise PromptError(f"{where} is not UTF-8; convert the file to UTF-8") from None
                 if line:
                     yield line, where
-    except OSError as error:
-        raise PromptError(f"cannot read {path}: {error.strerror}; name a text file") from None
+    except (OSError, EOFError, zlib.error) as error:  # the last two: a damaged .gz
+        reason = getattr(error, "strerror", None) or error
+        raise PromptError(f"cannot read {path}: {reason}; name a text file") from None
 
 
 def shorten(text: str, width: int = 60) -> str:

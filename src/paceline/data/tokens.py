@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from paceline.data.borders import following_tokens, inner_tokens, tokens_of
-from paceline.data.chats import chat_answer, chat_prompt
+from paceline.data.chats import chat_answer, chat_prompt, warn_of_unused
 from paceline.data.prompts import read_records
 from paceline.errors import PromptError
 
@@ -54,6 +54,8 @@ def encode_prompts(
 
     `setting`: the configuration key of `max_tokens`, for the warning.
     """
+    records = list(records)
+    warn_of_unused(records, tokenizer)
     prompts: list[list[int]] = []
     cut: list[int] = []
     for record in records:

@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -242,10 +243,18 @@ def test_data_in_other_files_of_a_directory_is_not_left_out_without_a_word(tmp_p
     write(tmp_path / "a.jsonl", '{"text": "a"}\n')
     write(tmp_path / "dataset_info.json", "{}")
     assert len(read_records(tmp_path)) == 1
-    write(tmp_path / "b.jsonl.gz", b"")
+    write(tmp_path / "b.jsonl.gz", gzip.compress(b'{"text": "b"}\n'))
+    assert [record.text for record in read_records(tmp_path)] == ["a", "b"]
+    write(tmp_path / "b.jsonl.zst", b"")
     write(tmp_path / "c.csv", "text\nb\n")
-    with pytest.warns(UserWarning, match=r"2 files beside the 1 \.jsonl files .* b\.jsonl\.gz"):
-        assert len(read_records(tmp_path)) == 1
+    with pytest.warns(UserWarning, match=r"2 files beside the 2 \.jsonl files .* b\.jsonl\.zst"):
+        assert len(read_records(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"{}" * 999)[:-9]])
+def test_a_damaged_gz_file_is_one_line(tmp_path: Path, content: bytes):
+    with pytest.raises(PromptError, match=r"cannot read .*a\.jsonl\.gz: .*; name a text file"):
+        read_records(write(tmp_path / "a.jsonl.gz", content))
 
 
 def test_a_directory_of_text_is_read_as_its_files_are(tmp_path: Path):
