@@ -7,6 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AutoConfig,
@@ -196,14 +197,21 @@ def tiny_model(architecture: str = "llama", *, seed: int = 0, **overrides: Any) 
     return wrap_model(tiny_hf(architecture, seed=seed, **overrides))
 
 
-def tiny_tokenizer(*, extra_tokens: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of 266 tokens that reads any text; ids 0, 1, 2 are bos, eos and pad."""
+def tiny_tokenizer(
+    *, extra_tokens: tuple[str, ...] = (), composes: bool = False
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of 266 tokens that reads any text; ids 0, 1, 2 are bos, eos and pad.
+
+    `composes` characters (NFC), as the tokenizer of Qwen 2.
+    """
     tokens = [*SPECIAL_TOKENS, *sorted(ByteLevel.alphabet())]
     tokens += ["".join(pair) for pair in _MERGES]
     vocabulary = {token: number for number, token in enumerate([*tokens, *extra_tokens])}
     backend = Tokenizer(BPE(vocab=vocabulary, merges=list(_MERGES)))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
     backend.decoder = ByteLevelDecoder()
+    if composes:
+        backend.normalizer = NFC()
     bos, eos, pad = SPECIAL_TOKENS
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=bos, eos_token=eos, pad_token=pad
@@ -212,7 +220,7 @@ def tiny_tokenizer(*, extra_tokens: tuple[str, ...] = ()) -> PreTrainedTokenizer
 
 def tiny_pair(architecture: str = "llama", **overrides: Any) -> tuple[HfModel, HfModel]:
     """Target and draft with one tokenizer: different random weights, the draft of two layers."""
-    tokenizer = tiny_tokenizer()
+    tokenizer = tiny_tokenizer(composes=architecture == "qwen2")
     width = {"vocab_size": len(tokenizer)}
     fewer = {"num_hidden_layers": 2}
     if architecture in ENCODER_DECODERS:

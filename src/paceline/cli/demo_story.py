@@ -31,6 +31,7 @@ from paceline.measure import (
 from paceline.measure.losslessness import verify_losslessness, verify_models
 from paceline.measure.measurement import measure_models
 from paceline.models import load_model, prepare_for_decoding
+from paceline.models.answer_text import answer_text
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
@@ -184,7 +185,7 @@ class Story:
         decoder = SpeculativeDecoder(self._ready, draft, gamma=gamma, sampling=greedy)
         prompts = read_prompts(str(self.docs.prompts), self._tokenizer, max_tokens=_PROMPT_TOKENS)
         prompts = prompts[:_NUM_SHOWN_FROM]
-        texts = [str(self._tokenizer.decode(tokens)) for tokens in prompts]
+        texts = [answer_text(self._tokenizer, tokens, ()) for tokens in prompts]
         tokens = [
             encode(Record("the prompt", "prompt", text=text), self._tokenizer)[0] for text in texts
         ]

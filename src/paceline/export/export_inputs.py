@@ -17,6 +17,7 @@ from paceline.config import read_result
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
+from paceline.models.admission.tokenizer_probes import PROBES
 from paceline.models.compatibility import check_block, check_same_vocabulary
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import fingerprint, model_directory, stored_dtype
@@ -174,7 +175,7 @@ def _differing_text(ours: Any, theirs: Any) -> str | None:
     draws = random.Random(0)
     numbers = range(len(ours))
     strings = [ours.decode(draws.choices(numbers, k=12)) for _ in range(_NUM_STRINGS)]
-    for text in (*SAMPLES, *strings):
+    for text in (*SAMPLES, *PROBES, *strings):
         ids = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, theirs)]
         if ids[0] != ids[1]:
             return f"on {text[:30]!r}"

@@ -15,6 +15,7 @@ from paceline.data.tokens import encode
 from paceline.errors import PromptError, UsageError
 from paceline.measure.results import IntervalRow
 from paceline.models import load_model, prepare_for_decoding
+from paceline.models.answer_text import answer_text
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
@@ -149,12 +150,7 @@ def read_documents(
 
 
 def _num_bytes(tokens: list[int], tokenizer: Any) -> int:
-    # The difference, because some tokenizers drop the space before a text's first word.
-    sizes = [
-        len(str(tokenizer.decode(part, skip_special_tokens=True)).encode())
-        for part in (tokens, tokens[:1])
-    ]
-    return max(1, sizes[0] - sizes[1])
+    return max(1, len(answer_text(tokenizer, tokens[1:], tokens[:1]).encode()))
 
 
 def _summary(

@@ -21,11 +21,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
 )
 
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
+from paceline.models.admission.tokenizer import admit_tokenizer
 from paceline.models.gguf import converted_gguf, first_line
 from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
@@ -330,7 +330,9 @@ def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:
     directory = location.directory
     if directory and not any((directory / name).exists() for name in _TOKENIZERS):
         return None
-    return AutoTokenizer.from_pretrained(location.source, **location.options)
+    return admit_tokenizer(
+        location.name, _directory_of(location), location.source, location.options
+    )
 
 
 def _draft_vocabulary(location: ModelLocation, hf: Any, tokenizer: Any) -> torch.Tensor | None:

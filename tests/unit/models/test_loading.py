@@ -190,9 +190,10 @@ def test_encoders_of_something_else_than_text_are_refused_by_name(tmp_path: Path
 
 @pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
 def test_an_encoder_decoder_comes_back_from_its_directory(tmp_path: Path, architecture: str):
-    hf = tiny_hf(architecture)
+    tokenizer = tiny_tokenizer()
+    hf = tiny_hf(architecture, vocab_size=len(tokenizer))
     hf.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype="float32")
     assert model.decoder_prompt == (2,)
     batch = model.trial_batch([5, 6], source=[7, 8, 9])

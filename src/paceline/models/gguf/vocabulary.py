@@ -53,7 +53,10 @@ def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
         f"{name}_token": tokens[number] for name, number in named.items() if number is not None
     }
     found = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **texts
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        read_from="gguf",  # stored in tokenizer_config.json; no class of transformers replaces it
+        **texts,
     )
     found.chat_template = _templates(file)
     return found, roles

@@ -1,0 +1,282 @@
+"""Tokenizers read texts as their files say, by plain `tokenizers` and `sentencepiece`."""
+
+import io
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
+from tokenizers import pre_tokenizers as pre
+
+from paceline.errors import ModelLoadError
+from paceline.models.admission.tokenizer import check_tokenizer
+from paceline.models.loading import load_tokenizer
+from paceline.records import cache_root
+from tokenizer_families import byte_level, spaces, unigram, word_piece
+
+TEXTS = (
+    "total 123456 in 2024",
+    "don't  DON'T\n\n  x",
+    "e\u0301 é \uff37",
+    "A<s>b <s> c",
+    "  lead",
+    "",
+)
+LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|\s+(?!\S)|\s+|."
+TOKENS = {"bos_token": "<s>", "eos_token": "<s>", "unk_token": "<unk>"}
+
+
+def _rule(plain: Tokenizer, *parts: Any, normalizer: Any = None) -> Tokenizer:
+    byte_part = pre.ByteLevel(add_prefix_space=False, use_regex=not parts)
+    plain.pre_tokenizer = pre.Sequence([*parts, byte_part])
+    if normalizer is not None:
+        plain.normalizer = normalizer
+    return plain
+
+
+def _bytes(*parts: Any, normalizer: Any = None) -> Tokenizer:
+    return _rule(byte_level(prefix=False), *parts, normalizer=normalizer)
+
+
+def _digits() -> Tokenizer:
+    return _bytes(pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False))
+
+
+def _llama_3() -> Tokenizer:
+    return _bytes(pre.Split(Regex(LLAMA_3), "isolated"))
+
+
+def _llama_2() -> Tokenizer:
+    plain = spaces("first", 1)
+    found = json.loads(plain.to_str()) | {"pre_tokenizer": None}
+    plain = Tokenizer.from_str(json.dumps(found))
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    plain.normalizer = normalizers.Sequence(steps)
+    return plain
+
+
+def _lower(plain: Tokenizer) -> Tokenizer:
+    plain.normalizer = normalizers.Lowercase()
+    return plain
+
+
+WRONG: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "digits, GPT-2": ("llama", _digits, {"tokenizer_class": "GPT2Tokenizer"}),
+    "digits, GPT-NeoX": ("gpt_neox", _digits, {"tokenizer_class": "GPTNeoXTokenizerFast"}),
+    "digits, CodeGen": ("codegen", _digits, {"tokenizer_class": "CodeGenTokenizer"}),
+    "Llama 3, by model type": ("qwen2", _llama_3, {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    "Llama 3, Cohere": ("cohere", _llama_3, {"tokenizer_class": "CohereTokenizer"}),
+    "a normalizer": ("llama", lambda: _lower(_bytes()), {"tokenizer_class": "GPT2Tokenizer"}),
+    "Llama 2": ("llama", _llama_2, {"tokenizer_class": "LlamaTokenizer"}),
+    "no space": ("llama", lambda: spaces("never", 0), {"tokenizer_class": "LlamaTokenizer"}),
+    "T5": ("t5", lambda: _lower(unigram()), {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}),
+    "cased": ("bert", word_piece, {"tokenizer_class": "BertTokenizer"}),
+    "languages": ("mbart", lambda: _lower(unigram()), {"tokenizer_class": "MBartTokenizer"}),
+}
+RIGHT: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "GPT-2": ("gpt2", lambda: byte_level(prefix=False), {"tokenizer_class": "GPT2Tokenizer"}),
+    "Llama": ("llama", lambda: spaces("first", 1), {"tokenizer_class": "LlamaTokenizer"}),
+    "no class": ("llama", _digits, {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    "unknown class": ("llama", _digits, {"tokenizer_class": "NoSuchTokenizer"}),
+}
+
+
+def _directory(folder: Path, model_type: str, plain: Tokenizer | None, settings: Any) -> Path:
+    size = 500 if plain is None else plain.get_vocab_size()
+    if plain is not None:
+        plain.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": size}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def _load(folder: Path) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        tokenizer = load_tokenizer(folder, alone=True)
+    return tokenizer, [str(each.message) for each in found]
+
+
+def _assert_reads(tokenizer: Any, plain: Tokenizer) -> None:
+    for text in TEXTS:
+        ids = plain.encode(text, add_special_tokens=False).ids
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids
+        found = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        assert found == plain.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_ids_are_those_of_tokenizer_json_whatever_the_class_makes_of_it(
+    name: str, tmp_path: Path
+):
+    model_type, make, settings = WRONG[name]
+    plain = make()
+    folder = _directory(tmp_path, model_type, plain, settings | TOKENS)
+    tokenizer, said = _load(folder)
+    _assert_reads(tokenizer, plain)
+    assert tokenizer.eos_token == "<s>"
+    check = check_tokenizer(folder, tokenizer)
+    assert check.num_differing > 0
+    assert check.transformers_class is not None
+    assert f"transformers' {check.transformers_class}" in said[0]
+    first = check.differences[0]
+    assert first.reference == tuple(plain.encode(first.text, add_special_tokens=False).ids)
+    assert repr(first.text) in said[0]
+    again, repeated = _load(folder)  # from the cache
+    _assert_reads(again, plain)
+    assert type(again) is type(tokenizer)
+    assert (again.special_tokens_map, repeated) == (tokenizer.special_tokens_map, said)
+    assert check_tokenizer(folder, again) == check
+
+
+def test_languages_stay_with_the_parts_of_the_file(tmp_path: Path):
+    model_type, make, settings = WRONG["languages"]
+    plain = make()
+    codes = ["en_XX", "de_DE"]
+    plain.add_special_tokens(codes)
+    folder = _directory(tmp_path, model_type, plain, settings | TOKENS | {"src_lang": "de_DE"})
+    tokenizer, _ = _load(folder)
+    assert tokenizer.src_lang == "de_DE"
+    assert plain.token_to_id("de_DE") in tokenizer("THE CAT")["input_ids"]
+    wanted = plain.encode("THE CAT", add_special_tokens=False).ids
+    assert tokenizer("THE CAT", add_special_tokens=False)["input_ids"] == wanted
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_tokenizer_that_reads_as_its_file_is_silent(name: str, tmp_path: Path):
+    model_type, make, settings = RIGHT[name]
+    plain = make()
+    tokenizer, said = _load(_directory(tmp_path, model_type, plain, settings | TOKENS))
+    _assert_reads(tokenizer, plain)
+    assert said == []
+    check = check_tokenizer(tmp_path, tokenizer)
+    assert (check.reference, check.used, check.num_differing) == ("tokenizer.json", "class", 0)
+    assert check.num_probes > 20
+
+
+def test_special_tokens_that_only_the_class_knows_are_kept(tmp_path: Path):
+    """GPT-2's own tokenizer_config.json names no token, and its class knows the end of text."""
+    plain = _digits()
+    plain.add_special_tokens(["<|endoftext|>"])
+    tokenizer, _ = _load(_directory(tmp_path, "gpt2", plain, {"tokenizer_class": "GPT2Tokenizer"}))
+    _assert_reads(tokenizer, plain)
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id == plain.token_to_id("<|endoftext|>")
+
+
+def test_the_second_load_compares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = _directory(tmp_path, "llama", _digits(), {"tokenizer_class": "GPT2Tokenizer"} | TOKENS)
+    _load(folder)
+    compare = "paceline.models.admission.tokenizer.find_reference"
+    monkeypatch.setattr(compare, lambda _: pytest.fail("compared again"))
+    _load(folder)
+    with (folder / "tokenizer_config.json").open("a") as stream:
+        stream.write("\n")  # other files are another tokenizer
+    with pytest.raises(pytest.fail.Exception):
+        _load(folder)
+
+
+def test_a_cache_that_cannot_be_used_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plain = _digits()
+    folder = _directory(tmp_path, "llama", plain, {"tokenizer_class": "GPT2Tokenizer"} | TOKENS)
+    place = tmp_path / "cache"
+    place.write_text("a file where the cache should be")
+    monkeypatch.setenv("PACELINE_CACHE", str(place))
+    _assert_reads(_load(folder)[0], plain)
+    place.unlink()
+    _load(folder)
+    (kept,) = (cache_root() / "admission").iterdir()
+    kept.write_text("{damaged")
+    _assert_reads(_load(folder)[0], plain)
+
+
+def _pieces(path: Path, **settings: Any) -> Any:
+    out = io.BytesIO()
+    sentences = ["the cat sat 123456 times and 2024 2025"] * 9
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences),
+        model_writer=out,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        **settings,
+    )
+    path.write_bytes(out.getvalue())
+    return SentencePieceProcessor(model_proto=out.getvalue())
+
+
+def test_a_sentencepiece_model_is_compared_with_sentencepiece(tmp_path: Path):
+    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}
+    folder = _directory(tmp_path, "t5", None, settings)
+    special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    plain = _pieces(folder / "spiece.model", vocab_size=40, model_type="unigram", **special)
+    tokenizer, said = _load(folder)
+    for text in ("the cat 2024", "a  b   "):
+        found = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert found == plain.encode(text)
+    check = check_tokenizer(folder, tokenizer)
+    assert (check.reference, check.num_differing, said) == ("spiece.model", 0, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"added_tokens_decoder": {"900": {"content": "<far>", "special": True}}},
+            "gives '<far>' the id 900, but it is read as",
+        ),
+        ({"eos_token": "<end>"}, "1 tokens beyond the model's .* '<end>'"),
+        ({"add_bos_token": True}, "add_bos_token: true, but tokenizer.json adds none"),
+        ({"add_eos_token": True}, "add_eos_token: true, but tokenizer.json adds none"),
+    ],
+)
+def test_files_that_contradict_each_other_are_named(change: Any, said: str, tmp_path: Path):
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | TOKENS | {"eos_token": "<e>"}
+    plain = _digits()
+    plain.add_special_tokens(["<e>"])
+    _directory(tmp_path, "llama", plain, settings)
+    assert _load(tmp_path)[1] == []
+    _directory(tmp_path, "llama", plain, settings | change)
+    assert any(re.search(said, message) for message in _load(tmp_path)[1])
+
+
+def test_a_beginning_of_text_in_one_file_alone_is_named(tmp_path: Path):
+    plain = _digits()
+    start = plain.token_to_id("<s>")
+    plain.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", start)])
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False} | TOKENS
+    with pytest.warns(UserWarning, match="add_bos_token: false, but tokenizer.json adds one"):
+        tokenizer = load_tokenizer(_directory(tmp_path, "llama", plain, settings), alone=True)
+    assert tokenizer("a")["input_ids"] == plain.encode("a").ids
+
+
+def test_a_class_that_cannot_be_built_leaves_the_file(tmp_path: Path):
+    plain = _digits()
+    settings = {"auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}} | TOKENS
+    (tmp_path / "code.py").write_text("raise SystemExit")
+    with pytest.warns(UserWarning, match="cannot build the tokenizer's class"):
+        tokenizer = load_tokenizer(_directory(tmp_path, "llama", plain, settings), alone=True)
+    _assert_reads(tokenizer, plain)
+
+
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "PreTrainedTokenizerFast", "BertTokenizer"])
+def test_a_tokenizer_without_a_vocabulary_is_refused(name: str, tmp_path: Path):
+    _directory(tmp_path, "llama", None, {"tokenizer_class": name})
+    with pytest.raises(ModelLoadError, match="no file with the tokenizer's vocabulary"):
+        load_tokenizer(tmp_path, alone=True)
+
+
+def test_every_added_token_is_compared(tmp_path: Path):
+    """transformers adds the tokens of tokenizer_config.json with the flags in that file."""
+    plain = _digits()
+    plain.add_tokens([AddedToken("<far>", rstrip=True, normalized=False)])
+    number = plain.token_to_id("<far>")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | TOKENS
+    _directory(tmp_path, "llama", plain, settings)
+    assert _load(tmp_path)[1] == []
+    flags = {"content": "<far>", "rstrip": False, "normalized": False}
+    _directory(tmp_path, "llama", plain, settings | {"added_tokens_decoder": {str(number): flags}})
+    with pytest.warns(UserWarning, match="gives 'a<far>b <far> c' the tokens .* which is used"):
+        load_tokenizer(tmp_path, alone=True)
