@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import multiprocessing.util
+import warnings
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from paceline.core.sampling import SamplingParams
+from paceline.data.borders import inner_tokens
 from paceline.data.requests import ModelWriter
 from paceline.data.shards import Answer, ShardStore
 from paceline.data.top_scores import Recorded, record
@@ -21,7 +23,7 @@ from paceline.engines.start import running
 from paceline.engines.text_answers import tokens_of
 from paceline.engines.text_config import EngineWriter, OpenAIWriter
 from paceline.engines.text_servers import TextServers
-from paceline.errors import ContextLengthError
+from paceline.errors import ContextLengthError, PromptError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
 from paceline.models.compatibility import check_fits
@@ -175,7 +177,9 @@ class ServerAnswerer:
 
     def _record(self, request: Request, written: Written) -> Answer:
         ended = written.stop_reason == "eos"
-        tokens = tokens_of(written, self._tokenize, self.end)
+        tokens = tokens_of(
+            written, lambda text: tokens_behind(self.tokenizer, request.tokens, text), self.end
+        )
         has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
         completion = written.text
         if written.tokens is not None:
@@ -226,6 +230,17 @@ def text_of(
 ) -> str:
     """The text of tokens behind those of the prompt, special tokens included."""
     return answer_text(tokenizer, tokens, prompt, skip_special_tokens=False)
+
+
+def tokens_behind(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], text: str
+) -> list[int]:
+    """Tokens of a server's text behind a prompt; a text alone may begin with a space of its own."""
+    try:
+        return inner_tokens(prompt, text, tokenizer)
+    except PromptError as error:
+        warnings.warn(f"an answer is tokenised without its prompt: {error}", stacklevel=2)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 class ShardWriter:
