@@ -188,3 +188,49 @@ def test_texts_that_are_cut_to_prompts_are_said(run: Run, pair_folder: Path, tmp
     given += ["--set", "max_prompt_tokens=5", "--dry-run"]
     _, _, err = run("measure", *given)
     assert "7 of 7 texts are longer than max_prompt_tokens 5" in one_line(err)
+
+
+@pytest.mark.parametrize("command", ["align", "pretrain", "sweep"])
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        (("user",), "has a prompt but no completion"),
+        (("user", "user"), "has a prompt but no completion"),
+        (("user", "assistant", "user"), "has a prompt but no completion"),
+        (("user", "assistant"), None),
+        (("user", "assistant", "user", "assistant"), None),
+    ],
+)
+def test_a_dry_run_refuses_chats_that_the_run_refuses(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str, messages: tuple[str, ...], says: str
+):
+    shutil.copytree(pair_folder, folder := tmp_path / "pair")
+    template = "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
+    for name in ("target", "draft"):
+        (folder / name / "chat_template.jinja").write_text(template)
+    text = tmp_path / "chats.jsonl"
+    row = {"messages": [{"role": role, "content": "x"} for role in messages]}
+    text.write_text((json.dumps(row) + "\n") * 2)
+    given = arguments(command, folder, tmp_path, text=text)
+    code, out, err = run(command, *given, "--dry-run")
+    if says is None:
+        assert code == 0
+        return
+    assert (code, out) == (2, "")
+    assert "chats.jsonl line 1" in one_line(err)
+    assert says in err
+    allowed = {"align": ["--set", "fixed_fraction=0"], "sweep": ["--set", "base.fixed_fraction=0"]}
+    if command in allowed:
+        assert run(command, *given, *allowed[command], "--dry-run")[0] == 0
+
+
+@pytest.mark.filterwarnings("default:1 of 1 prompts")
+def test_a_dry_run_says_what_the_limits_cut(run: Run, pair_folder: Path, tmp_path: Path):
+    text = tmp_path / "a.jsonl"
+    text.write_text(json.dumps({"prompt": "a" * 20, "completion": "b"}) + "\n")
+    given = arguments("align", pair_folder, tmp_path, text=text)
+    code, _, err = run("align", *given, "--set", "max_prompt_tokens=8", "--dry-run")
+    assert code == 0
+    said = " ".join(err.split())
+    assert "1 of 1 prompts are longer than 8 tokens" in said
+    assert "raise max_prompt_tokens to keep them whole (the longest has 20)" in said

@@ -7,9 +7,21 @@ from typing import Any
 
 import pytest
 
-from chat_families import FAMILIES, FAMILY_NAMES, TOOL, TOOLS, WEATHER, Family, tokenizer_of
-from paceline.data.examples import Example, Lengths, build_examples
-from paceline.data.prompts import Record, read_records
+from chat_families import (
+    CALL,
+    FAMILIES,
+    FAMILY_NAMES,
+    TOOL,
+    TOOLS,
+    WEATHER,
+    Family,
+    byte_tokenizer,
+    tokenizer_of,
+)
+from paceline.data.examples import Example, Lengths, build_examples, record_examples
+from paceline.data.prompts import CorpusConfig, Record, read_records
+from paceline.data.tokens import encode_prompts
+from paceline.errors import PromptError
 
 
 def read(path: Path, row: dict[str, Any]) -> Record:
@@ -89,3 +101,200 @@ def test_tools_and_calls_are_rendered_as_they_are_served(
     }
     examples = build(read(tmp_path / "a.jsonl", row), tokenizer, family.stops)
     assert [marked(example, tokenizer) for example in examples] == turns_of(family.weather)
+
+
+BY_NAME = {family.name: family for family in FAMILIES}
+USER = {"role": "user", "content": "hi"}
+BEGUN = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+DROPPED = "(m.content.split('</think>') | last).lstrip('\\n')"
+PLAIN, OPENS = "'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>\\n'"
+
+
+def chatml(body: str, opening: str) -> str:
+    """ChatML with what it makes of a message, and with a generation prompt."""
+    turn = f"'<|im_start|>' + m.role + '\\n' + {body} + '<|im_end|>\\n'"
+    return (
+        f"{{%- for m in messages %}}{{{{- {turn} }}}}{{%- endfor %}}"
+        f"{{%- if add_generation_prompt %}}{{{{- {opening} }}}}{{%- endif %}}"
+    )
+
+
+def answer(content: Any, template: str, tmp_path: Path, **extra: Any) -> str:
+    """The marked text of an answer to "hi"."""
+    messages = [USER, {"role": "assistant", "content": content, **extra}]
+    tokenizer = byte_tokenizer(template)
+    record = read(tmp_path / "a.jsonl", {"messages": messages})
+    (example,) = build(record, tokenizer, "<|im_end|> <|endoftext|>")
+    return marked(example, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("drops", "opens", "content", "expected"),
+    [
+        (True, True, "<think>\nabc\n</think>\n\nfour", "<think>\n«abc\n</think>\n\nfour"),
+        (True, True, "<think>abc</think>four", "<think>\n«abc</think>four"),
+        (True, True, "abc\n</think>\n\nfour", "<think>\n«abc\n</think>\n\nfour"),
+        (True, True, "<think>\n\n</think>\n\n<b>four", "<think>\n«\n</think>\n\n<b>four"),
+        (True, False, "<think>\nabc\n</think>\n\nfour", "«<think>\nabc\n</think>\n\nfour"),
+        (True, False, "four", "«four"),
+        (False, True, "<think>\nabc\n</think>\n\nfour", "<think>\n«abc\n</think>\n\nfour"),
+        (False, True, "abc\n</think>\n\nfour", "<think>\n«abc\n</think>\n\nfour"),
+        (False, False, "<think>\nabc\n</think>\n\nfour", "«<think>\nabc\n</think>\n\nfour"),
+    ],
+)
+@pytest.mark.parametrize("tag", ["<think> </think>", "[THINK] [/THINK]", "<seed:x> </seed:x>"])
+def test_an_answer_goes_on_where_its_prompt_ends_whatever_opens_the_thoughts(
+    tmp_path: Path, drops: bool, opens: bool, content: str, expected: str, tag: str
+):
+    def named(text: str) -> str:
+        start, end = tag.split()
+        return text.replace("<think>", start).replace("</think>", end)
+
+    template = chatml(DROPPED if drops else "m.content", OPENS if opens else PLAIN)
+    found = answer(named(content), named(template), tmp_path)
+    assert found == f"{BEGUN}{named(expected)}<|im_end|>»"
+
+
+@pytest.mark.parametrize("extra", [{}, {"reasoning_content": "abc"}])
+@pytest.mark.filterwarnings("ignore:the chat template does not read")
+def test_an_answer_without_the_thoughts_that_its_prompt_opens_is_refused(
+    tmp_path: Path, extra: dict[str, str]
+):
+    for body in (DROPPED, "m.content"):
+        with pytest.raises(PromptError, match=r"line 1: the prompt .* '.*<think>', .* 'four' does"):
+            answer("four", chatml(body, OPENS), tmp_path, **extra)
+
+
+@pytest.mark.parametrize("content", ["a<|im_end|>b", "a <|endoftext|>", "m", "<|im_end|>", "|>"])
+@pytest.mark.parametrize("end", ["", r"\n", r"\n<|endoftext|>", r"\n---\n"])
+def test_only_the_template_ends_an_answer_and_nothing_follows(
+    tmp_path: Path, content: str, end: str
+):
+    template = chatml("m.content", PLAIN).replace(r"<|im_end|>\n", "<|im_end|>" + end)
+    found = answer(content, template, tmp_path)
+    assert found.endswith(f"assistant\n«{content}<|im_end|>»")
+
+
+@pytest.mark.parametrize(
+    ("template", "stops", "expected"),
+    [
+        (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}",
+            "",
+            "yo<|im_end|>",
+        ),
+        ("{% for m in messages %}{{ m.content }}<|im_start|>\n{% endfor %}", "", "yo<|im_start|>"),
+        (
+            "{% for m in messages %}{{ m.content }}<|im_end|>\n<|endoftext|>{% endfor %}",
+            "<|endoftext|>",
+            "yo<|im_end|>\n<|endoftext|>",
+        ),
+    ],
+)
+def test_without_a_stop_token_of_the_model_the_template_or_the_end_of_text_ends_an_answer(
+    tmp_path: Path, template: str, stops: str, expected: str
+):
+    tokenizer = byte_tokenizer(template)
+    row = {"messages": [USER, {"role": "assistant", "content": "yo"}]}
+    (example,) = build(read(tmp_path / "a.jsonl", row), tokenizer, stops)
+    assert marked(example, tokenizer).partition("«")[2].endswith(expected + "»")
+
+
+GENERATION = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}{%- if m.role == 'assistant' %}"
+    "{%- generation %}{{- m.content + END }}{%- endgeneration %}{{- REST }}{%- else %}"
+    "{{- m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
+)
+
+
+@pytest.mark.parametrize("header", [False, True])
+def test_a_template_with_generation_trains_what_it_encloses_and_the_end_of_the_turn(
+    tmp_path: Path, header: bool
+):
+    """The mask of transformers is the oracle, where it has the end of the turn."""
+    messages = [USER, {"role": "assistant", "content": "yo"}] * 2
+    record = read(tmp_path / "a.jsonl", {"messages": messages})
+    prompt = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    for end, rest in (("'<|im_end|>'", "'\n'"), ("''", "'<|im_end|>\n'")):
+        template = GENERATION.replace("END", end).replace("REST", rest) + (prompt if header else "")
+        tokenizer = byte_tokenizer(template)
+        examples = build(record, tokenizer, "<|im_end|>")
+        assert [marked(example, tokenizer)[-15:] for example in examples] == [
+            "\n«yo<|im_end|>»"
+        ] * 2
+        if end != "''":
+            found = tokenizer.apply_chat_template(
+                messages, return_dict=True, return_assistant_tokens_mask=True
+            )
+            trained = [i for i, kept in enumerate(found["assistant_masks"]) if kept]
+            mine = [e.trained_from + i for e in examples for i in range(3)]  # y, o and the end
+            assert mine == trained
+
+
+@pytest.mark.parametrize(("family", "joined"), [("llama4", "ab"), ("gemma", "ab"), ("qwq", "a\nb")])
+def test_parts_of_text_are_joined_as_the_template_or_vllm_joins_them(
+    tmp_path: Path, family: str, joined: str
+):
+    parts = [{"type": "text", "text": "a"}, "b"]
+    row = {"messages": [{"role": "user", "content": parts}]}
+    (prompt,) = encode_prompts(
+        [read(tmp_path / "a.jsonl", row)], tokenizer := tokenizer_of(BY_NAME[family])
+    )
+    assert joined in tokenizer.decode(prompt)
+
+
+def test_prompt_and_completion_may_be_messages_and_a_weight_of_0_is_context(tmp_path: Path):
+    tokenizer = tokenizer_of(BY_NAME["chatml"])
+    asked, told = [USER], [{"role": "assistant", "content": "yo"}]
+    row = {"prompt": [*asked, *told, *asked], "completion": told}
+    weighted = {"messages": [*asked, told[0] | {"weight": 0}, *asked, *told]}
+    for each in (row, row | {"completion": "yo"}, weighted):
+        (example,) = build(read(tmp_path / "a.jsonl", each), tokenizer)
+        assert marked(example, tokenizer) == f"{BEGUN}yo<|im_end|>\n{BEGUN}«yo<|im_end|>»"
+
+
+def test_a_truncated_answer_has_no_end(tmp_path: Path):
+    tokenizer = tokenizer_of(BY_NAME["chatml"])
+    row = {"messages": [USER, {"role": "assistant", "content": "yo"}], "stop_reason": "length"}
+    (example,) = build(read(tmp_path / "a.jsonl", row), tokenizer)
+    assert marked(example, tokenizer) == f"{BEGUN}«yo»"
+
+
+def test_a_last_question_is_a_prompt_without_a_completion(tmp_path: Path):
+    tokenizer = tokenizer_of(BY_NAME["chatml"])
+    row = {"messages": [USER, {"role": "assistant", "content": "yo"}, USER]}
+    record = read(tmp_path / "a.jsonl", row)
+    first, second = record_examples(record, tokenizer)
+    assert (first.trained_from, second.trained_from) == (first.prompt_length, None)
+    assert tokenizer.decode(second.prompt) == f"{BEGUN}yo<|im_end|>\n{BEGUN}"
+
+
+def test_tools_and_arguments_come_from_the_row_or_from_the_configuration(tmp_path: Path):
+    tokenizer = tokenizer_of(BY_NAME["qwen3"])
+    path = tmp_path / "a.jsonl"
+    rows = [{"messages": [USER]}, {"messages": [USER], "chat_template_kwargs": '{"length": 1}'}]
+    rows.append({"messages": [USER], "chat_template_kwargs": {"enable_thinking": True}})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"enable_thinking": False}
+    corpus = CorpusConfig(path=str(path), tools=[TOOL], chat_template_kwargs=arguments)
+    records = read_records(corpus)
+    with pytest.warns(UserWarning, match=r"does not read length \(1 chats\)"):
+        prompts = encode_prompts(records, tokenizer)
+    for prompt, thinking in zip(prompts, (False, False, True), strict=True):
+        assert prompt == tokenizer.apply_chat_template(
+            [USER],
+            tools=[TOOL],
+            add_generation_prompt=True,
+            return_dict=False,
+            enable_thinking=thinking,
+        )
+
+
+def test_what_a_template_does_not_read_is_said_or_refused(tmp_path: Path):
+    tokenizer = tokenizer_of(BY_NAME["gemma"])
+    row = {"messages": [USER, {"role": "assistant", "content": "yo"}], "tools": TOOLS}
+    with pytest.warns(UserWarning, match=r"the chat template does not read tools \(1 chats\)"):
+        build(read(tmp_path / "a.jsonl", row), tokenizer)
+    called = {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}
+    with pytest.raises(PromptError, match="line 1 has tool_calls, which the chat template does"):
+        build(read(tmp_path / "a.jsonl", called), tokenizer)

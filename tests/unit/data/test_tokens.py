@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from paceline.data import read_prompts, read_records
@@ -113,3 +114,74 @@ def test_a_truncated_source_keeps_what_the_tokenizer_appends(
 ):
     record = Record("line 1", "prompt")
     assert truncated(tokens, limit, record, tiny_tokenizer(), encoder=True) == kept
+
+
+def with_bos(*, template: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts its BOS in front of a text."""
+    tokenizer = tiny_tokenizer()
+    bos = tokenizer.bos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, BOS)]
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_a_prompt_that_is_cut_keeps_the_bos_that_its_tokenizer_adds(tmp_path: Path):
+    tokenizer = with_bos()
+    path = write(tmp_path / "a.jsonl", {"prompt": "abcdef"}, {"text": "abcdef"})
+    with pytest.warns(UserWarning, match=r"raise max_prompt_tokens .* \(the longest has 7\)"):
+        prompts = read_prompts(path, tokenizer, max_tokens=3)
+    assert [tokenizer.decode(prompt) for prompt in prompts] == ["<bos>ef", "<bos>ab"]
+    with pytest.warns(UserWarning, match="1 of 2 prompts"):
+        assert [len(prompt) for prompt in read_prompts(path, tokenizer, max_tokens=1)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("template", "cut"),
+    [
+        ("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", "<bos>ef"),
+        # a token in front of every turn, such as SmolLM2's <|im_start|>, is no start of a text
+        ("{% for m in messages %}{{ bos_token + m.content }}{% endfor %}", "def"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:1 of 1 prompts")
+def test_a_chat_that_is_cut_keeps_the_bos_that_starts_the_text(
+    tmp_path: Path, template: str, cut: str
+):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    messages = [{"role": "user", "content": text} for text in ("abc", "def")]
+    path = write(tmp_path / "a.jsonl", {"messages": messages})
+    assert tokenizer.decode(read_prompts(path, tokenizer, max_tokens=3)[0]) == cut
+
+
+def test_a_text_has_one_bos(tmp_path: Path):
+    tokenizer = with_bos(template="{{ bos_token }}{{ messages[0].content }}")
+    messages = [{"role": "user", "content": "hi"}]
+    path = write(tmp_path / "a.jsonl", {"prompt": "<bos>hi"}, {"prompt": "hi"})
+    chat = write(tmp_path / "b.jsonl", {"messages": messages})
+    (prompt,) = read_prompts(chat, tokenizer)
+    assert tokenizer.decode(prompt) == "<bos>hi"
+    assert read_prompts(path, tokenizer) == [prompt, prompt]
+
+
+@pytest.mark.parametrize(
+    ("completion", "tokens"),
+    [
+        ("b <eos> c", "b <eos> c"),  # spelled, so not its end
+        ("b<eos>\n", "b<eos>"),
+        ("b<pad>\n<eos>", "b<pad>"),  # the first stop token of the model
+        ("b\n", "b\n"),
+    ],
+)
+def test_a_completion_ends_with_the_stop_token_that_ends_it(completion: str, tokens: str):
+    tokenizer = tiny_tokenizer()
+    record = Record("row", "prompt", text="a", completion=completion)
+    found = encode(record, tokenizer, eos_token_ids=(2, EOS))[1]
+    assert tokenizer.decode(found) == tokens
+
+
+def test_tokens_end_with_the_first_end_of_text(tokenizer: Any):
+    record = Record("row", "prompt", text=[5], completion=[7, EOS, EOS, 8])
+    assert encode(record, tokenizer) == ([5], [7, EOS])
