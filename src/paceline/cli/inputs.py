@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from transformers import PreTrainedTokenizerBase
-
     from paceline.data.prompts import Record
 
 _MAX_RECORDS = 20_000  # records read to check a text
@@ -80,7 +78,7 @@ class Preflight:
             )
         return models
 
-    def tokenizer(self, role: str, path: str) -> PreTrainedTokenizerBase:
+    def tokenizer(self, role: str, path: str) -> Any:
         """Check that a tokenizer can be loaded; raises ModelLoadError."""
         tokenizer = load_tokenizer(path, alone=True)
         self._lines.append(f"{role}: {path}, a tokenizer of {len(tokenizer):,} tokens")
