@@ -8,12 +8,12 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from gguf_files import F16, F32, Q8_0, write_gguf
 from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError
 from paceline.models import load_model, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
@@ -22,77 +22,6 @@ from paceline.models.loading import load_tokenizer
 from tiny import tiny_hf, tiny_tokenizer
 
 TEXT = [5, 9, 3, 7, 11, 20]
-F32, F16, Q8_0 = 0, 1, 7  # general.file_type
-
-
-def write_gguf(
-    path: Path,
-    hf: PreTrainedModel,
-    *,
-    file_type: int = F32,
-    arch: str = "llama",
-    tensors: dict[str, np.ndarray] | None = None,
-    **keys: Any,
-) -> Path:
-    """A llama as llama.cpp keeps it: rotary pairs interleaved, tokenizer inside.
-
-    `keys`: more keys of the architecture, with __ for a dot.
-    """
-    config, tokenizer = hf.config, tiny_tokenizer()
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_file_type(file_type)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    for name, value in keys.items():
-        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}
-        add[type(value)](f"{arch}.{name.replace('__', '.')}", value)
-    for name, array in (tensors or {}).items():
-        writer.add_tensor(name, array)
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in tokenizer.all_special_tokens else 1 for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in backend["model"]["merges"]])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_pad_token_id(1)
-    add_weights(writer, hf, file_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def add_weights(writer: gguf.GGUFWriter, hf: PreTrainedModel, file_type: int) -> None:
-    config = hf.config
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, weight in hf.state_dict().items():
-        stem, suffix = name.rsplit(".", 1)
-        array = weight.float().numpy()
-        part = stem.rsplit(".", 1)[-1]
-        if part in heads:
-            out, into = array.shape
-            array = array.reshape(heads[part], 2, out // heads[part] // 2, into)
-            array = array.swapaxes(1, 2).reshape(out, into)
-        if file_type == F16 and array.ndim == 2:
-            array = array.astype(np.float16)
-        kind = None
-        if file_type == Q8_0 and array.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            array = gguf.quants.quantize(array, kind)
-        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", array, raw_dtype=kind)
 
 
 @pytest.fixture

@@ -222,6 +222,11 @@ def _bloom(file: GgufFile) -> dict[str, Any]:
     return {}
 
 
+def _nemotron(file: GgufFile) -> dict[str, Any]:
+    file.own("attention.layer_norm_rms_epsilon")  # converters write it, too
+    return {}
+
+
 _EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERTS |= {"expert_feed_forward_length": "moe_intermediate_size"}
 _NORMS = {_NORM: "layer_norm_eps"}
@@ -299,5 +304,7 @@ _ARCHITECTURES = {
         grouped=False,
         rotary=False,
     ),
-    "nemotron": Architecture("nemotron", _SIZES | {_NORM: "norm_eps"}, partial=True),
+    "nemotron": Architecture(
+        "nemotron", _SIZES | {_NORM: "norm_eps"}, more=_nemotron, partial=True
+    ),
 }

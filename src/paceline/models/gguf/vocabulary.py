@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from paceline.models.gguf.pre_tokenizers import rule
 from paceline.models.gguf.stops import Roles, roles_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from transformers import PreTrainedTokenizerBase
 
     from paceline.models.gguf.fields import GgufFile
@@ -33,7 +36,7 @@ def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
     tokens, kinds = _tokens(file)
     roles = roles_of(file, tokens, kinds, model)
     if model == "gpt2":
-        tokenizer, add_bos = _byte_level(file, tokens)
+        tokenizer, add_bos = _byte_level(file, tokens, roles)
     elif model == "llama":
         tokenizer, add_bos = _sentencepiece(file, tokens, roles), True
     else:
@@ -49,8 +52,9 @@ def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
     for name in ("tokenizer.huggingface.json", "tokenizer.rwkv.world"):
         file.get(name)
     named = {"bos": roles.bos, "eos": roles.eos, "unk": roles.unknown, "pad": roles.pad}
+    # transformers makes a special token of each; a padding token may be ordinary text such as "!"
     texts = {
-        f"{name}_token": tokens[number] for name, number in named.items() if number is not None
+        f"{name}_token": tokens[number] for name, number in named.items() if number in roles.special
     }
     found = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -77,7 +81,7 @@ def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
     return tokens, kinds
 
 
-def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
+def _byte_level(file: GgufFile, tokens: list[str], roles: Roles) -> tuple[Tokenizer, bool]:
     name = file.get("tokenizer.ggml.pre", "default")
     found = rule(name)
     if found is None:
@@ -94,13 +98,21 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
     model = BPE(vocabulary, known, ignore_merges=found.ignore_merges)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = found.pre_tokenizer
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = _decoder(tokens[number] for number in roles.special)
     if file.get("tokenizer.ggml.add_space_prefix", False):
         raise file.error(
             "puts a space before the text (tokenizer.ggml.add_space_prefix), which is "
             "not supported for this kind of tokenizer"
         )
     return tokenizer, found.add_bos
+
+
+def _decoder(special: Iterable[str]) -> decoders.Decoder:
+    """Byte-level characters become bytes, but not those of special tokens, such as <ö>."""
+    alphabet, whole = set(ByteLevel.alphabet()), ByteLevel(add_prefix_space=False, use_regex=False)
+    mistaken = [each for each in special if not each.isascii() and set(each) <= alphabet]
+    kept = [decoders.Replace(each, whole.pre_tokenize_str(each)[0][0]) for each in mistaken]
+    return decoders.Sequence([*kept, decoders.ByteLevel()]) if kept else decoders.ByteLevel()
 
 
 def _pair(merge: str) -> tuple[str, str]:
