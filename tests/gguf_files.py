@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from transformers import PreTrainedModel
 
-from tiny import tiny_tokenizer
+from tiny import tiny_hf, tiny_tokenizer
 
 F32, F16, Q8_0 = 0, 1, 7  # general.file_type
 
@@ -137,3 +137,24 @@ def byte_level_vocabulary(
             getattr(writer, f"add_{name}")(value)
 
     return write
+
+
+TEXTS = (
+    "IT's it'S 1234567 <=> $3.14 `x`",
+    "a  b\n\n  c\t\td  \n",
+    "x=!!(1);\r\n\r\n//y_z",
+    "ÉCOLEfin Don\u2019t fooBAR HTTPServer's",
+    "日本語\u3000中文。東京,カナ",
+    "e\u0301e\u0301 नमस्ते😀😀",
+    "٣٤½² 한국어\u2003\u00a0w",
+)
+TOKENS, MERGES = substrings(TEXTS, 12)
+
+
+def written(path: Path, *, rows: int = 0, pre: str | None = "qwen2", **keys: Any) -> Path:
+    """A file whose special tokens follow those of `TOKENS`."""
+    special = keys.pop("special", {"<|endoftext|>": 3})
+    keys.setdefault("eos_token_id", len(TOKENS))
+    hf = tiny_hf("llama", vocab_size=len(TOKENS) + len(special) + rows, intermediate_size=64)
+    words = byte_level_vocabulary(TOKENS, MERGES, pre=pre, special=special, **keys)
+    return write_gguf(path, hf, vocabulary=words)

@@ -17,15 +17,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import BaseModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gguf_files import TEXTS, TOKENS, write_gguf, written
 from paceline.cli.main import main
 from paceline.engines.client import Client
 from paceline.engines.process import free_port
 from paceline.models import load_model
+from paceline.models.gguf.pre_tokenizers import SPLITS
+from tiny import tiny_hf
 
 pytestmark = pytest.mark.engines
 
@@ -285,6 +289,80 @@ def test_llama_cpp_tokenizes_an_export_as_we_do(run: Run, export):
             back = client.post("/detokenize", {"tokens": theirs}, _Content).content
             assert back == text
         client.close()
+
+
+class _Likely(BaseModel):
+    id: int
+    logprob: float
+
+
+class _Position(BaseModel):
+    top_logprobs: list[_Likely]
+
+
+class _Completion(BaseModel):
+    completion_probabilities: list[_Position]
+
+
+without_server = pytest.mark.skipif(
+    not PROGRAMS["llamacpp"].exists(), reason="llamacpp not here; make engines sets it up"
+)
+
+
+@without_server
+@pytest.mark.parametrize("pre", SPLITS)
+def test_llama_cpp_tokenizes_a_gguf_file_as_we_do(pre: str, tmp_path: Path):
+    """Every rule of llama.cpp for which there is one here, and special tokens."""
+    special = {"<|endoftext|>": 3, "<\uff5cUser\uff5c>": 3, "[плюс]": 4, "<|im_end|>": 1}
+    path = written(tmp_path / "a.gguf", pre=pre, special=special, bos_token_id=len(TOKENS))
+    tokenizer: Any = load_model(path).tokenizer
+    with llama_server("-m", str(path)) as (url, _):
+        client = Client(url)
+        for text in (*TEXTS, "e".join(special), *special):
+            asked = {"content": text, "add_special": True, "parse_special": True}
+            assert client.post("/tokenize", asked, _Tokens).tokens == tokenizer(text)["input_ids"]
+        client.close()
+
+
+FACTORS = np.array([1.0, 1.25, 3.0, 8.0], np.float32)
+BIAS = np.linspace(-1, 1, 32, dtype=np.float32)
+COMPUTED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "factors": {"tensors": {"rope_freqs.weight": FACTORS}},
+    "linear": {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
+    "yarn": {
+        "rope__scaling__type": "yarn",
+        "rope__scaling__factor": 4.0,
+        "rope__scaling__original_context_length": 16,
+        "rope__scaling__attn_factor": 1.2,
+    },
+    "biases": {"tensors": {"blk.0.attn_output.bias": BIAS, "blk.1.ffn_down.bias": BIAS}},
+}
+
+
+@without_server
+@pytest.mark.parametrize("case", COMPUTED)
+def test_llama_cpp_computes_a_gguf_file_as_we_do(case: str, tmp_path: Path):
+    """Log-probabilities of all tokens behind 60 others, in float32."""
+    hf = tiny_hf("llama", vocab_size=266, intermediate_size=64)
+    path = write_gguf(tmp_path / "a.gguf", hf, **COMPUTED[case])
+    prompt = [number * 37 % 260 for number in range(60)]
+    exact = ("-ctk", "f32", "-ctv", "f32", "-fa", "off")
+    with llama_server("-m", str(path), *exact) as (url, _):
+        client = Client(url)
+        # a bias for a token that is whole UTF-8; the log-probabilities are those before it
+        asked = {"prompt": prompt, "n_predict": 1, "n_probs": 266, "logit_bias": [[40, 1000.0]]}
+        found = client.post("/completion", asked, _Completion).completion_probabilities[0]
+        client.close()
+    theirs = torch.tensor([each.logprob for each in sorted(found.top_logprobs, key=_id)])
+    read: Any = load_model(path, dtype="float32").hf
+    with torch.inference_mode():
+        ours = read(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3)
+
+
+def _id(each: _Likely) -> int:
+    return each.id
 
 
 @needs("llamacpp")

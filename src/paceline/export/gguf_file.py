@@ -186,7 +186,7 @@ def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
     for name, weight in hf.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
-        if len(labels[name]) != 1 or labels[name][0] == "output.bias":
+        if len(labels[name]) != 1 or not _has_place(labels[name][0], family):
             raise UnsupportedModelError(
                 f"{name} of this {config.model_type} has no name in a GGUF file; export a "
                 "directory (--to transformers) and serve it with another engine"
@@ -197,6 +197,14 @@ def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
     if (factors := _rope_factors(hf)) is not None:
         found.append(("rope_freqs.weight", factors))
     return found
+
+
+def _has_place(label: str, family: str) -> bool:
+    """False for a bias that llama.cpp does not read."""
+    read = ("attn_q", "attn_k", "attn_v")
+    if family == "llama":
+        read += ("attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    return not label.endswith(".bias") or label.split(".")[-2] in read
 
 
 def _rope_factors(hf: Any) -> Tensor | None:

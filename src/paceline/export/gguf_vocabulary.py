@@ -57,7 +57,7 @@ def add_tokenizer(
     writer.add_token_types(kinds)
     merges = settings["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    _add_roles(writer, tokenizer.loaded)
+    _add_roles(writer, tokenizer.loaded, num_rows)
     _add_ends(writer, tokenizer.loaded, tokens, ends)
 
 
@@ -135,7 +135,7 @@ def _tokens(tokenizer: Any, settings: dict[str, Any], num_rows: int) -> tuple[li
     return tokens, kinds
 
 
-def _add_roles(writer: GGUFWriter, tokenizer: Any) -> None:
+def _add_roles(writer: GGUFWriter, tokenizer: Any, num_rows: int) -> None:
     roles = {
         "bos": writer.add_bos_token_id,
         "eos": writer.add_eos_token_id,
@@ -144,7 +144,7 @@ def _add_roles(writer: GGUFWriter, tokenizer: Any) -> None:
     }
     for role, add in roles.items():
         number = getattr(tokenizer, f"{role}_token_id")
-        if number is not None:
+        if number is not None and number < num_rows:  # transformers adds tokens to some
             add(number)
     ids = tokenizer("a")["input_ids"]
     writer.add_add_bos_token(bool(ids) and ids[0] == tokenizer.bos_token_id)

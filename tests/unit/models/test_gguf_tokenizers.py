@@ -11,21 +11,12 @@ import gguf
 import pytest
 from tokenizers import Tokenizer
 
-from gguf_files import byte_level_vocabulary, substrings, write_gguf
+from gguf_files import MERGES, TEXTS, TOKENS, byte_level_vocabulary, write_gguf, written
 from paceline.errors import ModelLoadError
 from paceline.models import load_model
 from paceline.models.gguf import converted_gguf
 from tiny import tiny_hf
 
-TEXTS = (
-    "IT's it'S 1234567 <=> $3.14 `x`",
-    "a  b\n\n  c\t\td  \n",
-    "x=!!(1);\r\n\r\n//y_z",
-    "ÉCOLEfin Don\u2019t fooBAR HTTPServer's",
-    "日本語\u3000中文。東京,カナ",
-    "e\u0301e\u0301 नमस्ते😀😀",
-    "٣٤½² 한국어\u2003\u00a0w",
-)
 IDS = {  # by pre-tokenizer; "": the key is missing
     "": (
         "256 6 82 290 6 50 220 296 299 22 220 304 220 3 18 13 281 283 87 63 / 64 220 533 547 "
@@ -196,22 +187,12 @@ IDS = {  # by pre-tokenizer; "": the key is missing
         "1678 1680 1682 1684 220 1826 1718 1721"
     ),
 }
-TOKENS, MERGES = substrings(TEXTS, 12)
 CONTROL, USER_DEFINED, NORMAL, UNUSED = 3, 4, 1, 5  # types of tokens
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-
-
-def written(path: Path, *, rows: int = 0, pre: str | None = "qwen2", **keys: Any) -> Path:
-    """A file whose special tokens follow those of `TOKENS`."""
-    special = keys.pop("special", {"<|endoftext|>": CONTROL})
-    keys.setdefault("eos_token_id", len(TOKENS))
-    hf = tiny_hf("llama", vocab_size=len(TOKENS) + len(special) + rows, intermediate_size=64)
-    words = byte_level_vocabulary(TOKENS, MERGES, pre=pre, special=special, **keys)
-    return write_gguf(path, hf, vocabulary=words)
 
 
 def ids_of(path: Path, *texts: str) -> list[list[int]]:
@@ -364,3 +345,6 @@ def test_a_key_of_the_tokenizer_that_is_not_known_is_refused(tmp_path: Path):
 def test_an_id_beyond_the_tokens_is_refused(tmp_path: Path):
     with pytest.raises(ModelLoadError, match="eot_token_id = 99999"):
         load_model(written(tmp_path / "a.gguf", eot_token_id=99_999))
+    unused = load_model(written(tmp_path / "b.gguf", unk_token_id=99_999))  # as llama.cpp
+    assert unused.tokenizer is not None
+    assert unused.tokenizer.unk_token_id is None

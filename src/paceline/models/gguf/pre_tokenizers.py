@@ -52,7 +52,7 @@ _YOUTU = (
     "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
     "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 )
-_SPLITS: dict[str, tuple[str, ...]] = {
+SPLITS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_WORDS,),
     "smollm": (r"\p{N}", _WORDS),
@@ -161,7 +161,7 @@ class Rule(NamedTuple):
 
 def rule(name: str) -> Rule | None:
     """The rule of llama.cpp with this name; None if there is none here."""
-    splits = _SPLITS.get(_LIKE.get(name, name))
+    splits = SPLITS.get(_LIKE.get(name, name))
     return None if splits is None else Rule(splits, name in _IGNORE_MERGES, name in _ADD_BOS)
 
 
@@ -171,7 +171,7 @@ def name_of(settings: dict[str, Any] | None, *, ignore_merges: bool) -> str | No
     `settings` is `pre_tokenizer` of tokenizer.json.
     """
     found = tuple(_splits_of(settings or {}))
-    for name in (*_SPLITS, *_LIKE):
+    for name in (*SPLITS, *_LIKE):
         known = rule(name)
         assert known is not None
         if known.ignore_merges == ignore_merges and found == (*map(_plain, known.splits), _BYTES):
@@ -180,7 +180,7 @@ def name_of(settings: dict[str, Any] | None, *, ignore_merges: bool) -> str | No
 
 
 _BYTES = "bytes"  # byte-level characters without a split of their own
-_PUNCTUATION = _SPLITS["falcon"][0]
+_PUNCTUATION = SPLITS["falcon"][0]
 
 
 def _splits_of(part: dict[str, Any]) -> Iterator[str]:

@@ -112,9 +112,10 @@ def _named(file: GgufFile, count: int, defaults: dict[str, int]) -> dict[str, in
         keys = [f"tokenizer.ggml.{name}_token_id"]
         if older := _OLDER.get(name.removeprefix("fim_")):
             keys.append(f"tokenizer.ggml.{older}_token_id")
-        given = [(key, number) for key in keys if (number := file.get(key)) is not None]
-        for key, number in given:
-            if not 0 <= number < count:
-                raise file.error(f"has {key} = {number}, but {count} tokens")
-        found[name] = given[0][1] if given else defaults.get(name)
+        number = next((each for key in keys if (each := file.get(key)) is not None), None)
+        if number is not None and not 0 <= number < count:
+            if name in ("bos", "eos", "eot", "eom"):
+                raise file.error(f"has {keys[0]} = {number}, but {count} tokens")
+            number = None  # as llama.cpp
+        found[name] = defaults.get(name) if number is None else number
     return found

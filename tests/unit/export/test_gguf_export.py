@@ -1,0 +1,172 @@
+"""What a GGUF file says about positions, biases, stop tokens and the tokenizer is the model's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from tokenizers import Regex, pre_tokenizers
+
+from aligning import write_pair
+from paceline.config import validate
+from paceline.errors import UsageError
+from paceline.export import ExportConfig, export
+from paceline.models import load_model
+from paceline.models.gguf.pre_tokenizers import SPLITS, name_of, rule
+from tiny import tiny_hf
+
+TOKENS = torch.tensor([[number * 37 % 260 for number in range(60)]])
+LENGTHS = {"factor": 4.0, "original_max_position_embeddings": 16}
+ROPES = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", **LENGTHS},
+    "yarn with a factor of attention": {"rope_type": "yarn", **LENGTHS, "attention_factor": 1.3},
+    "llama3": {"rope_type": "llama3", **LENGTHS, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+}
+
+
+def exported(folder: Path, architecture: str = "llama", **changes: Any) -> tuple[Any, Any, Path]:
+    """A model of transformers, its export as read back, and the file."""
+    write_pair(folder, architecture=architecture)
+    hf: Any = tiny_hf(architecture, vocab_size=266, **changes)
+    for name, weight in hf.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(1))
+    hf.save_pretrained(folder / "draft")
+    values = {"model": folder / "draft", "out": folder / "out", "to": "llamacpp"}
+    path = export(validate(ExportConfig, {key: str(value) for key, value in values.items()})).path
+    return hf, load_model(path, dtype="float32"), path
+
+
+def value(path: Path, key: str) -> Any:
+    field = gguf.GGUFReader(path).get_field(key)
+    return None if field is None else field.contents()
+
+
+@torch.no_grad()
+def assert_same(hf: Any, read: Any) -> None:
+    torch.testing.assert_close(read.hf(TOKENS).logits, hf(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_scaled_positions_are_in_the_file_itself(kind: str, tmp_path: Path):
+    rope = ROPES[kind] | {"rope_theta": 10_000.0}
+    hf, read, _ = exported(tmp_path, rope_parameters=rope)
+    assert_same(hf, read)
+    ours, theirs = read.hf.model.rotary_emb, hf.model.rotary_emb
+    torch.testing.assert_close(ours.inv_freq, theirs.inv_freq)
+    assert ours.attention_scaling == pytest.approx(theirs.attention_scaling)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "yarn", **LENGTHS, "beta_fast": 16.0},
+        {"rope_type": "yarn", **LENGTHS, "mscale": 0.7, "mscale_all_dim": 0.5},
+    ],
+)
+def test_positions_that_llama_cpp_does_not_have_are_refused(rope: dict[str, Any], tmp_path: Path):
+    with pytest.raises(UsageError, match=r"(beta_fast|mscale)=.*not supported as GGUF"):
+        exported(tmp_path, rope_parameters=rope | {"rope_theta": 10_000.0})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [("llama", {"attention_bias": True, "mlp_bias": True}), ("qwen2", {})],
+)
+def test_biases_are_in_the_file(architecture: str, changes: dict[str, Any], tmp_path: Path):
+    hf, read, path = exported(tmp_path, architecture, **changes)
+    assert_same(hf, read)
+    names = {tensor.name for tensor in gguf.GGUFReader(path).tensors}
+    assert {"blk.0.attn_q.bias", "blk.1.attn_k.bias"} <= names
+
+
+def test_a_bias_that_llama_cpp_does_not_read_is_refused_by_name(tmp_path: Path):
+    """Its Qwen3 has biases of queries, keys and values alone."""
+    with pytest.raises(UsageError, match=r"layers\.0\.self_attn\.o_proj\.bias"):
+        exported(tmp_path, "qwen3", attention_bias=True)
+
+
+def test_stop_tokens_beside_eos_have_keys(tmp_path: Path):
+    write_pair(tmp_path)
+    ends = {"eos_token_id": [1, 7, 9]}
+    (tmp_path / "target" / "generation_config.json").write_text(json.dumps(ends))
+    values = {"model": tmp_path / "target", "out": tmp_path / "out", "to": "llamacpp"}
+    path = export(validate(ExportConfig, {key: str(each) for key, each in values.items()})).path
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    assert [value(path, key) for key in keys] == [1, 7, 9]
+    assert load_model(path).eos_token_ids == (1, 7, 9)
+
+
+def settings(*parts: pre_tokenizers.PreTokenizer) -> dict[str, Any]:
+    return json.loads(pre_tokenizers.Sequence(list(parts)).__getstate__())
+
+
+SHORT, REST = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+LETTERS, OTHERS = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)
+FAMILIES = {  # as in the tokenizer.json of these models
+    "gpt-2": ((WORDS,), False),
+    "smollm": ((pre_tokenizers.Digits(individual_digits=True), WORDS), False),
+    "qwen2": ((rf"{SHORT}|{LETTERS}|\p{{N}}|{OTHERS}|{REST}", BYTES), False),
+    "llama-bpe": ((rf"{SHORT}|{LETTERS}|\p{{N}}{{1,3}}|{OTHERS}|{REST}", BYTES), True),
+    "dbrx": ((rf"{SHORT}|{LETTERS}|\p{{N}}{{1,3}}|{OTHERS}|{REST}", BYTES), False),
+    "deepseek-v3": (
+        (
+            r"\p{N}{1,3}",
+            "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+            "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+            "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+            BYTES,
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pre_tokenizers_of_known_models_have_llama_cpps_name(name: str):
+    parts, ignore_merges = FAMILIES[name]
+    splits = [
+        pre_tokenizers.Split(Regex(each), "isolated") if isinstance(each, str) else each
+        for each in parts
+    ]
+    assert name_of(settings(*splits), ignore_merges=ignore_merges) == name
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_rule_that_was_read_is_written_by_a_name_that_means_the_same(name: str):
+    known = rule(name)
+    assert known is not None
+    written = json.loads(known.pre_tokenizer.__getstate__())
+    again = name_of(written, ignore_merges=known.ignore_merges)
+    assert again is not None
+    assert rule(again) == known or rule(again) == known._replace(add_bos=not known.add_bos)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (pre_tokenizers.Split(Regex(r"\p{N}{1,2}"), "isolated"), BYTES),
+        (pre_tokenizers.Split(Regex(r"\p{N}"), "merged_with_previous"), WORDS),
+        (pre_tokenizers.ByteLevel(add_prefix_space=True),),
+        (pre_tokenizers.Whitespace(), BYTES),
+        (WORDS, pre_tokenizers.Digits(individual_digits=True)),
+    ],
+)
+def test_other_pre_tokenizers_have_no_name(parts: tuple[pre_tokenizers.PreTokenizer, ...]):
+    assert name_of(settings(*parts), ignore_merges=False) is None
+
+
+def test_a_token_that_takes_the_space_behind_it_is_refused(tmp_path: Path):
+    write_pair(tmp_path)
+    path = tmp_path / "draft" / "tokenizer.json"
+    found = json.loads(path.read_text())
+    found["added_tokens"][0]["rstrip"] = True
+    path.write_text(json.dumps(found))
+    values = {"model": tmp_path / "draft", "out": tmp_path / "out", "to": "llamacpp"}
+    with pytest.raises(UsageError, match="has rstrip=true for"):
+        export(validate(ExportConfig, {key: str(each) for key, each in values.items()}))
