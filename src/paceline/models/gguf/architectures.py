@@ -104,21 +104,22 @@ def _head_width(file: GgufFile) -> int:
 
 
 def _has(file: GgufFile, *parts: str) -> bool:
-    return any(f"blk.0.{part}" in file.tensors for part in parts)
+    """True if a block has one of these tensors."""
+    return any(name.startswith("blk.") and name.endswith(parts) for name in file.tensors)
 
 
-_QKV_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+_QKV_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias")
 
 
 def _llama(file: GgufFile) -> dict[str, Any]:
     return {
-        "attention_bias": _has(file, *_QKV_BIASES, "attn_output.bias"),
-        "mlp_bias": _has(file, "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"),
+        "attention_bias": _has(file, *_QKV_BIASES, ".attn_output.bias"),
+        "mlp_bias": _has(file, ".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
     }
 
 
 def _attention_bias(file: GgufFile) -> dict[str, Any]:
-    return {"attention_bias": _has(file, *_QKV_BIASES, "attn_output.bias")}
+    return {"attention_bias": _has(file, *_QKV_BIASES, ".attn_output.bias")}
 
 
 def _granite(file: GgufFile) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def _gpt2(file: GgufFile) -> dict[str, Any]:
 
 
 def _stablelm(file: GgufFile) -> dict[str, Any]:
-    parallel = not _has(file, "ffn_norm.weight")
+    parallel = not _has(file, ".ffn_norm.weight")
     if file.own("use_parallel_residual", parallel) != parallel:
         raise file.error("contradicts itself about use_parallel_residual")
     return {"use_qkv_bias": _has(file, *_QKV_BIASES), "use_parallel_residual": parallel}
@@ -209,7 +210,7 @@ def _falcon(file: GgufFile) -> dict[str, Any]:
     file.own("tensor_data_layout")
     return {
         "ffn_hidden_size": file.required("feed_forward_length"),
-        "new_decoder_architecture": _has(file, "attn_norm_2.weight"),
+        "new_decoder_architecture": _has(file, ".attn_norm_2.weight"),
         "multi_query": kv_heads == 1,
         "num_kv_heads": kv_heads,
     }
