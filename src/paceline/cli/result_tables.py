@@ -199,6 +199,7 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
     yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"
     sampled = report.distribution
     yield f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}"
+    yield f"compared with {report.reference}"
     if (broken := report.broken_distribution) is not None:
         verdict = (
             "NOT CAUGHT: sample more tokens (--set num_prompts)" if broken.passed else "caught"

@@ -191,10 +191,21 @@ def forced_logits(
     vocab_size: int,
 ) -> Tensor:
     """Logits of a model before each token of one text, repetition penalty applied, [T, V]."""
-    tokens_1T = torch.tensor([list(tokens)])
-    logits_1TV = _forced_logits(model, [prompt], tokens_1T)[..., :vocab_size]
-    seen_1TV = _seen(decoder_contexts(model, [prompt]), tokens_1T, vocab_size, sampling)
-    return _penalised(logits_1TV, seen_1TV, sampling)[0]
+    logits_1TV = _forced_logits(model, [prompt], torch.tensor([list(tokens)]))
+    return penalised_text(model, prompt, tokens, logits_1TV[0, :, :vocab_size], sampling)
+
+
+def penalised_text(
+    model: Model,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    logits_TV: Tensor,
+    sampling: SamplingParams,
+) -> Tensor:
+    """Logits before each token of one text, with the repetition penalty, [T, V]."""
+    contexts, tokens_1T = decoder_contexts(model, [prompt]), torch.tensor([list(tokens)])
+    seen_1TV = _seen(contexts, tokens_1T, logits_TV.shape[-1], sampling)
+    return _penalised(logits_TV[None], seen_1TV, sampling)[0]
 
 
 def _forced_logits(model: Model, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:

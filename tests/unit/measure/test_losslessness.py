@@ -69,8 +69,9 @@ def test_the_self_test_catches_the_broken_rule(drafts):
 
 def test_a_forced_end_of_text_is_not_taken_for_a_sample():
     """Outside top-k it would be impossible, so a correct pair would fail."""
-    target, draft = (wrap_model(tiny_hf("bart", seed=seed)) for seed in (0, 1))
-    target.forced_eos = 7
+    hf, draft = tiny_hf("bart", seed=0), wrap_model(tiny_hf("bart", seed=1))
+    hf.generation_config.forced_eos_token_id = 7
+    target = wrap_model(hf)
     target.eos_token_ids = ()  # every text reaches max_new_tokens
     config = _config(sampling=SamplingParams(top_k=3), max_new_tokens=4, num_cells=2)
     report = verify_models(target, draft, [[5, 6], [8, 9, 10]] * 10, config)

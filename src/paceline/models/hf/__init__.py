@@ -10,6 +10,7 @@ seq2seq_cache.py     cache of an encoder-decoder: decoder tokens and encoded sou
 seq2seq_session.py   sessions of encoder-decoders
 seq2seq.py           encoder-decoders: forward pass, hidden states for training
 agreement.py         compares the logits of a faster pass with transformers
+plain_text.py        texts and logits by transformers alone
 rollback.py          checks that a model can roll back its cache
 wrapping.py          transformers model -> HfModel
 draft_vocabulary.py  the file that lists the tokens a draft may propose

@@ -38,6 +38,7 @@ def verify_page(found: LosslessnessReport) -> Page:
         sections=[_greedy(found, source), _sampled(found, source)],
         about=[
             *models(config),
+            f"Compared with {found.reference}",
             f"{sampling_words(config['sampling'])}, gamma {found.config.gamma}",
         ],
     )
@@ -85,7 +86,8 @@ def _greedy(found: LosslessnessReport, source: Source) -> Section:
         }
     ]
     text = (
-        "Each prompt is decoded at temperature 0 with and without the draft. Texts may differ "
+        "Each prompt is decoded at temperature 0 with the draft, and compared with the greedy text "
+        f"of {found.reference}. Texts may differ "
         f"after two logits closer than {found.config.tie:g}, which rounding can exchange."
     )
     return Section("Greedy texts", [Table("Token by token", rows, source, text)], ("lossless",))

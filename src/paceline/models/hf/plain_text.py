@@ -1,0 +1,171 @@
+"""Texts and logits by transformers alone: generate(), and the pass without a cache.
+
+No session, mask or position of Paceline takes part, so `verify` compares with them.
+
+Shape suffixes: B batch, T text, N new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from paceline.core.vocabulary_subset import limited
+from paceline.models.contract import Texts, pad
+from paceline.models.hf.architectures import configured_prompt
+from paceline.models.hf.base import evaluating
+from paceline.models.hf.settings import unused_settings
+from paceline.models.silence import quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.models.hf.base import HfModel
+
+REFERENCE = f"generate() and the plain pass of transformers {transformers.__version__}"
+_MOST_LOGITS = 1 << 26  # of a pass, 256 MB in float32
+
+
+@torch.inference_mode()
+def greedy_texts(
+    model: HfModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    repetition_penalty: float = 1.0,
+    vocab_size: int | None = None,
+    forces_eos: bool = True,
+) -> list[list[int]]:
+    """The new tokens of greedy generate(), up to and with the stop token, for each prompt.
+
+    Applies the settings of the generation config that Paceline applies, as transformers reads them.
+
+    Args:
+        model: The model; only `hf` computes.
+        prompts: Token ids; sources of an encoder-decoder.
+        max_new_tokens: They have to fit the context.
+        repetition_penalty: In the place of the generation config's.
+        vocab_size: Tokens beyond it are not chosen; None: the model's.
+        forces_eos: Whether the last token is the `forced_eos_token_id`, if there is one.
+    """
+    hf: Any = model.hf
+    inputs = _inputs(model, prompts)
+    start = inputs["decoder_input_ids"].shape[1] if "decoder_input_ids" in inputs else 0
+    given = len(model.decoder_prompt or ())
+    # tokens of the decoder prompt that generate() forces count as new ones
+    most = max_new_tokens + (given - max(start, 1) if given else 0)
+    keep = _Possible(vocab_size or model.vocab_size, model.draft_vocabulary)
+    with quiet(), evaluating(hf), _applied(model, repetition_penalty, forces_eos=forces_eos):
+        found = hf.generate(
+            **inputs, max_new_tokens=most, do_sample=False, logits_processor=[keep]
+        ).tolist()
+    first = given or inputs["input_ids"].shape[1]
+    if given and any(tuple(row[:given]) != model.decoder_prompt for row in found):
+        first = 1  # another text than that of a session, from its first token on
+    return [_until_stop(row[first:], model.eos_token_ids) for row in found]
+
+
+@torch.inference_mode()
+def plain_text_logits(
+    model: HfModel, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Logits before each token of each text, by a pass over prompt and text, float32 [T, V] each.
+
+    -inf for tokens that sessions never emit.
+    """
+    contexts = [model.decoder_prompt or prompt for prompt in prompts]
+    wholes = [[*context, *text] for context, text in zip(contexts, texts, strict=True)]
+    found: list[Tensor] = []
+    width = model.hf.get_output_embeddings().weight.shape[0]  # pyright: ignore
+    size = max(1, _MOST_LOGITS // (max(map(len, wholes)) * width))
+    for begin in range(0, len(wholes), size):
+        rows = range(begin, min(begin + size, len(wholes)))
+        batch = pad([wholes[row] for row in rows])
+        if model.decoder_prompt is not None:
+            source = pad([prompts[row] for row in rows]).to(model.device)
+            batch = Texts(batch.tokens_BT, batch.attention_BT, source)
+        with evaluating(model.hf):
+            logits_BTV = model.plain_logits(batch.to(model.device))
+        for logits_TV, row in zip(logits_BTV, rows, strict=True):
+            first = len(contexts[row]) - 1
+            kept_TV = logits_TV[first : first + len(texts[row]), : model.vocab_size].float()
+            found.append(_emitted(model, kept_TV))
+    return found
+
+
+def _emitted(model: HfModel, logits_TV: Tensor) -> Tensor:
+    if model.draft_vocabulary is not None:
+        logits_TV = limited(logits_TV, model.draft_vocabulary)
+    if model.banned_K is None:
+        return logits_TV.clone()
+    banned_K = model.banned_K[model.banned_K < model.vocab_size]
+    return logits_TV.index_fill(-1, banned_K, -torch.inf)
+
+
+def _inputs(model: HfModel, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """Arguments of generate(): decoder-only prompts are padded on the left."""
+    longest = max(map(len, prompts))
+    left = model.decoder_prompt is None
+    tokens_BT = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    mask_BT = torch.zeros_like(tokens_BT)
+    for row, prompt in enumerate(prompts):
+        place = slice(longest - len(prompt), None) if left else slice(len(prompt))
+        tokens_BT[row, place] = torch.tensor(list(prompt))
+        mask_BT[row, place] = 1
+    found = {"input_ids": tokens_BT.to(model.device), "attention_mask": mask_BT.to(model.device)}
+    hf = model.hf
+    if not left and model.decoder_prompt != configured_prompt(hf.config, hf.generation_config):
+        prompt_1D = torch.tensor([model.decoder_prompt], device=model.device)
+        found["decoder_input_ids"] = prompt_1D.expand(len(prompts), -1)
+    return found
+
+
+@contextlib.contextmanager
+def _applied(model: HfModel, penalty: float, *, forces_eos: bool) -> Iterator[None]:
+    """The model's generation config without the settings that Paceline does not apply."""
+    hf: Any = model.hf
+    before = hf.generation_config
+    config = copy.deepcopy(before)
+    kept = {"forced_bos_token_id"}  # in the decoder prompt, or refused
+    for name in unused_settings(hf).keys() - kept:
+        words = [word for word in config.bad_words_ids or () if len(word) == 1]
+        setattr(config, name, (words or None) if name == "bad_words_ids" else None)
+    config.repetition_penalty = penalty if penalty != 1 else None
+    if not forces_eos:
+        config.forced_eos_token_id = None
+    config.eos_token_id = list(model.eos_token_ids) or None
+    if config.pad_token_id is None:
+        config.pad_token_id = next(iter(model.eos_token_ids), 0)
+    hf.generation_config = config
+    try:
+        yield
+    finally:
+        hf.generation_config = before
+
+
+class _Possible:
+    """A logits processor: tokens beyond the vocabulary or the model's own list are not chosen."""
+
+    def __init__(self, vocab_size: int, draft_vocabulary: Tensor | None) -> None:
+        self._vocab_size = vocab_size
+        self._draft_vocabulary = draft_vocabulary
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[:, self._vocab_size :] = -torch.inf
+        listed = self._draft_vocabulary
+        return scores if listed is None else limited(scores, listed)
+
+
+def _until_stop(tokens: Sequence[int], stops: Sequence[int]) -> list[int]:
+    found: list[int] = []
+    for token in tokens:
+        found.append(token)
+        if token in stops:
+            break
+    return found
