@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PARTS = ("first", "second")
 _OPENING = re.compile(r"([<\[(◁])([^\s<>\[\]()◁▷/]+)([>\])▷])\s*$")
+_TAG = re.compile(r"[<\[◁][^<>\[\]◁▷]+[>\]▷]")
 _PROBE = 16  # characters of a rendered answer that are looked up in the message
 
 
@@ -187,6 +188,11 @@ class _Rendering:
                 # The template renders earlier turns differently once an answer follows.
                 rendered = whole[whole.rindex(opened) + len(opened) :]
         body, end = _divided(whole if rendered is None else rendered, content, ends)
+        if "tool_calls" in messages[-1] and (rendered is None or _lacks(body, content)):
+            raise PromptError(
+                f"{self.record.where} has an answer with tool_calls whose thoughts the chat "
+                "template does not render behind its prompt; leave the answer out, with weight 0"
+            )
         if rendered is None:
             body = self._going_on(opened, whole, body, content)
         else:
@@ -266,6 +272,11 @@ def _divided(text: str, content: str, ends: _Ends) -> tuple[str, str | None]:
             place, stop = min(found)
             return text[:start], text[start : place + len(stop)]
     return text[:close], None
+
+
+def _lacks(body: str, content: str) -> bool:
+    """Whether a text between the tags of the content is not in the body."""
+    return any(text.strip() not in body for text in _TAG.split(content))
 
 
 def _left_out(body: str, content: str) -> str:

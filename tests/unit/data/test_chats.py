@@ -9,6 +9,7 @@ import pytest
 
 from chat_families import (
     CALL,
+    CALLED,
     FAMILIES,
     FAMILY_NAMES,
     TOOL,
@@ -298,3 +299,26 @@ def test_what_a_template_does_not_read_is_said_or_refused(tmp_path: Path):
     called = {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}
     with pytest.raises(PromptError, match="line 1 has tool_calls, which the chat template does"):
         build(read(tmp_path / "a.jsonl", called), tokenizer)
+
+
+@pytest.mark.parametrize("opening", [PLAIN, OPENS])
+def test_calls_whose_thoughts_a_template_leaves_out_are_refused(tmp_path: Path, opening: str):
+    template = chatml(DROPPED + " + (m.tool_calls | tojson if m.tool_calls else '')", opening)
+    for thoughts in ("<think>\nabc\n</think>", "<think>\nabc\n</think>\n\nCalling."):
+        with pytest.raises(
+            PromptError, match="line 1 has an answer with tool_calls whose thoughts"
+        ):
+            answer(thoughts, template, tmp_path, tool_calls=[CALL])
+
+
+def test_calls_behind_thoughts_are_trained_where_the_template_renders_both(tmp_path: Path):
+    tokenizer = tokenizer_of(BY_NAME["qwen3"])
+    called = {
+        "role": "assistant",
+        "content": "<think>\nabc\n</think>\n\nCalling.",
+        "tool_calls": [CALL],
+    }
+    (example,) = build(read(tmp_path / "a.jsonl", {"messages": [USER, called]}), tokenizer)
+    assert marked(example, tokenizer) == (
+        f"{BEGUN}«<think>\nabc\n</think>\n\nCalling.\n<tool_call>{CALLED}</tool_call><|im_end|>»"
+    )
