@@ -142,6 +142,8 @@ def test_an_export_has_a_gamma_that_fits_the_context(
         ("claims --file empty.yaml --rows rows.jsonl", "empty.yaml: claims: Field required"),
         ("perplexity --model {model} --text empty.parquet", "empty.parquet holds no text"),
         ("measure --engine vllm --url word --target t --draft d --prompts p", "'word' is not the"),
+        (f"task arithmetic --out x.jsonl --count {10**20}", "is too large"),
+        (f"verify --target t --draft d --prompts p --set num_cells={2**40}", "num_cells: "),
         ("corpus --out notes", "output notes is a file"),
         ("task arithmetic --out . --overwrite", "output . is a directory"),
     ],

@@ -1,5 +1,6 @@
 """`paceline task`: write a task's examples to a file."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,8 @@ def task(
 
     if split not in ("train", "test"):
         raise UsageError(f"split must be train or test, got {split}")
+    if count >= sys.maxsize:
+        raise UsageError(f"--count {count} is too large; give the number of examples to write")
     check_output_file(out)
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists already; choose another file or add --overwrite")

@@ -60,7 +60,7 @@ class VerifyConfig(StrictModel):
     sampling: SamplingParams = SamplingParams()
     draft_sampling: SamplingParams | None = None
     """Sampling parameters of the draft; None: the same as `sampling`."""
-    num_cells: int = Field(default=16, ge=2)
+    num_cells: int = Field(default=16, ge=2, le=2**16)
     batch_size: int = Field(default=1, ge=1)
     """Number of texts in a batch; the fastest code paths need 1."""
     draft_weights: Literal["auto", "int8"] = "auto"
