@@ -78,6 +78,10 @@ def _print(found: "Exported") -> None:
         f"{found.path}: {checks.num_positions} positions compared, logits differ by at most "
         f"{checks.largest_difference:.1e} of the largest, same top token in {checks.agreement:.1%}"
     )
+    if checks.stored is not None:
+        stdout.print(
+            f"run in {checks.stored}: finite, top token of float32 in {checks.stored_agreement:.1%}"
+        )
     if found.served is not None:
         stdout.print(found.served)
     for note in found.notes:

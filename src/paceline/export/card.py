@@ -121,9 +121,15 @@ def _serving(sources: Sources, launch: Launch | None) -> str:
 
 
 def _checked(checks: Checks) -> str:
+    again = ""
+    if checks.stored is not None:
+        again = (
+            f" Run in {checks.stored}, its logits are finite, and the most likely token is that of "
+            f"the original in float32 in {checks.stored_agreement:.1%}."
+        )
     return (
         "## Checked\n\nThe export was read back and compared with the original model: over "
         f"{checks.num_positions} positions, logits differ by at most "
         f"{checks.largest_difference:.1e} of the largest logit, the most likely token is the same "
-        f"in {checks.agreement:.1%}, and {checks.num_texts} texts are tokenized identically."
+        f"in {checks.agreement:.1%}, and {checks.num_texts} texts are tokenized identically.{again}"
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from paceline.config import StrictModel
 from paceline.errors import ExportError
@@ -17,10 +18,13 @@ from paceline.export.export_inputs import SAMPLES
 from paceline.models import load_model
 from paceline.models.admission.tokenizer_probes import TOKENIZER_FILE, TokenizerFile
 from paceline.models.gguf import convert_gguf
-from paceline.models.loading import load_tokenizer
+from paceline.models.loading import auto_class, load_tokenizer
+from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from transformers import PreTrainedModel
 
     from paceline.models import HfModel
 
@@ -42,12 +46,16 @@ class Checks(StrictModel):
             vocabulary, over its tokens only.
         agreement: Fraction of positions with the same most likely token.
         num_texts: Texts that both tokenizers tokenize identically.
+        stored: The 16-bit dtype in which the export was run once more; None: it was not.
+        stored_agreement: `agreement` in that dtype, with the original model in float32.
     """
 
     num_positions: int
     largest_difference: float
     agreement: float
     num_texts: int
+    stored: str | None = None
+    stored_agreement: float | None = None
 
 
 class Reference:
@@ -59,20 +67,33 @@ class Reference:
     """
 
     def __init__(self, model: HfModel) -> None:
+        self.model = model
         self.tokenizer: Any = model.tokenizer
         self.listed = model.draft_vocabulary
         self.texts = _texts(model)
         self.logits = [_logits(model, text)[:, : model.vocab_size] for text in self.texts]
 
 
-def check_directory(folder: Path, reference: Reference, *, baked: bool) -> Checks:
-    """Read a model directory back in float32; raises ExportError if logits or tokens differ."""
+def check_directory(
+    folder: Path, reference: Reference, stored: torch.dtype, *, baked: bool
+) -> Checks:
+    """Read a model directory back in float32, and in its stored dtype.
+
+    Raises:
+        ExportError: Logits or tokens differ, or the logits in the stored dtype are not finite.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they name a scratch directory; the source gave them
         found = load_model(folder, dtype="float32", device="cpu")
         tokenizer = load_tokenizer(folder)
     checks = _compare(reference, found, tokenizer, baked=baked)
     _check_difference(checks)
+    if stored != torch.float32:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        auto = auto_class(config)
+        with quiet():
+            hf = auto.from_pretrained(folder, dtype=stored, local_files_only=True).eval()
+        checks = checks.model_copy(update=_run_as_stored(reference, hf, baked=baked))
     if reference.tokenizer is None or not (folder / TOKENIZER_FILE).exists():
         return checks
     # engines read this file, and Paceline might read both tokenizers wrong in the same way
@@ -80,6 +101,34 @@ def check_directory(folder: Path, reference: Reference, *, baked: bool) -> Check
     texts = plain.probes(reference.tokenizer)
     _check_tokenizer(reference.tokenizer, lambda text: plain.reads(text).tokens, texts)
     return checks.model_copy(update={"num_texts": checks.num_texts + len(texts)})
+
+
+def overflows(hf: PreTrainedModel, reference: Reference) -> bool:
+    """True if the logits of this model are not finite in float16; `hf` is converted."""
+    half = reference.model.rewrap(hf.half())
+    return not all(bool(_logits(half, text).isfinite().all()) for text in reference.texts)
+
+
+def _run_as_stored(reference: Reference, hf: Any, *, baked: bool) -> dict[str, Any]:
+    found, name = reference.model.rewrap(hf), str(hf.dtype).removeprefix("torch.")
+    num_positions = num_same = 0
+    for tokens_1T, ours_TV in zip(reference.texts, reference.logits, strict=True):
+        theirs_TV = _logits(found, tokens_1T)
+        if not bool(theirs_TV.isfinite().all()):
+            largest = torch.finfo(hf.dtype).max
+            other = "float32" if hf.dtype == torch.bfloat16 else "bfloat16 or float32"
+            raise ExportError(
+                f"run in {name}, the dtype that it is stored in, the exported model gives logits "
+                f"that are NaN or infinite: values exceed {largest:.3g}. Nothing was kept; export "
+                f"it with --dtype {other}"
+            )
+        theirs_TV = theirs_TV[:, : ours_TV.shape[-1]]
+        if baked:
+            assert reference.listed is not None, "baking needs a draft vocabulary"
+            ours_TV, theirs_TV = ours_TV[:, reference.listed], theirs_TV[:, reference.listed]
+        num_positions += len(ours_TV)
+        num_same += int((ours_TV.argmax(-1) == theirs_TV.argmax(-1)).sum())
+    return {"stored": name, "stored_agreement": num_same / num_positions}
 
 
 def check_gguf(file: Path, reference: Reference, *, exact: bool, baked: bool) -> Checks:

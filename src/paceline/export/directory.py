@@ -29,7 +29,19 @@ def fit(sources: Sources) -> None:
         return
     only = model.draft_vocabulary if sources.config.draft_vocabulary == "bake" else None
     set_rows(model, target.num_rows, only=only)
-    _extend_positions(model.hf.config.get_text_config(decoder=True), target.facts.max_length)
+    config: Any = model.hf.config.get_text_config(decoder=True)
+    wanted = target.facts.max_length
+    if extends_positions(sources) and wanted is not None:
+        # at the draft's limit, engines would stop or draft nonsense
+        config.max_position_embeddings = max(config.max_position_embeddings, wanted)
+
+
+def extends_positions(sources: Sources) -> bool:
+    """True if the draft can have its target's context: rotary positions without scaling."""
+    config: Any = sources.model.hf.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    has_limit = getattr(config, "max_position_embeddings", None) is not None
+    return has_limit and isinstance(rope, dict) and rope.get("rope_type") == "default"
 
 
 def write_directory(sources: Sources, launch: Launch | None, folder: Path) -> None:
@@ -54,18 +66,6 @@ def copy_licence(sources: Sources, folder: Path) -> None:
         for path in sorted(source.glob(pattern)):
             if path.is_file():
                 shutil.copyfile(path, folder / path.name)
-
-
-def _extend_positions(config: Any, wanted: int | None) -> None:
-    """Raise the draft's context length to the target's, for rotary positions without scaling.
-
-    At the draft's limit, engines would stop or draft nonsense.
-    """
-    have = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    plain = isinstance(rope, dict) and rope.get("rope_type") == "default"
-    if plain and wanted is not None and have is not None and have < wanted:
-        config.max_position_embeddings = wanted
 
 
 def _write_generation_config(sources: Sources, launch: Launch | None, folder: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.config import StrictModel
-from paceline.errors import UsageError
+from paceline.errors import ExportError, UsageError
 from paceline.export.card import model_card
-from paceline.export.checks import Checks, Reference, check_directory, check_gguf
-from paceline.export.directory import copy_licence, fit, write_directory
+from paceline.export.checks import Checks, Reference, check_directory, check_gguf, overflows
+from paceline.export.directory import copy_licence, extends_positions, fit, write_directory
 from paceline.export.engine_check import check_in_engine
 from paceline.export.export_inputs import Sources, read_sources
 from paceline.export.gguf_file import write_gguf
@@ -24,6 +24,7 @@ from paceline.records import atomic_directory
 if TYPE_CHECKING:
     from paceline.export.export_config import ExportConfig
 
+_FEW = 0.9  # positions with the same most likely token in 16 bits; below, a note says so
 _SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_0"}
 
 
@@ -66,7 +67,7 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     launch = plan_launch(sources, path)
     notes = notes_of(sources, launch)
     with atomic_directory(config.out) as scratch:
-        checks = _write(sources, launch, scratch, path.name)
+        checks = _write(sources, launch, scratch, path.name, notes)
         copy_licence(sources, scratch)
         card = model_card(sources, launch, checks, notes)
         (scratch / "README.md").write_text(card, "utf-8")
@@ -107,26 +108,51 @@ def _gguf_type(sources: Sources) -> str:
     return str(sources.stored).removeprefix("torch.")
 
 
-def _write(sources: Sources, launch: Launch | None, folder: Path, name: str) -> Checks:
-    """Write the model directory, or a GGUF file with this name, and read it back."""
+def _write(
+    sources: Sources, launch: Launch | None, folder: Path, name: str, notes: list[str]
+) -> Checks:
+    """Write the model directory, or a GGUF file with this name, and read it back; adds notes."""
     config, hf = sources.config, cast("Any", sources.model.hf)
     lossless = config.to != "llamacpp" or config.dtype != "q8_0"
     if lossless:  # compare with the weights as stored
         for weight in hf.parameters():
             weight.data = weight.data.to(sources.stored).float()
+        _refuse_overflow(sources)
     reference = Reference(sources.model)
     fit(sources)
     baked = config.draft_vocabulary == "bake"
     if config.to != "llamacpp":
         write_directory(sources, launch, folder)
-        return check_directory(folder, reference, baked=baked)
+        checks = check_directory(folder, reference, sources.stored, baked=baked)
+        if (agreement := checks.stored_agreement) is not None and agreement < _FEW:
+            notes.append(
+                f"run in {checks.stored}, the export has the most likely token of the original "
+                f"in float32 in only {agreement:.1%} of the positions; consider --dtype float32"
+            )
+        return checks
     write_gguf(
         *(sources.model, folder / name),
         stored=_gguf_type(sources),
         tokenizer=Tokenizer(sources.tokenizer_source, sources.tokenizer),
         facts={"name": config.out.name, "license": sources.licence},
     )
-    return check_gguf(folder / name, reference, exact=lossless, baked=baked)
+    checks = check_gguf(folder / name, reference, exact=lossless, baked=baked)
+    if _gguf_type(sources) in ("float16", "q8_0") and overflows(hf, reference):
+        notes.append(
+            "activations of this model exceed the range of float16, in which llama.cpp computes on "
+            "some GPUs; compare its texts there, or export it with --dtype bfloat16"
+        )
+    return checks
+
+
+def _refuse_overflow(sources: Sources) -> None:
+    for name, weight in cast("Any", sources.model.hf).named_parameters():
+        if not weight.isfinite().all():
+            stored = str(sources.stored).removeprefix("torch.")
+            raise ExportError(
+                f"{name} has values beyond the range of {stored}; nothing was kept. Export it with "
+                "--dtype bfloat16 or float32"
+            )
 
 
 def notes_of(sources: Sources, launch: Launch | None) -> list[str]:
@@ -167,6 +193,7 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
         )
     if measurement is not None and not measurement.verdict.go:
         notes.append(f"the measurement says {measurement.verdict}")
+    notes += _position_notes(sources)
     served = config.served_target or (sources.target.path if sources.target else "")
     if loads(config.to, served):
         return notes
@@ -177,3 +204,15 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
         f"--out TARGET, then add --set served_target={made} here"
     )
     return notes
+
+
+def _position_notes(sources: Sources) -> list[str]:
+    have = sources.model.max_length
+    wanted = None if sources.target is None else sources.target.facts.max_length
+    if have is None or extends_positions(sources) or (wanted is not None and have >= wanted):
+        return []
+    return [
+        f"the draft has {have:,} positions and the target "
+        f"{'no limit' if wanted is None else format(wanted, ',')}; {sources.config.to} may fail "
+        f"beyond {have:,} tokens, so limit the served context to {have:,}"
+    ]

@@ -1,6 +1,6 @@
 """Resize embedding and head to the target's number of rows, which engines require."""
 
-# V rows, D hidden width, K tokens of the draft vocabulary
+# V rows, D hidden width, K tokens of the draft vocabulary; weights [V, D], a bias [V]
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def set_rows(model: HfModel, num_rows: int, *, only: Tensor | None = None) -> None:
     """Give embedding and head `num_rows` rows.
 
-    New rows of the head are the mean of the others, so the logit of a new token is the mean of the
-    other logits and never the largest.
+    New rows of the head, and values of its bias, are the mean of the others, so the logit of a new
+    token is the mean of the other logits and never the largest.
 
     Args:
         model: Changed in place, as memory may not suffice for a copy.
@@ -30,7 +30,7 @@ def set_rows(model: HfModel, num_rows: int, *, only: Tensor | None = None) -> No
             embedding.
 
     Raises:
-        UsageError: The tokenizer has more than `num_rows` tokens, or the head has a bias.
+        UsageError: The tokenizer has more than `num_rows` tokens.
     """
     if num_rows < model.vocab_size:
         raise UsageError(
@@ -47,21 +47,19 @@ def set_rows(model: HfModel, num_rows: int, *, only: Tensor | None = None) -> No
             f"has {head.weight.shape[0]} rows and the target {num_rows}; build the draft from the "
             "target, and leave draft_vocabulary=bake out"
         )
-    if getattr(head, "bias", None) is not None:
-        raise UsageError(
-            f"the output projection of {hf.config.model_type} has a bias, which the export does "
-            "not support; choose a draft without one"
-        )
     tied = head.weight is hf.get_input_embeddings().weight
     known = min(num_rows, head.weight.shape[0], model.vocab_size)
     head_VD = _resized(head.weight, num_rows, known)
+    bias_V = None if head.bias is None else _resized(head.bias, num_rows, known)
     if only is not None:
         head_VD = _limited_to(head_VD, only)
+        bias_V = None if bias_V is None else _limited_to(bias_V, only)
     embedding = hf.get_input_embeddings()
     embedding.weight = nn.Parameter(_resized(embedding.weight, num_rows, known))
     embedding.num_embeddings = num_rows
     tied = tied and only is None
     head.weight = embedding.weight if tied else nn.Parameter(head_VD)
+    head.bias = None if bias_V is None else nn.Parameter(bias_V)
     head.out_features = num_rows
     hf.vocab_size = num_rows
     text = hf.config.get_text_config(decoder=True)
@@ -69,18 +67,18 @@ def set_rows(model: HfModel, num_rows: int, *, only: Tensor | None = None) -> No
     _set_tied(hf, tied=tied)
 
 
-def _resized(weight_VD: Tensor, num_rows: int, known: int) -> Tensor:
-    """The first `known` rows, followed by copies of their mean."""
-    kept_KD = weight_VD.detach()[:known]
-    mean_1D = kept_KD.float().mean(0, keepdim=True).to(weight_VD.dtype)
-    return torch.cat([kept_KD, mean_1D.expand(num_rows - known, -1)])
+def _resized(weight: Tensor, num_rows: int, known: int) -> Tensor:
+    """The first `known` rows, followed by copies of their mean. [V, ...] -> [num_rows, ...]."""
+    kept = weight.detach()[:known]
+    mean = kept.float().mean(0, keepdim=True).to(weight.dtype)
+    return torch.cat([kept, mean.expand(num_rows - known, *kept.shape[1:])])
 
 
-def _limited_to(head_VD: Tensor, tokens_K: Tensor) -> Tensor:
-    mean_D = head_VD[tokens_K].float().mean(0).to(head_VD.dtype)
-    limited_VD = mean_D.expand_as(head_VD).clone()
-    limited_VD[tokens_K] = head_VD[tokens_K]
-    return limited_VD
+def _limited_to(weight: Tensor, tokens_K: Tensor) -> Tensor:
+    mean = weight[tokens_K].float().mean(0).to(weight.dtype)
+    limited = mean.expand_as(weight).clone()
+    limited[tokens_K] = weight[tokens_K]
+    return limited
 
 
 def _set_tied(hf: PreTrainedModel, *, tied: bool) -> None:

@@ -162,8 +162,9 @@ def _load(base: Path, config: Any) -> Any:
 def _merge(hf: Any, directory: Path, base: Path) -> None:
     """Merge in place, and untie the head if its weights are then others than the embedding's."""
     peft: Any = import_module("peft")  # an optional dependency
-    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
-    tied = head is not None and head.weight is embedding.weight
+    embedding: Any = hf.get_input_embeddings()
+    head: Any = hf.get_output_embeddings()
+    tied = getattr(head, "weight", None) is embedding.weight
     if tied:  # a change of the head is no change of the embedding
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
     try:
@@ -192,8 +193,7 @@ def _merge(hf: Any, directory: Path, base: Path) -> None:
         )
     if not tied:
         return
-    head = hf.get_output_embeddings()
-    if torch.equal(head.weight, hf.get_input_embeddings().weight):
+    if torch.equal(hf.get_output_embeddings().weight, hf.get_input_embeddings().weight):
         hf.tie_weights()
     else:
         hf.config.tie_word_embeddings = False
