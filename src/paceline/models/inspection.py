@@ -10,6 +10,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig
 
 from paceline.errors import ModelLoadError
+from paceline.models.config_files import refuse_unreadable
 from paceline.models.hf.architectures import (
     configured_prompt,
     context_length,
@@ -20,7 +21,7 @@ from paceline.models.hf.architectures import (
     source_length,
 )
 from paceline.models.hf.base import named_tokens
-from paceline.models.loading import auto_class, open_model, read_tokenizer, refuse_unknown
+from paceline.models.loading import auto_class, open_model, read_tokenizer
 from paceline.models.silence import quiet
 from paceline.models.weights import stored_tensor, weight_files
 
@@ -74,7 +75,7 @@ def inspect_model(path: str | Path) -> ModelFacts:
                 raise ModelLoadError(f"{path} is not a GGUF file; download it again")
         return ModelFacts(str(path))
     with open_model(path) as location:
-        refuse_unknown(location)
+        refuse_unreadable(location.name, location.directory)
         config = AutoConfig.from_pretrained(location.source, **location.options)
         refuse_by_name(config)
         text = config.get_text_config(decoder=True)

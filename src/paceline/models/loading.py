@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import huggingface_hub
 import torch
-import transformers
 from transformers import (
-    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -26,6 +24,7 @@ from transformers import (
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.tokenizer import admit_tokenizer
+from paceline.models.config_files import refuse_unreadable
 from paceline.models.gguf import converted_gguf, first_line
 from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
@@ -33,7 +32,7 @@ from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.hf.wrapping import wrap_model
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
-from paceline.models.weights import refuse_incomplete, refuse_not_finite
+from paceline.models.weights import refuse_incomplete, refuse_integers, refuse_not_finite
 from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def load_model(
     found_device = find_device(device)
     with quiet():
         with open_model(path) as location:
-            refuse_unknown(location)
+            refuse_unreadable(location.name, location.directory)
             config = AutoConfig.from_pretrained(location.source, **location.options)
             refuse_by_name(config)
             loaded: Any = auto_class(config).from_pretrained(
@@ -87,6 +86,7 @@ def load_model(
             )
             hf, info = loaded
             refuse_incomplete(location.name, location.directory, hf, info)
+            refuse_integers(location.name, location.directory, hf)
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         draft_vocabulary = _draft_vocabulary(location, hf, tokenizer)
@@ -103,7 +103,7 @@ def load_head(
     """
     found_device = find_device(device)
     with quiet(), open_model(path) as location:
-        refuse_unknown(location)
+        refuse_unreadable(location.name, location.directory)
         config = AutoConfig.from_pretrained(location.source, **location.options)
         refuse_by_name(config)
         if is_encoder_decoder(config):
@@ -250,9 +250,16 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
             raise
         except Exception as error:
             raise ModelLoadError(
-                f"{location.name} cannot be read ({first_line(error)}); it may be damaged or "
-                "incomplete: copy or download it again"
+                f"{location.name} cannot be read ({first_line(error)}); {_advice(error)}"
             ) from error
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "install the package that is missing, or name a model that does not need it"
+    if "GPU" in str(error) or "CUDA" in str(error):
+        return "load it on a machine with a GPU, or name a model that does not need one"
+    return "it may be damaged or incomplete: copy or download it again"
 
 
 def locate_model(path: str | Path) -> ModelLocation:
@@ -305,26 +312,6 @@ def _locate_on_hub(name: str) -> ModelLocation:
     return ModelLocation(name, name)
 
 
-def refuse_unknown(location: ModelLocation) -> None:
-    """Raise if transformers does not know the architecture in a local config.json."""
-    if location.directory is None:
-        return
-    path = location.directory / "config.json"
-    settings = json.loads(path.read_text("utf-8"))
-    name = settings.get("model_type") if isinstance(settings, dict) else None
-    if name is None:
-        raise ModelLoadError(
-            f"{path} has no model_type, so it is not a transformers configuration; use the "
-            "config.json that came with the weights"
-        )
-    if name not in CONFIG_MAPPING and "auto_map" not in settings:
-        raise UnsupportedModelError(
-            f"{location.name} has the architecture {name!r}, which transformers "
-            f"{transformers.__version__} does not know; install a version that does, or correct "
-            f"model_type in {path}"
-        )
-
-
 def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:
     """The tokenizer in the model's directory; None if there are no tokenizer files."""
     directory = location.directory
@@ -344,8 +331,18 @@ def _draft_vocabulary(location: ModelLocation, hf: Any, tokenizer: Any) -> torch
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that loads a model of this configuration."""
-    return AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
+    """The class of transformers that loads a model of this configuration.
+
+    Raises:
+        UnsupportedModelError: There is none, as for models of images and text.
+    """
+    auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
+    if type(config) not in auto._model_mapping and not hasattr(config, "auto_map"):
+        raise UnsupportedModelError(
+            f"{config.model_type} is no language model that transformers loads with "
+            f"{auto.__name__}; name a model that reads and writes only text"
+        )
+    return auto
 
 
 def find_device(device: str) -> torch.device:
@@ -372,6 +369,9 @@ def find_device(device: str) -> torch.device:
 
 
 def _dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) -> torch.dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name not in ("auto", "float64", *_STORED):
+        raise UsageError(f"got dtype {name}, wanted auto, float32, bfloat16 or float16")
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":

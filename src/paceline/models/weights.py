@@ -49,10 +49,30 @@ def refuse_incomplete(name: str, directory: Path | None, hf: Any, info: dict[str
     for fault, keys in faults.items():
         names = sorted(key if isinstance(key, str) else str(key[0]) for key in keys)
         if names:
+            both = info["missing_keys"] and unexpected
+            others = f" (the file has {min(unexpected)})" if both else ""
             raise ModelLoadError(
                 f"{name}: config.json and weights do not match: {len(names)} weights {fault}, for "
-                f"example {names[0]}; use the config.json that came with them"
+                f"example {names[0]}{others}; use the config.json that came with them"
             )
+
+
+def refuse_integers(name: str, directory: Path | None, hf: Any) -> None:
+    """Raise a ModelLoadError if integers are stored for a weight that is not quantized."""
+    if directory is None or getattr(hf.config, "quantization_config", None) is not None:
+        return
+    known = {key for key, weight in hf.named_parameters() if weight.is_floating_point()}
+    for file in weight_files(directory):
+        if file.suffix != ".safetensors":
+            continue
+        with safe_open(file, "pt") as weights:
+            for key in known & set(weights.keys()):
+                kind = weights.get_slice(key).get_dtype()
+                if kind[0] in "IU":
+                    raise ModelLoadError(
+                        f"{name} stores {key} as integers ({kind}), but its config.json has no "
+                        "quantization_config; use the config.json that came with the weights"
+                    )
 
 
 def refuse_not_finite(name: str, hf: Any) -> None:

@@ -22,6 +22,7 @@ _RECURRENT = """
     qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2 zaya
 """
 _ROLLS_BACK = frozenset({"full_attention", "sliding_attention"})
+_CONTEXT_NAMES = ("max_seq_len", "max_decoder_position_embeddings")  # of MPT and LED
 ADVICE = "choose a model whose cache holds plain keys and values (Llama, Qwen3, GPT-2, T5 …)"
 
 
@@ -63,7 +64,7 @@ def context_length(config: PreTrainedConfig) -> int | None:
     and the cache would differ from a pass without a cache.
     """
     text = config.get_text_config(decoder=True)
-    limits: list[Any] = [getattr(text, "max_position_embeddings", None)]
+    limits: list[Any] = [_first(text, "max_position_embeddings", *_CONTEXT_NAMES)]
     for rope in _ropes(text):
         if rope.get("rope_type") == "longrope":
             name = "original_max_position_embeddings"
@@ -77,7 +78,7 @@ def is_encoder_decoder(config: PreTrainedConfig) -> bool:
 
 def source_length(config: PreTrainedConfig) -> int | None:
     """Maximum number of encoder tokens of an encoder-decoder, or None if there is no limit."""
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = _first(config, "max_position_embeddings", "max_encoder_position_embeddings")
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
@@ -158,3 +159,8 @@ def _ropes(text: PreTrainedConfig) -> list[dict[str, Any]]:
     settings = getattr(text, "rope_parameters", None) or {}  # nested per layer type in some models
     nested = [value for value in settings.values() if isinstance(value, dict)]
     return nested or [settings]
+
+
+def _first(config: PreTrainedConfig, *names: str) -> Any:
+    """The first of these settings that the config has, or None."""
+    return next((found for name in names if (found := getattr(config, name, None))), None)

@@ -94,7 +94,7 @@ class HfModel(ABC):
         self.eos_token_ids = _eos_token_ids(hf, tokenizer)
         self.num_parameters = sum(weight.numel() for weight in hf.parameters())
         self.weight_change = 0.0
-        self.forced_eos = forced_eos(hf.generation_config)
+        self.forced_eos = forced_eos(hf.generation_config, len(self._head.weight))
         banned = banned_tokens(hf.generation_config, self.eos_token_ids, len(self._head.weight))
         self.banned_K = torch.tensor(banned, device=hf.device) if banned else None
         self._start = start

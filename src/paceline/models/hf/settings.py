@@ -7,7 +7,9 @@ max_length) are neither applied nor named.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from paceline.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,12 +68,37 @@ def banned_tokens(
     return sorted(token for token in banned if 0 <= token < num_rows)
 
 
-def forced_eos(generation: GenerationConfig | None) -> int | None:
-    """`forced_eos_token_id`, if it is one token."""
+def forced_eos(generation: GenerationConfig | None, num_rows: int) -> int | None:
+    """`forced_eos_token_id`, if it is one token below `num_rows`."""
     found = getattr(generation, "forced_eos_token_id", None)
     if isinstance(found, (list, tuple)) and len(found) == 1:
-        return found[0]
-    return found if isinstance(found, int) else None
+        found = found[0]
+    return found if isinstance(found, int) and 0 <= found < num_rows else None
+
+
+def refuse_malformed(hf: PreTrainedModel) -> None:
+    """Raise a ModelLoadError if a setting is no list of token ids."""
+    wanted = {
+        "eos_token_id": ("a token id or a list of them", 1),
+        "suppress_tokens": ("a list of token ids", 1),
+        "begin_suppress_tokens": ("a list of token ids", 1),
+        "bad_words_ids": ("a list of lists of token ids", 2),
+    }
+    for name, (what, depth) in wanted.items():
+        found = getattr(hf.generation_config, name, None)
+        is_one = name == "eos_token_id" and isinstance(found, int)
+        if found is not None and not is_one and not _are_ids(found, depth):
+            raise ModelLoadError(
+                f"the generation config of this {hf.config.model_type} has {name}={found!r}, "
+                f"wanted {what}; correct generation_config.json"
+            )
+
+
+def _are_ids(found: Any, depth: int) -> bool:
+    if depth == 0:
+        return isinstance(found, int)
+    is_list = isinstance(found, (list, tuple))
+    return is_list and all(_are_ids(each, depth - 1) for each in cast("Any", found))
 
 
 def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
@@ -82,7 +109,7 @@ def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(generation, name, None) for name in neutral}
     # banned tokens are applied, longer sequences are not
     found["bad_words_ids"] = [x for x in found["bad_words_ids"] or () if len(x) > 1] or None
-    if forced_eos(generation) is not None:
+    if forced_eos(generation, _num_rows(hf)) is not None:
         found["forced_eos_token_id"] = None
     if hf.config.is_encoder_decoder:
         found["forced_bos_token_id"] = None  # it is in the decoder prompt
@@ -93,6 +120,7 @@ def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
 
 def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
     """Warn once about settings that are not applied."""
+    _warn_of_no_end(hf, stacklevel + 1)
     unused = unused_settings(hf)
     if not unused:
         return
@@ -105,6 +133,22 @@ def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
         f"apply these settings, so texts may differ from those of generate(){advice}",
         stacklevel=stacklevel + 1,
     )
+
+
+def _warn_of_no_end(hf: PreTrainedModel, stacklevel: int) -> None:
+    found = getattr(hf.generation_config, "eos_token_id", None)
+    ends = [found] if isinstance(found, int) else list(found or ())
+    if ends and min(ends) >= _num_rows(hf):
+        warnings.warn(
+            f"the generation config of this {hf.config.model_type} has eos_token_id={found}, but "
+            f"the model has {_num_rows(hf):,} tokens; texts will not end before their limit",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _num_rows(hf: PreTrainedModel) -> int:
+    head: Any = hf.get_output_embeddings()
+    return len(head.weight)
 
 
 def _shown(value: Any) -> str:

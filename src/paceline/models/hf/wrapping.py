@@ -11,7 +11,7 @@ from paceline.models.hf.architectures import configured_prompt, is_encoder_decod
 from paceline.models.hf.causal import CausalModel, HfDecoder
 from paceline.models.hf.rollback import check_rollback
 from paceline.models.hf.seq2seq import Seq2SeqModel, Seq2SeqPass
-from paceline.models.hf.settings import warn_of_unused
+from paceline.models.hf.settings import refuse_malformed, warn_of_unused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +47,7 @@ def wrap_model(
             f"{type(hf_model).__name__} has no output head; load it with AutoModelForCausalLM, or "
             "AutoModelForSeq2SeqLM if it is an encoder-decoder"
         )
+    refuse_malformed(hf_model)
     if is_encoder_decoder(hf_model.config):
         if decoder_prompt is None:
             decoder_prompt = configured_prompt(hf_model.config, hf_model.generation_config)

@@ -1,0 +1,62 @@
+"""Checks of config.json and generation_config.json before transformers reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import transformers
+from transformers import CONFIG_MAPPING
+
+from paceline.errors import ModelLoadError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def refuse_unreadable(name: str, directory: Path | None) -> None:
+    """Refuse a local model whose architecture is unknown, or whose settings would be lost.
+
+    Args:
+        name: The model as the user named it.
+        directory: Its directory; None if it is not local.
+
+    Raises:
+        UnsupportedModelError: transformers does not know the architecture.
+        ModelLoadError: A file is not a configuration.
+    """
+    if directory is None:
+        return
+    path = directory / "config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    kind = settings.get("model_type") if isinstance(settings, dict) else None
+    if kind is None:
+        raise ModelLoadError(
+            f"{path} has no model_type, so it is not a transformers configuration; use the "
+            "config.json that came with the weights"
+        )
+    if kind not in CONFIG_MAPPING and "auto_map" in settings:
+        raise UnsupportedModelError(
+            f"{name} needs code that comes with it (auto_map in config.json), which is not run; "
+            "choose a model that transformers knows"
+        )
+    if kind not in CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"{name} has the architecture {kind!r}, which transformers "
+            f"{transformers.__version__} does not know; install a version that does, or correct "
+            f"model_type in {path}"
+        )
+    _refuse_broken(directory / "generation_config.json")
+
+
+def _refuse_broken(path: Path) -> None:
+    """transformers would use other settings without a word."""
+    try:
+        is_right = not path.exists() or isinstance(json.loads(path.read_text("utf-8")), dict)
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise ModelLoadError(
+            f"{path} is not a JSON object, so the model's settings cannot be read; correct the "
+            "file, or remove it"
+        )

@@ -1,0 +1,121 @@
+"""Checkpoints that are damaged, incomplete or of another kind: right, or one line that says why."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LEDConfig, LlamaConfig, MptConfig, Qwen2_5_VLConfig
+
+from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
+from paceline.models import load_model
+from paceline.models.hf.architectures import context_length, source_length
+from paceline.models.inspection import inspect_model
+
+
+def edit(path: Path, **changes: Any) -> None:
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | changes))
+
+
+def fails(path: Path, *parts: str, error: type[PacelineError] = ModelLoadError) -> str:
+    with pytest.raises(error) as caught:
+        load_model(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+    return message
+
+
+@pytest.mark.parametrize("text", ['{"repetition_penalty": 1.3,', "[1]", "null", "\\x00"])
+def test_a_broken_generation_config_is_not_passed_over(model_directory: Path, text: str):
+    """transformers would load the model without its settings."""
+    (model_directory / "generation_config.json").write_text(text)
+    fails(model_directory, "generation_config.json is not a JSON object", "correct the file")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eos_token_id", "</s>"),
+        ("eos_token_id", 2.0),
+        ("eos_token_id", [[1]]),
+        ("suppress_tokens", "abc"),
+        ("begin_suppress_tokens", [1.5]),
+        ("bad_words_ids", [5, 6]),
+    ],
+)
+def test_settings_that_are_no_token_ids_are_named(model_directory: Path, name: str, value: Any):
+    edit(model_directory / "generation_config.json", **{name: value})
+    fails(model_directory, f"{name}={value!r}, wanted", "correct generation_config.json")
+
+
+def test_an_end_of_text_that_no_token_is_gives_a_warning(model_directory: Path):
+    edit(model_directory / "generation_config.json", eos_token_id=[99999])
+    with pytest.warns(UserWarning, match=r"eos_token_id=\[99999\], but the model has 266 tokens"):
+        load_model(model_directory)
+    edit(model_directory / "generation_config.json", eos_token_id=[1, 99999], banana=3)
+    assert load_model(model_directory).eos_token_ids == (1, 99999)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+def test_integers_are_no_weights(model_directory: Path, kind: torch.dtype):
+    file = model_directory / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.ones(48, 32, dtype=kind)
+    save_file(weights, file, metadata={"format": "pt"})
+    fails(model_directory, "stores model.layers.1.mlp.up_proj.weight as integers", "quantization")
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
+def test_names_of_a_wrapper_are_shown(model_directory: Path, prefix: str):
+    file = model_directory / "model.safetensors"
+    weights = {prefix + key: value for key, value in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    fails(model_directory, "39 weights are missing", f"(the file has {prefix}lm_head.weight)")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "group_size": 128},
+        {"quant_method": "compressed-tensors", "config_groups": {}},
+    ],
+)
+def test_a_library_that_is_missing_is_not_damage(model_directory: Path, settings: dict[str, Any]):
+    edit(model_directory / "config.json", quantization_config=settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the quantizers
+        message = fails(model_directory, "install the package that is missing")
+    assert "damaged" not in message
+
+
+def test_models_of_images_and_code_that_comes_along_are_not_damage(model_directory: Path):
+    Qwen2_5_VLConfig().save_pretrained(model_directory)
+    said = "qwen2_5_vl is no language model", "only text"
+    assert "damaged" not in fails(model_directory, *said, error=UnsupportedModelError)
+    with pytest.raises(UnsupportedModelError, match="is no language model"):
+        inspect_model(model_directory)
+    code = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
+    edit(model_directory / "config.json", model_type="glm9", auto_map=code)
+    fails(model_directory, "needs code that comes with it", error=UnsupportedModelError)
+
+
+@pytest.mark.parametrize("dtype", ["float8", "int8", torch.float8_e4m3fn, torch.int8])
+def test_a_type_that_no_model_computes_in_is_named(model_directory: Path, dtype: Any):
+    with pytest.raises(UsageError, match=r"got dtype .*8.*, wanted auto, float32"):
+        load_model(model_directory, dtype=dtype)
+
+
+def test_the_context_has_other_names_in_some_architectures():
+    assert context_length(MptConfig(max_seq_len=96)) == 96
+    led = LEDConfig(max_decoder_position_embeddings=48, max_encoder_position_embeddings=80)
+    assert (context_length(led), source_length(led)) == (48, 80)
+    stale: Any = {"max_seq_len": 7}
+    assert context_length(LlamaConfig(max_position_embeddings=64, **stale)) == 64
