@@ -29,6 +29,7 @@ from paceline.models.gguf import converted_gguf, first_line
 from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
+from paceline.models.hf.settings import warn_of_no_end
 from paceline.models.hf.wrapping import wrap_model
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
@@ -90,7 +91,9 @@ def load_model(
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         draft_vocabulary = _draft_vocabulary(location, hf, tokenizer)
-        return wrap_model(hf.to(found_device).eval(), tokenizer, draft_vocabulary)
+        model = wrap_model(hf.to(found_device).eval(), tokenizer, draft_vocabulary)
+        warn_of_no_end(hf, stacklevel=2)
+        return model
 
 
 def load_head(

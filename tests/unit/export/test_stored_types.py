@@ -93,6 +93,7 @@ def test_an_encoder_decoder_is_run_in_float16_too(tmp_path: Path):
 def test_a_head_with_a_bias_gets_the_targets_rows(tmp_path: Path, *, bake: bool):
     torch.manual_seed(0)
     shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+    shape |= {"bos_token_id": 0, "eos_token_id": 1}
     models = []
     for rows, name in ((280, "target"), (270, "draft")):
         hf: Any = AutoModelForCausalLM.from_config(GPTJConfig(vocab_size=rows, **shape))

@@ -48,7 +48,7 @@ def trained(hf: Any, settings: Any) -> tuple[Any, torch.Tensor]:
 
 
 def base(folder: Path, **options: Any) -> Any:
-    hf = tiny_hf("llama", **options)
+    hf = tiny_hf("llama", vocab_size=266, **options)
     hf.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return hf
@@ -116,12 +116,14 @@ def test_an_adapter_of_a_t5_in_a_bin_file_is_merged(tmp_path: Path):
 def lora(folder: Path, target: str, **changes: Any) -> Path:
     """The directory of a LoRA as a trainer leaves it."""
     peft = pytest.importorskip("peft")
-    model, _ = trained(tiny_hf("llama"), peft.LoraConfig(target_modules=["q_proj"], r=4))
+    model, _ = trained(
+        tiny_hf("llama", vocab_size=266), peft.LoraConfig(target_modules=["q_proj"], r=4)
+    )
     model.save_pretrained(folder)
     (folder / "optimizer.pt").write_bytes(b"state")
     file = folder / "adapter_config.json"
-    settings = json.loads(file.read_text()) | {"base_model_name_or_path": target} | changes
-    file.write_text(json.dumps(settings))
+    named = {"base_model_name_or_path": target} | changes
+    file.write_text(json.dumps(json.loads(file.read_text()) | named))
     return folder
 
 
@@ -143,7 +145,7 @@ def test_what_cannot_be_merged_is_one_line(tmp_path: Path):
     refused(
         lora(tmp_path / "e", good, target_modules=["q_proj", "v_proj"]), "does not fit", "v_proj"
     )
-    other = LlamaConfig(vocab_size=61, **LLAMA_LIKE | {"hidden_size": 64})
+    other = LlamaConfig(vocab_size=266, **LLAMA_LIKE | {"hidden_size": 64})
     LlamaForCausalLM(other).save_pretrained(tmp_path / "wide")
     refused(lora(tmp_path / "f", str(tmp_path / "wide")), "peft cannot merge", "wide")
     (lora(tmp_path / "g", good) / "adapter_model.safetensors").unlink()

@@ -22,6 +22,7 @@ from paceline.models.inspection import count_parameters, inspect_model
 from tiny import LLAMA_LIKE, tiny_hf
 
 _GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+_GPT |= {"bos_token_id": 0, "eos_token_id": 1}
 _CAUSAL = torch.ones(1, 1, 64, 64, dtype=torch.bool).tril()
 _BAND = _CAUSAL & ~_CAUSAL.tril(-4)  # of a local layer of GPT-Neo
 
@@ -43,7 +44,7 @@ def neo() -> PreTrainedModel:
     return made(
         GPTNeoConfig(
             vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, attention_types=local,
-            window_size=4, max_position_embeddings=64,
+            window_size=4, max_position_embeddings=64, eos_token_id=1,
         )
     )  # fmt: skip
 

@@ -120,7 +120,6 @@ def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
 
 def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
     """Warn once about settings that are not applied."""
-    _warn_of_no_end(hf, stacklevel + 1)
     unused = unused_settings(hf)
     if not unused:
         return
@@ -135,7 +134,8 @@ def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
     )
 
 
-def _warn_of_no_end(hf: PreTrainedModel, stacklevel: int) -> None:
+def warn_of_no_end(hf: PreTrainedModel, stacklevel: int) -> None:
+    """Warn if no token of the model ends a text, although `eos_token_id` is set."""
     found = getattr(hf.generation_config, "eos_token_id", None)
     ends = [found] if isinstance(found, int) else list(found or ())
     if ends and min(ends) >= _num_rows(hf):

@@ -12,6 +12,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.errors import ModelLoadError
 from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.hf.settings import unused_settings
 from tiny import CONFIGS, tiny_hf
@@ -168,7 +169,10 @@ def test_every_processor_of_generate_is_applied_or_named(architecture: str):
                 continue
             seen.add(name)
             hf.generation_config = config
-            model = wrap_model_quietly(hf)
+            try:
+                model = wrap_model_quietly(hf)
+            except ModelLoadError:  # a list with another type of values
+                continue
             is_applied = bool(model.banned_K is not None or model.forced_eos is not None)
             is_prompt = name == "forced_bos_token_id" and architecture == "t5_v1_1"
             assert is_applied or is_prompt or name in unused_settings(hf), (name, value)
