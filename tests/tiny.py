@@ -139,7 +139,7 @@ _T5_LIKE = {
     "initializer_factor": 1.3,  # so that texts depend on their sources
 }
 _GATED = {**_T5_LIKE, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-_BART_LIKE = {
+BART_LIKE = {
     "d_model": 32,
     "encoder_layers": 2,
     "decoder_layers": 3,
@@ -158,10 +158,10 @@ ENCODER_DECODERS: dict[str, tuple[type, dict[str, Any]]] = {
     "t5_v1_1": (T5Config, _GATED),
     "mt5": (MT5Config, _GATED),
     "umt5": (UMT5Config, _GATED),
-    "bart": (BartConfig, _BART_LIKE),
-    "mbart": (MBartConfig, _BART_LIKE),
-    "marian": (MarianConfig, {**_BART_LIKE, "init_std": 1.0}),
-    "pegasus": (PegasusConfig, _BART_LIKE),
+    "bart": (BartConfig, BART_LIKE),
+    "mbart": (MBartConfig, BART_LIKE),
+    "marian": (MarianConfig, {**BART_LIKE, "init_std": 1.0}),
+    "pegasus": (PegasusConfig, BART_LIKE),
 }
 """T5 has a tied head, whose input it scales; the others have heads of their own."""
 

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import decoder_prompt_of
 from paceline.models.fakes import TableModel
-from paceline.models.hf.rollback import DECODER_ONLY, PROVEN
 from paceline.models.llama.cuda_session import FixedSession
 from paceline.models.llama.forward import LlamaDecoder
 from paceline.models.llama.packing import can_pack
 from paceline.models.prepare import in_fixed_shapes
 from paceline.native import compiled
-from tiny import tiny_hf, tiny_model
+from tiny import CONFIGS, ENCODER_DECODERS, tiny_hf, tiny_model
 
 VOCABULARY = 61
 
@@ -172,7 +171,7 @@ hard = example(
 runs = given(prompts=st.lists(prompt, min_size=1, max_size=4), steps=st.lists(step, max_size=8))
 
 
-@pytest.mark.parametrize("architecture", PROVEN)
+@pytest.mark.parametrize("architecture", [*CONFIGS, *ENCODER_DECODERS])
 @few
 @hard
 @runs
@@ -183,7 +182,7 @@ def test_any_session_equals_a_plain_pass_over_what_it_kept(
 
 
 @pytest.mark.skipif(not can_pack(), reason="FBGEMM packs weights on x86 only")
-@pytest.mark.parametrize("architecture", [*DECODER_ONLY, "t5", "t5_v1_1", "umt5", "bart"])
+@pytest.mark.parametrize("architecture", [*CONFIGS, "t5", "t5_v1_1", "umt5", "bart"])
 @few
 @hard
 @runs

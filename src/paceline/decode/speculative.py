@@ -32,7 +32,7 @@ from paceline.decode.decoder import BatchSlots, Decoder, shared_context
 from paceline.decode.draft_policies import DraftPolicy, FixedLength
 from paceline.decode.drafting import draft_while_confident
 from paceline.errors import UsageError
-from paceline.models.compatibility import check_block, check_same_vocabulary
+from paceline.models.compatibility import check_block, check_rollback, check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,6 +70,7 @@ class SpeculativeDecoder(Decoder):
         gamma = whole("gamma", gamma, advice="; AutoregressiveDecoder drafts nothing")
         check_models(target=target, draft=draft)
         shared_vocab_size = check_same_vocabulary(target, draft)
+        check_rollback(target, draft)
         super().__init__(target, sampling)
         self.vocab_size = shared_vocab_size
         self.draft = draft

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ContextLengthError, UsageError, VocabularyMismatchError
+from paceline.errors import (
+    ContextLengthError,
+    UnsupportedModelError,
+    UsageError,
+    VocabularyMismatchError,
+)
 from paceline.models.contract import decoder_prompt_of, max_source_length_of
 
 if TYPE_CHECKING:
@@ -63,6 +68,19 @@ def check_block(gamma: int, limit: int | None) -> None:
         raise ContextLengthError(
             f"a block of gamma {gamma} does not fit the models' context of {limit} tokens; choose "
             f"a gamma of at most {limit - _SHORTEST}"
+        )
+
+
+def check_rollback(*models: Model) -> None:
+    """Raise an UnsupportedModelError if a model cannot roll back, as every use of drafts needs."""
+    for model in models:
+        if getattr(model, "rolls_back", True):
+            continue
+        wrapped: Any = model
+        raise UnsupportedModelError(
+            f"{wrapped.hf.config.model_type} keeps a state that cannot be rolled back, so it can "
+            "neither draft nor verify drafts; plain decoding, alignment, perplexity, expected "
+            "acceptance and export work"
         )
 
 

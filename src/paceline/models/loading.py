@@ -30,10 +30,10 @@ from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.hf.settings import warn_of_no_end
-from paceline.models.hf.wrapping import wrap_model
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
 from paceline.models.weights import refuse_incomplete, refuse_integers, refuse_not_finite
+from paceline.models.wrapping import wrap_model
 from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from paceline.errors import UsageError
-from paceline.models.hf.agreement import (
+from paceline.models.admission.hidden import hidden_states_fault
+from paceline.models.admission.model import (
     EXACT,
     ROUNDED,
-    agrees,
-    checked_or_none,
-    hidden_states,
+    faster,
     tolerance_for,
+    warn_of_slower,
 )
-from paceline.models.hf.base import evaluating
 from paceline.models.hf.causal import HfDecoder
 from paceline.models.hf.session import CausalSession
-from paceline.models.hf.wrapping import plain_pass
 from paceline.models.llama import packing
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_session import CompiledSession
@@ -43,6 +41,7 @@ from paceline.models.precision import (
 from paceline.models.t5.forward import T5Pass
 from paceline.models.t5.layers import supports as is_t5_like
 from paceline.models.t5.training import T5States
+from paceline.models.wrapping import plain_pass
 
 if TYPE_CHECKING:
     from paceline.models.contract import ModelSession
@@ -107,10 +106,11 @@ def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
     if model.device.type != "cpu" or not is_t5_like(model.hf):
         return model
     ready = model.reading_with(T5States(model.hf, frozen=frozen))
-    with evaluating(model.hf):
-        given = hidden_states(model), partial(hidden_states, ready), tolerance_for(model.dtype)
-        name = "the fused training pass"
-        return ready if agrees(model, name, "hidden states", *given) else model
+    fault = hidden_states_fault(model, ready, tolerance_for(model.dtype))
+    if fault is not None:
+        warn_of_slower(model, "the fused training pass", fault)
+        return model
+    return ready
 
 
 def in_fixed_shapes(model: HfModel) -> HfModel:
@@ -122,12 +122,14 @@ def in_fixed_shapes(model: HfModel) -> HfModel:
         return model
     if model.banned_K is not None:  # recorded passes know no bans
         return model
-    decoder = LlamaDecoder(model.hf, merged_product, model.draft_vocabulary, compiled=False)
-    trial = model.decoding_with(decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
-    if checked_or_none(trial, "the recorded pass", tolerance_for(model.dtype)) is None:
-        return model
+
+    def build(each: HfModel) -> HfModel:
+        decoder = LlamaDecoder(each.hf, merged_product, each.draft_vocabulary, compiled=False)
+        return each.decoding_with(decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
+
+    checked = faster(model, "the recorded pass", tolerance_for(model.dtype), build)
     # new readers, without the recordings of the trial
-    return model.decoding_with(decoder, partial(_start_fixed, decoder, FixedReaders(decoder)))
+    return model if checked is None else build(model)
 
 
 def can_read_int8(model: HfModel) -> bool:
@@ -137,19 +139,22 @@ def can_read_int8(model: HfModel) -> bool:
 
 
 def _packed(model: HfModel, *, exact: bool) -> HfModel:
-    packer = Packer(packing.EXACT if exact else packing.ROUNDED)
-    if LlamaDecoder.supports(model.hf):
-        prepared = _with_llama(model, LlamaDecoder(model.hf, packer, model.draft_vocabulary))
-    elif is_t5_like(model.hf):
-        prepared = model.decoding_with(T5Pass(model.hf, packer, model.draft_vocabulary))
-    else:
-        copy = packing.packed_copy(model.hf, packer)
-        prepared = model.decoding_with(plain_pass(copy, model.draft_vocabulary))
-    if not packer.num_packed and not is_t5_like(model.hf):
-        return model
-    prepared.weight_change = packer.largest_change
+    def build(each: HfModel) -> HfModel:
+        packer = Packer(packing.EXACT if exact else packing.ROUNDED)
+        if LlamaDecoder.supports(each.hf):
+            prepared = _with_llama(each, LlamaDecoder(each.hf, packer, each.draft_vocabulary))
+        elif is_t5_like(each.hf):
+            prepared = each.decoding_with(T5Pass(each.hf, packer, each.draft_vocabulary))
+        else:
+            copy = packing.packed_copy(each.hf, packer)
+            prepared = each.decoding_with(plain_pass(copy, each.draft_vocabulary))
+        if not packer.num_packed and not is_t5_like(each.hf):
+            return each
+        prepared.weight_change = packer.largest_change
+        return prepared
+
     tolerance = EXACT if exact else ROUNDED
-    return checked_or_none(prepared, "the pass with packed weights", tolerance) or model
+    return faster(model, "the pass with packed weights", tolerance, build) or model
 
 
 def _in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
@@ -164,39 +169,52 @@ def _in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
         make_linear, change = Packer(packing.EXACT), 0.05 if round_activations else 1e-3
     else:
         return model
-    decoder = LlamaDecoder(
-        model.hf,
-        make_linear,
-        model.draft_vocabulary,
-        change=change,
-        round_activations=round_activations,
-    )
-    return checked_or_none(_with_llama(model, decoder), "the fused pass", ROUNDED) or model
+
+    def build(each: HfModel) -> HfModel:
+        decoder = LlamaDecoder(
+            each.hf,
+            make_linear,
+            each.draft_vocabulary,
+            change=change,
+            round_activations=round_activations,
+        )
+        return _with_llama(each, decoder)
+
+    return faster(model, "the fused pass", ROUNDED, build) or model
 
 
 def _t5_in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
     # rounding the inputs of small products takes longer than it saves
     in_float32 = can_pack() and not round_activations
     make_linear = Packer(packing.EXACT) if in_float32 else bfloat16_product
-    decoder = T5Pass(model.hf, make_linear, model.draft_vocabulary)
-    return checked_or_none(model.decoding_with(decoder), "the fused pass", ROUNDED) or model
+
+    def build(each: HfModel) -> HfModel:
+        return each.decoding_with(T5Pass(each.hf, make_linear, each.draft_vocabulary))
+
+    return faster(model, "the fused pass", ROUNDED, build) or model
 
 
 def _in_int8(model: HfModel) -> HfModel:
     if can_read_int8(model):
-        rounded = rounded_copy(model.hf)
-        packer = Packer(packing.EXACT)
-        decoder = LlamaDecoder(rounded, packer, model.draft_vocabulary, int8_of=model.hf)
-        if decoder.native is not None:
-            plain = model.rewrap(rounded, model.draft_vocabulary)
-            prepared = _with_llama(plain, decoder)
-            prepared.num_parameters = model.num_parameters  # rounding unties a tied head
-            if checked_or_none(prepared, "the pass with 8-bit weights", ROUNDED) is not None:
-                return prepared
+        prepared = faster(model, "the pass with 8-bit weights", ROUNDED, _rounded_to_int8)
+        if prepared is not None and prepared is not model:
+            return prepared
     raise UsageError(
         f"int8 weights need a Llama-like model on an x86 CPU and a C compiler, but this is a "
         f"{model.hf.config.model_type} in {_dtype_of(model)} on {model.device}; use weights=auto"
     )
+
+
+def _rounded_to_int8(model: HfModel) -> HfModel:
+    """The model with 8-bit weights; unchanged if there is no compiled pass for it."""
+    rounded = rounded_copy(model.hf)
+    packer = Packer(packing.EXACT)
+    decoder = LlamaDecoder(rounded, packer, model.draft_vocabulary, int8_of=model.hf)
+    if decoder.native is None:
+        return model
+    prepared = _with_llama(model.rewrap(rounded, model.draft_vocabulary), decoder)
+    prepared.num_parameters = model.num_parameters  # rounding unties a tied head
+    return prepared
 
 
 def _with_llama(model: HfModel, decoder: LlamaDecoder) -> HfModel:
@@ -242,24 +260,30 @@ class TrainingWriter:
     def start_session(self) -> ModelSession:
         model = self._model
         if self.fuses:
-            # no rounding: weights in training are not those of a 16-bit checkpoint
-            copy = model.decoding_with(
-                T5Pass(model.hf, Packer(packing.EXACT), model.draft_vocabulary)
-            )
-            name, tolerance = "the fused copy of a model in training", EXACT
+            build, name = self._fused, "the fused copy of a model in training"
         elif self.has_copies:
-            native = NativeLlama(model.hf, model.draft_vocabulary)
-            plain = HfDecoder(model.hf, model.draft_vocabulary)
-            copy = model.decoding_with(plain, partial(CompiledSession, native=native))
-            name, tolerance = "the compiled copy of a model in training", ROUNDED
+            build, name = self._compiled, "the compiled copy of a model in training"
         else:
             return model.start_session()
-        if not self._checked:
-            self._checked = True
-            if checked_or_none(copy, name, tolerance) is None:
-                self.fuses = self.has_copies = False
-                return model.start_session()
-        return copy.start_session()
+        if self._checked:
+            return build(model).start_session()
+        self._checked = True
+        copy = faster(model, name, EXACT if self.fuses else ROUNDED, build)
+        if copy is None:
+            self.fuses = self.has_copies = False
+        return (copy or model).start_session()
+
+    @staticmethod
+    def _fused(model: HfModel) -> HfModel:
+        # no rounding: weights in training are not those of a 16-bit checkpoint
+        packer = Packer(packing.EXACT)
+        return model.decoding_with(T5Pass(model.hf, packer, model.draft_vocabulary))
+
+    @staticmethod
+    def _compiled(model: HfModel) -> HfModel:
+        native = NativeLlama(model.hf, model.draft_vocabulary)
+        plain = HfDecoder(model.hf, model.draft_vocabulary)
+        return model.decoding_with(plain, partial(CompiledSession, native=native))
 
 
 def choose_writer(model: HfModel, num_rows: int) -> Choice:

@@ -16,11 +16,12 @@ from paceline.models.hf.architectures import (
     num_encoder_layers,
     set_num_layers,
 )
+from paceline.models.hf.layers import NUMBERS, settings_of, shorten_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from paceline.models.hf.base import HfModel
 
@@ -69,15 +70,16 @@ def subset_layers(
         assert hf.get_submodule(name) is new[part], "the copy has other layers"
     _shorten(hf, kept)
     if not share:
-        _check_config(hf)
+        _check_config(hf, kept)
     return target.rewrap(hf)
 
 
 def _number(layers: nn.ModuleList) -> None:
     for index, layer in enumerate(layers):
         for module in layer.modules():
-            if isinstance(getattr(module, "layer_idx", None), int):
-                module.layer_idx = index  # pyright: ignore[reportArgumentType]
+            for name in NUMBERS:
+                if isinstance(getattr(module, name, None), int):
+                    setattr(module, name, index)
 
 
 def _keep_relative_positions(old: Any, new: Any, memo: dict[int, Any]) -> None:
@@ -104,8 +106,11 @@ def _shorten(hf: PreTrainedModel, kept: dict[str, list[int]]) -> None:
             module.config.num_layers = count
 
 
-def _check_config(hf: PreTrainedModel) -> None:
-    """Raise if a model built from the config has other weights, so that loading it would fail."""
+def _check_config(hf: PreTrainedModel, kept: dict[str, list[int]]) -> None:
+    """Raise if a model built from the config has other weights, or layers that compute otherwise.
+
+    Some layers know their number, such as those that scale attention by it.
+    """
     with torch.device("meta"):
         built = type(hf)(copy.deepcopy(hf.config))
     shapes = [
@@ -117,6 +122,25 @@ def _check_config(hf: PreTrainedModel) -> None:
             f"{hf.config.model_type} has layers of several kinds, assigned by index in its config, "
             "and these layers do not match; choose other layers, or a new draft (--params)"
         )
+    lists = [layer_lists(model) for model in (hf, built)]
+    for part, numbers in kept.items():
+        pairs = zip(*(each[part][1] for each in lists), strict=True)
+        for number, (layer, again) in zip(numbers, pairs, strict=True):
+            if fault := _differing_setting(layer, again):
+                raise UnsupportedModelError(
+                    f"layer {number} of this {hf.config.model_type} computes with {fault} at its "
+                    "new place; keep leading layers (0, 1, ...), or choose a new draft (--params)"
+                )
+
+
+def _differing_setting(layer: nn.Module, again: nn.Module) -> str | None:
+    """The first setting that differs, with both values."""
+    for module, other in zip(layer.modules(), again.modules(), strict=True):
+        values = dict(settings_of(other))
+        for name, value in settings_of(module):
+            if values.get(name, value) != value:
+                return f"{name}={value}, but would with {values[name]}"
+    return None
 
 
 def layer_lists(hf: PreTrainedModel) -> dict[str, tuple[str, nn.ModuleList]]:
@@ -167,12 +191,3 @@ def check_layers(layers: Sequence[int], count: int) -> None:
             f"got layers {got or '(none)'}; wanted increasing numbers from 0 to {count - 1}, for "
             f"example {wanted}"
         )
-
-
-def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
-    """Keep only these layers in the config, including lists with one entry per layer."""
-    count = config.num_hidden_layers
-    for key, value in list(vars(config).items()):
-        if "layer" in key and isinstance(value, list) and len(value) == count:
-            setattr(config, key, [value[index] for index in layers])
-    config.num_hidden_layers = len(layers)

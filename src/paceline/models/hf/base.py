@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 0.02  # of the logits' scale; bfloat16 rounds to 0.004
 _SATURATING = 1024.0  # larger than any cap
+
+Sessions = Literal["batch", "rows", "stateful"]
+"""How texts are read: together, one by one, or one by one without rollback."""
 
 
 class ForwardPass(Protocol):
@@ -71,7 +74,10 @@ class HfModel(ABC):
         states: Faster code for `hidden`, or None.
         decoder_prompt, max_source_length: See `contract.EncoderDecoder`; None for a decoder-only
             model.
+        sessions: The key of `session_kinds` that gives transformers' logits; see admission/.
     """
+
+    sessions: Sessions = "batch"
 
     decoder_prompt: tuple[int, ...] | None = None
     max_source_length: int | None = None
@@ -83,8 +89,9 @@ class HfModel(ABC):
         tokenizer: PreTrainedTokenizerBase | None,
         draft_vocabulary: Tensor | None,
         decoder: ForwardPass,
-        start: StartSession,
+        start: StartSession | None,
     ) -> None:
+        """`start` begins a session of a faster pass; None for the model's own `sessions`."""
         self.hf = hf
         self.tokenizer = tokenizer
         self.draft_vocabulary = draft_vocabulary
@@ -108,7 +115,17 @@ class HfModel(ABC):
         return self.hf.dtype
 
     def start_session(self) -> ModelSession:
-        return self._start(self)
+        return (self._start or self.session_kinds[self.sessions])(self)
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether sessions can roll back, as speculative decoding needs."""
+        return self.sessions != "stateful"
+
+    @property
+    @abstractmethod
+    def session_kinds(self) -> dict[Sessions, StartSession]:
+        """The kinds of sessions with transformers' forward pass, the fastest first."""
 
     @property
     def head_weight(self) -> Tensor:
@@ -165,7 +182,9 @@ class HfModel(ABC):
         `decoder` and `start` are a forward pass and the sessions that use it; None for those of
         transformers.
         """
-        return self._again(hf, draft_vocabulary=draft_vocabulary, decoder=decoder, start=start)
+        model = self._again(hf, draft_vocabulary=draft_vocabulary, decoder=decoder, start=start)
+        model.sessions = self.sessions
+        return model
 
     def decoding_with(self, decoder: ForwardPass, start: StartSession | None = None) -> Self:
         """The same model with another forward pass in its sessions."""

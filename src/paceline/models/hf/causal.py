@@ -5,13 +5,16 @@ Shape suffixes: B batch, N new tokens, T text, W cache width, D hidden, V vocabu
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.vocabulary_subset import limited
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.masks import mask_and_positions
+from paceline.models.hf.positions import at_positions, takes_positions
+from paceline.models.hf.row_session import RowSession, StatefulRow
 from paceline.models.hf.session import CausalSession
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.models.contract import Batch
-    from paceline.models.hf.base import ForwardPass, StartSession
+    from paceline.models.hf.base import ForwardPass, Sessions, StartSession
     from paceline.models.hf.cache import RoomyCache
 
 
@@ -38,7 +41,15 @@ class CausalModel(HfModel):
     ) -> None:
         """`decoder` and `start` are a forward pass and the sessions that use it: see prepare.py."""
         decoder = decoder or HfDecoder(hf, draft_vocabulary)
-        super().__init__(hf, tokenizer, draft_vocabulary, decoder, start or CausalSession)
+        super().__init__(hf, tokenizer, draft_vocabulary, decoder, start)
+
+    @property
+    def session_kinds(self) -> dict[Sessions, StartSession]:
+        return {
+            "batch": CausalSession,
+            "rows": functools.partial(RowSession, start=CausalSession),
+            "stateful": functools.partial(RowSession, start=StatefulRow),
+        }
 
     @property
     def _again(self) -> Callable[..., CausalModel]:
@@ -62,19 +73,25 @@ class HfDecoder:
     def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> None:
         self.hf = hf
         self.draft_vocabulary = draft_vocabulary
+        self._takes_positions = takes_positions(hf)
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
     ) -> Tensor:
         # without padding, most models are faster without mask and positions
         ragged = {} if ends_B is None else mask_and_positions(ends_B, tokens_BN)
-        logits = self.hf(
-            input_ids=tokens_BN,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            **ragged,
-        ).logits
+        placed = contextlib.nullcontext()
+        if ragged and not self._takes_positions:
+            decoder: Any = self.hf.get_decoder()
+            placed = at_positions(decoder, ragged.pop("position_ids"))
+        with placed:
+            logits = self.hf(
+                input_ids=tokens_BN,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+                **ragged,
+            ).logits[:, -keep:]
         return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:

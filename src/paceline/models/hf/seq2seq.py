@@ -19,17 +19,19 @@ from paceline.models.hf.architectures import source_length
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.masks import mask_and_positions
+from paceline.models.hf.positions import at_positions
+from paceline.models.hf.row_session import RowSession
 from paceline.models.hf.seq2seq_session import Seq2SeqSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from paceline.core.fused import Head
     from paceline.models.contract import Batch
-    from paceline.models.hf.base import ForwardPass, StartSession
+    from paceline.models.hf.base import ForwardPass, Sessions, StartSession
     from paceline.models.hf.seq2seq_cache import Seq2SeqCache
 
 
@@ -46,9 +48,16 @@ class Seq2SeqModel(HfModel):
         start: StartSession | None = None,
     ) -> None:
         decoder = decoder or Seq2SeqPass(hf, draft_vocabulary)
-        super().__init__(hf, tokenizer, draft_vocabulary, decoder, start or Seq2SeqSession)
+        super().__init__(hf, tokenizer, draft_vocabulary, decoder, start)
         self.decoder_prompt = decoder_prompt
         self.max_source_length = source_length(hf.config)
+
+    @property
+    def session_kinds(self) -> dict[Sessions, StartSession]:
+        return {
+            "batch": Seq2SeqSession,
+            "rows": functools.partial(RowSession, start=Seq2SeqSession),
+        }
 
     @property
     def _again(self) -> Callable[..., Seq2SeqModel]:
@@ -96,7 +105,7 @@ class Seq2SeqPass:
         if ends_B is not None:
             ragged = mask_and_positions(ends_B, tokens_BN)
             mask_BW = ragged["attention_mask"]
-            placed = _at_positions(self.hf, ragged["position_ids"])
+            placed = at_positions(_part(self.hf, "decoder"), ragged["position_ids"])
         with placed:
             logits = self.hf(
                 encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSD),  # pyright: ignore[reportArgumentType]
@@ -144,32 +153,3 @@ def _part(hf: PreTrainedModel, name: Literal["encoder", "decoder"]) -> nn.Module
 def _source_of(batch: Batch) -> Batch:
     assert batch.source is not None, "a batch of an encoder-decoder has sources"
     return batch.source
-
-
-@contextlib.contextmanager
-def _at_positions(hf: PreTrainedModel, positions_BN: Tensor) -> Generator[None]:
-    """Within this context, the decoder's learned or sinusoidal positions are these.
-
-    transformers computes one row of positions from the length of the cache. Relative positions
-    (T5) need no change, because rows are right-aligned.
-    """
-    table: Any = getattr(_part(hf, "decoder"), "embed_positions", None)
-    if table is None:
-        yield
-        return
-
-    def place(_table: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return inputs, {**named, "position_ids": positions_BN.flatten()}
-
-    def unflatten(_table: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        return output.view(*positions_BN.shape, -1)
-
-    handles = [
-        table.register_forward_pre_hook(place, with_kwargs=True),
-        table.register_forward_hook(unflatten),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -156,11 +156,13 @@ def can_copy(hf: PreTrainedModel, *, int8: bool = False, in_training: bool = Fal
 
 
 def window_of(attention: Any) -> int | None:
-    """The layer's sliding window; without layer types, all layers share the model's window."""
-    types = getattr(attention.config, "layer_types", None)
-    if types is not None and types[attention.layer_idx] != "sliding_attention":
-        return None
-    return getattr(attention.config, "sliding_window", None)
+    """The sliding window that transformers applies in this layer.
+
+    It is an attribute of the module, except in Mistral, which reads it from the configuration.
+    Other architectures ignore `sliding_window` in a configuration.
+    """
+    holder = attention.config if attention.config.model_type == "mistral" else attention
+    return getattr(holder, "sliding_window", None)
 
 
 def _stacked(weights: Sequence[Tensor], rows: Tensor | None = None) -> Tensor:

@@ -2,13 +2,14 @@
 
 import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Glm4MoeConfig
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, GPTNeoConfig, Qwen3MoeConfig
 
 from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError, UsageError
 from paceline.models import CausalModel, load_model, wrap_model
@@ -148,16 +149,68 @@ def test_a_source_without_a_tokenizer_is_refused(model_directory: Path, tmp_path
         save_draft(draft, model_directory, tmp_path / "draft")
 
 
-def test_layers_that_a_config_cannot_tell_are_refused_before_they_are_saved():
-    """deepseek_v3 and its like say how many layers come first that are another kind."""
+def glm_moe() -> CausalModel:
+    """Its config says how many layers come first that are of another kind."""
     experts = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
     config = Glm4MoeConfig(
         **LLAMA_LIKE, **experts, first_k_dense_replace=2, vocab_size=61, pad_token_id=2
     )
-    target = CausalModel(AutoModelForCausalLM.from_config(config).eval())
-    with pytest.raises(UnsupportedModelError, match="glm4_moe has layers of several kinds"):
+    return CausalModel(AutoModelForCausalLM.from_config(config).eval())
+
+
+def qwen_moe() -> CausalModel:
+    """Every second layer has experts, unless it is listed."""
+    experts = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+    config = Qwen3MoeConfig(
+        **LLAMA_LIKE, **experts, decoder_sparse_step=2, mlp_only_layers=[1], vocab_size=61
+    )
+    return CausalModel(AutoModelForCausalLM.from_config(config).eval())
+
+
+def gpt_neo() -> CausalModel:
+    """Its config repeats a pattern of global and local layers."""
+    config = GPTNeoConfig(
+        vocab_size=61,
+        hidden_size=32,
+        num_layers=4,
+        num_heads=4,
+        attention_types=[[["global", "local"], 2]],
+        window_size=3,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return CausalModel(AutoModelForCausalLM.from_config(config).eval())
+
+
+@pytest.mark.parametrize("kept", [[0, 3], [1, 2], [1, 3], [0, 2]])
+@pytest.mark.parametrize("make", [glm_moe, qwen_moe, gpt_neo])
+def test_layers_that_a_config_describes_by_number_compute_the_same_on_disk(
+    make: Callable[[], CausalModel], kept: list[int], tmp_path: Path
+):
+    target = make()
+    draft = subset_layers(target, kept)
+    draft.hf.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    wanted = skip_layers(target.hf, kept)
+    torch.testing.assert_close(logits_of(draft.hf), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits_of(again), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_that_compute_by_their_number_are_refused():
+    target = tiny_model("gpt2", scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(UnsupportedModelError, match="layer 3 of this gpt2 computes with scaling="):
         subset_layers(target, [0, 3])
-    assert subset_layers(target, [0, 1, 3]).hf.config.num_hidden_layers == 3
+    draft = subset_layers(target, [0, 1])
+    wanted = skip_layers(target.hf, [0, 1])
+    torch.testing.assert_close(logits_of(draft.hf), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_other_shapes_than_the_config_says_are_refused():
+    hf = tiny_hf("llama")
+    hf.model.layers[3].mlp = nn.Linear(32, 32)
+    with pytest.raises(UnsupportedModelError, match="llama has layers of several kinds"):
+        subset_layers(CausalModel(hf), [0, 3])
 
 
 def pair_logits(hf: Any) -> torch.Tensor:

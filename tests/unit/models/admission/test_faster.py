@@ -1,5 +1,6 @@
 """A fast path that reads wrong is dropped, with one warning; one that reads right is used."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 from paceline.errors import SlowerWarning
 from paceline.models import prepare_for_decoding, wrap_model
-from paceline.models.hf.agreement import EXACT, difference, plain_logits, rolled_back_logits
+from paceline.models.admission import results
+from paceline.models.admission.model import EXACT
+from paceline.models.admission.trial import Comparison, play
 from paceline.models.hf.session import CausalSession
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cuda import FixedReader
@@ -24,6 +27,12 @@ has_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler with
 
 def in_16_bits(architecture: str, dtype: torch.dtype = torch.float32) -> Any:
     return wrap_model(tiny_hf(architecture).bfloat16().to(dtype))
+
+
+def difference(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    comparison = Comparison()
+    comparison.add(wanted, got, "here")
+    return comparison.largest
 
 
 def test_the_difference_is_counted_in_deviations_of_the_logits():
@@ -105,5 +114,25 @@ def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
 def test_float32_paths_are_far_inside_of_the_tolerance():
     for architecture in ("llama", "gpt2", "qwen3"):
         model = prepare_for_decoding(in_16_bits(architecture))
-        apart = difference(plain_logits(model), rolled_back_logits(model, model.start_session()))
-        assert apart < EXACT / 10
+        assert play(model).largest < EXACT / 10
+
+
+@packs
+@has_compiler
+def test_a_stale_window_in_the_configuration_is_caught_by_the_twin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Llama ignores `sliding_window`; texts of the model itself are too short to show it."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    hf = tiny_hf("llama", max_position_embeddings=8192).bfloat16().float()
+    hf.config.sliding_window = 4096
+    model = wrap_model(hf)
+    assert prepare_for_decoding(model) is not model
+    monkeypatch.setattr(results, "_known", {})
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "again"))
+    for module in ("forward", "cpu_weights"):
+        monkeypatch.setattr(
+            f"paceline.models.llama.{module}.window_of", lambda each: each.config.sliding_window
+        )
+    with pytest.warns(SlowerWarning, match="packed weights gives logits that differ"):
+        assert prepare_for_decoding(model) is model

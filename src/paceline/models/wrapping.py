@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from paceline.errors import UnsupportedModelError, UsageError
+from paceline.models.admission.model import admit
 from paceline.models.hf.architectures import configured_prompt, is_encoder_decoder, refuse_by_name
 from paceline.models.hf.causal import CausalModel, HfDecoder
-from paceline.models.hf.rollback import check_rollback
 from paceline.models.hf.seq2seq import Seq2SeqModel, Seq2SeqPass
 from paceline.models.hf.settings import refuse_malformed, warn_of_unused
 
@@ -38,7 +38,7 @@ def wrap_model(
             `decoder_start_token_id` and, if it is set, `forced_bos_token_id`.
 
     Raises:
-        UnsupportedModelError: The architecture cannot roll back.
+        UnsupportedModelError: Its sessions do not give the logits of transformers.
         UsageError: `decoder_prompt` is given for a decoder-only model, or it is missing.
     """
     refuse_by_name(hf_model.config)
@@ -62,7 +62,7 @@ def wrap_model(
             "decoder-only; begin the prompts themselves with these tokens"
         )
     warn_of_unused(hf_model, stacklevel=2)
-    check_rollback(model)  # compares the logits of all tokens
+    admit(model)  # compares the logits of all tokens
     if draft_vocabulary is None:
         return model
     return model.rewrap(hf_model, draft_vocabulary.to(hf_model.device))

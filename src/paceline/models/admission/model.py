@@ -1,0 +1,233 @@
+"""Admits a model: finds the kind of session whose logits are those of transformers.
+
+Every model takes the trial, whatever its name. A tiny twin (twin.py) shows windows, RoPE scalings
+and raggedness; the model itself reads two short texts with its own weights. Results are kept in the
+cache by configuration, files and versions, so that the second load of a model skips the trial.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+import transformers
+
+from paceline.errors import SlowerWarning, UnsupportedModelError
+from paceline.models.admission.results import key_of, recall, remember
+from paceline.models.admission.trial import FAULTS, Comparison, play, play_briefly
+from paceline.models.admission.twin import VOCABULARY, tiny_twin
+from paceline.models.hf.causal import CausalModel
+from paceline.models.hf.seq2seq import Seq2SeqModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.models.hf.base import HfModel, Sessions
+
+EXACT = 0.01
+"""Tolerance for passes in float32, in standard deviations of the logits."""
+OF_TWIN = 0.002
+"""The same for the tiny twin, whose differences are below 0.0001 if a pass is right."""
+ROUNDED = 0.5
+"""Tolerance if a pass rounds to 16 bits; wrong tokens or positions change logits by more than 1."""
+
+
+class Admission(NamedTuple):
+    """How a model was compared with transformers.
+
+    Attributes:
+        sessions: The kind of session that agrees.
+        twin: The largest difference on the tiny twin, in standard deviations of the logits; None
+            if no twin of this architecture can be built.
+        difference: The largest difference on two short texts, with the model's own weights.
+        num_positions: Compared positions, of both.
+        attention: The attention of transformers that was chosen instead of the model's, or None.
+    """
+
+    sessions: Sessions
+    twin: float | None
+    difference: float
+    num_positions: int
+    attention: str | None = None
+
+
+def admit(model: HfModel, files: str | None = None) -> Admission:
+    """Compare the model's sessions with transformers and choose the kind that agrees.
+
+    Sets `model.sessions` and, where only eager attention is causal, the attention of `model.hf`.
+
+    Args:
+        model: A wrapped model.
+        files: Fingerprint of its files; None compares its own weights anew.
+
+    Raises:
+        UnsupportedModelError: No kind of session agrees.
+    """
+    key = None if files is None else key_of(model, "weights", files, str(model.dtype))
+    known = None if key is None else recall(key)
+    found = Admission(**known) if known else _compare(model)
+    if known is None and key is not None:
+        remember(key, found._asdict())
+    if found.attention is not None:
+        _attend(model.hf, found.attention)
+    model.sessions = found.sessions
+    return found
+
+
+def _compare(model: HfModel) -> Admission:
+    twin = _twin_admission(model)
+    if twin is None:
+        return _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), "batch")
+    if twin.attention is not None:
+        _attend(model.hf, twin.attention)
+    own = _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), twin.sessions)
+    return own._replace(
+        twin=twin.twin,
+        num_positions=own.num_positions + twin.num_positions,
+        attention=own.attention or twin.attention,
+    )
+
+
+def _twin_admission(model: HfModel) -> Admission | None:
+    """The result for the tiny twin, from the cache if possible; None if there is no twin."""
+    key = key_of(model, "twin")
+    known = recall(key)
+    if known is not None:
+        return Admission(**known)
+    twin = twin_of(model)
+    if twin is None:
+        return None
+    found = _first_that_agrees(twin, play, OF_TWIN, "batch")
+    found = found._replace(twin=found.difference)
+    remember(key, found._asdict())
+    return found
+
+
+def twin_of(model: HfModel) -> HfModel | None:
+    """The tiny twin of a model, wrapped, with its kind of sessions; None if it cannot be built."""
+    hf = tiny_twin(model.hf)
+    if hf is None:
+        return None
+    if model.decoder_prompt is None:
+        twin: HfModel = CausalModel(hf)
+    else:
+        pads = model.hf.config.pad_token_id, hf.config.pad_token_id
+        prompt = tuple(
+            pads[1] if token == pads[0] and pads[1] is not None else token % VOCABULARY
+            for token in model.decoder_prompt
+        )
+        twin = Seq2SeqModel(hf, None, prompt)
+    twin.sessions = model.sessions
+    return twin
+
+
+def faster(
+    model: HfModel, name: str, tolerance: float, build: Callable[[HfModel], HfModel]
+) -> HfModel | None:
+    """A faster pass, if its logits are those of transformers; else None, with a warning.
+
+    Args:
+        model: The model.
+        name: Of the faster pass, for the warning.
+        tolerance: Largest difference, in standard deviations of the logits.
+        build: Makes the pass from a model. It is called with the tiny twin, too.
+    """
+    key = key_of(model, "faster", name, str(model.dtype), str(model.device), str(tolerance))
+    fault = None
+    if recall(key) is None:
+        twin = twin_of(model)
+        if twin is not None:
+            twin = twin.rewrap(cast("Any", twin.hf).to(model.device, model.dtype))
+            fault = _fault_of(build(twin), play, OF_TWIN if tolerance == EXACT else tolerance)
+        if fault is None:
+            remember(key, {"tolerance": tolerance})
+    if fault is None:
+        prepared = build(model)
+        fault = _fault_of(prepared, play_briefly, tolerance)
+        if fault is None:
+            return prepared
+    warn_of_slower(model, name, fault)
+    return None
+
+
+def warn_of_slower(model: HfModel, name: str, fault: str) -> None:
+    """Warn that a faster pass is not used."""
+    warnings.warn(
+        f"{name} {fault} for this {model.hf.config.model_type}; it is not used, and the model runs "
+        "more slowly: please report this, with the output of paceline env",
+        SlowerWarning,
+        stacklevel=4,
+    )
+
+
+def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: float) -> str | None:
+    try:
+        found = trial(prepared, rollback=prepared.rolls_back)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return f"failed ({str(error).strip().splitlines()[0]})"
+    if found.largest <= tolerance:
+        return None
+    return (
+        f"gives logits that differ from transformers by {found.largest:.2g} standard deviations "
+        f"(allowed {tolerance:g}) {found.where}"
+    )
+
+
+def _first_that_agrees(
+    model: HfModel,
+    trial: Callable[..., Comparison],
+    tolerance: float,
+    first: Sessions,
+) -> Admission:
+    """Try sessions from `first` on, then the same with eager attention."""
+    faults: list[str] = []
+    kinds = list(model.session_kinds)
+    current = getattr(model.hf.config, "_attn_implementation", None)
+    for attention in (None, "eager"):
+        if attention is not None and (current == attention or not _attend(model.hf, attention)):
+            break
+        for kind in kinds[kinds.index(first) :]:
+            try:
+                model.sessions = kind
+                result = trial(model, rollback=kind != "stateful")
+            except torch.OutOfMemoryError:
+                raise
+            except FAULTS as error:
+                reason = str(error).strip().split("\n")[0]
+                faults.append(reason or type(error).__name__)
+                continue
+            if result.largest <= tolerance:
+                if attention is not None:
+                    _warn_of_attention(model, str(current))
+                difference, positions = result.largest, result.num_positions
+                return Admission(kind, None, difference, positions, attention)
+            faults.append(f"logits differ by {result.largest:.2g} deviations {result.where}")
+    raise UnsupportedModelError(
+        f"{model.hf.config.model_type} cannot be decoded: its sessions do not give the logits of "
+        f"transformers' pass over the whole text ({faults[-1]}); choose a causal language model"
+    )
+
+
+def tolerance_for(dtype: torch.dtype) -> float:
+    return EXACT if dtype == torch.float32 else ROUNDED
+
+
+def _attend(hf: Any, attention: str) -> bool:
+    """Change the model's attention; False if it has no other."""
+    try:
+        hf.set_attn_implementation(attention)
+    except (AttributeError, ImportError, ValueError):
+        return False
+    return True
+
+
+def _warn_of_attention(model: HfModel, current: str) -> None:
+    warnings.warn(
+        f"with {current} attention, transformers {transformers.__version__} gives other logits for "
+        f"this {model.hf.config.model_type} than token by token, so tokens see later ones; eager "
+        "attention is used instead, which is slower",
+        stacklevel=6,
+    )

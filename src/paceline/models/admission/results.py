@@ -1,0 +1,70 @@
+"""Keeps results of comparisons in the cache, by what they depend on.
+
+A result belongs to the class and configuration of a model, to the code that reads it, and to the
+versions of the libraries. The cache is optional: without it, the comparisons run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from paceline.errors import StorageError
+from paceline.processor import level
+from paceline.records import atomic_write_text, cache_root
+
+if TYPE_CHECKING:
+    from paceline.models.hf.base import HfModel
+
+_known: dict[tuple[Path, str], dict[str, Any]] = {}
+
+
+def key_of(model: HfModel, *facts: str) -> str:
+    """What a comparison of this model depends on, with further facts, as one name."""
+    hf: Any = model.hf
+    settings = hf.config.to_dict()
+    config = {name: value for name, value in settings.items() if not name.startswith("_name")}
+    parts = [
+        *(type(hf).__name__, json.dumps(config, sort_keys=True, default=str)),
+        *(str(hf.config._attn_implementation), str(model.decoder_prompt), str(model.sessions)),
+        *(_code(), level(), transformers.__version__, torch.__version__, *facts),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def _code() -> str:
+    """Hash of the code that reads models."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parents[1]
+    for file in sorted([*folder.rglob("*.py"), *(folder.parent / "native").glob("*.[chp]*")]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def recall(key: str) -> dict[str, Any] | None:
+    """The result of this name, or None."""
+    file = _file(key)
+    if (file.parent, key) not in _known:
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            _known[file.parent, key] = dict(json.loads(file.read_text("utf-8")))
+    return _known.get((file.parent, key))
+
+
+def remember(key: str, result: dict[str, Any]) -> None:
+    """Keep a result; a cache that cannot be written is no error."""
+    file = _file(key)
+    _known[file.parent, key] = result
+    with contextlib.suppress(StorageError):
+        atomic_write_text(file, json.dumps(result) + "\n")
+
+
+def _file(key: str) -> Path:
+    return cache_root() / "admission" / f"{key}.json"

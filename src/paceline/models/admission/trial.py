@@ -1,0 +1,209 @@
+"""Plays a session and compares its logits with transformers' pass over each whole text.
+
+The reference reads one text at a time, without a cache, padding or mask, so it shares nothing with
+the session but the weights.
+
+Shape suffixes: N new tokens, T text, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.models.contract import Texts
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paceline.models.hf.base import HfModel
+
+_LONGEST = 26  # tokens: beyond every window and scaling of a tiny twin
+_UNLIMITED = 1 << 30
+FAULTS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError),
+    *(TypeError, ValueError),
+)
+"""What models raise for a cache, mask or position that they do not support."""
+
+
+@dataclass
+class Comparison:
+    """The largest difference so far.
+
+    Attributes:
+        largest: In standard deviations of the reference's logits; NaN counts as infinite.
+        where: The step with the largest difference, in words.
+        num_positions: Compared positions.
+    """
+
+    largest: float = 0.0
+    where: str = ""
+    num_positions: int = 0
+
+    def add(self, wanted_NV: Tensor, got_NV: Tensor, where: str) -> None:
+        """Compare logits; tokens that the session excludes (-inf in `got_NV`) are ignored."""
+        got_NV = got_NV.to(wanted_NV.device)
+        known = got_NV != -torch.inf
+        differences = (wanted_NV - got_NV)[known].abs() / (wanted_NV.std() + 1e-6)
+        worst = float(differences.max().nan_to_num(nan=torch.inf))
+        self.num_positions += len(wanted_NV)
+        if worst > self.largest:
+            self.largest, self.where = worst, where
+
+
+@dataclass
+class _Game:
+    """A session, and the texts that its rows hold."""
+
+    model: HfModel
+    comparison: Comparison
+    rng: torch.Generator
+    texts: list[list[int]] = field(default_factory=list)
+    sources: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.session = self.model.start_session()
+        limit = self.model.max_length
+        self.longest = min(_LONGEST, _UNLIMITED if limit is None else limit)
+
+    def prefill(self, lengths: Sequence[int]) -> None:
+        prompts = [self.draw(length) for length in lengths]
+        logits = self.session.prefill(prompts)
+        self.texts, self.sources = map(list, zip(*map(self._row, prompts), strict=True))
+        self._compare(logits[:, None], range(len(prompts)), "after the prompts")
+
+    def extend(self, count: int) -> None:
+        count = min(count, self.longest - max(map(len, self.texts)))
+        if count < 1:
+            return
+        new = [self.draw(count) for _ in self.texts]
+        logits = self.session.extend(torch.tensor(new))
+        self.texts = [text + added for text, added in zip(self.texts, new, strict=True)]
+        self._compare(logits, range(len(new)), f"after {count} more tokens")
+
+    def rollback(self, counts: Sequence[int]) -> None:
+        begin = len(self.model.decoder_prompt or ())
+        counts = [min(n, len(text) - begin) for n, text in zip(counts, self.texts, strict=True)]
+        self.session.rollback(counts)
+        self.texts = [text[: len(text) - n] for text, n in zip(self.texts, counts, strict=True)]
+
+    def refill(self, row: int, length: int) -> None:
+        prompt = self.draw(length)
+        logits = self.session.refill([row], [prompt])
+        self.texts[row], self.sources[row] = self._row(prompt)
+        self._compare(logits[:, None], [row], "after a row got another text")
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        self.session.keep_rows(rows)
+        self.texts = [self.texts[row] for row in rows]
+        self.sources = [self.sources[row] for row in rows]
+
+    def _row(self, prompt: list[int]) -> tuple[list[int], list[int]]:
+        start = self.model.decoder_prompt
+        return (prompt, []) if start is None else (list(start), prompt)
+
+    def draw(self, count: int) -> list[int]:
+        """Tokens other than padding, which some models mask wherever it is."""
+        high = self.model.vocab_size
+        drawn = torch.randint(high, (min(count, self.longest),), generator=self.rng).tolist()
+        padding = getattr(self.model.hf.config, "pad_token_id", None)
+        return [(token + 1) % high if token == padding else token for token in drawn]
+
+    def _compare(self, logits: Tensor, rows: Sequence[int], where: str) -> None:
+        for row, got_NV in zip(rows, logits, strict=True):
+            wanted_TV = plain_logits(self.model, self.texts[row], self.sources[row])
+            self.comparison.add(wanted_TV[-len(got_NV) :], got_NV.float(), where)
+
+
+@torch.inference_mode()
+def plain_logits(
+    model: HfModel, text: Sequence[int], source: Sequence[int], *, masked: bool = False
+) -> Tensor:
+    """Logits of transformers after each token of a text, without a cache, [T, V].
+
+    `masked` gives it an attention mask of ones.
+    """
+    start = model.decoder_prompt or ()
+    batch = model.trial_batch(list(text)[len(start) :], source or (1,))
+    if masked:
+        batch = Texts(batch.tokens_BT, torch.ones_like(batch.tokens_BT), batch.source)
+    return model.plain_logits(batch)[0, :, : model.vocab_size].float()
+
+
+@torch.inference_mode()
+def play(model: HfModel, *, rollback: bool = True) -> Comparison:
+    """Compare a session's logits after ragged prompts, rollbacks, refills and removed rows.
+
+    Without `rollback`, nothing is rolled back. Raises what the model raises.
+    """
+    comparison = Comparison()
+    game = _Game(model, comparison, named_generator(0, "trial of a session"))
+    game.prefill([2, 11, 7])
+    game.extend(3)
+    if rollback:
+        game.rollback([1, 6, 0])
+    game.extend(4)
+    game.refill(0, 14)
+    game.extend(1)
+    game.keep_rows([2, 0])
+    if rollback:
+        game.rollback([0, 9])
+        game.extend(6)
+        game.rollback([_UNLIMITED, 2])
+    game.extend(5)
+    _check_reference(game)
+    return comparison
+
+
+@torch.inference_mode()
+def play_briefly(model: HfModel, *, rollback: bool = True) -> Comparison:
+    """Compare two short texts, for a model in full size. As `play`, in two plain passes.
+
+    The reference reads the finished texts, so it also shows whether a token sees later ones.
+    """
+    comparison = Comparison()
+    game = _Game(model, comparison, named_generator(0, "brief trial of a session"))
+    start = list(model.decoder_prompt or ())
+    texts = [[*start, *game.draw(4)], [*start, *game.draw(7)]]
+    if model.decoder_prompt is None:
+        sources, prompts, ends = [[], []], [texts[0][:1], texts[1][:3]], [1, 3]
+    else:
+        sources = prompts = [game.draw(3), game.draw(1)]
+        ends = [len(start), len(start)]
+    wanted = [plain_logits(model, *pair) for pair in zip(texts, sources, strict=True)]
+    logits = game.session.prefill(prompts)[:, None]
+    _compare_at(comparison, wanted, logits, ends, "after the prompts")
+    if rollback:
+        game.session.extend(torch.tensor([game.draw(1), texts[1][ends[1] :][:1]]))
+        game.session.rollback([1, 0])
+        ends[1] += 1
+    new = [text[end : end + 3] for text, end in zip(texts, ends, strict=True)]
+    logits = game.session.extend(torch.tensor(new))
+    ends = [end + 3 for end in ends]
+    _compare_at(comparison, wanted, logits, ends, "after a rollback" if rollback else "later")
+    return comparison
+
+
+def _compare_at(
+    comparison: Comparison, wanted: list[Tensor], logits: Tensor, ends: list[int], where: str
+) -> None:
+    for wanted_TV, got_NV, end in zip(wanted, logits, ends, strict=True):
+        comparison.add(wanted_TV[end - len(got_NV) : end], got_NV.float(), where)
+
+
+def _check_reference(game: _Game) -> None:
+    """Compare the reference with itself: without a text's end, and with a mask of ones."""
+    for text, source in zip(game.texts, game.sources, strict=True):
+        whole_TV = plain_logits(game.model, text, source)
+        begin_TV = plain_logits(game.model, text[: len(text) // 2 + 1], source)
+        where = "as transformers reads the beginning of a text without its end"
+        game.comparison.add(whole_TV[: len(begin_TV)], begin_TV, where)
+        masked_TV = plain_logits(game.model, text, source, masked=True)
+        where = "as transformers reads a text with an attention mask of ones, as generate() does"
+        game.comparison.add(whole_TV, masked_TV, where)

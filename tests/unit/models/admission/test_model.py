@@ -1,0 +1,195 @@
+"""Which sessions a model gets: those that give transformers' logits, whatever its name says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    BertLMHeadModel,
+    DogeConfig,
+    LEDConfig,
+    MambaConfig,
+    PreTrainedConfig,
+    Qwen3NextConfig,
+)
+from transformers.models.umt5.modeling_umt5 import UMT5Attention
+
+from paceline.core.sampling import SamplingParams
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.errors import UnsupportedModelError
+from paceline.models import prepare_for_decoding, wrap_model
+from paceline.models.admission import results
+from paceline.models.admission.model import admit
+from tiny import BART_LIKE, tiny_hf, tiny_model
+
+GREEDY = SamplingParams(temperature=0)
+SMALL: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+LINEAR |= {"linear_value_head_dim": 8, "head_dim": 16, "num_experts": 4}
+LINEAR |= {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LINEAR |= {"shared_expert_intermediate_size": 16}
+
+
+def random_model(config: PreTrainedConfig) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        hf = AutoModelForCausalLM.from_config(config).eval()
+        for weight in hf.parameters():
+            if weight.ndim > 1:
+                weight.data.mul_(4.0)
+    return hf
+
+
+def generated(hf: Any, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    found = hf.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=2,
+    )
+    return found[0, len(prompt) :].tolist()
+
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], list(range(20, 32))]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3NextConfig(**SMALL, **LINEAR),
+        MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, pad_token_id=2),
+    ],
+    ids=["qwen3_next", "mamba"],
+)
+def test_a_model_that_cannot_roll_back_decodes_as_generate_and_takes_no_draft(
+    config: PreTrainedConfig,
+):
+    hf = random_model(config)
+    model = wrap_model(hf)
+    assert model.sessions == "stateful"
+    texts = AutoregressiveDecoder(model, GREEDY).generate(
+        PROMPTS, 12, eos_token_ids=[], batch_size=2
+    )
+    assert [list(text.tokens) for text in texts] == [generated(hf, p, 12) for p in PROMPTS]
+    with pytest.raises(UnsupportedModelError, match="state that cannot be rolled back"):
+        SpeculativeDecoder(model, model)
+    assert prepare_for_decoding(model).sessions == "stateful"
+
+
+def test_a_model_that_mixes_up_rows_of_a_batch_reads_them_one_by_one():
+    """LED pads its sources to whole windows."""
+    sizes = {"attention_window": 4, "max_encoder_position_embeddings": 64}
+    config = LEDConfig(**BART_LIKE | sizes, max_decoder_position_embeddings=64, vocab_size=61)
+    hf = AutoModelForSeq2SeqLM.from_config(config).eval()
+    model = wrap_model(hf)
+    assert model.sessions == "rows"
+    decoder = SpeculativeDecoder(model, model, gamma=3, sampling=GREEDY)
+    texts = decoder.generate(PROMPTS, 10, eos_token_ids=[])
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        ids = torch.tensor([prompt])
+        wanted = hf.generate(
+            ids, max_new_tokens=10, do_sample=False, eos_token_id=None, num_beams=1
+        )
+        assert list(text.tokens) == wanted[0, 1:].tolist()
+
+
+def test_a_model_whose_cache_gives_other_logits_is_refused():
+    """Doge, in transformers 5.23: generate() gives other texts with its cache than without."""
+    hf = random_model(DogeConfig(**SMALL, keep_window_size=4))
+    with pytest.raises(UnsupportedModelError, match="doge cannot be decoded"):
+        wrap_model(hf)
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused():
+    sizes = {name: SMALL[name] for name in SMALL if name != "num_key_value_heads"}
+    hf = BertLMHeadModel(BertConfig(**sizes)).eval()
+    with pytest.raises(UnsupportedModelError, match=r"bert cannot be decoded.*causal"):
+        wrap_model(hf)
+
+
+def test_attention_that_is_not_causal_is_replaced_with_a_warning():
+    """As UMT5 under SDPA in transformers 5.16 and 5.17."""
+    hf = tiny_hf("umt5")
+    for part in hf.modules():
+        if isinstance(part, UMT5Attention):
+            part.is_causal = False
+    assert hf.config._attn_implementation == "sdpa"
+    with pytest.warns(UserWarning, match=r"with sdpa attention.*eager attention is used"):
+        model = wrap_model(hf, decoder_prompt=(2, 7, 9))
+    assert model.hf.config._attn_implementation == "eager"
+    whole = torch.tensor([[2, 7, 9, 4, 5]])
+    with torch.inference_mode():
+        got, begin = (
+            hf(input_ids=torch.tensor([[5, 6]]), decoder_input_ids=ids, use_cache=False).logits
+            for ids in (whole, whole[:, :3])
+        )
+    torch.testing.assert_close(got[:, :3], begin)
+
+
+def test_a_hidden_state_outside_of_the_cache_is_refused_whatever_the_model_is_called():
+    hf = tiny_hf("llama")
+    seen: list[int] = []
+
+    def remember(_module: object, _args: object, _kwargs: object) -> None:
+        seen.append(0)
+        hf.get_input_embeddings().weight.data += 0.05 * len(seen)
+
+    hf.register_forward_pre_hook(remember, with_kwargs=True)
+    with pytest.raises(UnsupportedModelError, match="llama cannot be decoded"):
+        wrap_model(hf)
+
+
+def test_a_known_result_is_used_until_files_or_settings_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    model = tiny_model("llama")
+    first = admit(model, "files of today")
+    assert first.twin is not None
+    assert first.num_positions > 40
+    kept = sorted((tmp_path / "admission").iterdir())
+    assert len(kept) == 2, "the twin, and the model's own weights"
+    passes: list[str] = []
+    trials = "paceline.models.admission.model"
+    for name in ("play", "play_briefly"):
+        monkeypatch.setattr(f"{trials}.{name}", lambda *_, **__: passes.append("trial"))
+    monkeypatch.setattr(results, "_known", {})  # as in another process
+    assert admit(model, "files of today") == first
+    assert passes == []
+    with pytest.raises(AttributeError):
+        admit(model, "other files")
+    assert passes == ["trial"]
+
+
+def test_a_cache_that_cannot_be_used_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
+    model = tiny_model("llama", rms_norm_eps=2e-6)
+    assert admit(model, "files").sessions == "batch"
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    (tmp_path / "admission").mkdir()
+    key = results.key_of(model, "weights", "files", str(model.dtype))
+    (tmp_path / "admission" / f"{key}.json").write_text(json.dumps([1]))
+    monkeypatch.setattr(results, "_known", {})
+    assert admit(model, "files").sessions == "batch"
