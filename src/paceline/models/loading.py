@@ -29,11 +29,11 @@ from paceline.models.gguf import converted_gguf, first_line
 from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
-from paceline.models.hf.settings import warn_of_no_end
+from paceline.models.hf.settings import warn_of_no_end, warn_of_unused
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
 from paceline.models.weights import refuse_incomplete, refuse_integers, refuse_not_finite
-from paceline.models.wrapping import wrap_model
+from paceline.models.wrapping import admitted, unchecked
 from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def load_model(
 
     Raises:
         ModelLoadError: The model does not exist or is damaged, or its weights are not finite.
-        UnsupportedModelError: The architecture is unknown, or cannot roll back.
+        UnsupportedModelError: The architecture is unknown, or its sessions do not give the logits
+            of transformers.
         UsageError: The device does not exist.
     """
     found_device = find_device(device)
@@ -91,9 +92,11 @@ def load_model(
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         draft_vocabulary = _draft_vocabulary(location, hf, tokenizer)
-        model = wrap_model(hf.to(found_device).eval(), tokenizer, draft_vocabulary)
+        files = hf.config._commit_hash or fingerprint(location.source)
+        model = unchecked(hf.to(found_device).eval(), tokenizer)
+        warn_of_unused(hf, stacklevel=2)
         warn_of_no_end(hf, stacklevel=2)
-        return model
+        return admitted(model, draft_vocabulary, files)
 
 
 def load_head(
@@ -129,7 +132,7 @@ def load_head(
         info["unexpected_keys"] = ()
         refuse_incomplete(location.name, location.directory, hf, info)
         refuse_not_finite(location.name, hf)
-        return wrap_model(hf.to(found_device).eval(), read_tokenizer(location))
+        return unchecked(hf.to(found_device).eval(), read_tokenizer(location))
 
 
 def load_tokenizer(path: str | Path, *, alone: bool = False) -> PreTrainedTokenizerBase:

@@ -41,31 +41,46 @@ def wrap_model(
         UnsupportedModelError: Its sessions do not give the logits of transformers.
         UsageError: `decoder_prompt` is given for a decoder-only model, or it is missing.
     """
-    refuse_by_name(hf_model.config)
-    if not isinstance(hf_model.get_output_embeddings(), nn.Module):
-        raise UnsupportedModelError(
-            f"{type(hf_model).__name__} has no output head; load it with AutoModelForCausalLM, or "
-            "AutoModelForSeq2SeqLM if it is an encoder-decoder"
-        )
-    refuse_malformed(hf_model)
-    if is_encoder_decoder(hf_model.config):
-        if decoder_prompt is None:
-            decoder_prompt = configured_prompt(hf_model.config, hf_model.generation_config)
-        prompt = tuple(decoder_prompt)
-        _check_prompt(hf_model, prompt)
-        model: HfModel = Seq2SeqModel(hf_model, tokenizer, prompt)
-    elif decoder_prompt is None:
-        model = CausalModel(hf_model, tokenizer)
-    else:
-        raise UsageError(
-            f"got decoder_prompt {list(decoder_prompt)}, but {hf_model.config.model_type} is "
-            "decoder-only; begin the prompts themselves with these tokens"
-        )
+    model = unchecked(hf_model, tokenizer, decoder_prompt)
     warn_of_unused(hf_model, stacklevel=2)
-    admit(model)  # compares the logits of all tokens
+    return admitted(model, draft_vocabulary)
+
+
+def admitted(
+    model: HfModel, draft_vocabulary: Tensor | None = None, files: str | None = None
+) -> HfModel:
+    """A model whose sessions have been compared with transformers; see `admission.model.admit`."""
+    admit(model, files)  # before the restriction: it compares the logits of all tokens
     if draft_vocabulary is None:
         return model
-    return model.rewrap(hf_model, draft_vocabulary.to(hf_model.device))
+    return model.rewrap(model.hf, draft_vocabulary.to(model.device))
+
+
+def unchecked(
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    decoder_prompt: Sequence[int] | None = None,
+) -> HfModel:
+    """`wrap_model` without comparing anything."""
+    refuse_by_name(hf.config)
+    if not isinstance(hf.get_output_embeddings(), nn.Module):
+        raise UnsupportedModelError(
+            f"{type(hf).__name__} has no output head; load it with AutoModelForCausalLM, or "
+            "AutoModelForSeq2SeqLM if it is an encoder-decoder"
+        )
+    refuse_malformed(hf)
+    if is_encoder_decoder(hf.config):
+        if decoder_prompt is None:
+            decoder_prompt = configured_prompt(hf.config, hf.generation_config)
+        prompt = tuple(decoder_prompt)
+        _check_prompt(hf, prompt)
+        return Seq2SeqModel(hf, tokenizer, prompt)
+    if decoder_prompt is not None:
+        raise UsageError(
+            f"got decoder_prompt {list(decoder_prompt)}, but {hf.config.model_type} is "
+            "decoder-only; begin the prompts themselves with these tokens"
+        )
+    return CausalModel(hf, tokenizer)
 
 
 def plain_pass(hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> ForwardPass:

@@ -13,7 +13,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.generation import GenerationMode
+from transformers.generation.configuration_utils import GenerationMode
 
 from paceline.core.vocabulary_subset import limited
 from paceline.models.compatibility import check_rollback
