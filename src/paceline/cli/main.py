@@ -52,7 +52,17 @@ def options_of_all(
 
 
 for name in (  # each in a module of its name, in the order of the help
-    *("draft", "pretrain", "generate_data", "align", "measure", "analyze", "bounds", "verify"),
+    *(
+        "inspect",
+        "draft",
+        "pretrain",
+        "generate_data",
+        "align",
+        "measure",
+        "analyze",
+        "bounds",
+        "verify",
+    ),
     *(
         "decode",
         "export",

@@ -58,7 +58,7 @@ def write_gguf(
 
     hf: Any = model.hf
     config = hf.config
-    _refuse_unknown(config)
+    refuse_unknown(config)
     family = FAMILIES[config.model_type]
     writer = gguf.GGUFWriter(path, family)
     kind = gguf.GGMLQuantizationType[_TYPES[stored]]
@@ -93,8 +93,8 @@ def _write_out(writer: GGUFWriter, path: Path) -> None:
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 
 
-def _refuse_unknown(config: Any) -> None:
-    """Raise if llama.cpp would compute something else than transformers."""
+def refuse_unknown(config: Any) -> None:
+    """Raise an UnsupportedModelError if llama.cpp would compute otherwise than transformers."""
     window = getattr(config, "sliding_window", None)
     windowed = window is not None and getattr(config, "use_sliding_window", True)
     if config.model_type not in FAMILIES:

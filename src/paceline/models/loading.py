@@ -92,11 +92,10 @@ def load_model(
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         draft_vocabulary = _draft_vocabulary(location, hf, tokenizer)
-        files = hf.config._commit_hash or fingerprint(location.source)
         model = unchecked(hf.to(found_device).eval(), tokenizer)
         warn_of_unused(hf, stacklevel=2)
         warn_of_no_end(hf, stacklevel=2)
-        return admitted(model, draft_vocabulary, files)
+        return admitted(model, draft_vocabulary, files_of(model, location.source))
 
 
 def load_head(
@@ -185,6 +184,12 @@ def fingerprint(path: str | Path) -> str:
         for file in sorted(directory.iterdir())
         if file.suffix in (".json", ".safetensors", ".bin") and not file.name.startswith(".")
     )
+
+
+def files_of(model: HfModel, path: str | Path) -> str:
+    """Identifies the files that a model was loaded from; see `fingerprint`."""
+    commit: str | None = getattr(model.hf.config, "_commit_hash", None)
+    return commit or fingerprint(path)
 
 
 def fingerprint_if_there(path: str | Path) -> str:

@@ -6,7 +6,7 @@ This is the only module that imports all implementations of models/contract.py.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -130,6 +130,20 @@ def in_fixed_shapes(model: HfModel) -> HfModel:
     checked = faster(model, "the recorded pass", tolerance_for(model.dtype), build)
     # new readers, without the recordings of the trial
     return model if checked is None else build(model)
+
+
+def describe_pass(model: HfModel) -> str:
+    """The forward pass that a model decodes with, in words."""
+    decoder: Any = model.decoder
+    session = type(model.start_session())
+    if session is FixedSession:
+        return "recorded CUDA graphs"
+    if session is CompiledSession:
+        return "the compiled pass for few tokens (C), the fused pass for more"
+    if isinstance(decoder, LlamaDecoder | T5Pass):
+        return "the fused pass (PyTorch)"
+    packed = "" if decoder.hf is model.hf else ", with matrices in float16"
+    return f"that of transformers{packed}"
 
 
 def can_read_int8(model: HfModel) -> bool:

@@ -1,6 +1,6 @@
 """Compare a compiled library with PyTorch on a few numbers when it is loaded.
 
-models/hf/agreement.py compares forward passes with transformers.
+models/admission compares forward passes with transformers.
 
 Shape suffixes: N rows, G gamma, V vocabulary.
 """

@@ -138,7 +138,7 @@ def faster(
     if recall(key) is None:
         twin = twin_of(model)
         if twin is not None:
-            twin = twin.rewrap(cast("Any", twin.hf).to(model.device, model.dtype))
+            twin = twin.rewrap(cast("Any", twin.hf).to(model.device))
             fault = _fault_of(build(twin), play, OF_TWIN if tolerance == EXACT else tolerance)
         if fault is None:
             remember(key, {"tolerance": tolerance})

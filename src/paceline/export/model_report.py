@@ -1,0 +1,282 @@
+"""What Paceline reads in a model, what it was compared with, and what it can do with it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.config import StrictModel
+from paceline.data.examples import Lengths, build_examples
+from paceline.data.prompts import CorpusConfig, Record, read_records
+from paceline.errors import PacelineError, SlowerWarning
+from paceline.export.gguf_file import refuse_unknown
+from paceline.models import load_model, prepare_for_decoding
+from paceline.models.admission.model import Admission, admit
+from paceline.models.answer_text import answer_text
+from paceline.models.drafts.layers import layer_list
+from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
+from paceline.models.hf.layers import settings_of
+from paceline.models.hf.settings import unused_settings
+from paceline.models.loading import files_of
+from paceline.models.prepare import describe_pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.models import HfModel
+
+_CHAT = ({"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "It is 4."})
+_LONGEST = 4096  # tokens of an example
+
+
+class Fact(NamedTuple):
+    """One line of a report."""
+
+    name: str
+    value: str
+
+
+class TrainedText(StrictModel):
+    """One example of the text that alignment would use.
+
+    Attributes:
+        where: Source of the row.
+        given: Text without loss: prompt, or source of an encoder-decoder.
+        trained: Text with loss, with the token that ends it.
+        num_given: Tokens without loss.
+        trained_tokens: Tokens with loss.
+    """
+
+    where: str
+    given: str
+    trained: str
+    num_given: int
+    trained_tokens: list[str]
+
+
+class Use(StrictModel):
+    """Something that Paceline does with models.
+
+    Attributes:
+        name: What it is.
+        fault: Why it is not possible for this model; None if it is.
+    """
+
+    name: str
+    fault: str | None = None
+
+
+class ModelReport(StrictModel):
+    """Everything that is known of a model after loading it.
+
+    Attributes:
+        path: As given by the user.
+        facts: Architecture, sizes, settings and checks, in the order of display.
+        examples: Texts as alignment would use them.
+        uses: What Paceline can do with it.
+        warnings: Warnings while loading.
+        faults: Checks that failed; empty if the model can be used.
+    """
+
+    path: str
+    facts: dict[str, str]
+    examples: list[TrainedText]
+    uses: list[Use]
+    warnings: list[str]
+    faults: list[str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return not self.faults
+
+
+def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
+    """Load a model, compare it with its references and report what was found.
+
+    Args:
+        path: Directory, .gguf file or hub name.
+        chat: Rows whose first example is shown; None for a short example of our own.
+
+    Raises:
+        ModelLoadError: There is no model, or it cannot be read.
+        PromptError: A row of `chat` cannot be read or does not fit the template.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = load_model(path)
+        admission = admit(model, files_of(model, path))
+        prepared = prepare_for_decoding(model)
+    said = [str(warning.message) for warning in caught]
+    faults = [str(each.message) for each in caught if issubclass(each.category, SlowerWarning)]
+    facts = [*_facts(model), *_checks(model, admission), Fact("pass", describe_pass(prepared))]
+    examples: list[TrainedText]
+    if model.tokenizer is not None:
+        examples = _examples(model, chat)
+    return ModelReport(
+        path=path,
+        facts=dict(facts),
+        examples=examples,
+        uses=_uses(model),
+        warnings=said,
+        faults=faults,
+    )
+
+
+def _facts(model: HfModel) -> list[Fact]:
+    hf, config = model.hf, model.hf.config
+    layers = str(num_decoder_layers(config))
+    if num_encoder_layers(config):
+        layers = f"{num_encoder_layers(config)} encoder, {layers} decoder"
+    rows = len(hf.get_output_embeddings().weight)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
+    limit = "no limit" if model.max_length is None else f"{model.max_length:,} tokens"
+    if model.max_source_length is not None:
+        limit += f", source {model.max_source_length:,}"
+    found = [
+        Fact("architecture", f"{config.model_type} ({type(hf).__name__}), {layers} layers"),
+        Fact("parameters", f"{model.num_parameters:,} in {str(model.dtype).split('.')[-1]}"),
+        Fact("context", limit),
+        Fact("windows", _windows(model)),
+        Fact("rope", _rope(config.get_text_config(decoder=True))),
+        Fact("vocabulary", f"{model.vocab_size:,} tokens, {rows:,} rows of logits"),
+        Fact("stop tokens", _tokens(model, model.eos_token_ids)),
+    ]
+    if model.decoder_prompt is not None:
+        found.append(Fact("decoder prompt", _tokens(model, model.decoder_prompt)))
+    return [*found, Fact("generation settings", _settings(model))]
+
+
+def _windows(model: HfModel) -> str:
+    """Windows of the modules that transformers built, and in how many layers."""
+    _, layers = layer_list(model.hf)
+    config: Any = model.hf.config
+    counts: dict[int, int] = {}
+    for layer in layers:
+        sizes = {
+            value
+            for module in layer.modules()
+            for name, value in settings_of(module)
+            if "window" in name and isinstance(value, int) and not isinstance(value, bool)
+        }
+        if config.model_type == "mistral" and config.sliding_window:  # read from the configuration
+            sizes.add(config.sliding_window)
+        for size in sizes:
+            counts[size] = counts.get(size, 0) + 1
+    found = [f"{size:,} tokens in {count} layers" for size, count in sorted(counts.items())]
+    return ", ".join(found) or "none"
+
+
+def _rope(config: Any) -> str:
+    settings = getattr(config, "rope_parameters", None) or {}
+    nested = {name: value for name, value in settings.items() if isinstance(value, dict)}
+    parts: list[str] = []
+    for name, rope in (nested or {"": settings}).items():
+        values = [f"{key} {value}" for key, value in rope.items() if not isinstance(value, list)]
+        parts.append(" ".join([name, ", ".join(values)]).strip())
+    return "; ".join(part for part in parts if part) or "none"
+
+
+def _tokens(model: HfModel, tokens: tuple[int, ...]) -> str:
+    if model.tokenizer is None:
+        return ", ".join(map(str, tokens)) or "none"
+    named = [f"{token} {model.tokenizer.decode([token])!r}" for token in tokens]
+    return ", ".join(named) or "none"
+
+
+def _settings(model: HfModel) -> str:
+    applied: list[str] = []
+    if model.banned_K is not None:
+        applied.append(f"{len(model.banned_K)} tokens are never generated")
+    if model.forced_eos is not None:
+        applied.append(f"texts of full length end with {model.forced_eos}")
+    ignored = [f"{name}={value}" for name, value in unused_settings(model.hf).items()]
+    if ignored:
+        applied.append(f"not applied: {', '.join(ignored)}")
+    return "; ".join(applied) or "none that change a text"
+
+
+def _checks(model: HfModel, admission: Admission) -> list[Fact]:
+    kinds = {
+        "batch": "batches of texts of different lengths",
+        "rows": "one text at a time",
+        "stateful": "one text at a time, without rollback",
+    }
+    twin = "no tiny twin of this class can be built"
+    if admission.twin is not None:
+        twin = f"{admission.twin:.1e} on a tiny twin"
+    return [
+        Fact("sessions", kinds[admission.sessions]),
+        Fact(
+            "compared with",
+            f"transformers' pass over each whole text, {admission.num_positions} positions; the "
+            f"largest difference is {admission.difference:.1e} standard deviations, {twin}",
+        ),
+        Fact("tokenizer", _tokenizer(model)),
+    ]
+
+
+def _tokenizer(model: HfModel) -> str:
+    if model.tokenizer is None:
+        return "none"
+    template = "with" if model.tokenizer.chat_template else "without"
+    return f"{type(model.tokenizer).__name__}, {template} a chat template"
+
+
+def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:
+    tokenizer: Any = model.tokenizer
+    if chat is not None:
+        records = read_records(chat.model_copy(update={"limit": chat.limit or 1}))
+    elif tokenizer.chat_template and model.decoder_prompt is None:
+        records = [Record("an example", "chat", messages=_CHAT)]
+    else:
+        records = [Record("an example", "prompt", "The capital of France is", " Paris.")]
+    examples = build_examples(
+        records,
+        tokenizer,
+        Lengths(_LONGEST, _LONGEST),
+        eos_token_id=tokenizer.eos_token_id,
+        eos_token_ids=model.eos_token_ids,
+        decoder_prompt=model.decoder_prompt,
+    )
+    return [_trained_text(each, tokenizer) for each in examples]
+
+
+def _trained_text(example: Any, tokenizer: Any) -> TrainedText:
+    tokens = list(example.tokens)
+    begin = len(tokens) if example.trained_from is None else example.trained_from
+    given = list(example.source) if example.source is not None else tokens[:begin]
+    return TrainedText(
+        where=example.where,
+        given=tokenizer.decode(given),
+        trained=answer_text(tokenizer, tokens[begin:], tokens[:begin], skip_special_tokens=False),
+        num_given=len(given),
+        trained_tokens=tokenizer.convert_ids_to_tokens(tokens[begin:]),
+    )
+
+
+def _uses(model: HfModel) -> list[Use]:
+    encodes = model.decoder_prompt is not None
+    rollback = None
+    if not model.rolls_back:
+        rollback = "its state cannot be rolled back"
+    directory = "engines serve encoder-decoders without drafts" if encodes else None
+    return [
+        Use(name="decode, perplexity"),
+        Use(name="draft, or target of drafts", fault=rollback),
+        Use(name="align", fault=_fault(lambda: model.head)),
+        Use(name="draft from its layers", fault=_fault(lambda: layer_list(model.hf))),
+        Use(name="export to transformers"),
+        Use(name="export to vLLM and SGLang", fault=directory),
+        Use(
+            name="export to llama.cpp",
+            fault=directory or _fault(lambda: refuse_unknown(model.hf.config)),
+        ),
+    ]
+
+
+def _fault(attempt: Callable[[], object]) -> str | None:
+    try:
+        attempt()
+    except PacelineError as error:
+        return str(error)
+    return None
