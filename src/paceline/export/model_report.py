@@ -110,9 +110,7 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
     said = [str(warning.message) for warning in caught]
     faults = [str(each.message) for each in caught if issubclass(each.category, SlowerWarning)]
     facts = [*_facts(model), *_checks(model, admission), Fact("pass", describe_pass(prepared))]
-    examples: list[TrainedText]
-    if model.tokenizer is not None:
-        examples = _examples(model, chat)
+    examples = [] if model.tokenizer is None else _examples(model, chat)
     return ModelReport(
         path=path,
         facts=dict(facts),

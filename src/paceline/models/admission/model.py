@@ -139,7 +139,7 @@ def faster(
         twin = twin_of(model)
         if twin is not None:
             twin = twin.rewrap(cast("Any", twin.hf).to(model.device))
-            fault = _fault_of(build(twin), play, OF_TWIN if tolerance == EXACT else tolerance)
+            fault = _fault_of_twin(build(twin), OF_TWIN if tolerance == EXACT else tolerance)
         if fault is None:
             remember(key, {"tolerance": tolerance})
     if fault is None:
@@ -159,6 +159,15 @@ def warn_of_slower(model: HfModel, name: str, fault: str) -> None:
         SlowerWarning,
         stacklevel=4,
     )
+
+
+def _fault_of_twin(prepared: HfModel, tolerance: float) -> str | None:
+    """The fault of its sessions, or of its forward pass in sessions of transformers' kind."""
+    fault = _fault_of(prepared, play, tolerance)
+    if fault is None and prepared.has_own_sessions:
+        plain = prepared.decoding_with(prepared.decoder)
+        return _fault_of(plain, play, tolerance)
+    return fault
 
 
 def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: float) -> str | None:

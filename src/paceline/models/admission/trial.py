@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.errors import ModelLoadError
 from paceline.models.contract import Texts
 from paceline.rng import named_generator
 
@@ -128,12 +129,22 @@ def plain_logits(
     """Logits of transformers after each token of a text, without a cache, [T, V].
 
     `masked` gives it an attention mask of ones.
+
+    Raises:
+        ModelLoadError: They are not finite.
     """
     start = model.decoder_prompt or ()
     batch = model.trial_batch(list(text)[len(start) :], source or (1,))
     if masked:
         batch = Texts(batch.tokens_BT, torch.ones_like(batch.tokens_BT), batch.source)
-    return model.plain_logits(batch)[0, :, : model.vocab_size].float()
+    logits_TV = model.plain_logits(batch)[0, :, : model.vocab_size].float()
+    if bool(logits_TV.isfinite().all()):
+        return logits_TV
+    dtype = str(model.dtype).removeprefix("torch.")
+    raise ModelLoadError(
+        f"the logits of this {model.hf.config.model_type} are NaN or infinite in {dtype}; load it "
+        "in another dtype, or copy it again if its weights are damaged"
+    )
 
 
 @torch.inference_mode()

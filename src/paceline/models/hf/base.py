@@ -118,6 +118,11 @@ class HfModel(ABC):
         return (self._start or self.session_kinds[self.sessions])(self)
 
     @property
+    def has_own_sessions(self) -> bool:
+        """Whether its sessions are those of a faster pass."""
+        return self._start is not None
+
+    @property
     def rolls_back(self) -> bool:
         """Whether sessions can roll back, as speculative decoding needs."""
         return self.sessions != "stateful"
