@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 import transformers
 
-from paceline.errors import SlowerWarning, UnsupportedModelError
+from paceline.errors import ModelLoadError, SlowerWarning, UnsupportedModelError
 from paceline.models.admission.results import key_of, recall, remember
 from paceline.models.admission.trial import FAULTS, Comparison, play, play_briefly
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
@@ -202,7 +202,7 @@ def _first_that_agrees(
             try:
                 model.sessions = kind
                 result = trial(model, rollback=kind != "stateful")
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, ModelLoadError):
                 raise
             except FAULTS as error:
                 reason = str(error).strip().split("\n")[0]

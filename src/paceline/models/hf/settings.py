@@ -65,7 +65,8 @@ def banned_tokens(
     words = getattr(generation, "bad_words_ids", None) or ()
     banned = {word[0] for word in words if len(word) == 1} - set(eos_token_ids)
     banned |= set(getattr(generation, "suppress_tokens", None) or ())
-    return sorted(token for token in banned if 0 <= token < num_rows)
+    whole = {token for token in banned if isinstance(token, int)}
+    return sorted(token for token in whole if 0 <= token < num_rows)
 
 
 def forced_eos(generation: GenerationConfig | None, num_rows: int) -> int | None:
