@@ -10,6 +10,7 @@ from paceline.data.borders import following_tokens, inner_tokens, tokens_of
 from paceline.data.chats import chat_answer, chat_prompt, warn_of_unused
 from paceline.data.prompts import read_records
 from paceline.errors import PromptError
+from paceline.models.compatibility import written_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -325,9 +326,10 @@ def _prompt_tokens(text: Text, record: Record, tokenizer: PreTrainedTokenizerBas
 
 
 def _checked(tokens: list[int], record: Record, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    if max(tokens) >= len(tokenizer):
+    count = max(len(tokenizer), len(written_vocabulary(tokenizer)))
+    if max(tokens) >= count:
         raise PromptError(
-            f"{record.where} has the token {max(tokens)}, but the tokenizer has {len(tokenizer)} "
+            f"{record.where} has the token {max(tokens)}, but the tokenizer has {count} "
             "tokens; tokenise the text with the target's tokenizer"
         )
     return tokens

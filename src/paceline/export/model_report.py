@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.config import StrictModel
-from paceline.data.examples import Lengths, build_examples
+from paceline.data.examples import record_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.errors import PacelineError, SlowerWarning
+from paceline.errors import PacelineError, SlowerWarning, UnsupportedModelError
 from paceline.export.gguf_file import refuse_unknown
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.admission.model import Admission, admit
+from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.answer_text import answer_text
 from paceline.models.drafts.layers import layer_list
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.layers import settings_of
 from paceline.models.hf.settings import unused_settings
-from paceline.models.loading import files_of
+from paceline.models.inspection import inspect_model
+from paceline.models.loading import files_of, model_directory
 from paceline.models.prepare import describe_pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.models import HfModel
+    from paceline.models.admission.tokenizer import TokenizerCheck
 
 _CHAT = ({"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "It is 4."})
-_LONGEST = 4096  # tokens of an example
 
 
 class Fact(NamedTuple):
@@ -104,20 +107,37 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = load_model(path)
+        try:
+            model = load_model(path)
+        except UnsupportedModelError as error:
+            return _refused(path, error)
         admission = admit(model, files_of(model, path))
         prepared = prepare_for_decoding(model)
     said = [str(warning.message) for warning in caught]
     faults = [str(each.message) for each in caught if issubclass(each.category, SlowerWarning)]
-    facts = [*_facts(model), *_checks(model, admission), Fact("pass", describe_pass(prepared))]
-    examples = [] if model.tokenizer is None else _examples(model, chat)
+    check = None
+    if model.tokenizer is not None:
+        check = check_tokenizer(model_directory(path), model.tokenizer)
+    facts = [*_facts(model), *_checks(model, admission, check)]
     return ModelReport(
         path=path,
-        facts=dict(facts),
-        examples=examples,
+        facts=dict([*facts, Fact("pass", describe_pass(prepared))]),
+        examples=[] if model.tokenizer is None else _examples(model, chat),
         uses=_uses(model),
-        warnings=said,
+        warnings=[text for text in said if text not in faults],
         faults=faults,
+    )
+
+
+def _refused(path: str, error: UnsupportedModelError) -> ModelReport:
+    """The report of a model that fails its admission: what its configuration says, and why."""
+    facts: dict[str, str] = {}
+    with contextlib.suppress(PacelineError):
+        found = inspect_model(path)
+        facts["architecture"] = f"{found.architecture}, {found.num_layers} layers"
+        facts["parameters"] = f"{found.num_parameters:,}"
+    return ModelReport(
+        path=path, facts=facts, examples=[], uses=[], warnings=[], faults=[str(error)]
     )
 
 
@@ -193,7 +213,7 @@ def _settings(model: HfModel) -> str:
     return "; ".join(applied) or "none that change a text"
 
 
-def _checks(model: HfModel, admission: Admission) -> list[Fact]:
+def _checks(model: HfModel, admission: Admission, check: TokenizerCheck | None) -> list[Fact]:
     kinds = {
         "batch": "batches of texts of different lengths",
         "rows": "one text at a time",
@@ -209,15 +229,22 @@ def _checks(model: HfModel, admission: Admission) -> list[Fact]:
             f"transformers' pass over each whole text, {admission.num_positions} positions; the "
             f"largest difference is {admission.difference:.1e} standard deviations, {twin}",
         ),
-        Fact("tokenizer", _tokenizer(model)),
+        Fact("tokenizer", "none" if check is None else _tokenizer(model, check)),
     ]
 
 
-def _tokenizer(model: HfModel) -> str:
-    if model.tokenizer is None:
-        return "none"
-    template = "with" if model.tokenizer.chat_template else "without"
-    return f"{type(model.tokenizer).__name__}, {template} a chat template"
+def _tokenizer(model: HfModel, check: TokenizerCheck) -> str:
+    tokenizer: Any = model.tokenizer
+    template = "with" if tokenizer.chat_template else "without"
+    found = f"{type(tokenizer).__name__}, {template} a chat template; "
+    if check.reference is None:
+        return f"{found}nothing to compare it with"
+    used = {"class": "", "file": ", so the file is read without its class"}
+    return (
+        f"{found}{check.num_probes} texts compared with {check.reference}, "
+        f"{check.num_differing} differ for {check.transformers_class}"
+        f"{used.get(check.used, ', so parts of the file replace those of its class')}"
+    )
 
 
 def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:
@@ -228,14 +255,16 @@ def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:
         records = [Record("an example", "chat", messages=_CHAT)]
     else:
         records = [Record("an example", "prompt", "The capital of France is", " Paris.")]
-    examples = build_examples(
-        records,
-        tokenizer,
-        Lengths(_LONGEST, _LONGEST),
-        eos_token_id=tokenizer.eos_token_id,
-        eos_token_ids=model.eos_token_ids,
-        decoder_prompt=model.decoder_prompt,
-    )
+    examples = [
+        example
+        for record in records
+        for example in record_examples(
+            record,
+            tokenizer,
+            eos_token_ids=model.eos_token_ids,
+            decoder_prompt=model.decoder_prompt,
+        )
+    ]
     return [_trained_text(each, tokenizer) for each in examples]
 
 

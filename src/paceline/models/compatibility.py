@@ -22,6 +22,14 @@ _SHORTEST = 2  # one prompt token and one new token
 _ADVICE = "choose or build a draft with the target's own tokenizer"
 
 
+def written_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of the tokens that a model writes; Marian may have another vocabulary for its sources."""
+    two: Any = tokenizer
+    if getattr(tokenizer, "separate_vocabs", False):
+        return dict(two.target_encoder)
+    return tokenizer.get_vocab()
+
+
 def check_same_vocabulary(target: Model, draft: Model) -> int:
     """Return the size of the shared vocabulary, to slice the logits of both models to.
 
@@ -147,7 +155,8 @@ def _token_ids(model: Model, width: int) -> dict[str, int] | None:
     if model.tokenizer is None:
         return None
     # some tokenizers have tokens beyond the last logit, which no model can produce
-    return {token: id for token, id in model.tokenizer.get_vocab().items() if id < width}
+    known = written_vocabulary(model.tokenizer)
+    return {token: id for token, id in known.items() if id < width}
 
 
 def _difference(target_ids: dict[str, int], draft_ids: dict[str, int]) -> str:

@@ -9,7 +9,7 @@ Shape suffixes: N new tokens, T text, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -111,7 +111,8 @@ class _Game:
 
     def draw(self, count: int) -> list[int]:
         """Tokens other than padding, which some models mask wherever it is."""
-        high = self.model.vocab_size
+        table: Any = self.model.hf.get_input_embeddings()
+        high = min(self.model.vocab_size, table.weight.shape[0])  # sources may have fewer tokens
         drawn = torch.randint(high, (min(count, self.longest),), generator=self.rng).tolist()
         padding = getattr(self.model.hf.config, "pad_token_id", None)
         return [(token + 1) % high if token == padding else token for token in drawn]

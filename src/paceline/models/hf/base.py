@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.core.vocabulary_subset import BANNED_LOGIT
 from paceline.errors import ModelLoadError
+from paceline.models.compatibility import written_vocabulary
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length
 from paceline.models.hf.logit_map import logit_map, unknown_map
@@ -261,7 +262,7 @@ def named_tokens(tokenizer: PreTrainedTokenizerBase | None, width: int) -> int:
     """The vocabulary size without padding, given the width of the logits."""
     if tokenizer is None:
         return width
-    return min(width, max(tokenizer.get_vocab().values()) + 1)
+    return min(width, max(written_vocabulary(tokenizer).values()) + 1)
 
 
 def _eos_token_ids(

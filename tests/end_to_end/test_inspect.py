@@ -1,0 +1,132 @@
+"""`paceline inspect` shows what a user has to know of a model, and fails where a check fails."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen3NextConfig
+
+from tiny import tiny_hf, tiny_tokenizer
+
+Run = Callable[..., tuple[int, str, str]]
+
+CHATML = (
+    "{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
+)
+
+
+def facts_of(run: Run, *arguments: Any, code: int = 0) -> dict[str, Any]:
+    found, out, err = run("inspect", *arguments, "--json")
+    assert found == code, err
+    return json.loads(out)
+
+
+def saved(
+    directory: Path, architecture: str, *, template: str | None = None, **settings: Any
+) -> Path:
+    tokenizer = tiny_tokenizer(composes=architecture == "qwen2")
+    tokenizer.chat_template = template
+    tiny_hf(architecture, vocab_size=len(tokenizer), **settings).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_windows_rope_and_stop_tokens_are_those_that_transformers_built(run: Run, tmp_path: Path):
+    mistral = facts_of(run, saved(tmp_path / "mistral", "mistral", sliding_window=7))["facts"]
+    assert mistral["windows"] == "7 tokens in 4 layers"
+    stale = saved(tmp_path / "llama", "llama")
+    config = json.loads((stale / "config.json").read_text()) | {"sliding_window": 7}
+    (stale / "config.json").write_text(json.dumps(config))
+    llama = facts_of(run, stale)["facts"]
+    assert llama["windows"] == "none", "Llama ignores the key"
+    assert llama["stop tokens"] == "1 '<eos>'"
+    assert "rope_type default" in llama["rope"]
+    assert llama["vocabulary"] == "266 tokens, 266 rows of logits"
+    assert llama["context"] == "64 tokens"
+
+
+def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
+    model = saved(tmp_path / "model", "llama", template=CHATML)
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the"}]}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n")
+    (example,) = facts_of(run, model, "--chat", tmp_path / "chat.jsonl")["examples"]
+    assert example["given"] == "<bos>user\na<eos>\n<bos>assistant\n"
+    assert example["trained"] == "the<eos>"
+    code, out, _ = run("inspect", model, "--chat", tmp_path / "chat.jsonl")
+    assert code == 0
+    assert "<bos>assistant\n[[the<eos>]]" in out
+
+
+def test_an_encoder_decoder_shows_its_decoder_prompt_and_cannot_go_to_engines(
+    run: Run, tmp_path: Path
+):
+    found = facts_of(run, saved(tmp_path / "t5", "t5"))
+    assert found["facts"]["decoder prompt"] == "2 '<pad>'"
+    cannot = [use["name"] for use in found["uses"] if use["fault"]]
+    assert cannot == ["export to vLLM and SGLang", "export to llama.cpp"]
+
+
+def test_a_model_that_cannot_roll_back_says_what_it_can_do(run: Run, tmp_path: Path):
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+    sizes |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+    sizes |= {"linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}
+    sizes |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    tokenizer = tiny_tokenizer()
+    config = Qwen3NextConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=64, eos_token_id=1, **sizes
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    found = facts_of(run, tmp_path)
+    assert "without rollback" in found["facts"]["sessions"]
+    faults = {use["name"]: use["fault"] for use in found["uses"]}
+    assert faults["draft, or target of drafts"] == "its state cannot be rolled back"
+    assert faults["align"] is None
+
+
+def test_a_model_that_fails_its_check_ends_with_1(run: Run, tmp_path: Path):
+    config = BertConfig(
+        vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, max_position_embeddings=64,
+    )  # fmt: skip
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    found = facts_of(run, tmp_path, code=1)
+    (fault,) = found["faults"]
+    assert "bert cannot be decoded" in fault
+    assert found["facts"]["architecture"].startswith("bert")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path / "nothing", "does not exist"),
+        (lambda path: path, "has no config.json"),
+        (lambda path: write(path / "notes.txt"), "is a file"),
+        (lambda path: write(path / "model.gguf"), "is not a complete GGUF file"),
+    ],
+)
+def test_what_is_no_model_is_one_line(run: Run, tmp_path: Path, make: Any, message: str):
+    code, out, err = run("inspect", make(tmp_path))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def write(path: Path) -> Path:
+    path.write_text("no model")
+    return path
+
+
+def test_a_type_of_16_bits_is_shown(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PACELINE_PRECISION", "bfloat16")
+    hf = tiny_hf("llama", vocab_size=266).to(torch.bfloat16)
+    hf.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    facts = facts_of(run, tmp_path)["facts"]
+    count = sum(weight.numel() for weight in hf.parameters())
+    assert facts["parameters"] == f"{count:,} in bfloat16"
