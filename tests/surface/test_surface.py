@@ -120,6 +120,7 @@ OPTIONS = {
     "pretrain": "--train --output --resume --config --set --html",
     "task": "--out --split --count --seed --set",
     "perplexity": "--model --text --config --set --json",
+    "inspect": "--chat --json",
     "score": "--url --tokenizer --output --temperature --config --set --json",
     "bench": "--target --draft --output --max-seconds --config --set --html",
     "report": "--html",
