@@ -125,6 +125,54 @@ SCALED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 """Decoder-only models that cap or scale their logits, or scale what the head reads."""
 
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+_STATE_SPACE = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
+HYBRIDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    kind: (functools.partial(AutoConfig.for_model, kind), settings)
+    for kind, settings in {
+        "qwen3_next": {**LLAMA_LIKE, **_LINEAR},
+        "qwen3_5_text": {**LLAMA_LIKE, **_LINEAR},
+        "lfm2": {**LLAMA_LIKE, "layer_types": ["conv", "full_attention"] * 2},
+        "nemotron_h": {
+            **{name: LLAMA_LIKE[name] for name in LLAMA_LIKE if name != "num_hidden_layers"},
+            "layers_block_type": ["mamba", "moe", "attention", "moe"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "chunk_size": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+        },
+        "mamba": {"hidden_size": 32, "num_hidden_layers": 4, "initializer_range": 0.3},
+        "jamba": {
+            **LLAMA_LIKE,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "mamba_d_state": 8,
+        },
+        "bamba": {
+            **LLAMA_LIKE,
+            **_STATE_SPACE,
+            "attn_layer_indices": [1],
+            "mamba_chunk_size": 8,
+        },
+    }.items()
+}
+"""Decoder-only models with states that cannot be rolled back."""
+
 _T5_LIKE = {
     "d_model": 32,
     "d_kv": 8,
@@ -168,7 +216,7 @@ ENCODER_DECODERS: dict[str, tuple[type, dict[str, Any]]] = {
 
 def tiny_hf(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A random transformers model of 61 tokens and few layers; the same seed, the same weights."""
-    config_class, settings = {**CONFIGS, **SCALED, **ENCODER_DECODERS}[architecture]
+    config_class, settings = {**CONFIGS, **SCALED, **HYBRIDS, **ENCODER_DECODERS}[architecture]
     defaults = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     config = config_class(**{**defaults, **settings, **overrides})
     kind = AutoModelForSeq2SeqLM if architecture in ENCODER_DECODERS else AutoModelForCausalLM

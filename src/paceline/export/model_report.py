@@ -217,7 +217,8 @@ def _checks(model: HfModel, admission: Admission, check: TokenizerCheck | None) 
     kinds = {
         "batch": "batches of texts of different lengths",
         "rows": "one text at a time",
-        "stateful": "one text at a time, without rollback",
+        "recurrent": "one text at a time, without rollback",
+        "stateful": "one text at a time and token by token, without rollback",
     }
     twin = "no tiny twin of this class can be built"
     if admission.twin is not None:

@@ -17,6 +17,7 @@ from paceline.errors import ModelLoadError, SlowerWarning, UnsupportedModelError
 from paceline.models.admission.results import key_of, recall, remember
 from paceline.models.admission.trial import FAULTS, Comparison, play, play_briefly
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
+from paceline.models.hf.base import rolls_back
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
 
@@ -201,7 +202,7 @@ def _first_that_agrees(
         for kind in kinds[kinds.index(first) :]:
             try:
                 model.sessions = kind
-                result = trial(model, rollback=kind != "stateful")
+                result = trial(model, rollback=rolls_back(kind))
             except (torch.OutOfMemoryError, ModelLoadError):
                 raise
             except FAULTS as error:

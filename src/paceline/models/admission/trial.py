@@ -169,6 +169,8 @@ def play(model: HfModel, *, rollback: bool = True) -> Comparison:
         game.extend(6)
         game.rollback([_UNLIMITED, 2])
     game.extend(5)
+    if not rollback:
+        game.extend(6)
     _check_reference(game)
     return comparison
 

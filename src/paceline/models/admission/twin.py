@@ -220,7 +220,10 @@ def _randomize(twin: PreTrainedModel, seed: int) -> None:
         if not weight.is_floating_point():
             continue
         noise = torch.randn(weight.shape, generator=rng)
-        if weight.ndim < 2 or "bias" in name:
+        if name.endswith("dt_bias"):
+            # steps inside the limits, which Nemotron-H and Zamba 2 apply to prompts alone
+            weight.copy_(1 + 0.3 * noise)
+        elif weight.ndim < 2 or "bias" in name:
             weight += 0.3 * noise
         elif "A_log" not in name:
             weight.copy_(noise * _spread(name, weight))

@@ -37,8 +37,13 @@ if TYPE_CHECKING:
 _TOLERANCE = 0.02  # of the logits' scale; bfloat16 rounds to 0.004
 _SATURATING = 1024.0  # larger than any cap
 
-Sessions = Literal["batch", "rows", "stateful"]
-"""How texts are read: together, one by one, or one by one without rollback."""
+Sessions = Literal["batch", "rows", "recurrent", "stateful"]
+"""How texts are read: together; one by one; the same without rollback; the same token by token."""
+
+
+def rolls_back(sessions: Sessions) -> bool:
+    """Whether sessions of this kind can roll back."""
+    return sessions in ("batch", "rows")
 
 
 class ForwardPass(Protocol):
@@ -126,7 +131,7 @@ class HfModel(ABC):
     @property
     def rolls_back(self) -> bool:
         """Whether sessions can roll back, as speculative decoding needs."""
-        return self.sessions != "stateful"
+        return rolls_back(self.sessions)
 
     @property
     @abstractmethod

@@ -14,7 +14,7 @@ from paceline.models.hf.base import HfModel
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.masks import mask_and_positions
 from paceline.models.hf.positions import at_positions, takes_positions
-from paceline.models.hf.row_session import RowSession, StatefulRow
+from paceline.models.hf.row_session import RecurrentRow, RowSession, StatefulRow
 from paceline.models.hf.session import CausalSession
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class CausalModel(HfModel):
         return {
             "batch": CausalSession,
             "rows": functools.partial(RowSession, start=CausalSession),
+            "recurrent": functools.partial(RowSession, start=RecurrentRow),
             "stateful": functools.partial(RowSession, start=StatefulRow),
         }
 

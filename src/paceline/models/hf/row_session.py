@@ -4,7 +4,7 @@ Each row has a session of its own, so nothing depends on the other rows. A model
 keys and values of each token (recurrent, convolutional or compressed layers) keeps the cache that
 transformers makes for `generate`; it then cannot roll back.
 
-Shape suffixes: B batch, N new tokens, R rows, V vocabulary.
+Shape suffixes: B batch, N new tokens, K kept logits, R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from paceline.core.vocabulary_subset import limited
 from paceline.models.compatibility import check_rollback
 from paceline.models.contract import ModelSession
 from paceline.models.hf.base import evaluating
+from paceline.models.hf.positions import takes_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,32 +69,36 @@ class RowSession(ModelSession):
         self._rows = [self._rows[index] for index in rows]
 
 
-class StatefulRow(ModelSession):
-    """One text with the cache of `generate`; new tokens are read one by one, as there."""
+class RecurrentRow(ModelSession):
+    """One text with the cache of `generate`, which cannot be rolled back."""
 
     def __init__(self, model: HfModel) -> None:
         super().__init__(model.vocab_size, model.max_length)
         self._model = model
         decoder: Any = model.decoder
         self._hf: Any = decoder.hf
+        self._takes_positions = takes_positions(self._hf)
         self._tokens_1T = torch.zeros(1, 0, dtype=torch.int64, device=model.device)
         self._kwargs: dict[str, Any] = {"use_cache": True}
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         (row,) = tokens
-        return self._read(torch.tensor([row]))
+        return self._read(torch.tensor([row]), keep=1)[:, 0]
 
     def _extend(self, tokens_BN: Tensor) -> Tensor:
-        return torch.stack([self._read(x) for x in tokens_BN.split(1, -1)], 1)
+        return self._read(tokens_BN, keep=tokens_BN.shape[1])
 
     @torch.inference_mode()
-    def _read(self, new_1N: Tensor) -> Tensor:
-        """Logits after the new tokens, [1, V]."""
+    def _read(self, new_1N: Tensor, keep: int) -> Tensor:
+        """Logits after the last `keep` new tokens, [1, keep, V]."""
         count, first = new_1N.shape[1], not self._tokens_1T.shape[1]
         self._tokens_1T = torch.cat([self._tokens_1T, new_1N.to(self._tokens_1T.device)], 1)
         if first:
             self._make_cache()
         self._kwargs["attention_mask"] = torch.ones_like(self._tokens_1T)
+        if self._takes_positions:  # Bamba would count from the start of each pass
+            width, device = self._tokens_1T.shape[1], self._tokens_1T.device
+            self._kwargs["position_ids"] = torch.arange(width, device=device)[None]
         with evaluating(self._model.hf):
             inputs = self._hf.prepare_inputs_for_generation(
                 self._tokens_1T,
@@ -101,13 +106,15 @@ class StatefulRow(ModelSession):
                 is_first_iteration=first,
                 **self._kwargs,
             )
-            output = self._hf(**inputs, return_dict=True)
+            output = self._hf(**inputs | {"logits_to_keep": keep}, return_dict=True)
         self._kwargs = self._hf._update_model_kwargs_for_generation(output, self._kwargs)
-        logits_1V = output.logits[:, -1].float()
+        logits_1KV = output.logits[:, -keep:].float()
+        if logits_1KV.shape[1] < keep:
+            raise ValueError(f"got logits of {logits_1KV.shape[1]} of {keep} tokens")
         if self._model.banned_K is not None:
-            logits_1V[:, self._model.banned_K] = -torch.inf
+            logits_1KV[..., self._model.banned_K] = -torch.inf
         listed = self._model.draft_vocabulary
-        return logits_1V if listed is None else limited(logits_1V, listed)
+        return logits_1KV if listed is None else limited(logits_1KV, listed)
 
     def _make_cache(self) -> None:
         """Make the cache that `generate` makes, under the name that the model expects."""
@@ -124,3 +131,10 @@ class StatefulRow(ModelSession):
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
         raise AssertionError("a row of its own is the only one")
+
+
+class StatefulRow(RecurrentRow):
+    """As RecurrentRow, but new tokens are read one by one, as `generate` does."""
+
+    def _extend(self, tokens_BN: Tensor) -> Tensor:
+        return torch.cat([self._read(x, keep=1) for x in tokens_BN.split(1, -1)], 1)
