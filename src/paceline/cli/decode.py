@@ -60,7 +60,7 @@ def decode(
     if draft is None:
         _check_without_draft(decoding, draft_weights)
     text = read_prompt(prompt, prompt_file)
-    check_decode(target, draft)
+    check_decode(target, draft, decoding)
     recorded = {"target": target, "draft": draft, "max_new_tokens": max_new_tokens, "seed": seed}
     recorded["decoding"] = decoding.model_dump(mode="json")
     stream_text(

@@ -43,7 +43,6 @@ def draft(
 ) -> None:
     """Create a draft from the target's layers, or a new one."""
     from paceline.cli.preflight import check_draft
-    from paceline.measure.draft_cost import time_draft
     from paceline.models import load_model
     from paceline.models.drafts.save import save_draft
     from paceline.models.loading import stored_dtype
@@ -71,7 +70,16 @@ def draft(
     stdout.print(f"{wanted.out}: {_description(small, kept, model)}")
     if time_passes:
         # loaded again, because saving may round the weights
-        stdout.print(str(time_draft(model, load_model(wanted.out, dtype=model.dtype))))
+        stdout.print(_times(model, load_model(wanted.out, dtype=model.dtype)))
+
+
+def _times(target: "HfModel", draft: "HfModel") -> str:
+    from paceline.measure.draft_cost import time_draft
+    from paceline.models.compatibility import UNTIMED, without_rollback
+
+    if without_rollback(target, draft) is not None:
+        return f"passes are not timed: {UNTIMED}"
+    return str(time_draft(target, draft))
 
 
 def _description(draft: "HfModel", kept: "KeptLayers | None", target: "HfModel") -> str:

@@ -13,8 +13,8 @@ from paceline.cli.output_paths import check_output_directory, check_output_file,
 from paceline.data.prompts import CorpusConfig, read_records, stream_records
 from paceline.data.tokens import encode
 from paceline.errors import ContextLengthError, ModelLoadError
-from paceline.models.compatibility import check_same_vocabulary
-from paceline.models.inspection import ModelFacts, inspect_model
+from paceline.models.compatibility import check_same_vocabulary, no_rollback
+from paceline.models.inspection import ModelFacts, inspect_model, state_keeper
 from paceline.models.loading import find_device, load_tokenizer
 
 if TYPE_CHECKING:
@@ -77,6 +77,12 @@ class Preflight:
                 "and draft swapped?"
             )
         return models
+
+    def drafting(self, *paths: str | None) -> None:
+        """Check that these models can draft and verify drafts; raises UnsupportedModelError."""
+        for path in paths:
+            if path is not None and (name := state_keeper(path)) is not None:
+                raise no_rollback(name)
 
     def tokenizer(self, role: str, path: str) -> Any:
         """Check that a tokenizer can be loaded; raises ModelLoadError."""

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 _TRAINED = 500  # records that are tokenised to check them
 
 
-def check_measured(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
-    """Check the inputs of `measure`, `analyze` and `verify`."""
+def check_measured(
+    config: Any, *, dry_run: bool, as_json: bool = False, drafts: bool = False
+) -> None:
+    """Check the inputs of `measure`, `analyze` and, with `drafts`, `verify`."""
     found = Preflight()
     found.device(config.device)
     found.costs(config)
     models = found.pair(config.target, config.draft)
+    if drafts:
+        found.drafting(config.target, config.draft)
     gamma = getattr(config, "gamma", 0)
     timed = min(getattr(config, "timed_prompts", 0), config.num_prompts)
     if getattr(config, "costs", None) is not None:
@@ -209,6 +213,8 @@ def check_generate_data(config: Any, *, dry_run: bool, as_json: bool = False) ->
             check_choice(choice)
         case _:
             models = found.pair(config.target, config.draft)
+            if config.draft is not None:
+                found.drafting(config.target, config.draft)
     found.text("prompts", config.prompts)
     lengths = config.max_prompt_tokens, config.max_new_tokens
     for model in models:
@@ -231,12 +237,17 @@ def check_score(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
 
 def check_bench(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `bench` and `tune`."""
+    from paceline.decode.strategies import DecodingConfig
     from paceline.engines.engine_choice import check_choice
 
     found = Preflight()
     found.device(config.device)
     found.costs(config)
     found.pair(config.target, config.draft)
+    cells = config.grid.cells() if hasattr(config, "grid") else [DecodingConfig()]
+    here = getattr(config, "engine", None) is None
+    if here and any(cell.needs_rollback for cell in cells):
+        found.drafting(config.target, config.draft)
     if getattr(config, "reference", None) is not None:
         found.model("reference", config.reference)
     if getattr(config, "engine", None) is not None:
@@ -330,12 +341,16 @@ def check_demo(target: str, out: Path, layers: list[int], *, dry_run: bool) -> N
 
     found = Preflight()
     facts = found.model("target", target)
+    found.drafting(target)
     if facts.num_layers:
         check_layers(layers, facts.num_layers)
     found.output(out)
     found.end(dry_run=dry_run)
 
 
-def check_decode(target: str, draft: str | None) -> None:
+def check_decode(target: str, draft: str | None, decoding: Any) -> None:
     """Check the inputs of `decode`."""
-    Preflight().pair(target, draft)
+    found = Preflight()
+    found.pair(target, draft)
+    if draft is not None and decoding.needs_rollback:
+        found.drafting(target, draft)

@@ -11,6 +11,7 @@ from rich.table import Table
 from paceline.bench.schema import family, parameters_of, setting
 from paceline.measure.training_stops import short_names
 from paceline.measure.trajectory import name_of
+from paceline.models.compatibility import UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,6 +42,9 @@ break-even acceptance: acceptance above which this gamma gives a speedup
 predicted speedup: tau / (cost ratio * gamma + 1)
 block cost: target pass over a block / target pass over one token
 expected speedup: tau / measured cost of a block
+MBSU: memory-bound speedup, tau / (parameter ratio * gamma + 1)
+Brackets: 95% intervals over prompts."""
+_UNTIMED_LEGEND = f"""{_ACCEPTANCE_LEGEND}
 MBSU: memory-bound speedup, tau / (parameter ratio * gamma + 1)
 Brackets: 95% intervals over prompts."""
 _ENGINE_LEGEND = f"""{_ACCEPTANCE_LEGEND}
@@ -74,6 +78,8 @@ def measurement_table(found: Measurement) -> Group:
     summary.add_row("expected acceptance", str(text.expected_acceptance))
     summary.add_row("greedy draft acceptance", str(text.greedy_draft_acceptance))
     summary.add_row("greedy agreement", str(text.greedy_agreement))
+    if not found.verdict.timed:
+        return Group(summary, _untimed_table(found), _UNTIMED_LEGEND)
     target, draft = (f"{one * 1e3:.1f} ms" for one in (cost.target_pass_s, cost.draft_pass_s))
     if cost.engine:
         count = found.config.concurrency
@@ -116,6 +122,13 @@ def _gamma_table(found: Measurement) -> Table:
             f"{row.expected_speedup:.3f}",
             f"{row.mbsu:.3f}",
         )
+    return table
+
+
+def _untimed_table(found: Measurement) -> Table:
+    table = _right_aligned("gamma", "tokens per target call", "MBSU")
+    for row in found.gammas:
+        table.add_row(str(row.gamma), f"{row.block_efficiency:.3f}", f"{row.mbsu:.3f}")
     return table
 
 
@@ -237,9 +250,10 @@ def frontier_table(found: PredictedFrontier) -> Group:
             str(row.best_gamma),
             f"{row.predicted_speedup:.3f}",
         )
+    untimed = "" if found.timed else f", that of the parameters: {UNTIMED}"
     remark = (
         f"on {found.num_tokens} tokens of the {found.config.text}, temperature "
-        f"{found.config.sampling.temperature:g}, cost ratio {found.cost_ratio:.3f}\n"
+        f"{found.config.sampling.temperature:g}, cost ratio {found.cost_ratio:.3f}{untimed}\n"
         "rejected: fraction of examined draft tokens; TVD and KL (nats): of target and output\n"
         "surprisal (nats): mean -log target probability of the output\n"
         "tau (tokens per target call) and speedup: predicted at the best gamma"

@@ -41,7 +41,7 @@ def verify(
     wanted = options.build(
         VerifyConfig, config, overrides, self_test=self_test, **models, **sampling
     )
-    check_measured(wanted, dry_run=dry_run, as_json=json)
+    check_measured(wanted, dry_run=dry_run, as_json=json, drafts=True)
     with progress_bars() as progress:
         report = verify_losslessness(wanted, progress)
     if json:

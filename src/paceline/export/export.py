@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import transformers
+
 from paceline.config import StrictModel
 from paceline.errors import ExportError, UsageError
 from paceline.export.card import model_card
@@ -16,8 +18,10 @@ from paceline.export.export_inputs import Sources, read_sources
 from paceline.export.gguf_file import write_gguf
 from paceline.export.gguf_vocabulary import Tokenizer
 from paceline.export.launch import Launch, loads, plan_launch
+from paceline.models.compatibility import without_rollback
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.draft_vocabulary import EXPORTED
+from paceline.models.inspection import state_keeper
 from paceline.progress import Progress, silent
 from paceline.records import atomic_directory
 
@@ -194,6 +198,7 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
     if measurement is not None and not measurement.verdict.go:
         notes.append(f"the measurement says {measurement.verdict}")
     notes += _position_notes(sources)
+    notes += _state_notes(sources)
     served = config.served_target or (sources.target.path if sources.target else "")
     if loads(config.to, served):
         return notes
@@ -204,6 +209,22 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
         f"--out TARGET, then add --set served_target={made} here"
     )
     return notes
+
+
+def _state_notes(sources: Sources) -> list[str]:
+    """What an engine needs if draft or target cannot roll back."""
+    name = without_rollback(sources.model)
+    if name is None and sources.target is not None:
+        name = state_keeper(sources.target.path)
+    if name is None:
+        return []
+    engine = sources.config.to
+    if engine == "transformers" and getattr(sources.model.hf, "_is_stateful", False):
+        return [f"transformers {transformers.__version__} refuses assisted generation with {name}"]
+    return [
+        f"{name} keeps a state, which {engine} must restore when it rejects drafted tokens, and "
+        "not every version can; compare its greedy texts with and without the draft"
+    ]
 
 
 def _position_notes(sources: Sources) -> list[str]:

@@ -22,7 +22,7 @@ from paceline.core.stats import DecodeStats
 from paceline.decode.block import draw, judge
 from paceline.decode.result import count_blocks
 from paceline.errors import ContextLengthError, UsageError
-from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.compatibility import check_rollback, check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
 
@@ -48,6 +48,15 @@ class PassCosts(NamedTuple):
     target_start_s: float | None = None
     """Of an encoder-decoder: seconds from a source to the first logits, encoder included."""
     draft_start_s: float | None = None
+
+    @classmethod
+    def of_parameters(cls, ratio: float, gammas: Sequence[int]) -> PassCosts:
+        """Costs of models that cannot be timed, in target passes, as MBSU assumes them.
+
+        `ratio`: draft parameters / target parameters. A block costs the target one pass.
+        """
+        drafting = {gamma: gamma * ratio for gamma in gammas}
+        return cls(1.0, ratio, drafting, dict.fromkeys(gammas, 1.0))
 
     @property
     def cost_ratio(self) -> float:
@@ -94,6 +103,7 @@ class PassTimer:
         generated: Sequence[int] = (),
     ) -> None:
         shared = check_same_vocabulary(target, draft)
+        check_rollback(target, draft)
         self._target, self._draft = target.start_session(), draft.start_session()
         self._starts: dict[str, Model] = {}
         if decoder_prompt_of(target) is None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
@@ -13,7 +13,7 @@ from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, budgets_of, score_texts
 from paceline.measure.engine_costs import EngineCosts, check_sizes, read_costs
-from paceline.measure.latency import PassCosts, PassTimer
+from paceline.measure.latency import PassTimer
 from paceline.measure.measure_config import MeasureConfig
 from paceline.measure.pair import load_models, load_prompts, sample_texts
 from paceline.measure.results import (
@@ -25,7 +25,8 @@ from paceline.measure.results import (
     TriedRow,
 )
 from paceline.measure.timing import time_best
-from paceline.measure.verdict import Verdict, judge, judge_expected
+from paceline.measure.verdict import Verdict, judge, judge_expected, not_timed
+from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.measure.latency import PassCosts
     from paceline.models.contract import Model
 
 # The prefill gives the first token, and a block leaves one token of the budget to the target.
@@ -51,7 +53,7 @@ class Measurement(StrictModel):
     gammas: list[GammaRow]
     best_gamma: int
     """The gamma to serve: the timed one, else the one with the highest expected speedup; 0 if
-    decoding without a draft is as fast or faster."""
+    decoding without a draft is as fast or faster, or if blocks cannot be timed."""
     tried: list[TriedRow]
     """Gammas timed to choose the one of `speed`; empty if only the expected best was timed."""
     speed: SpeedRow | None
@@ -129,21 +131,22 @@ def measure_models(
     budget_B = budgets_of(target, prompts, config.max_new_tokens)
     longest = int(scores.mask_BT.sum(-1).max())
     gammas = usable_gammas(config.gammas, longest, int(budget_B.max()))
-    # passes are timed in the middle of a typical text
     begun = completions[0][: config.max_new_tokens // 2]
     if costs is None:
-        samplings = config.sampling, config.draft_sampling
-        timer = PassTimer(target, draft, prompts[0], gammas, *samplings, generated=begun)
-        passes = timer.run(config.pass_repeats, progress)
+        passes = _passes(target, draft, prompts[0], begun, gammas, config, progress)
     else:
         passes = costs.pass_costs(gammas, config.concurrency)
     cost = _cost_row(target, draft, passes, costs)
     rows = [_gamma_row(one, scores, budget_B, acceptance, passes, cost, costs) for one in gammas]
     chosen = max(rows, key=lambda row: row.expected_speedup)
     tried, timed, expected = list[TriedRow](), None, None
-    if config.timed_prompts:  # also if no speedup is expected, to measure a NO-GO
+    if (
+        config.timed_prompts and passes is not None
+    ):  # also if no speedup is expected, to measure a NO-GO
         chosen, tried, timed = time_best(target, draft, prompts, rows, begun, config, progress)
-    if costs is None:
+    if passes is None:
+        verdict = not_timed(acceptance, str(without_rollback(target, draft)))
+    elif costs is None:
         verdict = judge(acceptance, chosen, timed)
     else:
         expected = _expected(scores, budget_B, chosen, costs, config)
@@ -164,16 +167,23 @@ def measure_models(
     )
 
 
-def _cost_row(target: Model, draft: Model, passes: PassCosts, costs: EngineCosts | None) -> CostRow:
+def _cost_row(
+    target: Model, draft: Model, passes: PassCosts | None, costs: EngineCosts | None
+) -> CostRow:
+    sizes: dict[str, Any] = {
+        "target_parameters": target.num_parameters,
+        "draft_parameters": draft.num_parameters,
+    }
+    if passes is None:
+        return CostRow(**sizes)
     return CostRow(
         target_pass_s=passes.target_pass_s,
         draft_pass_s=passes.draft_pass_s,
         cost_ratio=passes.cost_ratio,
-        target_parameters=target.num_parameters,
-        draft_parameters=draft.num_parameters,
         engine="" if costs is None else str(costs),
         target_start_s=passes.target_start_s,
         draft_start_s=passes.draft_start_s,
+        **sizes,
     )
 
 
@@ -254,7 +264,7 @@ def _gamma_row(
     scores: TextScores,
     budget_B: Tensor,
     acceptance: AcceptanceRow,
-    costs: PassCosts,
+    costs: PassCosts | None,
     cost: CostRow,
     engine: EngineCosts | None,
 ) -> GammaRow:
@@ -262,22 +272,48 @@ def _gamma_row(
     tau = float(tokens_B.sum() / blocks_B.sum())
     drafted = scores.drafted_per_block(gamma, budget_B)
     alpha = min(max(acceptance.expected_acceptance.value, 0.0), 1.0)
-    drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
-    in_full = engine is not None and engine.drafts_in_full
-    break_even = speed_model.break_even_acceptance(gamma, drafting, block)
     return GammaRow(
         gamma=gamma,
         block_efficiency_iid=speed_model.block_efficiency_iid(alpha, gamma),
         block_efficiency=tau,
         drafted_per_block=drafted,
-        break_even_acceptance=None if math.isinf(break_even) else break_even,
+        mbsu=speed_model.mbsu(tau, gamma, cost.draft_parameters / cost.target_parameters),
+        **({} if costs is None else _speeds(gamma, tau, drafted, costs, engine)),
+    )
+
+
+def _speeds(
+    gamma: int, tau: float, drafted: float, costs: PassCosts, engine: EngineCosts | None
+) -> dict[str, Any]:
+    """The figures of a gamma that depend on the costs of passes."""
+    drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
+    in_full = engine is not None and engine.drafts_in_full
+    break_even = speed_model.break_even_acceptance(gamma, drafting, block)
+    return {
+        "break_even_acceptance": None if math.isinf(break_even) else break_even,
         # an engine's c depends on gamma: it includes more than the draft's passes
-        predicted_speedup=speed_model.predicted_speedup(
+        "predicted_speedup": speed_model.predicted_speedup(
             tau, gamma, drafting if engine else costs.cost_ratio
         ),
-        mbsu=speed_model.mbsu(tau, gamma, cost.draft_parameters / cost.target_parameters),
-        drafting_cost_ratio=drafting,
-        block_cost_ratio=block,
-        expected_speedup=costs.expected_speedup(tau, gamma, None if in_full else drafted),
-        block_s=costs.block_s(gamma),
-    )
+        "drafting_cost_ratio": drafting,
+        "block_cost_ratio": block,
+        "expected_speedup": costs.expected_speedup(tau, gamma, None if in_full else drafted),
+        "block_s": costs.block_s(gamma),
+    }
+
+
+def _passes(
+    target: Model,
+    draft: Model,
+    prompt: Sequence[int],
+    begun: Sequence[int],
+    gammas: Sequence[int],
+    config: MeasureConfig,
+    progress: Progress,
+) -> PassCosts | None:
+    """Costs of passes in the middle of a typical text; None if a model cannot roll back."""
+    if without_rollback(target, draft) is not None:
+        return None
+    samplings = config.sampling, config.draft_sampling
+    timer = PassTimer(target, draft, prompt, gammas, *samplings, generated=begun)
+    return timer.run(config.pass_repeats, progress)

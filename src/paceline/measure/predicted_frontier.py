@@ -11,17 +11,17 @@ from paceline.core import rules as core_rules
 from paceline.core.rules import RuleChoice
 from paceline.environment import environment
 from paceline.measure.analysis import analyze_rules
-from paceline.measure.latency import PassTimer
+from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
 from paceline.measure.results import IntervalRow
+from paceline.models.compatibility import without_rollback
 from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.measure.analysis import RuleRow
-    from paceline.measure.latency import PassCosts
     from paceline.models.contract import Model
 
 DEFAULT_RULES: tuple[RuleChoice, ...] = (
@@ -69,7 +69,7 @@ class FrontierRow(StrictModel):
     block_efficiency: dict[int, float]
     best_gamma: int
     predicted_speedup: float
-    """At the best gamma: tau / (drafting + block cost), from measured passes."""
+    """At the best gamma: tau / (drafting + block cost)."""
 
 
 class PredictedFrontier(StrictModel):
@@ -78,6 +78,8 @@ class PredictedFrontier(StrictModel):
     schema_version: int = 1
     config: AnalyzeConfig
     num_tokens: int
+    timed: bool = True
+    """False: a model cannot roll back, so blocks cannot be timed; the costs are those of MBSU."""
     cost_ratio: float
     drafting_cost_ratios: dict[int, float]
     block_cost_ratios: dict[int, float]
@@ -108,11 +110,15 @@ def analyze_models(
     sample_texts(draft if config.text == "draft" else target, prompts, config, texts, progress)
     longest = max(len(text) for text in texts)
     gammas = usable_gammas(config.gammas, longest, config.max_new_tokens)
-    # passes are timed in the middle of a typical text
-    begun = texts[0][: config.max_new_tokens // 2]
-    samplings = config.sampling, config.draft_sampling
-    timer = PassTimer(target, draft, prompts[0], gammas, *samplings, generated=begun)
-    costs = timer.run(config.pass_repeats, progress)
+    timed = without_rollback(target, draft) is None
+    if timed:
+        # in the middle of a typical text
+        begun = texts[0][: config.max_new_tokens // 2]
+        samplings = config.sampling, config.draft_sampling
+        timer = PassTimer(target, draft, prompts[0], gammas, *samplings, generated=begun)
+        costs = timer.run(config.pass_repeats, progress)
+    else:
+        costs = PassCosts.of_parameters(draft.num_parameters / target.num_parameters, gammas)
     found = analyze_rules(
         *(target, draft, prompts, texts, config.rules, config.sampling, gammas),
         *(config.seed, progress, config.max_new_tokens, config.draft_sampling),
@@ -120,6 +126,7 @@ def analyze_models(
     return PredictedFrontier(
         config=config,
         num_tokens=sum(len(text) for text in texts),
+        timed=timed,
         cost_ratio=costs.cost_ratio,
         drafting_cost_ratios={gamma: costs.drafting_cost_ratio(gamma) for gamma in gammas},
         block_cost_ratios={gamma: costs.block_cost_ratio(gamma) for gamma in gammas},

@@ -64,11 +64,12 @@ class CostRow(StrictModel):
     """Cost of forward passes: median seconds of interleaved passes at batch size 1, one token each.
 
     With the costs of an engine, `draft_pass_s` is the time that a drafted token adds to a step.
+    Unknown times, of models that cannot roll back, are NaN: null in JSON.
     """
 
-    target_pass_s: float
-    draft_pass_s: float
-    cost_ratio: float
+    target_pass_s: Value = math.nan
+    draft_pass_s: Value = math.nan
+    cost_ratio: Value = math.nan
     """c: draft pass / target pass."""
     target_parameters: int
     draft_parameters: int
@@ -90,22 +91,22 @@ class GammaRow(StrictModel):
     """From per-position acceptance along the text; the last block of a text may be shorter."""
     drafted_per_block: float
     """Mean number of drafted tokens per block; below `gamma` if budgets end within blocks."""
-    break_even_acceptance: float | None
+    break_even_acceptance: float | None = None
     """Acceptance above which a block is faster than plain decoding; None if there is none."""
-    predicted_speedup: float
-    """block_efficiency / (c gamma + 1)."""
+    predicted_speedup: Value = math.nan
+    """block_efficiency / (c gamma + 1); NaN without costs, as the figures below that need them."""
     mbsu: float
     """predicted_speedup with the parameter ratio as c."""
-    drafting_cost_ratio: float
+    drafting_cost_ratio: Value = math.nan
     """c within a block: seconds per drafted token / target pass. Of an engine, which reports only
     the time of whole blocks: the c for which tau / (c gamma + 1) is its speedup."""
-    block_cost_ratio: float
+    block_cost_ratio: Value = math.nan
     """Target pass over gamma + 1 tokens / over one; 1 in predicted_speedup and of an engine."""
-    expected_speedup: float
+    expected_speedup: Value = math.nan
     """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio), both costs scaled to
     `drafted_per_block` tokens."""
     block_s: float | None = None
-    """Seconds per block; None in files of earlier versions."""
+    """Seconds per block; None without costs, and in files of earlier versions."""
 
 
 class TriedRow(StrictModel):

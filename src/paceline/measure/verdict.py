@@ -1,4 +1,4 @@
-"""Verdicts on a draft: GO, NO-GO or TOO FEW, with the reason in one sentence."""
+"""Verdicts on a draft: GO, NO-GO, TOO FEW or NOT TIMED, with the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ class Verdict(StrictModel):
 
     Attributes:
         go: True if serving with the draft is faster.
-        decided: False if too few requests were measured for a verdict; then `go` is false.
+        decided: False if too few requests were measured for a verdict, or none can be; then `go` is
+            false.
+        timed: False if blocks of these models cannot be timed.
         reason: One sentence.
     """
 
     go: bool
     decided: bool = True
+    timed: bool = True
     reason: str
 
     def __str__(self) -> str:
@@ -29,9 +32,9 @@ class Verdict(StrictModel):
 
     @property
     def word(self) -> str:
-        """`GO`, `NO-GO` or `TOO FEW`."""
+        """`GO`, `NO-GO`, `TOO FEW` or `NOT TIMED`."""
         if not self.decided:
-            return "TOO FEW"
+            return "TOO FEW" if self.timed else "NOT TIMED"
         return "GO" if self.go else "NO-GO"
 
     @property
@@ -58,6 +61,16 @@ def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow | None) -> 
         measured = f"measured {speed.speedup.value:.2f}x at gamma {speed.gamma}"
         return _too_few(measured, speed.num_requests, "request", "timed_prompts")
     return _by_interval(f"measured {{}} at gamma {speed.gamma}", speed.speedup, standing)
+
+
+def not_timed(acceptance: AcceptanceRow, architecture: str) -> Verdict:
+    """The verdict on a pair with a model of this architecture, whose blocks cannot be timed."""
+    alpha = acceptance.expected_acceptance.value
+    reason = (
+        f"acceptance {alpha:.3f}; {architecture} keeps a state that cannot be rolled back, so "
+        "blocks cannot be timed here: give the costs of an engine as --costs"
+    )
+    return Verdict(go=False, decided=False, timed=False, reason=reason)
 
 
 def judge_expected(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from paceline.models.contract import Model
 
+UNTIMED = "one of the models keeps a state that cannot be rolled back"
+"""Why blocks of a pair are not timed."""
 _SHORTEST = 2  # one prompt token and one new token
 _ADVICE = "choose or build a draft with the target's own tokenizer"
 
@@ -79,17 +81,28 @@ def check_block(gamma: int, limit: int | None) -> None:
         )
 
 
+def without_rollback(*models: Model) -> str | None:
+    """The architecture of the first of these models that cannot roll back; None if all can."""
+    for model in models:
+        if not getattr(model, "rolls_back", True):
+            wrapped: Any = model
+            return wrapped.hf.config.model_type
+    return None
+
+
 def check_rollback(*models: Model) -> None:
     """Raise an UnsupportedModelError if a model cannot roll back, as every use of drafts needs."""
-    for model in models:
-        if getattr(model, "rolls_back", True):
-            continue
-        wrapped: Any = model
-        raise UnsupportedModelError(
-            f"{wrapped.hf.config.model_type} keeps a state that cannot be rolled back, so it can "
-            "neither draft nor verify drafts; plain decoding, alignment, perplexity, expected "
-            "acceptance and export work"
-        )
+    name = without_rollback(*models)
+    if name is not None:
+        raise no_rollback(name)
+
+
+def no_rollback(architecture: str) -> UnsupportedModelError:
+    """The error for a model of this architecture as draft, or as target of one."""
+    return UnsupportedModelError(
+        f"{architecture} keeps a state that cannot be rolled back, so it can neither draft nor "
+        "verify drafts; plain decoding, alignment, perplexity, expected acceptance and export work"
+    )
 
 
 def check_fits(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -10,6 +11,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig
 
 from paceline.errors import ModelLoadError
+from paceline.models.admission.model import twin_admission
 from paceline.models.config_files import refuse_unreadable
 from paceline.models.hf.architectures import (
     configured_prompt,
@@ -20,7 +22,8 @@ from paceline.models.hf.architectures import (
     refuse_by_name,
     source_length,
 )
-from paceline.models.hf.base import named_tokens
+from paceline.models.hf.base import named_tokens, rolls_back
+from paceline.models.hf.causal import CausalModel
 from paceline.models.loading import auto_class, open_model, read_tokenizer
 from paceline.models.silence import quiet
 from paceline.models.weights import stored_tensor, weight_files
@@ -96,6 +99,28 @@ def inspect_model(path: str | Path) -> ModelFacts:
         num_parameters=count,
         tokenizer=tokenizer,
     )
+
+
+def state_keeper(path: str | Path) -> str | None:
+    """The architecture of a model that cannot roll back; None if it can, or for a GGUF file.
+
+    Only the configuration is read: the trial is that of its tiny twin.
+
+    Raises:
+        UnsupportedModelError: The sessions of the twin are not right.
+    """
+    if Path(path).suffix == ".gguf":
+        return None
+    with open_model(path) as location:
+        config = AutoConfig.from_pretrained(location.source, **location.options)
+    if is_encoder_decoder(config):
+        return None
+    with quiet(), torch.device("meta"):
+        hf: Any = auto_class(config).from_config(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run repeats them
+        twin = twin_admission(CausalModel(hf))
+    return None if twin is None or rolls_back(twin.sessions) else config.model_type
 
 
 def _generation_config(location: ModelLocation) -> GenerationConfig:

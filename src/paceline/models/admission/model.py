@@ -77,7 +77,7 @@ def admit(model: HfModel, files: str | None = None) -> Admission:
 
 
 def _compare(model: HfModel) -> Admission:
-    twin = _twin_admission(model)
+    twin = twin_admission(model)
     if twin is None:
         return _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), "batch")
     if twin.attention is not None:
@@ -90,7 +90,7 @@ def _compare(model: HfModel) -> Admission:
     )
 
 
-def _twin_admission(model: HfModel) -> Admission | None:
+def twin_admission(model: HfModel) -> Admission | None:
     """The result for the tiny twin, from the cache if possible; None if there is no twin."""
     key = key_of(model, "twin")
     known = recall(key)

@@ -60,7 +60,7 @@ class CausalModel(HfModel):
         hidden_BTD = self.hf.base_model(
             input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
         ).last_hidden_state
-        return logit_map(self.hf).scaled(hidden_BTD)
+        return logit_map(self.hf).scaled(_for_head(hidden_BTD, self.hf))
 
     def plain_logits(self, batch: Batch) -> Tensor:
         return self.hf(
@@ -98,5 +98,13 @@ class HfDecoder:
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         scaled = logit_map(self.hf).scaled
         return self.hf.base_model.register_forward_hook(
-            lambda _module, _inputs, output: listener(scaled(output.last_hidden_state))
+            lambda _module, _inputs, output: listener(
+                scaled(_for_head(output.last_hidden_state, self.hf))
+            )
         ).remove
+
+
+def _for_head(hidden: Tensor, hf: Any) -> Tensor:
+    """Hidden states in the type of the head, if it has 16 bits; those of Mamba have 32."""
+    dtype = hf.get_output_embeddings().weight.dtype
+    return hidden.to(dtype) if dtype.itemsize < hidden.dtype.itemsize else hidden

@@ -53,6 +53,7 @@ def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
     """Keep only these layers in a configuration, also in what it says about single layers."""
     found: dict[str, Any] = dict(vars(config))
     sizes = {found[name] for name in COUNTS if isinstance(found.get(name), int)}
+    sizes |= {getattr(config, "num_hidden_layers", -1)}  # a property of Nemotron-H
     changed: Any = config
     for key, value in found.items():
         if isinstance(value, list | tuple) and key in _NUMBERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from paceline.report.html import charts
@@ -73,6 +74,8 @@ def _facts(found: Measurement) -> list[Fact]:
         facts.append(Fact("expected speedup", value, interval_words(found.expected)))
     alpha = found.acceptance.expected_acceptance
     facts.append(Fact("expected acceptance", f"{alpha.value:.3f}", interval_words(alpha, ".3f")))
+    if not found.verdict.timed:
+        return facts
     facts.append(Fact("cost ratio", f"{found.cost.cost_ratio:.3f}"))
     gamma = str(found.best_gamma) if found.best_gamma else "none"
     facts.append(Fact("gamma to serve", gamma, "" if found.best_gamma else "decode without draft"))
@@ -114,6 +117,7 @@ def _speedups(row: GammaRow) -> list[Row]:
     return [
         {"gamma": row.gamma, "kind": words, "speedup": getattr(row, name)}
         for name, words in _PREDICTIONS.items()
+        if not math.isnan(getattr(row, name))
     ]
 
 
@@ -124,12 +128,16 @@ def _gamma_rows(found: Measurement) -> list[Row]:
             "tokens per target call": row.block_efficiency,
             "the same, i.i.d.": row.block_efficiency_iid,
             "break-even acceptance": row.break_even_acceptance,
-            "predicted speedup": row.predicted_speedup,
-            "expected speedup": row.expected_speedup,
+            "predicted speedup": _known(row.predicted_speedup),
+            "expected speedup": _known(row.expected_speedup),
             "MBSU": row.mbsu,
         }
         for row in found.gammas
     ]
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _acceptance(found: Measurement, source: Source) -> Section:
@@ -169,7 +177,7 @@ def _cost(found: Measurement, source: Source) -> Section:
         {
             "model": name,
             "parameters": f"{parameters:,}",
-            "ms per pass": 1e3 * seconds,
+            "ms per pass": _known(1e3 * seconds),
             "ms until the first token": None if start is None else 1e3 * start,
         }
         for name, parameters, seconds, start in (
@@ -178,6 +186,8 @@ def _cost(found: Measurement, source: Source) -> Section:
         )
     ]
     where = f"In {cost.engine}." if cost.engine else "Median of interleaved passes over one token."
+    if not found.verdict.timed:
+        where = "Passes were not timed."
     blocks = [Table("Cost of a pass", rows, source, where)]
     if (speed := found.speed) is not None:
         requests = [

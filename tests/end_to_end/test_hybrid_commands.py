@@ -1,0 +1,230 @@
+"""Every command on models that cannot roll back: what needs no rollback works, decoding does not.
+
+Expected texts and losses come from transformers.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligning import write_corpus
+from paceline.measure import Measurement
+from paceline.models.inspection import state_keeper
+from tiny import HYBRIDS, tiny_hf, tiny_tokenizer
+
+TEXT = "the other thinner animal ran in the theatre"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a draft of two kinds of layers, and texts."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    tokenizer = tiny_tokenizer()
+    tiny_hf("qwen3_5_text", vocab_size=len(tokenizer)).save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    words = ["rain", "heat", "cat", "then", "inner", "other", "animal", "dinner", "sand", "thin"]
+    rows = [
+        {"prompt": f"the {word} in", "completion": f" {TEXT}"[: 8 + 3 * number]}
+        for number, word in enumerate(words)
+    ]
+    write_corpus(folder / "pairs.jsonl", rows)
+    write_corpus(folder / "prompts.jsonl", [{"prompt": row["prompt"]} for row in rows])
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drafted(pair: Path) -> Path:
+    """The draft, made by the library as `paceline draft --layers 0,3` does."""
+    from paceline.models import load_model
+    from paceline.models.drafts.layers import subset_layers
+    from paceline.models.drafts.save import save_draft
+
+    target = load_model(pair / "target")
+    save_draft(subset_layers(target, [0, 3]), str(pair / "target"), pair / "draft", torch.float32)
+    return pair
+
+
+def sets(**values: Any) -> list[str]:
+    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
+def models(folder: Path) -> tuple[Any, ...]:
+    return "--target", folder / "target", "--draft", folder / "draft"
+
+
+SHORT = sets(num_prompts=8, max_new_tokens=8, gammas="[1,2]")
+
+
+def test_a_draft_of_its_layers_keeps_their_kinds_and_is_not_timed(run, pair: Path, tmp_path: Path):
+    out = tmp_path / "draft"
+    code, printed, err = run("draft", "--target", pair / "target", "--layers", "0,3", "--out", out)
+    assert code == 0, err
+    assert "passes are not timed: one of the models keeps a state" in printed
+    config = json.loads((out / "config.json").read_text())
+    assert config["layer_types"] == ["linear_attention", "full_attention"]
+
+
+def test_decode_gives_the_text_of_generate(run, pair: Path):
+    hf = tiny_hf("qwen3_5_text", vocab_size=len(tiny_tokenizer()))
+    tokenizer = tiny_tokenizer()
+    ids: Any = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    wanted: Any = hf.generate(  # pyright: ignore
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+    )
+    given = ("--prompt", TEXT, "--temperature", "0", "--max-new-tokens", "12", "--json")
+    code, out, err = run("decode", "--target", pair / "target", *given)
+    assert code == 0, err
+    assert json.loads(out)["tokens"] == wanted[0, ids.shape[1] :].tolist()
+
+
+def test_perplexity_is_that_of_the_plain_pass(run, pair: Path):
+    hf = tiny_hf("qwen3_5_text", vocab_size=len(tiny_tokenizer()))
+    ids: Any = tiny_tokenizer()(TEXT, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        loss = float(hf(input_ids=ids, labels=ids, use_cache=False).loss)
+    given = ("--model", pair / "target", "--text", pair / "text.txt", "--json")
+    code, out, err = run("perplexity", *given)
+    assert code == 0, err
+    assert json.loads(out)["perplexity"]["value"] == pytest.approx(math.exp(loss), rel=1e-3)
+
+
+@pytest.mark.parametrize("recipe", ["supervised_kd", "f_distill", "gkd"])
+def test_given_target_made_and_draft_made_text_align(
+    run, drafted: Path, tmp_path: Path, recipe: str
+):
+    code, _, err = run(
+        *("align", *models(drafted), "--output", tmp_path / "run", "--recipe", recipe),
+        *sets(**{"data.train": drafted / "pairs.jsonl"}),
+        *sets(**{"data.held_out": drafted / "prompts.jsonl"}),
+        *sets(num_steps=8, batch_size=8, max_prompt_tokens=12, max_completion_tokens=12),
+        *sets(**{"evaluation.max_new_tokens": 8, "optimizer.learning_rate": 1e-2}),
+        *sets(**{"optimizer.kind": "adamw"}),
+    )
+    assert code == 0, err
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    before, after = (result[when]["expected_acceptance"] for when in ("before", "after"))
+    assert after > before
+
+
+def test_text_and_recorded_states_of_the_target_train(run, drafted: Path, tmp_path: Path):
+    out = tmp_path / "data"
+    given = ("--target", drafted / "target", "--prompts", drafted / "prompts.jsonl")
+    code, _, err = run(
+        *("generate-data", *given, "--output", out),
+        *sets(max_prompt_tokens=12, max_new_tokens=8, writer="{kind: model, hidden_states: true}"),
+    )
+    assert code == 0, err
+    code, _, err = run(
+        *("align", *models(drafted), "--output", tmp_path / "run"),
+        *sets(**{"data.train": out / "data", "data.recorded_states": "true"}),
+        *sets(num_steps=2, batch_size=8, max_prompt_tokens=12, max_completion_tokens=8),
+    )
+    assert code == 0, err
+
+
+def test_measure_scores_acceptance_and_says_what_is_not_timed(run, drafted: Path, tmp_path: Path):
+    given = (*models(drafted), "--prompts", drafted / "prompts.jsonl", *SHORT)
+    code, out, err = run("measure", *given, "--json")
+    assert code == 3, err
+    found = Measurement.model_validate_json(out)
+    assert 0 < found.acceptance.expected_acceptance.value < 1
+    assert [row.gamma for row in found.gammas] == [1, 2]
+    assert all(
+        row.block_efficiency > 1 and math.isnan(row.expected_speedup) for row in found.gammas
+    )
+    assert json.loads(out)["cost"]["cost_ratio"] is None
+    code, out, err = run("measure", *given, "--html", tmp_path / "page.html")
+    assert code == 3, err
+    assert "NOT TIMED: acceptance 0." in out
+    assert "qwen3_5_text keeps a state that cannot be rolled back" in " ".join(out.split())
+    assert (tmp_path / "page.html").stat().st_size > 1000
+
+
+def test_analyze_takes_the_cost_ratio_of_the_parameters(run, drafted: Path):
+    given = (*models(drafted), "--prompts", drafted / "prompts.jsonl", *SHORT)
+    code, out, err = run("analyze", *given, *sets(rules="[lossless]"), "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    sizes = [
+        sum(weight.numel() for weight in hf.parameters())
+        for hf in (
+            tiny_hf("qwen3_5_text", vocab_size=len(tiny_tokenizer())),
+            tiny_hf(
+                "qwen3_5_text",
+                vocab_size=len(tiny_tokenizer()),
+                num_hidden_layers=2,
+                layer_types=["linear_attention", "full_attention"],
+            ),
+        )
+    ]
+    assert found["timed"] is False
+    assert found["cost_ratio"] == pytest.approx(sizes[1] / sizes[0])
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
+def test_an_export_is_read_back_and_notes_the_state(
+    run, drafted: Path, tmp_path: Path, engine: str
+):
+    out = tmp_path / "export"
+    given = ("--to", engine, "--out", out, "--target", drafted / "target")
+    code, printed, err = run("export", drafted / "draft", *given)
+    assert code == 0, err
+    said = " ".join((printed + err).split())
+    wanted = "refuses assisted generation with" if engine == "transformers" else "must restore when"
+    assert wanted in said
+    assert (out / "config.json").exists()
+
+
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("command", ["verify", "decode", "bench", "generate-data"])
+def test_decoding_with_a_draft_is_refused_in_one_line(
+    run, drafted: Path, tmp_path: Path, command: str, dry: bool
+):
+    prompts = drafted / "prompts.jsonl"
+    given: dict[str, tuple[Any, ...]] = {
+        "verify": (*models(drafted), "--prompts", prompts),
+        "decode": (*models(drafted), "--prompt", "the rain"),
+        "bench": (
+            *models(drafted),
+            *sets(task=f"{{task: pairs, corpus: {drafted / 'pairs.jsonl'}}}"),
+            *sets(output=tmp_path / "out", **{"grid.rules": "[lossless]"}),
+        ),
+        "generate-data": (
+            *("--target", drafted / "target", "--prompts", prompts, "--output", tmp_path / "out"),
+            *sets(draft=drafted / "draft"),
+        ),
+    }
+    if dry and command == "decode":
+        pytest.skip("decode has no dry run")
+    code, out, err = run(command, *given[command], *(["--dry-run"] if dry else []))
+    assert code == 2
+    assert out == ""
+    (line,) = err.strip().splitlines()
+    assert "qwen3_5_text keeps a state that cannot be rolled back" in line
+    assert "plain decoding, alignment" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sequence_cascade_needs_no_rollback(run, drafted: Path):
+    code, out, err = run(
+        *("decode", *models(drafted), "--prompt", "the rain", "--max-new-tokens", "4"),
+        *sets(strategy="{strategy: sequence_cascade, alpha: 1.0}"),
+    )
+    assert code == 0, err
+    assert out.strip()
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_configuration_shows_that_a_model_keeps_a_state(kind: str, tmp_path: Path):
+    tiny_hf(kind).save_pretrained(tmp_path)
+    assert state_keeper(tmp_path) == kind
+
+
+def test_a_configuration_shows_that_a_model_keeps_no_state(tmp_path: Path):
+    tiny_hf("llama").save_pretrained(tmp_path)
+    assert state_keeper(tmp_path) is None
