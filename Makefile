@@ -16,21 +16,26 @@ STUDIES := bounds distillspec_recipes direct_alignment distillspec_divergences \
 ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36
+COMPAT := .compat
+OLDEST := 5.10.1 2.9.1
+NEWEST := 5.24.0 2.13.0
+COMPAT_TESTS := tests/unit/models tests/equivalence tests/property/test_session.py tests/unit/decode tests/unit/data \
+	tests/unit/export
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp garden direct study clean
+	llamacpp garden direct study compat oldest newest clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
 # The models of the tests are tiny: a second thread costs them more than it brings, and one that
 # spins while it waits slows every other program down.
-test unit report-test collect: export OMP_NUM_THREADS := 1
-test unit report-test collect: export OMP_WAIT_POLICY := passive
+test unit report-test collect oldest newest: export OMP_NUM_THREADS := 1
+test unit report-test collect oldest newest: export OMP_WAIT_POLICY := passive
 # Every process of the tests would else compile the package again.
 test unit report-test collect: export PYTHONDONTWRITEBYTECODE :=
 PYTEST = $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
@@ -64,6 +69,22 @@ engines: $(VENV)/.dev vllm llamacpp ## both engines, then the demo's draft in th
 	test -d $(DEMO_RUN)/align/draft || { echo "make demo makes the draft that is checked" >&2; exit 2; }
 	$(BIN)/pytest -m engines tests/engines
 
+compat: oldest newest ## tests of models, sessions and tokenizers with the oldest and newest transformers and torch
+
+oldest: ; $(call tested_with,$(OLDEST))
+
+newest: ; $(call tested_with,$(NEWEST))
+
+# In an environment of its own, with the pinned versions of all packages that do not depend on these two.
+define tested_with
+	test -x $(COMPAT)/$(word 1,$(1))/bin/pytest || { $(PYTHON) -m venv $(COMPAT)/$(word 1,$(1)); \
+		grep -vE '^(torch|transformers|tokenizers|huggingface_hub|datasets|peft|accelerate)==' constraints.txt \
+		> $(COMPAT)/$(word 1,$(1))/constraints.txt; \
+		$(COMPAT)/$(word 1,$(1))/bin/pip install --disable-pip-version-check --no-compile \
+		-c $(COMPAT)/$(word 1,$(1))/constraints.txt torch==$(word 2,$(1)) transformers==$(word 1,$(1)) -e '.[dev]'; }
+	$(COMPAT)/$(word 1,$(1))/bin/pytest --numprocesses auto --maxprocesses 8 --dist worksteal $(COMPAT_TESTS)
+endef
+
 lint: $(VENV)/.dev ## all checks that run no code, two at a time
 	$(MAKE) --no-print-directory --jobs=2 $(filter --output-sync,$(.FEATURES:%=--%)) \
 		types collect layers style spelling
@@ -93,7 +114,7 @@ format: $(VENV)/.dev ## let ruff fix and format the sources
 install: $(VENV)/.dev ## the environment alone, in .venv
 
 clean: ## remove what make made, except results in runs/
-	rm -rf $(VENV) $(CACHE) $(ENGINES) build dist src/*.egg-info
+	rm -rf $(VENV) $(CACHE) $(ENGINES) $(COMPAT) build dist src/*.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

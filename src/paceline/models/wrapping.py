@@ -51,9 +51,10 @@ def admitted(
 ) -> HfModel:
     """A model whose sessions have been compared with transformers; see `admission.model.admit`."""
     admit(model, files)  # before the restriction: it compares the logits of all tokens
-    if draft_vocabulary is None:
-        return model
-    return model.rewrap(model.hf, draft_vocabulary.to(model.device))
+    if draft_vocabulary is not None:
+        model = model.rewrap(model.hf, draft_vocabulary.to(model.device))
+    model.files = files
+    return model
 
 
 def unchecked(

@@ -81,7 +81,10 @@ class HfModel(ABC):
         decoder_prompt, max_source_length: See `contract.EncoderDecoder`; None for a decoder-only
             model.
         sessions: The key of `session_kinds` that gives transformers' logits; see admission/.
+        files: Fingerprint of the files that the weights come from; None: not known.
     """
+
+    files: str | None = None
 
     sessions: Sessions = "batch"
 
