@@ -61,14 +61,19 @@ def validate(cls: type[ConfigT], values: dict[str, Any], path: Path | None = Non
     raise ConfigError(fault if path is None else f"{path}: {fault}")
 
 
-def _refuse_extremes(value: Any, where: str = "") -> None:
+_DEEPEST = 64  # nested values; YAML may refer to a value inside of itself
+
+
+def _refuse_extremes(value: Any, where: str = "", depth: int = 0) -> None:
     """Raise ConfigError for numbers that no key can use: NaN, infinity, and beyond 64 bits."""
+    if depth > _DEEPEST:
+        raise ConfigError(f"{where[:60]} is nested in itself or too deeply; write its value")
     if isinstance(value, dict):
         for key, part in cast("dict[Any, Any]", value).items():
-            _refuse_extremes(part, f"{where}.{key}" if where else str(key))
+            _refuse_extremes(part, f"{where}.{key}" if where else str(key), depth + 1)
     elif isinstance(value, list | tuple):
         for at, part in enumerate(cast("Sequence[Any]", value)):
-            _refuse_extremes(part, f"{where}.{at}")
+            _refuse_extremes(part, f"{where}.{at}", depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} is {value}; give a finite number")
     elif isinstance(value, int) and abs(value) >= _LARGEST:

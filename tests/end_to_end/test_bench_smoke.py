@@ -68,7 +68,7 @@ def test_a_tuned_setting_is_one_that_decode_reads(folder: Path):
     [
         (("task", "sums", "--out", "x.jsonl"), "sums"),
         (("task", "arithmetic", "--split", "dev", "--out", "x.jsonl"), "split must be train or"),
-        (("report", "runs"), "has no result rows"),
+        (("report", "runs"), "holds no run"),
         (
             (
                 "tune",

@@ -49,6 +49,7 @@ STARTS = {
     "report": (("report", "x"), "paceline.report.run_kind.is_bench"),
     "demo": (("demo", "--target", "t"), "paceline.cli.demo_story.Story"),
     "env": (("env",), "paceline.environment.environment"),
+    "inspect": (("inspect", "m"), "paceline.export.model_report.load_model"),
 }
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore
 

@@ -70,5 +70,5 @@ def test_a_path_that_is_no_file_is_an_error_before_the_run(
     run: Any, pair: tuple[Any, ...], tmp_path: Path
 ):
     code, out, err = run("decode", *pair, "--prompt", "a", "--html", tmp_path)
-    assert (code, out) == (3, "")
+    assert (code, out) == (2, "")
     assert "is a directory; name a file" in one_line(err)

@@ -25,7 +25,7 @@ FILES = [
     # sessions
     "property/test_session.py",
     "unit/models/llama/test_cpu.py",
-    "unit/models/hf/test_agreement.py",
+    "unit/models/admission/test_faster.py",
     # writing and alignment
     "unit/models/llama/test_bfloat16.py",
     "unit/data/test_completions.py",

@@ -16,9 +16,10 @@ def inspect(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Load a model, compare it with transformers and tokenizers, and show what was found.
+    """Show what is read in a model and what it was compared with.
 
-    Run it first on a new model, and add its output to a bug report. Exit code 1: a check failed.
+    The model is loaded and compared with transformers and tokenizers. Run it first on a new model,
+    and add its output to a bug report. Exit code 1: a check failed.
     """
     from paceline.data import CorpusConfig
     from paceline.export.model_report import inspect as run

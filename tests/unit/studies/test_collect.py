@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from paceline.core.bootstrap import Interval
 from paceline.core.rules import Lenient, Opt
@@ -22,6 +20,7 @@ from paceline.studies.collect import collect
 from paceline.studies.plan import PlannedStage
 from paceline.studies.rows import StudyRow
 from result_rows import ALONE, example, row, write_rows
+from tiny import tiny_hf
 
 ENVIRONMENT = {
     "processor": "a processor",
@@ -246,8 +245,8 @@ def test_a_cell_of_a_sweep_has_a_value_per_seed(tmp_path: Path):
 
 def test_a_row_has_the_day_of_the_outputs_and_the_sizes_of_models_that_are_here(tmp_path: Path):
     model = tmp_path / "draft model"
-    model.mkdir()
-    save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, model / "model.safetensors")
+    hf = tiny_hf("llama")
+    hf.save_pretrained(model)
     manifest(tmp_path / "sweep/kd/text/seed-0")
     file = tmp_path / "sweep/sweep.json"
     file.write_text(json.dumps([{"row": "kd", "column": "text", "seed": 0, "after": {"tau": 2}}]))
@@ -257,7 +256,7 @@ def test_a_row_has_the_day_of_the_outputs_and_the_sizes_of_models_that_are_here(
     stage = planned(tmp_path, "sweep", **config)._replace(outputs=(file,))
     (one,) = collect("mine", tmp_path, [stage])
     assert one.source.date == "2025-11-25"
-    assert one.source.sizes == {"draft": 17}
+    assert one.source.sizes == {"draft": sum(weight.numel() for weight in hf.parameters())}
 
 
 def test_commands_that_measure_nothing_have_no_rows(tmp_path: Path):

@@ -15,6 +15,7 @@ import torch
 
 from paceline.errors import ModelLoadError
 from paceline.models.contract import Texts
+from paceline.models.hf.base import evaluating
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -138,7 +139,8 @@ def plain_logits(
     batch = model.trial_batch(list(text)[len(start) :], source or (1,))
     if masked:
         batch = Texts(batch.tokens_BT, torch.ones_like(batch.tokens_BT), batch.source)
-    logits_TV = model.plain_logits(batch)[0, :, : model.vocab_size].float()
+    with evaluating(model.hf):
+        logits_TV = model.plain_logits(batch)[0, :, : model.vocab_size].float()
     if bool(logits_TV.isfinite().all()):
         return logits_TV
     dtype = str(model.dtype).removeprefix("torch.")
