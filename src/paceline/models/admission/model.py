@@ -96,18 +96,25 @@ def twin_admission(model: HfModel) -> Admission | None:
     known = recall(key)
     if known is not None:
         return Admission(**known)
-    twin = twin_of(model)
-    if twin is None:
-        return None
-    found = _first_that_agrees(twin, play, OF_TWIN, "batch")
-    found = found._replace(twin=found.difference)
+    found = Admission("batch", 0.0, 0.0, 0)
+    for seed in (0, 1):  # Doge chooses keys, and only some weights show that a choice is wrong
+        twin = twin_of(model, seed)
+        if twin is None:
+            return None
+        if found.attention is not None:
+            _attend(twin.hf, found.attention)
+        again = _first_that_agrees(twin, play, OF_TWIN, found.sessions)
+        largest = max(found.difference, again.difference)
+        positions = found.num_positions + again.num_positions
+        attention = found.attention or again.attention
+        found = Admission(again.sessions, largest, largest, positions, attention)
     remember(key, found._asdict())
     return found
 
 
-def twin_of(model: HfModel) -> HfModel | None:
+def twin_of(model: HfModel, seed: int = 0) -> HfModel | None:
     """The tiny twin of a model, wrapped, with its kind of sessions; None if it cannot be built."""
-    hf = tiny_twin(model.hf)
+    hf = tiny_twin(model.hf, seed=seed)
     if hf is None:
         return None
     if model.decoder_prompt is None:

@@ -8,6 +8,7 @@ Shape suffixes: N new tokens, T text, V vocabulary.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -214,7 +215,7 @@ def _compare_at(
 
 
 def _check_reference(game: _Game) -> None:
-    """Compare the reference with itself: without a text's end, and with a mask of ones."""
+    """Compare the reference with itself: without a text's end, and as generate() reads a text."""
     for text, source in zip(game.texts, game.sources, strict=True):
         whole_TV = plain_logits(game.model, text, source)
         begin_TV = plain_logits(game.model, text[: len(text) // 2 + 1], source)
@@ -223,3 +224,21 @@ def _check_reference(game: _Game) -> None:
         masked_TV = plain_logits(game.model, text, source, masked=True)
         where = "as transformers reads a text with an attention mask of ones, as generate() does"
         game.comparison.add(whole_TV, masked_TV, where)
+    if game.model.decoder_prompt is None:
+        _check_positions(game, max(game.texts, key=len))
+
+
+def _check_positions(game: _Game, text: list[int]) -> None:
+    """RoBERTa numbers tokens from 2 on, and generate() gives it positions from 0 on."""
+    hf: Any = game.model.hf
+    if "position_ids" not in inspect.signature(hf.forward).parameters:
+        return
+    tokens_1T = torch.tensor([text], device=game.model.device)
+    mask_1T = torch.ones_like(tokens_1T)
+    positions = hf._prepare_position_ids_for_generation(tokens_1T, {"attention_mask": mask_1T})
+    logits = hf(
+        input_ids=tokens_1T, attention_mask=mask_1T, position_ids=positions, use_cache=False
+    ).logits
+    placed_TV = logits[0, :, : game.model.vocab_size].float()
+    wanted_TV = plain_logits(game.model, text, [])
+    game.comparison.add(wanted_TV, placed_TV, "with the positions that generate() gives to a text")

@@ -32,6 +32,10 @@ CONTEXT = 64
 VOCABULARY = 96
 _SWITCH_LENGTH = 32  # RoPE that switches its factors at this length: texts stay below it
 _MOST_LAYERS = 8
+# Zamba ties weights of layers that are far from each other
+_ATTEMPTS: tuple[tuple[Shape, int], ...] = (
+    ("free", 1), ("square", 1), ("wide", 1), ("free", 3), ("square", 3),
+)  # fmt: skip
 _LARGEST = 80_000_000  # weights
 _WIDTH = 64
 
@@ -54,10 +58,16 @@ _VALUES: dict[str, int] = {
         ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"), 2),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
     **dict.fromkeys(
-        ("hidden_size_per_layer_input", "mamba_chunk_size", "chunk_size", "ple_embed_dim"), 16),
+        ("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads"), 2),
+    "index_n_heads": 16,  # with fewer, sums of ReLU are 0 for several tokens, and choices are ties
+    **dict.fromkeys(("q_lora_rank", "o_lora_rank", "encoder_hash_byte_group_vocab"), 32),
+    **dict.fromkeys(
+        ("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim",
+         "hidden_size_per_layer_input", "mamba_chunk_size", "chunk_size", "ple_embed_dim"), 16),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size",
                      "unpadded_vocab_size"), VOCABULARY),
 }  # fmt: skip
+_LISTED = {"intermediate_size": 48, "attention_window": 4}  # of each layer
 # logits of a random model are about 1, so a larger cap would not show
 _CAPS = {"final_logit_softcapping", "attn_logit_softcapping", "attention_logit_cap"}
 _CAPS |= {"attn_logit_cap", "logits_soft_cap", "final_logits_soft_cap"}
@@ -66,6 +76,7 @@ _HEADS += ("encoder_attention_heads", "decoder_attention_heads", "swa_num_attent
 _HEADS += ("num_encoder_attention_heads", "num_decoder_attention_heads")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "emb_dim", "embedding_dim")
+_HIDDEN += ("cross_attention_hidden_size", "lru_width")
 _HEAD_SIZES = ("head_dim", "d_kv", "kv_lora_rank", "attention_head_size", "dim_head", "d_head")
 
 
@@ -74,10 +85,10 @@ def tiny_twin(hf: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel | None:
 
     Its weights are float32 on the CPU. None if a tiny model of this class cannot be built.
     """
-    for shape in ("free", "square", "wide"):
+    for shape, repeats in _ATTEMPTS:
         try:
             with quiet(), torch.random.fork_rng(devices=[]):
-                config = tiny_config(hf, shape)
+                config = tiny_config(hf, shape, repeats)
                 with torch.device("meta"):
                     size = sum(x.numel() for x in type(hf)(copy.deepcopy(config)).parameters())
                 if size > _LARGEST:
@@ -92,14 +103,17 @@ def tiny_twin(hf: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel | None:
     return None
 
 
-def tiny_config(hf: PreTrainedModel, shape: Shape = "free") -> PreTrainedConfig:
+def tiny_config(hf: PreTrainedModel, shape: Shape = "free", repeats: int = 1) -> PreTrainedConfig:
     """The model's configuration with small sizes.
 
-    `shape` says how the hidden size follows the heads: "free" where the size of a head is a setting
-    of its own, "square" for heads x head size, "wide" for no change.
+    Args:
+        hf: The model.
+        shape: How the hidden size follows the heads: "free" where the size of a head is a setting
+            of its own, "square" for heads x head size, "wide" for no change.
+        repeats: Multiplies the number of layers.
     """
     config = copy.deepcopy(hf.config)
-    num_layers = _num_layers(hf)
+    num_layers = repeats * _num_layers(hf)
     for part in _parts(config):
         _shrink(part, shape)
         shorten_config(part, range(num_layers))
@@ -118,34 +132,55 @@ def _parts(config: PreTrainedConfig) -> Iterator[Any]:
 
 def _shrink(config: Any, shape: Shape) -> None:
     found = dict(vars(config))
-    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "decoder_start_token_id": 2}
-    ids["forced_bos_token_id"] = 3
-    for name, value in found.items():
-        if name in _CAPS and value:
-            setattr(config, name, 1.0)
-        if not isinstance(value, int) or isinstance(value, bool):
-            continue
-        if name in _VALUES and value > 0:
-            setattr(config, name, min(value, _VALUES[name]))
-        elif name in ids and value >= VOCABULARY:
-            setattr(config, name, ids[name])
+    _shrink_values(config, found)
     _shrink_ropes(config)
     sizes = {name: value for name, value in found.items() if isinstance(value, int)}
     heads, keys, width, head_size = (
         next((sizes[name] for name in names if name in sizes), None)
         for names in (_HEADS, _KEY_HEADS, _HIDDEN, _HEAD_SIZES)
     )
-    if shape == "wide" or heads is None or width is None:
+    if shape == "wide" or width is None:
         return
-    fewer_keys = min(keys or heads, 2)
+    if heads is None:
+        _set_width(config, sizes, width, _WIDTH, 1)
+        return
+    fewer_keys = min(keys or heads, 2 if shape == "free" else 4)
     fewer = min(heads, fewer_keys * max(1, heads // (keys or heads)), 8)
     hidden = fewer * (head_size or width // heads)
     if shape == "free" and head_size is not None:
         hidden = _WIDTH
-    for names, value in ((_HEADS, fewer), (_KEY_HEADS, fewer_keys), (_HIDDEN, hidden)):
+    for names, value in ((_HEADS, fewer), (_KEY_HEADS, fewer_keys)):
         for name in sizes.keys() & set(names):
             setattr(config, name, value)
+    _set_width(config, sizes, width, hidden, fewer)
     _fit_recurrence(config, sizes, hidden)
+
+
+def _shrink_values(config: Any, found: dict[str, Any]) -> None:
+    """Sizes that do not depend on each other, caps, and ids of special tokens."""
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "decoder_start_token_id": 2}
+    ids["forced_bos_token_id"] = 3
+    for name, value in found.items():
+        if name in _CAPS and value:
+            setattr(config, name, 1.0)
+        if isinstance(value, list) and name in _LISTED:
+            setattr(config, name, [_LISTED[name]] * len(value))
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        if name in _VALUES and value > 0:
+            setattr(config, name, min(value, _VALUES[name]))
+        elif name in ids and value >= VOCABULARY:
+            setattr(config, name, ids[name])
+
+
+def _set_width(config: Any, sizes: dict[str, int], width: int, hidden: int, heads: int) -> None:
+    for name in sizes.keys() & set(_HIDDEN):
+        setattr(config, name, hidden)
+    if "attention_hidden_size" in sizes:  # a multiple of the hidden size
+        attention = sizes["attention_hidden_size"] * hidden // width
+        config.attention_hidden_size = attention
+        if "attention_head_dim" in sizes:
+            config.attention_head_dim = attention // heads
 
 
 def _fit_recurrence(config: Any, sizes: dict[str, int], hidden: int) -> None:
@@ -161,7 +196,7 @@ def _fit_recurrence(config: Any, sizes: dict[str, int], hidden: int) -> None:
             setattr(config, heads, int(getattr(config, expansion) * hidden) // 16)
     if "mamba_d_ssm" in sizes:
         config.mamba_d_ssm = config.mamba_n_heads * config.mamba_d_head
-    for name in ("n_groups", "mamba_n_groups", "linear_num_key_heads", "linear_num_value_heads"):
+    for name in ("n_groups", "mamba_n_groups"):
         if name in sizes:
             setattr(config, name, min(sizes[name], 2))
 

@@ -19,6 +19,8 @@ _NOT_SETTINGS = {*NUMBERS, "training"}
 # lists of the numbers of layers that are special
 _NUMBERS = {"mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers"}
 _NUMBERS |= {"hybrid_layer_ids", "attn_layer_indices", "ple_layer_ids"}
+# lists of one value per layer whose names do not tell
+_LISTS = {"attention_window", "intermediate_size"}
 # how many layers come first that are of another kind
 _FIRST = {"first_k_dense_replace", "num_dense_layers"}
 
@@ -72,7 +74,7 @@ def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
 
 
 def _per_layer(key: str) -> bool:
-    return "layer" in key or key.endswith(("_types", "_pattern"))
+    return "layer" in key or key.endswith(("_types", "_pattern")) or key in _LISTS
 
 
 def _number_dense_layers(config: Any, found: dict[str, Any], layers: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformers.modeling_outputs import BaseModelOutput
@@ -87,6 +88,13 @@ class Seq2SeqModel(HfModel):
         ).logits
 
 
+@dataclass
+class _Encoded(BaseModelOutput):
+    """Output of an encoder, with the field that encoders with experts add."""
+
+    router_logits: tuple[Tensor] | None = None
+
+
 class Seq2SeqPass:
     """The forward pass of transformers; `encode` is its encoder."""
 
@@ -108,7 +116,7 @@ class Seq2SeqPass:
             placed = at_positions(_part(self.hf, "decoder"), ragged["position_ids"])
         with placed:
             logits = self.hf(
-                encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSD),  # pyright: ignore[reportArgumentType]
+                encoder_outputs=_Encoded(cache.states_BSD),  # pyright: ignore[reportArgumentType]
                 attention_mask=cache.attention_BS,
                 decoder_input_ids=tokens_BN,
                 decoder_attention_mask=mask_BW,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
@@ -137,3 +138,20 @@ def test_a_twin_leaves_the_random_numbers_of_the_user_alone():
     before = torch.get_rng_state()
     tiny_twin(in_full_size(LlamaConfig()))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("codegen", {}),  # a multiple of four heads
+        ("rwkv", {}),  # no heads, and the width of attention in a setting of its own
+        ("zamba", {}),  # weights that two layers of a kind share
+        ("zamba2", {}),  # attention of twice the width
+        ("bailing_hybrid", {}),  # sizes of linear attention
+        ("gemma3n_text", {}),  # a list of sizes, one for each layer
+        ("dots1", {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6}),
+    ],
+)
+def test_classes_whose_sizes_depend_on_each_other_have_a_twin(name: str, settings: dict[str, Any]):
+    twin: Any = tiny_twin(in_full_size(CONFIG_MAPPING[name](**settings)))
+    assert sum(weight.numel() for weight in twin.parameters()) < 30_000_000

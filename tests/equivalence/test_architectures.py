@@ -1,0 +1,71 @@
+"""Classes that docs/architectures.md lists as equal still give the texts of generate().
+
+`make test` covers one class for each way of computing that changes sessions: kinds of positions,
+windows, caches, experts, states, and decoders used alone. All classes are compared by
+`tests/golden/record_architectures.py --check`, which takes some minutes.
+"""
+
+import pytest
+import transformers
+from record_architectures import (
+    DOCUMENT,
+    EQUAL,
+    WITHOUT_CACHE,
+    Architecture,
+    architectures,
+    document,
+    recorded,
+)
+
+CAUSAL = {
+    "llama": "RoPE",
+    "gptj": "RoPE of a part of each head",
+    "gpt2": "learned positions",
+    "opt": "learned positions with an offset, computed from the mask",
+    "bloom": "ALiBi, from the mask",
+    "bart": "positions from the length of the cache, no argument for them",
+    "xglm": "sinusoidal positions",
+    "bert": "an encoder that reads as a decoder",
+    "gemma3_text": "windows in some layers, two RoPEs",
+    "gpt_oss": "windows, sinks and experts",
+    "cohere2": "layers without positions, a scale of logits",
+    "llama4_text": "chunks, in layers with positions",
+    "mixtral": "experts",
+    "deepseek_v3": "compressed keys, experts in some layers",
+    "gemma2": "caps of attention and logits",
+    "mamba": "a state",
+    "qwen3_next": "linear attention beside full attention",
+    "lfm2": "convolutions beside full attention",
+}
+SEQ2SEQ = {
+    "t5": "relative positions",
+    "bart": "learned positions",
+    "marian": "sinusoidal positions",
+    "m2m_100": "sinusoidal positions behind that of the padding token",
+    "switch_transformers": "experts, of whose encoder the model reads router logits",
+}
+CHOSEN = {(name, seq2seq) for seq2seq, part in ((False, CAUSAL), (True, SEQ2SEQ)) for name in part}
+FOUND = [each for each in architectures() if each in CHOSEN]
+
+
+def test_every_class_has_a_row_and_none_is_wrong():
+    known = {*EQUAL.values(), WITHOUT_CACHE, "refused", "no tiny configuration"}
+    assert {row.kind for row in recorded()} <= known
+    if f"transformers {transformers.__version__}," not in DOCUMENT.read_text("utf-8"):
+        pytest.skip("the document belongs to another version of transformers")
+    listed = [row[:2] for row in recorded()]
+    assert listed == [(each.model_type, each.class_name) for each in architectures()]
+
+
+def test_the_document_is_what_the_script_writes():
+    counted = document(recorded()).partition("| result |")[2]
+    assert counted == DOCUMENT.read_text("utf-8").partition("| result |")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", FOUND, ids=lambda each: each.class_name)
+def test_a_class_that_was_equal_is_equal(architecture: Architecture):
+    results = {row[:2]: row.result for row in recorded()}
+    listed = results[architecture.model_type, architecture.class_name]
+    assert listed in EQUAL.values(), "choose a class that is listed as equal"
+    assert architecture.row().result == listed
