@@ -240,11 +240,13 @@ def _tokenizer(model: HfModel, check: TokenizerCheck) -> str:
     found = f"{type(tokenizer).__name__}, {template} a chat template; "
     if check.reference is None:
         return f"{found}nothing to compare it with"
-    used = {"class": "", "file": ", so the file is read without its class"}
+    compared = f"{found}{check.num_probes} texts compared with {check.reference}"
+    if not check.num_differing:
+        return f"{compared}, none differs"
+    used = {"class": "that class is used", "file": "the file is read without that class"}
     return (
-        f"{found}{check.num_probes} texts compared with {check.reference}, "
-        f"{check.num_differing} differ for {check.transformers_class}"
-        f"{used.get(check.used, ', so parts of the file replace those of its class')}"
+        f"{compared}, {check.num_differing} differ for {check.transformers_class}: "
+        f"{used.get(check.used, 'parts of the file replace those of that class')}"
     )
 
 
