@@ -194,7 +194,8 @@ def _in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
         )
         return _with_llama(each, decoder)
 
-    return faster(model, "the fused pass", ROUNDED, build) or model
+    variant = f"{chosen.precision} {round_activations}"
+    return faster(model, "the fused pass", ROUNDED, build, variant) or model
 
 
 def _t5_in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
@@ -205,7 +206,7 @@ def _t5_in_bfloat16(model: HfModel, *, round_activations: bool) -> HfModel:
     def build(each: HfModel) -> HfModel:
         return each.decoding_with(T5Pass(each.hf, make_linear, each.draft_vocabulary))
 
-    return faster(model, "the fused pass", ROUNDED, build) or model
+    return faster(model, "the fused pass", ROUNDED, build, f"T5 {in_float32}") or model
 
 
 def _in_int8(model: HfModel) -> HfModel:

@@ -27,7 +27,7 @@ def hidden_states_fault(model: HfModel, ready: HfModel, tolerance: float) -> str
     found = Comparison()
     try:
         with evaluating(model.hf):
-            found.add(_hidden_states(model), _hidden_states(ready), "")
+            found.add(_hidden_states(model, plain=True), _hidden_states(ready), "")
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -41,12 +41,12 @@ def hidden_states_fault(model: HfModel, ready: HfModel, tolerance: float) -> str
 
 
 @torch.inference_mode()
-def _hidden_states(model: HfModel) -> Tensor:
+def _hidden_states(model: HfModel, *, plain: bool = False) -> Tensor:
     """Of two encoder-decoder texts of two and one tokens, in one batch, [T, D]."""
     first, second, third = (token % model.vocab_size for token in (7, 11, 5))
     assert model.decoder_prompt is not None, "a decoder-only model has no sources"
     texts = pad([[*model.decoder_prompt, *new] for new in ([first, second], [third])])
     batch = texts._replace(source=pad([[first], [second, third, first]]))
-    hidden_BTD = model.hidden(batch.to(model.device))
+    hidden_BTD = (model.plain_hidden if plain else model.hidden)(batch.to(model.device))
     kept_BT = torch.ones_like(batch.tokens_BT) if texts.attention_BT is None else texts.attention_BT
     return hidden_BTD[kept_BT.bool()].float()

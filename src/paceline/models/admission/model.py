@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 import transformers
 
-from paceline.errors import ModelLoadError, SlowerWarning, UnsupportedModelError
+from paceline.errors import ModelLoadError, PacelineError, SlowerWarning, UnsupportedModelError
 from paceline.models.admission.results import key_of, recall, remember
 from paceline.models.admission.trial import FAULTS, Comparison, play, play_briefly
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
@@ -65,7 +65,8 @@ def admit(model: HfModel, files: str | None = None) -> Admission:
     Raises:
         UnsupportedModelError: No kind of session agrees.
     """
-    key = None if files is None else key_of(model, "weights", files, str(model.dtype))
+    facts = (str(model.dtype), _device(model))
+    key = None if files is None else key_of(model, "weights", files, *facts)
     known = None if key is None else recall(key)
     found = Admission(**known) if known else _compare(model)
     if known is None and key is not None:
@@ -76,7 +77,24 @@ def admit(model: HfModel, files: str | None = None) -> Admission:
     return found
 
 
+def _device(model: HfModel) -> str:
+    name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else ""
+    return f"{model.device} {name}"
+
+
 def _compare(model: HfModel) -> Admission:
+    """The model's admission; a model that is refused keeps its attention and its sessions."""
+    before = getattr(model.hf.config, "_attn_implementation", None), model.sessions
+    try:
+        return _compared(model)
+    except BaseException:
+        if before[0] is not None and model.hf.config._attn_implementation != before[0]:
+            _attend(model.hf, before[0])
+        model.sessions = before[1]
+        raise
+
+
+def _compared(model: HfModel) -> Admission:
     twin = twin_admission(model)
     if twin is None:
         return _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), "batch")
@@ -121,17 +139,23 @@ def twin_of(model: HfModel, seed: int = 0) -> HfModel | None:
         twin: HfModel = CausalModel(hf)
     else:
         pads = model.hf.config.pad_token_id, hf.config.pad_token_id
-        prompt = tuple(
-            pads[1] if token == pads[0] and pads[1] is not None else token % VOCABULARY
-            for token in model.decoder_prompt
-        )
-        twin = Seq2SeqModel(hf, None, prompt)
+        prompt: list[int] = []
+        for token in model.decoder_prompt:
+            small = token % VOCABULARY
+            if pads[1] is not None and (token == pads[0]) != (small == pads[1]):
+                small = pads[1] if token == pads[0] else (small + 1) % VOCABULARY
+            prompt.append(small)
+        twin = Seq2SeqModel(hf, None, tuple(prompt))
     twin.sessions = model.sessions
     return twin
 
 
 def faster(
-    model: HfModel, name: str, tolerance: float, build: Callable[[HfModel], HfModel]
+    model: HfModel,
+    name: str,
+    tolerance: float,
+    build: Callable[[HfModel], HfModel],
+    variant: str = "",
 ) -> HfModel | None:
     """A faster pass, if its logits are those of transformers; else None, with a warning.
 
@@ -140,19 +164,23 @@ def faster(
         name: Of the faster pass, for the warning.
         tolerance: Largest difference, in standard deviations of the logits.
         build: Makes the pass from a model. It is called with the tiny twin, too.
+        variant: Distinguishes passes of the same name.
     """
-    facts = ("faster", name, str(model.dtype), str(model.device), str(tolerance))
+    facts = ("faster", name, variant, str(model.dtype), _device(model), str(tolerance))
     fault = None
     key = key_of(model, *facts)
     if recall(key) is None:
         twin = twin_of(model)
         if twin is not None:
             twin = twin.rewrap(cast("Any", twin.hf).to(model.device))
-            fault = _fault_of_twin(build(twin), OF_TWIN if tolerance == EXACT else tolerance)
+            fault = _fault_of_twin(twin, build, OF_TWIN if tolerance == EXACT else tolerance)
         if fault is None:
             remember(key, {"tolerance": tolerance})
     if fault is None:
-        prepared = build(model)
+        prepared, fault = _built(model, build)
+        if prepared is None:
+            warn_of_slower(model, name, str(fault))
+            return None
         limited = str(model.draft_vocabulary)
         key = None if model.files is None else key_of(model, *facts, model.files, limited)
         if key is not None and recall(key) is not None:
@@ -176,8 +204,30 @@ def warn_of_slower(model: HfModel, name: str, fault: str) -> None:
     )
 
 
-def _fault_of_twin(prepared: HfModel, tolerance: float) -> str | None:
+def _built(
+    model: HfModel, build: Callable[[HfModel], HfModel]
+) -> tuple[HfModel | None, str | None]:
+    """The faster pass, or why it cannot be made."""
+    try:
+        return build(model), None
+    except (torch.OutOfMemoryError, PacelineError):
+        raise
+    except FAULTS as error:
+        return None, _failed(error)
+
+
+def _failed(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"failed ({lines[0]})"
+
+
+def _fault_of_twin(
+    twin: HfModel, build: Callable[[HfModel], HfModel], tolerance: float
+) -> str | None:
     """The fault of its sessions, or of its forward pass in sessions of transformers' kind."""
+    prepared, fault = _built(twin, build)
+    if prepared is None:
+        return fault
     fault = _fault_of(prepared, play, tolerance)
     if fault is None and prepared.has_own_sessions:
         plain = prepared.decoding_with(prepared.decoder)
@@ -188,10 +238,10 @@ def _fault_of_twin(prepared: HfModel, tolerance: float) -> str | None:
 def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: float) -> str | None:
     try:
         found = trial(prepared, rollback=prepared.rolls_back)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, PacelineError):
         raise
-    except RuntimeError as error:
-        return f"failed ({str(error).strip().splitlines()[0]})"
+    except FAULTS as error:
+        return _failed(error)
     if found.largest <= tolerance:
         return None
     return (

@@ -17,6 +17,8 @@ import torch
 import transformers
 
 from paceline.errors import StorageError
+from paceline.models.hf.layers import nested_configs
+from paceline.native import compiled
 from paceline.processor import level
 from paceline.records import atomic_write_text, cache_root
 
@@ -31,10 +33,17 @@ def key_of(model: HfModel, *facts: str) -> str:
     hf: Any = model.hf
     settings = hf.config.to_dict()
     config = {name: value for name, value in settings.items() if not name.startswith("_name")}
+    head, embedding = hf.get_output_embeddings(), hf.get_input_embeddings()
+    tied = getattr(head, "weight", None) is embedding.weight
+    chosen = [
+        [getattr(part, f"_{name}_implementation", None) for name in ("attn", "experts")]
+        for part in nested_configs(hf.config)
+    ]
     parts = [
-        *(type(hf).__name__, json.dumps(config, sort_keys=True, default=str)),
-        *(str(hf.config._attn_implementation), str(model.decoder_prompt), str(model.sessions)),
-        *(_code(), level(), transformers.__version__, torch.__version__, *facts),
+        *(f"{type(hf).__module__}.{type(hf).__qualname__}", str(tied), str(chosen)),
+        *(json.dumps(config, sort_keys=True, default=str), str(model.decoder_prompt)),
+        *(str(model.sessions), _code(), level(), str(getattr(compiled(), "_name", None))),
+        *(transformers.__version__, torch.__version__, *facts),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
@@ -43,8 +52,9 @@ def key_of(model: HfModel, *facts: str) -> str:
 def _code() -> str:
     """Hash of the code that reads models."""
     digest = hashlib.sha256()
-    folder = Path(__file__).parents[1]
-    for file in sorted([*folder.rglob("*.py"), *(folder.parent / "native").glob("*.[chp]*")]):
+    package = Path(__file__).parents[2]
+    found = [*package.glob("models/**/*.py"), *package.glob("core/*.py")]
+    for file in sorted([*found, *package.glob("native/*.[chp]*")]):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -43,16 +43,36 @@ class Comparison:
         largest: In standard deviations of the reference's logits; NaN counts as infinite.
         where: The step with the largest difference, in words.
         num_positions: Compared positions.
+        allowed_V: Tokens that the session may emit; the others have to be -inf. None: not known,
+            so those with -inf are ignored.
     """
 
     largest: float = 0.0
     where: str = ""
     num_positions: int = 0
+    allowed_V: Tensor | None = None
 
-    def add(self, wanted_NV: Tensor, got_NV: Tensor, where: str) -> None:
-        """Compare logits; tokens that the session excludes (-inf in `got_NV`) are ignored."""
+    @classmethod
+    def of(cls, model: HfModel) -> Comparison:
+        """For sessions of this model, with its bans and its draft vocabulary."""
+        allowed_V = torch.ones(model.vocab_size, dtype=torch.bool, device=model.device)
+        if model.draft_vocabulary is not None:
+            allowed_V.zero_()
+            allowed_V[model.draft_vocabulary] = True
+        if model.banned_K is not None:
+            allowed_V[model.banned_K[model.banned_K < model.vocab_size]] = False
+        return cls(allowed_V=allowed_V)
+
+    def add(
+        self, wanted_NV: Tensor, got_NV: Tensor, where: str, *, of_session: bool = True
+    ) -> None:
+        """Compare logits; those that are not of a session exclude no token."""
         got_NV = got_NV.to(wanted_NV.device)
         known = got_NV != -torch.inf
+        allowed_V = self.allowed_V if of_session else None
+        if allowed_V is not None and not torch.equal(known, allowed_V.expand_as(known)):
+            self.largest, self.where = torch.inf, f"in the tokens that are possible, {where}"
+            return
         differences = (wanted_NV - got_NV)[known].abs() / (wanted_NV.std() + 1e-6)
         worst = float(differences.max().nan_to_num(nan=torch.inf))
         self.num_positions += len(wanted_NV)
@@ -157,7 +177,7 @@ def play(model: HfModel, *, rollback: bool = True) -> Comparison:
 
     Without `rollback`, nothing is rolled back. Raises what the model raises.
     """
-    comparison = Comparison()
+    comparison = Comparison.of(model)
     game = _Game(model, comparison, named_generator(0, "trial of a session"))
     game.prefill([2, 11, 7])
     game.extend(3)
@@ -184,7 +204,7 @@ def play_briefly(model: HfModel, *, rollback: bool = True) -> Comparison:
 
     The reference reads the finished texts, so it also shows whether a token sees later ones.
     """
-    comparison = Comparison()
+    comparison = Comparison.of(model)
     game = _Game(model, comparison, named_generator(0, "brief trial of a session"))
     start = list(model.decoder_prompt or ())
     texts = [[*start, *game.draw(4)], [*start, *game.draw(7)]]
@@ -220,10 +240,10 @@ def _check_reference(game: _Game) -> None:
         whole_TV = plain_logits(game.model, text, source)
         begin_TV = plain_logits(game.model, text[: len(text) // 2 + 1], source)
         where = "as transformers reads the beginning of a text without its end"
-        game.comparison.add(whole_TV[: len(begin_TV)], begin_TV, where)
+        game.comparison.add(whole_TV[: len(begin_TV)], begin_TV, where, of_session=False)
         masked_TV = plain_logits(game.model, text, source, masked=True)
         where = "as transformers reads a text with an attention mask of ones, as generate() does"
-        game.comparison.add(whole_TV, masked_TV, where)
+        game.comparison.add(whole_TV, masked_TV, where, of_session=False)
     if game.model.decoder_prompt is None:
         _check_positions(game, max(game.texts, key=len))
 
@@ -241,4 +261,5 @@ def _check_positions(game: _Game, text: list[int]) -> None:
     ).logits
     placed_TV = logits[0, :, : game.model.vocab_size].float()
     wanted_TV = plain_logits(game.model, text, [])
-    game.comparison.add(wanted_TV, placed_TV, "with the positions that generate() gives to a text")
+    where = "with the positions that generate() gives to a text"
+    game.comparison.add(wanted_TV, placed_TV, where, of_session=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from paceline.models.hf.layers import kind_of, outer_lists, shorten_config
+from paceline.models.hf.layers import kind_of, nested_configs, outer_lists, shorten_config
 from paceline.models.silence import quiet
 from paceline.rng import named_generator
 
@@ -113,21 +113,15 @@ def tiny_config(hf: PreTrainedModel, shape: Shape = "free", repeats: int = 1) ->
         repeats: Multiplies the number of layers.
     """
     config = copy.deepcopy(hf.config)
-    num_layers = repeats * _num_layers(hf)
-    for part in _parts(config):
+    layers = _kept_layers(hf)
+    if repeats > 1:
+        layers = list(range(repeats * (layers[-1] + 1)))
+    for part in nested_configs(config):
         _shrink(part, shape)
-        shorten_config(part, range(num_layers))
+        shorten_config(part, layers)
         if vars(part).get("num_kv_shared_layers"):
-            part.num_kv_shared_layers = num_layers // 2
+            part.num_kv_shared_layers = len(layers) // 2
     return config
-
-
-def _parts(config: PreTrainedConfig) -> Iterator[Any]:
-    """The configuration and those nested in it."""
-    yield config
-    for value in vars(config).values():
-        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            yield from _parts(value)
 
 
 def _shrink(config: Any, shape: Shape) -> None:
@@ -214,15 +208,17 @@ def _shrink_ropes(config: Any) -> None:
         config.original_max_position_embeddings = _SWITCH_LENGTH
 
 
-def _num_layers(hf: PreTrainedModel) -> int:
-    """The smallest number of leading layers, two or more, that have every kind of layer."""
-    most = 2
+def _kept_layers(hf: PreTrainedModel) -> list[int]:
+    """The smallest number of leading layers that have every kind; the first of each if too many."""
+    first: set[int] = {0, 1}
     for layers in outer_lists(hf):
         kinds = [kind_of(layer) for layer in layers]
-        needed = next(n for n in range(1, len(kinds) + 1) if set(kinds[:n]) == set(kinds))
-        most = max(most, needed)
+        first |= {kinds.index(kind) for kind in kinds}
     shares = getattr(hf.config.get_text_config(decoder=True), "num_kv_shared_layers", 0)
-    return min(2 * most if shares else most, _MOST_LAYERS if not shares else 2 * _MOST_LAYERS)
+    needed = max(first) + 1
+    if shares:
+        return list(range(min(2 * needed, 2 * _MOST_LAYERS)))
+    return list(range(needed)) if needed <= _MOST_LAYERS else sorted(first)[:_MOST_LAYERS]
 
 
 def _keep_ties(hf: Any, twin: Any) -> None:

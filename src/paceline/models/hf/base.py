@@ -289,14 +289,16 @@ def _eos_token_ids(
 @contextlib.contextmanager
 def evaluating(hf: PreTrainedModel) -> Iterator[None]:
     """Switch the model to evaluation mode, and restore its mode afterwards."""
-    training = hf.training
-    if training:
-        hf.eval()
+    if not hf.training:
+        yield
+        return
+    training = [module for module in hf.modules() if module.training]
+    hf.eval()
     try:
         yield
     finally:
-        if training:
-            hf.train()
+        for module in training:
+            module.training = True
 
 
 @contextlib.contextmanager

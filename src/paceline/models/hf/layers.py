@@ -25,6 +25,14 @@ _LISTS = {"attention_window", "intermediate_size"}
 _FIRST = {"first_k_dense_replace", "num_dense_layers"}
 
 
+def nested_configs(config: PreTrainedConfig) -> Iterator[Any]:
+    """The configuration and those nested in it."""
+    yield config
+    for value in vars(config).values():
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            yield from nested_configs(value)
+
+
 def outer_lists(model: nn.Module) -> Iterator[nn.ModuleList]:
     """The module lists of two or more modules that are not inside another list."""
     outer: list[str] = []

@@ -9,10 +9,12 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    BambaConfig,
     BertConfig,
     BertLMHeadModel,
     DogeConfig,
     LEDConfig,
+    M2M100Config,
     PreTrainedConfig,
 )
 from transformers.models.umt5.modeling_umt5 import UMT5Attention
@@ -22,7 +24,10 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UnsupportedModelError
 from paceline.models import prepare_for_decoding, wrap_model
 from paceline.models.admission import results
-from paceline.models.admission.model import admit
+from paceline.models.admission.model import admit, twin_of
+from paceline.models.admission.trial import Comparison, play
+from paceline.models.admission.twin import tiny_twin
+from paceline.models.hf.seq2seq import Seq2SeqModel
 from tiny import BART_LIKE, HYBRIDS, tiny_hf, tiny_model
 
 GREEDY = SamplingParams(temperature=0)
@@ -182,3 +187,48 @@ def test_a_cache_that_cannot_be_used_is_no_obstacle(
     (tmp_path / "admission" / f"{key}.json").write_text(json.dumps([1]))
     monkeypatch.setattr(results, "_known", {})
     assert admit(model, "files").sessions == "batch"
+
+
+def test_a_language_token_that_becomes_small_is_not_padding():
+    """NLLB's language ids are far beyond the twin's vocabulary; 256033 % 96 is its padding."""
+    config = M2M100Config(**BART_LIKE | {"vocab_size": 256100, "pad_token_id": 1})
+    with torch.device("meta"):
+        full = AutoModelForSeq2SeqLM.from_config(config)
+    twin = twin_of(Seq2SeqModel(full, None, (2, 256033)))
+    assert twin is not None
+    assert twin.decoder_prompt is not None
+    assert twin.hf.config.pad_token_id not in twin.decoder_prompt
+    assert play(twin).largest < 1e-4
+
+
+def test_layers_of_a_kind_that_comes_late_are_in_the_twin():
+    config = BambaConfig(num_hidden_layers=32, attn_layer_indices=[9, 18, 27])
+    with torch.device("meta"):
+        full = AutoModelForCausalLM.from_config(config)
+    twin: Any = tiny_twin(full)
+    assert any(getattr(layer, "self_attn", None) is not None for layer in twin.model.layers)
+    assert len(twin.model.layers) <= 8
+
+
+def test_a_refused_model_keeps_its_attention_and_its_modes():
+    hf = tiny_hf("llama").train()
+    hf.model.layers[1].eval()
+    before = [module.training for module in hf.modules()]
+    hf.register_forward_pre_hook(lambda *_: hf.get_input_embeddings().weight.data.add_(0.5))
+    with pytest.raises(UnsupportedModelError):
+        wrap_model(hf)
+    assert hf.config._attn_implementation == "sdpa"
+    assert [module.training for module in hf.modules()] == before
+
+
+def test_a_token_that_a_session_excludes_for_no_reason_is_a_difference():
+    wanted = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    got = wanted.clone()
+    got[:, 2] = -torch.inf
+    model = tiny_model("llama", vocab_size=5, pad_token_id=None)
+    found = Comparison.of(model)
+    found.add(wanted, got, "here")
+    assert found.largest == torch.inf
+    banned = Comparison(allowed_V=torch.tensor([True, True, False, True, True]))
+    banned.add(wanted, got, "here")
+    assert banned.largest == 0
