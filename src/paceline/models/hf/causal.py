@@ -57,11 +57,10 @@ class CausalModel(HfModel):
         return functools.partial(CausalModel, tokenizer=self.tokenizer)
 
     def plain_hidden(self, batch: Batch) -> Tensor:
-        scaled = logit_map(self.hf).scaled  # first: it refuses models without hidden states
         hidden_BTD = self.hf.base_model(
             input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
         ).last_hidden_state
-        return scaled(_for_head(hidden_BTD, self.hf))
+        return logit_map(self.hf).scaled(_for_head(hidden_BTD, self.hf))
 
     def plain_logits(self, batch: Batch) -> Tensor:
         return self.hf(

@@ -76,8 +76,7 @@ def _measured(hf: PreTrainedModel) -> LogitMap:
     body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else hf.base_model
 
     def keep_states(_body: nn.Module, _inputs: Any, output: Any) -> None:
-        if hasattr(output, "last_hidden_state"):
-            seen["states"] = output.last_hidden_state
+        seen["states"] = output.last_hidden_state
 
     def replace(_head: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         seen["inputs"] = inputs[0]
@@ -95,9 +94,7 @@ def _measured(hf: PreTrainedModel) -> LogitMap:
     finally:
         for handle in handles:
             handle.remove()
-    if "states" not in seen:
-        raise unknown_map(hf)
-    if "inputs" not in seen:
+    if not {"states", "inputs"} <= seen.keys():
         return LogitMap()  # HfModel.head compares it
     output_scale, cap = _fitted(seen["ramps"].double().cpu()[1:], logits_RV[1:] - logits_RV[0], hf)
     input_scale = _ratio(seen["states"], seen["inputs"], hf)
