@@ -141,8 +141,10 @@ class TargetRounds:
         rng = named_generator(self.stream.seed, "target round", number)
         uniforms_BN = self.stream.my_uniforms(self.rounds.rows, self.max_new_tokens, rng)
         rows: list[Row] = []
-        for start in range(0, len(prompts), _BATCH_ROWS):
-            part = slice(start, start + _BATCH_ROWS)
+        # a model that reads texts one by one records the states of each text for itself
+        size = _BATCH_ROWS if self.model.sessions == "batch" else 1
+        for start in range(0, len(prompts), size):
+            part = slice(start, start + size)
             rows += self._generate_batch(prompts[part], uniforms_BN[part])
         return rows
 

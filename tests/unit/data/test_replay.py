@@ -11,7 +11,7 @@ from paceline.data.replay import Rounds, TargetRounds, WritingClock
 from paceline.data.sources import ExampleStream, Shard, TextBatch
 from paceline.models import prepare_for_decoding
 from paceline.models.contract import Texts
-from paceline.models.hf.base import HfModel, recorded_hidden_states
+from paceline.models.hf.base import HfModel, Sessions, recorded_hidden_states
 from paceline.models.llama.packing import can_pack
 from tiny import tiny_model
 
@@ -50,10 +50,14 @@ def texts(batches: list[TextBatch]) -> list[tuple[int, ...]]:
     return [tuple(row.tokens) for batch in batches for row in batch.rows]
 
 
+@pytest.mark.parametrize("sessions", ["batch", "rows", "recurrent"])
 @pytest.mark.parametrize("train_prompts", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_the_states_are_those_of_a_pass_over_the_whole_text(architecture: str, train_prompts: bool):
+def test_the_states_are_those_of_a_pass_over_the_whole_text(
+    architecture: str, train_prompts: bool, sessions: Sessions
+):
     model = tiny_model(architecture)
+    model.sessions = sessions
     source = rounds(model, rows=8, train_prompts=train_prompts, eos_token_ids=tuple(range(30, 40)))
     lengths = set()
     for row in (row for _ in range(4) for row in source.next_batch().rows):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.models.admission.trial import Comparison
+from paceline.errors import PacelineError
+from paceline.models.admission.trial import FAULTS, Comparison, failed
 from paceline.models.contract import pad
 from paceline.models.hf.base import evaluating
 
@@ -28,10 +29,10 @@ def hidden_states_fault(model: HfModel, ready: HfModel, tolerance: float) -> str
     try:
         with evaluating(model.hf):
             found.add(_hidden_states(model, plain=True), _hidden_states(ready), "")
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, PacelineError):
         raise
-    except RuntimeError as error:
-        return f"failed ({str(error).strip().splitlines()[0]})"
+    except FAULTS as error:
+        return failed(error)
     if found.largest <= tolerance:
         return None
     return (

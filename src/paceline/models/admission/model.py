@@ -15,7 +15,7 @@ import transformers
 
 from paceline.errors import ModelLoadError, PacelineError, SlowerWarning, UnsupportedModelError
 from paceline.models.admission.results import key_of, recall, remember
-from paceline.models.admission.trial import FAULTS, Comparison, play, play_briefly
+from paceline.models.admission.trial import FAULTS, Comparison, failed, play, play_briefly
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
 from paceline.models.hf.base import rolls_back
 from paceline.models.hf.causal import CausalModel
@@ -213,12 +213,7 @@ def _built(
     except (torch.OutOfMemoryError, PacelineError):
         raise
     except FAULTS as error:
-        return None, _failed(error)
-
-
-def _failed(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"failed ({lines[0]})"
+        return None, failed(error)
 
 
 def _fault_of_twin(
@@ -241,7 +236,7 @@ def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: fl
     except (torch.OutOfMemoryError, PacelineError):
         raise
     except FAULTS as error:
-        return _failed(error)
+        return failed(error)
     if found.largest <= tolerance:
         return None
     return (

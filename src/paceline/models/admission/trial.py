@@ -35,6 +35,12 @@ FAULTS = (
 """What models raise for a cache, mask or position that they do not support."""
 
 
+def failed(error: Exception) -> str:
+    """That a pass failed, with the first line of the reason."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"failed ({lines[0]})"
+
+
 @dataclass
 class Comparison:
     """The largest difference so far.
