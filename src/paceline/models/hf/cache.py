@@ -5,6 +5,7 @@ Shape suffixes: B batch, N new tokens, W width, H heads, D head size.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,14 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+
+def cache_argument(hf: PreTrainedModel) -> str:
+    """The name of the forward pass's argument for the cache: `cache` from transformers 5.24 on."""
+    known = inspect.signature(hf.forward).parameters
+    return "cache" if "cache" in known else "past_key_values"
 
 
 class RoomyCache(Cache):

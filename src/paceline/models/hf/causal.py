@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.vocabulary_subset import limited
 from paceline.models.hf.base import HfModel
+from paceline.models.hf.cache import cache_argument
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.masks import mask_and_positions
 from paceline.models.hf.positions import at_positions, takes_positions
@@ -75,6 +76,7 @@ class HfDecoder:
         self.hf = hf
         self.draft_vocabulary = draft_vocabulary
         self._takes_positions = takes_positions(hf)
+        self._cache_argument = cache_argument(hf)
 
     def __call__(
         self, tokens_BN: Tensor, cache: RoomyCache, ends_B: Tensor | None, keep: int
@@ -88,9 +90,9 @@ class HfDecoder:
         with placed:
             logits = self.hf(
                 input_ids=tokens_BN,
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=keep,
+                **{self._cache_argument: cache},
                 **ragged,
             ).logits[:, -keep:]
         return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from paceline.core.vocabulary_subset import limited
 from paceline.models.hf.architectures import source_length
 from paceline.models.hf.base import HfModel
+from paceline.models.hf.cache import cache_argument
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.masks import mask_and_positions
 from paceline.models.hf.positions import at_positions
@@ -101,6 +102,7 @@ class Seq2SeqPass:
     def __init__(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> None:
         self.hf = hf
         self.draft_vocabulary = draft_vocabulary
+        self._cache_argument = cache_argument(hf)
 
     def encode(self, source: Batch) -> Tensor:
         """The encoder's output, [B, S, D]."""
@@ -120,7 +122,7 @@ class Seq2SeqPass:
                 attention_mask=cache.attention_BS,
                 decoder_input_ids=tokens_BN,
                 decoder_attention_mask=mask_BW,
-                past_key_values=cache,
+                **{self._cache_argument: cache},
                 use_cache=True,
             ).logits[:, -keep:]
         return logits if self.draft_vocabulary is None else limited(logits, self.draft_vocabulary)
