@@ -95,3 +95,8 @@ class CrashError(PacelineError, RuntimeError):
 
 class SlowerWarning(UserWarning):
     """A fast code path is not available: same results, more time."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

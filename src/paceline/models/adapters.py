@@ -19,8 +19,7 @@ import torch
 from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from paceline.errors import ModelLoadError, PacelineError
-from paceline.models.gguf import first_line
+from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.models.hf.architectures import is_encoder_decoder
 from paceline.models.silence import quiet
 from paceline.models.weights import refuse_incomplete

@@ -21,11 +21,17 @@ from transformers import (
     AutoModelForSeq2SeqLM,
 )
 
-from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, UsageError
+from paceline.errors import (
+    ModelLoadError,
+    PacelineError,
+    UnsupportedModelError,
+    UsageError,
+    first_line,
+)
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.tokenizer import admit_tokenizer
 from paceline.models.config_files import refuse_unreadable
-from paceline.models.gguf import converted_gguf, first_line
+from paceline.models.gguf import converted_gguf
 from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary

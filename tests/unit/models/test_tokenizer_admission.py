@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 from tokenizers import pre_tokenizers as pre
 
 from paceline.errors import ModelLoadError
+from paceline.models.admission import results
 from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.loading import load_tokenizer
 from paceline.records import cache_root
@@ -170,6 +171,7 @@ def test_special_tokens_that_only_the_class_knows_are_kept(tmp_path: Path):
 def test_the_second_load_compares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = _directory(tmp_path, "llama", _digits(), {"tokenizer_class": "GPT2Tokenizer"} | TOKENS)
     _load(folder)
+    monkeypatch.setattr(results, "_known", {})  # as in another process
     compare = "paceline.models.admission.tokenizer.find_reference"
     monkeypatch.setattr(compare, lambda _: pytest.fail("compared again"))
     _load(folder)
@@ -187,10 +189,13 @@ def test_a_cache_that_cannot_be_used_is_no_fault(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PACELINE_CACHE", str(place))
     _assert_reads(_load(folder)[0], plain)
     place.unlink()
+    monkeypatch.setattr(results, "_known", {})  # as in another process
     _load(folder)
     (kept,) = (cache_root() / "admission").iterdir()
-    kept.write_text("{damaged")
-    _assert_reads(_load(folder)[0], plain)
+    for damaged in ("{damaged", '{"used": 3}', "[1]"):
+        kept.write_text(damaged)
+        monkeypatch.setattr(results, "_known", {})
+        _assert_reads(_load(folder)[0], plain)
 
 
 def _pieces(path: Path, **settings: Any) -> Any:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 import transformers
 
-from paceline.errors import ModelLoadError, PacelineError, SlowerWarning, UnsupportedModelError
+from paceline.errors import (
+    ModelLoadError,
+    PacelineError,
+    SlowerWarning,
+    UnsupportedModelError,
+    first_line,
+)
 from paceline.models.admission.results import key_of, recall, remember
 from paceline.models.admission.trial import FAULTS, Comparison, failed, play, play_briefly
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
@@ -265,8 +271,7 @@ def _first_that_agrees(
             except (torch.OutOfMemoryError, ModelLoadError):
                 raise
             except FAULTS as error:
-                reason = str(error).strip().split("\n")[0]
-                faults.append(reason or type(error).__name__)
+                faults.append(first_line(error))
                 continue
             if result.largest <= tolerance:
                 if attention is not None:

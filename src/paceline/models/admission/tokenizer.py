@@ -8,7 +8,6 @@ read without the class, and a warning names the difference.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import importlib.metadata
@@ -21,7 +20,8 @@ from pydantic import Field, ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
-from paceline.errors import ModelLoadError, PacelineError
+from paceline.errors import ModelLoadError, first_line
+from paceline.models.admission.results import recall, remember
 from paceline.models.admission.tokenizer_doubts import (
     NO_VOCABULARY,
     doubts,
@@ -30,7 +30,7 @@ from paceline.models.admission.tokenizer_doubts import (
     reads_nothing,
 )
 from paceline.models.admission.tokenizer_probes import TOKENIZER_FILE, TokenizerFile, find_reference
-from paceline.records import atomic_write_text, cache_root, files_fingerprint
+from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,12 +129,11 @@ def admit_tokenizer(name: str, directory: Path, source: str, options: dict[str, 
         Exception: What transformers raises.
     """
     loader = _Loader(source, options)
-    place = cache_root() / "admission" / f"{_key(directory)}.json"
-    check = _kept(place)
+    key = _key(directory)
+    check = _kept(key)
     if check is None:
         tokenizer, check = _first(directory, loader)
-        with contextlib.suppress(PacelineError):  # the cache cannot be written
-            atomic_write_text(place, check.model_dump_json())
+        remember(key, check.model_dump(mode="json"))
     elif check.used == "file":
         tokenizer = loader.by_file(**check.settings)
     else:
@@ -155,8 +154,8 @@ def _first(directory: Path, loader: _Loader) -> tuple[Any, TokenizerCheck]:
         reference = find_reference(directory)
     except Exception as error:  # tokenizers raises whatever its parser finds
         faults.append(
-            f"tokenizer.json cannot be read by the library tokenizers ({_line(error)}), so nothing "
-            "confirms the tokens of texts; copy the file again"
+            f"tokenizer.json cannot be read by the library tokenizers ({first_line(error)}), so "
+            "nothing confirms the tokens of texts; copy the file again"
         )
     try:
         converted = read_settings(directory).get("read_from") == "gguf"
@@ -168,8 +167,8 @@ def _first(directory: Path, loader: _Loader) -> tuple[Any, TokenizerCheck]:
             raise
         tokenizer = loader.by_file()
         faults.append(
-            f"transformers cannot build the tokenizer's class ({_line(error)}); tokenizer.json is "
-            "read without it"
+            f"transformers cannot build the tokenizer's class ({first_line(error)}); "
+            "tokenizer.json is read without it"
         )
         check = _compare(tokenizer, reference)
         check = check.model_copy(update={"used": "file", "transformers_class": None})
@@ -294,12 +293,9 @@ def _key(directory: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _kept(place: Path) -> TokenizerCheck | None:
+def _kept(key: str) -> TokenizerCheck | None:
+    found = recall(key)
     try:
-        return TokenizerCheck.model_validate_json(place.read_bytes())
-    except (OSError, ValidationError):  # missing or damaged
+        return None if found is None else TokenizerCheck.model_validate(found)
+    except ValidationError:  # damaged
         return None
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, first_line
 from paceline.models.contract import Texts
 from paceline.models.hf.base import evaluating
 from paceline.rng import named_generator
@@ -37,8 +37,7 @@ FAULTS = (
 
 def failed(error: Exception) -> str:
     """That a pass failed, with the first line of the reason."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"failed ({lines[0]})"
+    return f"failed ({first_line(error)})"
 
 
 @dataclass

@@ -1,5 +1,5 @@
 """Reads GGUF files: converts each to a model directory in the cache, once."""
 
-from paceline.models.gguf.conversion import convert_gguf, converted_gguf, first_line
+from paceline.models.gguf.conversion import convert_gguf, converted_gguf
 
-__all__ = ["convert_gguf", "converted_gguf", "first_line"]
+__all__ = ["convert_gguf", "converted_gguf"]

@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from paceline.errors import ModelLoadError, PacelineError
+from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.models.gguf.architectures import read_config
 from paceline.models.gguf.fields import GgufFile
 from paceline.models.gguf.rope import check_frequencies
@@ -142,8 +142,3 @@ def _convert(file: GgufFile, folder: Path, kind: torch.dtype) -> None:
     with quiet():
         hf.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error message, or the type of an error without one."""
-    return (str(error).strip() or type(error).__name__).split("\n")[0]
