@@ -16,14 +16,14 @@ from typing import Any
 
 import huggingface_hub
 import torch
-from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from paceline.errors import ModelLoadError, PacelineError, first_line
+from paceline.models.cached_directory import cached_directory
 from paceline.models.hf.architectures import is_encoder_decoder
 from paceline.models.silence import quiet
 from paceline.models.weights import refuse_incomplete
-from paceline.records import atomic_directory, cache_root, files_fingerprint, storage_errors
+from paceline.records import files_fingerprint
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -59,13 +59,8 @@ def merged_adapter(directory: Path) -> Path:
         )
     base = _base_of(directory, settings)
     files = [file for folder in (directory, base) for file in _fingerprinted(folder)]
-    entry = cache_root() / "merged" / f"{directory.name}-{files_fingerprint(files)}"
-    with storage_errors(entry):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{entry}.lock"):
-            if not entry.exists():
-                with atomic_directory(entry) as scratch:
-                    _merge_into(scratch, directory, base)
+    name = f"{directory.name}-{files_fingerprint(files)}"
+    entry = cached_directory("merged", name, lambda folder: _merge_into(folder, directory, base))
     if base == directory:
         warnings.warn(
             f"the {kind} adapter in {directory} is merged into the weights beside it; remove "

@@ -8,16 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import shutil
-import tempfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from filelock import FileLock
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paceline.errors import ModelLoadError, PacelineError, first_line
+from paceline.models.cached_directory import cached_directory
 from paceline.models.gguf.architectures import read_config
 from paceline.models.gguf.fields import GgufFile
 from paceline.models.gguf.rope import check_frequencies
@@ -25,7 +22,9 @@ from paceline.models.gguf.tensors import read_tensors
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.silence import quiet
-from paceline.records import cache_root, storage_errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
@@ -38,24 +37,18 @@ _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
 def converted_gguf(path: Path) -> Path:
     """The model directory of this file; converts the file if it is not in the cache.
 
-    The cache is $PACELINE_CACHE, else ~/.cache/paceline. Entries are created atomically.
-
     Raises:
         ModelLoadError: Not a valid GGUF file, or the `gguf` package is missing.
         StorageError: The disk is too full for the weights (16 bits each if quantized).
     """
-    entry = cache_root() / "gguf" / f"{path.stem}-{_key(path)}"
-    if entry.exists():
-        return entry
-    if importlib.util.find_spec("gguf") is None:
-        raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
-    with storage_errors(entry):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{entry}.lock"):
-            if not entry.exists():
-                _log.warning("converting %s; this happens once, the next load takes a second", path)
-                _convert_into(entry, path)
-    return entry
+
+    def fill(folder: Path) -> None:
+        if importlib.util.find_spec("gguf") is None:
+            raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
+        _log.warning("converting %s; this happens once, the next load takes a second", path)
+        convert_gguf(path, folder)
+
+    return cached_directory("gguf", f"{path.stem}-{_key(path)}", fill)
 
 
 def _key(path: Path) -> str:
@@ -81,20 +74,6 @@ def _open(path: Path) -> GgufFile:
         raise ModelLoadError(
             f"{path} is not a complete GGUF file ({first_line(error)}); download it again"
         ) from error
-
-
-def _convert_into(entry: Path, path: Path) -> None:
-    # the caller holds the entry's lock, so existing scratch directories belong to killed runs
-    for stale in entry.parent.glob(f".{entry.name}.*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
-    try:
-        convert_gguf(path, scratch)
-        scratch.chmod(0o755)
-        scratch.replace(entry)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> None:
