@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from paceline.config import StrictModel
 from paceline.data.examples import record_examples
@@ -17,7 +19,7 @@ from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.answer_text import answer_text
 from paceline.models.drafts.layers import layer_list
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
-from paceline.models.hf.layers import settings_of
+from paceline.models.hf.layers import WINDOW_IN_CONFIG, outer_lists, settings_of
 from paceline.models.hf.settings import unused_settings
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import files_of, model_directory
@@ -30,13 +32,6 @@ if TYPE_CHECKING:
     from paceline.models.admission.tokenizer import TokenizerCheck
 
 _CHAT = ({"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "It is 4."})
-
-
-class Fact(NamedTuple):
-    """One line of a report."""
-
-    name: str
-    value: str
 
 
 class TrainedText(StrictModel):
@@ -118,10 +113,10 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
     check = None
     if model.tokenizer is not None:
         check = check_tokenizer(model_directory(path), model.tokenizer)
-    facts = [*_facts(model), *_checks(model, admission, check)]
+    facts = _facts(model) | _checks(model, admission, check) | {"pass": describe_pass(prepared)}
     return ModelReport(
         path=path,
-        facts=dict([*facts, Fact("pass", describe_pass(prepared))]),
+        facts=facts,
         examples=[] if model.tokenizer is None else _examples(model, chat),
         uses=_uses(model),
         warnings=[text for text in said if text not in faults],
@@ -141,45 +136,43 @@ def _refused(path: str, error: UnsupportedModelError) -> ModelReport:
     )
 
 
-def _facts(model: HfModel) -> list[Fact]:
+def _facts(model: HfModel) -> dict[str, str]:
     hf, config = model.hf, model.hf.config
     layers = str(num_decoder_layers(config))
     if num_encoder_layers(config):
         layers = f"{num_encoder_layers(config)} encoder, {layers} decoder"
-    rows = len(hf.get_output_embeddings().weight)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
+    head: Any = hf.get_output_embeddings()
     limit = "no limit" if model.max_length is None else f"{model.max_length:,} tokens"
     if model.max_source_length is not None:
         limit += f", source {model.max_source_length:,}"
-    found = [
-        Fact("architecture", f"{config.model_type} ({type(hf).__name__}), {layers} layers"),
-        Fact("parameters", f"{model.num_parameters:,} in {str(model.dtype).split('.')[-1]}"),
-        Fact("context", limit),
-        Fact("windows", _windows(model)),
-        Fact("rope", _rope(config.get_text_config(decoder=True))),
-        Fact("vocabulary", f"{model.vocab_size:,} tokens, {rows:,} rows of logits"),
-        Fact("stop tokens", _tokens(model, model.eos_token_ids)),
-    ]
+    found = {
+        "architecture": f"{config.model_type} ({type(hf).__name__}), {layers} layers",
+        "parameters": f"{model.num_parameters:,} in {str(model.dtype).removeprefix('torch.')}",
+        "context": limit,
+        "windows": _windows(model),
+        "rope": _rope(config.get_text_config(decoder=True)),
+        "vocabulary": f"{model.vocab_size:,} tokens, {len(head.weight):,} rows of logits",
+        "stop tokens": _tokens(model, model.eos_token_ids),
+    }
     if model.decoder_prompt is not None:
-        found.append(Fact("decoder prompt", _tokens(model, model.decoder_prompt)))
-    return [*found, Fact("generation settings", _settings(model))]
+        found["decoder prompt"] = _tokens(model, model.decoder_prompt)
+    return found | {"generation settings": _settings(model)}
 
 
 def _windows(model: HfModel) -> str:
     """Windows of the modules that transformers built, and in how many layers."""
-    _, layers = layer_list(model.hf)
     config: Any = model.hf.config
-    counts: dict[int, int] = {}
-    for layer in layers:
+    counts: Counter[int] = Counter()
+    for layer in itertools.chain.from_iterable(outer_lists(model.hf)):
         sizes = {
             value
             for module in layer.modules()
             for name, value in settings_of(module)
             if "window" in name and isinstance(value, int) and not isinstance(value, bool)
         }
-        if config.model_type == "mistral" and config.sliding_window:  # read from the configuration
+        if config.model_type in WINDOW_IN_CONFIG and config.sliding_window:
             sizes.add(config.sliding_window)
-        for size in sizes:
-            counts[size] = counts.get(size, 0) + 1
+        counts.update(sizes)
     found = [f"{size:,} tokens in {count} layers" for size, count in sorted(counts.items())]
     return ", ".join(found) or "none"
 
@@ -213,7 +206,7 @@ def _settings(model: HfModel) -> str:
     return "; ".join(applied) or "none that change a text"
 
 
-def _checks(model: HfModel, admission: Admission, check: TokenizerCheck | None) -> list[Fact]:
+def _checks(model: HfModel, admission: Admission, check: TokenizerCheck | None) -> dict[str, str]:
     kinds = {
         "batch": "batches of texts of different lengths",
         "rows": "one text at a time",
@@ -223,15 +216,14 @@ def _checks(model: HfModel, admission: Admission, check: TokenizerCheck | None) 
     twin = "no tiny twin of this class can be built"
     if admission.twin is not None:
         twin = f"{admission.twin:.1e} on a tiny twin"
-    return [
-        Fact("sessions", kinds[admission.sessions]),
-        Fact(
-            "compared with",
+    return {
+        "sessions": kinds[admission.sessions],
+        "compared with": (
             f"transformers' pass over each whole text, {admission.num_positions} positions; the "
-            f"largest difference is {admission.difference:.1e} standard deviations, {twin}",
+            f"largest difference is {admission.difference:.1e} standard deviations, {twin}"
         ),
-        Fact("tokenizer", "none" if check is None else _tokenizer(model, check)),
-    ]
+        "tokenizer": "none" if check is None else _tokenizer(model, check),
+    }
 
 
 def _tokenizer(model: HfModel, check: TokenizerCheck) -> str:

@@ -15,6 +15,8 @@ COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder
 COUNTS += ("num_encoder_layers", "encoder_layers", "decoder_layers", "num_blocks")
 NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
 """Attributes of modules that hold the number of their layer, by which caches are indexed."""
+WINDOW_IN_CONFIG = frozenset({"mistral"})
+"""Architectures whose layers read the sliding window from the configuration in each pass."""
 _NOT_SETTINGS = {*NUMBERS, "training"}
 # lists of the numbers of layers that are special
 _NUMBERS = {"mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers"}

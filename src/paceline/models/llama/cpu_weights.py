@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from paceline.models.hf.layers import WINDOW_IN_CONFIG
 from paceline.models.llama.int8 import round_rows
 from paceline.native import compiled
 from paceline.native.structures import Layer, Matrix, Model
@@ -158,10 +159,11 @@ def can_copy(hf: PreTrainedModel, *, int8: bool = False, in_training: bool = Fal
 def window_of(attention: Any) -> int | None:
     """The sliding window that transformers applies in this layer.
 
-    It is an attribute of the module, except in Mistral, which reads it from the configuration.
-    Other architectures ignore `sliding_window` in a configuration.
+    It is an attribute of the module, except in `WINDOW_IN_CONFIG`. Other architectures ignore
+    `sliding_window` in a configuration.
     """
-    holder = attention.config if attention.config.model_type == "mistral" else attention
+    in_config = attention.config.model_type in WINDOW_IN_CONFIG
+    holder = attention.config if in_config else attention
     return getattr(holder, "sliding_window", None)
 
 
