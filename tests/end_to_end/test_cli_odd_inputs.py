@@ -205,7 +205,10 @@ def test_a_dry_run_prints_json_if_asked(run: Run, pair_folder: Path, tmp_path: P
     assert code == 0
     *lines, _ = out.splitlines()
     code, out, _ = run(command, *given, "--dry-run", "--json")
-    assert (code, json.loads(out)) == (0, {"dry_run": True, "checks": lines})
+    shown = json.loads(out)
+    assert (code, shown["dry_run"]) == (0, True)
+    assert shown["checks"] == lines[-len(shown["checks"]) :]
+    assert lines[0].split() == ["model", shown["models"][0]["path"]]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "result.json"])

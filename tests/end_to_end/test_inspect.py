@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen3NextConfig
 
+from gguf_files import write_gguf
 from tiny import tiny_hf, tiny_tokenizer
 
 Run = Callable[..., tuple[int, str, str]]
@@ -99,6 +100,38 @@ def test_a_model_that_fails_its_check_ends_with_1(run: Run, tmp_path: Path):
     (fault,) = found["faults"]
     assert "bert cannot be decoded" in fault
     assert found["facts"]["architecture"].startswith("bert")
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5", "mistral", "gguf"])
+def test_a_dry_run_begins_with_what_inspect_finds(run: Run, tmp_path: Path, kind: str):
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "the in an er"}\n')
+    if kind == "gguf":
+        model = write_gguf(tmp_path / "model.gguf", tiny_hf("llama", vocab_size=266))
+    else:
+        model = saved(tmp_path / "model", kind, template=CHATML if kind == "llama" else None)
+    code, out, err = run("perplexity", "--model", model, "--text", text, "--dry-run", "--json")
+    assert code == 0, err
+    (unread,) = json.loads(out)["models"]
+    read = facts_of(run, model)
+    from_weights = {"compared with", "pass"} | ({"tokenizer"} if kind == "gguf" else set())
+    assert read["facts"].keys() - unread["facts"].keys() == {"pass"}
+    for name in unread["facts"].keys() - from_weights:
+        assert unread["facts"][name] == read["facts"][name], name
+    assert (unread["uses"], unread["examples"]) == (read["uses"], read["examples"])
+    shown = run("perplexity", "--model", model, "--text", text, "--dry-run")[1].splitlines()
+    assert shown[1].split() == ["architecture", *read["facts"]["architecture"].split()]
+
+
+def test_a_dry_run_of_training_shows_its_first_example(run: Run, tmp_path: Path):
+    model = saved(tmp_path / "model", "llama", template=CHATML)
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the"}]}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n")
+    places = {"output": tmp_path / "run", "data.train": tmp_path / "chat.jsonl", "num_steps": 1}
+    given = [part for key, value in places.items() for part in ("--set", f"{key}={value}")]
+    code, out, _ = run("align", "--target", model, "--draft", model, *given, "--dry-run")
+    assert code == 0
+    assert "<bos>assistant\n[[the<eos>]]" in out
 
 
 @pytest.mark.parametrize(

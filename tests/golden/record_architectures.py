@@ -112,19 +112,19 @@ class Architecture(NamedTuple):
         with torch.device("meta"):
             return kind.from_config(config)
 
-    def row(self) -> Row:
+    def row(self, num_new: int = NUM_NEW, gammas: tuple[int, ...] = GAMMAS) -> Row:
         """What comes out, with other weights if a text has near ties."""
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for seed in (0, 2, 4, 6):
-                result = self._result(seed)
+                result = self._result(seed, num_new, gammas)
                 if result is not None:
                     break
             else:
                 result = "no tiny configuration: its texts have near ties"
         return Row(self.model_type, self.class_name, result)
 
-    def _result(self, seed: int) -> str | None:
+    def _result(self, seed: int, num_new: int, gammas: tuple[int, ...]) -> str | None:
         """None if a text differs at a near tie."""
         try:
             shell = self.in_full_size()
@@ -141,7 +141,7 @@ class Architecture(NamedTuple):
         except UnsupportedModelError as error:
             reason = re.search(r"whole text \((.*)\); choose", str(error))
             return f"refused: {reason[1] if reason else error}"
-        return _compared(target, draft)
+        return _compared(target, draft, num_new, gammas)
 
 
 def architectures() -> list[Architecture]:
@@ -168,14 +168,14 @@ def _plain_settings(hf: Any) -> GenerationConfig:
     )
 
 
-def _compared(target: HfModel, draft: HfModel) -> str | None:
+def _compared(target: HfModel, draft: HfModel, num_new: int, gammas: tuple[int, ...]) -> str | None:
     rng = torch.Generator().manual_seed(0)
     high = min(96, target.vocab_size)
     prompts = [torch.randint(4, high, (n,), generator=rng).tolist() for n in PROMPT_LENGTHS]
     # generate() of Phi drops its cache at the original length
     original = getattr(target.hf.config, "original_max_position_embeddings", None)
     limits = [limit for limit in (target.max_length, original) if limit is not None]
-    room = min([NUM_NEW, *(limit - max(PROMPT_LENGTHS) - max(GAMMAS) for limit in limits)])
+    room = min([num_new, *(limit - max(PROMPT_LENGTHS) - max(gammas) for limit in limits)])
     try:
         wanted = [_generated(target, prompt, room) for prompt in prompts]
     except Exception as error:  # models raise whatever they raise
@@ -185,7 +185,7 @@ def _compared(target: HfModel, draft: HfModel) -> str | None:
         alone = [_generated(target, prompt, room, use_cache=False) for prompt in prompts]
         if [text for text, _ in alone] != [text for text, _ in wanted]:
             result, wanted = WITHOUT_CACHE, alone
-    for name, texts in _decoded(target, draft, prompts, room):
+    for name, texts in _decoded(target, draft, prompts, room, gammas):
         for prompt, (text, gaps), got in zip(prompts, wanted, texts, strict=True):
             if got == text:
                 continue
@@ -196,10 +196,16 @@ def _compared(target: HfModel, draft: HfModel) -> str | None:
     return result
 
 
-def _decoded(target: HfModel, draft: HfModel, prompts: list[list[int]], room: int) -> Any:
+def _decoded(
+    target: HfModel,
+    draft: HfModel,
+    prompts: list[list[int]],
+    room: int,
+    gammas: tuple[int, ...],
+) -> Any:
     """Texts of each decoder: one at a time, and in a batch of rows that differ in length."""
     decoders: dict[str, Any] = {"plain decoding": AutoregressiveDecoder(target, _GREEDY)}
-    for gamma in GAMMAS:
+    for gamma in gammas:
         try:
             decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=_GREEDY)
         except UnsupportedModelError:

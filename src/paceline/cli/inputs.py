@@ -18,9 +18,10 @@ from paceline.models.inspection import ModelFacts, inspect_model, state_keeper
 from paceline.models.loading import find_device, load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from paceline.data.examples import Example
     from paceline.data.prompts import Record
 
 _MAX_RECORDS = 20_000  # records read to check a text
@@ -34,6 +35,7 @@ class Preflight:
         self._lines: list[str] = []
         self._models: dict[str, ModelFacts] = {}
         self._texts: set[str] = set()
+        self._example: tuple[Example, Any] | None = None
 
     def device(self, name: str) -> None:
         """Check that the device exists; raises UsageError."""
@@ -44,9 +46,6 @@ class Preflight:
         if (known := self._models.get(str(path))) is not None:
             return known
         found = self._models[str(path)] = inspect_model(path)
-        if found.architecture is None:
-            self._lines.append(f"{role}: {path}, a GGUF file")
-            return found
         if found.tokenizer is None:
             raise ModelLoadError(
                 f"the {role} {path} has no tokenizer files; copy tokenizer.json and "
@@ -99,6 +98,11 @@ class Preflight:
         count = sum(1 for _ in first_records(corpus, _MAX_RECORDS))
         bound = "" if count < (corpus.limit or _MAX_RECORDS) else "at least "
         self._lines.append(f"{name}: {corpus.path}, {bound}{count:,} texts")
+
+    def training_text(self, examples: Sequence[Example], tokenizer: Any) -> None:
+        """Let a dry run show the first example of training."""
+        if examples and self._example is None:
+            self._example = examples[0], tokenizer
 
     def prompts(
         self,
@@ -185,12 +189,27 @@ class Preflight:
         self.output(config.output, FLOAT32_BYTES * count * copies)
 
     def end(self, *, dry_run: bool, as_json: bool = False) -> None:
-        """With `dry_run`, print the collected lines and exit."""
+        """With `dry_run`, describe the models, print the collected lines and exit."""
         if not dry_run:
             return
+        from paceline.cli.inspect import show
+        from paceline.export.model_report import describe, trained_text
+
+        found = [describe(path) for path in self._models]
+        if self._example is not None:
+            shown = [[trained_text(*self._example)], *([] for _ in found[1:])]
+            found = [
+                each.model_copy(update={"examples": examples})
+                for each, examples in zip(found, shown, strict=True)
+            ]
         if as_json:
-            typer.echo(json.dumps({"dry_run": True, "checks": self._lines}, indent=2))
+            models = [each.model_dump(mode="json") for each in found]
+            checked = {"dry_run": True, "models": models, "checks": self._lines}
+            typer.echo(json.dumps(checked, indent=2))
             raise typer.Exit
+        for each in found:
+            stdout.print(f"{'model':<20} {each.path}")
+            show(each)
         for line in self._lines:
             stdout.print(line)
         stdout.print("These checks passed. Nothing was run.")

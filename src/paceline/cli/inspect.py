@@ -1,11 +1,14 @@
 """`paceline inspect`: what Paceline reads in a model, and what it can do with it."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.console import stdout
+
+if TYPE_CHECKING:
+    from paceline.export.model_report import ModelReport
 
 
 def inspect(
@@ -28,6 +31,12 @@ def inspect(
     if json:
         typer.echo(report.model_dump_json(indent=2))
         raise typer.Exit(0 if report.passed else 1)
+    show(report)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def show(report: "ModelReport") -> None:
+    """Print a report, also of a dry run."""
     for name, value in report.facts.items():
         stdout.print(f"{name:<20} {value}")
     for use in report.uses:
@@ -43,4 +52,3 @@ def inspect(
         stdout.print(f"{'warning':<20} {warning}")
     for fault in report.faults:
         stdout.print(f"{'failed':<20} {fault}")
-    raise typer.Exit(0 if report.passed else 1)

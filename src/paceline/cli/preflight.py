@@ -113,6 +113,7 @@ def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
     found = Preflight()
     check_run_directory(RunDirectory(config.output), config, resume=resume)
     api_key(getattr(config.writer, "api_key_env", None))
+    target = None
     if config.loads_target:
         if tokenizer_alone(config.target):
             raise UsageError(
@@ -126,7 +127,7 @@ def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
         tokenizer = found.tokenizer("target", config.target)
         draft = found.model("draft", config.draft)
     _check_texts(found, "data", config.data, ("train", "held_out", "pretraining"))
-    _check_trained(config, tokenizer, draft, dry_run=dry_run)
+    _check_trained(found, config, tokenizer, target or draft, dry_run=dry_run)
     found.training_output(config, draft)
     found.end(dry_run=dry_run)
 
@@ -138,7 +139,9 @@ def _check_texts(found: Preflight, section: str, config: Any, names: tuple[str, 
             found.text(f"{section}.{name}", text)
 
 
-def _check_trained(config: Any, tokenizer: Any, model: ModelFacts, *, dry_run: bool) -> None:
+def _check_trained(
+    found: Preflight, config: Any, tokenizer: Any, model: ModelFacts, *, dry_run: bool
+) -> None:
     """Check the first training texts as the run checks all: templates, tokens and completions."""
     from paceline.data.examples import Lengths, build_examples
     from paceline.data.sources import ExampleStream, FixedText
@@ -155,9 +158,11 @@ def _check_trained(config: Any, tokenizer: Any, model: ModelFacts, *, dry_run: b
             tokenizer,
             Lengths(config.max_prompt_tokens, config.max_completion_tokens),
             eos_token_id=tokenizer.eos_token_id,
+            eos_token_ids=model.eos_token_ids,
             decoder_prompt=model.decoder_prompt,
             recorded_states=getattr(config.data, "recorded_states", False),
         )
+    found.training_text(examples, tokenizer)
     if getattr(config, "fixed_fraction", 1) > 0:
         terms = getattr(config, "terms", ())
         FixedText(ExampleStream(examples, 1, seed=0)).check(recorded=reads_top(terms))
@@ -169,11 +174,11 @@ def check_sweep(config: Any, *, dry_run: bool) -> None:
 
     found = Preflight()
     for cell in cells_of(config):
-        target, draft = found.pair(cell.config.target, cell.config.draft)
+        target, _ = found.pair(cell.config.target, cell.config.draft)
         for text in (cell.config.data.train, cell.config.data.held_out):
             if text is not None:
                 found.text("text", text)
-        _check_trained(cell.config, target.tokenizer, draft, dry_run=dry_run)
+        _check_trained(found, cell.config, target.tokenizer, target, dry_run=dry_run)
     found.output(config.output)
     found.end(dry_run=dry_run)
 
@@ -190,7 +195,7 @@ def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
         found.model("tokenizer", config.tokenizer)
     _check_texts(found, "data", config.data, ("train", "held_out"))
     if start is not None:
-        _check_trained(config, start.tokenizer, start, dry_run=dry_run)
+        _check_trained(found, config, start.tokenizer, start, dry_run=dry_run)
     found.training_output(config, start)
     found.end(dry_run=dry_run)
 
@@ -303,7 +308,7 @@ def check_draft(config: Any, *, dry_run: bool) -> None:
     check_place(config)
     found = Preflight()
     target = found.model("target", config.target)
-    if config.layers is not None and target.num_layers:
+    if config.layers is not None:
         check_layers(config.layers, target.num_layers)
     if config.encoder_layers is not None and target.num_encoder_layers:
         check_layers(config.encoder_layers, target.num_encoder_layers)
@@ -318,17 +323,15 @@ def check_export(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     from paceline.engines.engine_choice import EngineChoice, check_choice
     from paceline.export.export import check_place
     from paceline.models.compatibility import check_block
-    from paceline.models.loading import model_directory
 
     check_place(config)
     if config.check_engine:
         check_choice(config.engine or EngineChoice(engine=config.to))
     found = Preflight()
-    # a GGUF file is checked in its converted form, which has the tokenizer
-    model = found.model("model", str(model_directory(config.model)))
+    model = found.model("model", config.model)
     models = [model]
     if config.target is not None:
-        models.append(found.model("target", str(model_directory(config.target))))
+        models.append(found.model("target", config.target))
     for one in models:
         check_block(config.num_speculative_tokens or 1, one.max_length)
     found.output(config.out, FLOAT32_BYTES * model.num_parameters)
@@ -342,8 +345,7 @@ def check_demo(target: str, out: Path, layers: list[int], *, dry_run: bool) -> N
     found = Preflight()
     facts = found.model("target", target)
     found.drafting(target)
-    if facts.num_layers:
-        check_layers(layers, facts.num_layers)
+    check_layers(layers, facts.num_layers)
     found.output(out)
     found.end(dry_run=dry_run)
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import StrictModel
@@ -14,22 +15,29 @@ from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.errors import PacelineError, SlowerWarning, UnsupportedModelError
 from paceline.export.gguf_file import refuse_unknown
 from paceline.models import load_model, prepare_for_decoding
-from paceline.models.admission.model import Admission, admit
+from paceline.models.admission.model import Admission, admit, twin_admission, twin_of
 from paceline.models.admission.tokenizer import check_tokenizer
 from paceline.models.answer_text import answer_text
 from paceline.models.drafts.layers import layer_list
+from paceline.models.gguf import is_converted, is_gguf
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.layers import WINDOW_IN_CONFIG, outer_lists, settings_of
-from paceline.models.hf.settings import unused_settings
-from paceline.models.inspection import inspect_model
-from paceline.models.loading import files_of, model_directory
+from paceline.models.hf.settings import unused_settings, warn_of_no_end, warn_of_unused
+from paceline.models.inspection import inspect_model, read_header
+from paceline.models.loading import (
+    choose_dtype,
+    files_of,
+    find_device,
+    model_directory,
+)
 from paceline.models.prepare import describe_pass
+from paceline.models.wrapping import unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paceline.data.examples import Example
     from paceline.models import HfModel
-    from paceline.models.admission.tokenizer import TokenizerCheck
 
 _CHAT = ({"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "It is 4."})
 
@@ -108,20 +116,47 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
             return _refused(path, error)
         admission = admit(model, files_of(model, path))
         prepared = prepare_for_decoding(model)
-    said = [str(warning.message) for warning in caught]
     faults = [str(each.message) for each in caught if issubclass(each.category, SlowerWarning)]
-    check = None
-    if model.tokenizer is not None:
-        check = check_tokenizer(model_directory(path), model.tokenizer)
-    facts = _facts(model) | _checks(model, admission, check) | {"pass": describe_pass(prepared)}
     return ModelReport(
         path=path,
-        facts=facts,
+        facts=_facts(model) | _checks(model, path, admission) | {"pass": describe_pass(prepared)},
         examples=[] if model.tokenizer is None else _examples(model, chat),
         uses=_uses(model),
-        warnings=[text for text in said if text not in faults],
+        warnings=[text for text in _texts(caught) if text not in faults],
         faults=faults,
     )
+
+
+def describe(path: str) -> ModelReport:
+    """What `inspect` reports of a model without reading its weights.
+
+    Raises:
+        ModelLoadError: There is no model, or it cannot be read.
+        UnsupportedModelError: It is none that Paceline can use.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hf, tokenizer, count = read_header(path)
+        dtype = choose_dtype("auto", hf.config, find_device("auto"))
+        model = unchecked(hf.to(dtype).eval(), tokenizer)
+        model.num_parameters = count or model.num_parameters
+        warn_of_unused(hf, stacklevel=1)
+        warn_of_no_end(hf, stacklevel=1)
+        admission = twin_admission(model)
+        if admission is not None:
+            model.sessions = admission.sessions
+    return ModelReport(
+        path=path,
+        facts=_facts(model) | _checks(model, path, admission),
+        examples=[] if model.tokenizer is None else _examples(model, None),
+        uses=_uses(model),
+        warnings=_texts(caught),
+        faults=[],
+    )
+
+
+def _texts(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(warning.message) for warning in caught]
 
 
 def _refused(path: str, error: UnsupportedModelError) -> ModelReport:
@@ -182,7 +217,9 @@ def _rope(config: Any) -> str:
     nested = {name: value for name, value in settings.items() if isinstance(value, dict)}
     parts: list[str] = []
     for name, rope in (nested or {"": settings}).items():
-        values = [f"{key} {value}" for key, value in rope.items() if not isinstance(value, list)]
+        values = [
+            f"{key} {value}" for key, value in sorted(rope.items()) if type(value) is not list
+        ]
         parts.append(" ".join([name, ", ".join(values)]).strip())
     return "; ".join(part for part in parts if part) or "none"
 
@@ -206,30 +243,44 @@ def _settings(model: HfModel) -> str:
     return "; ".join(applied) or "none that change a text"
 
 
-def _checks(model: HfModel, admission: Admission, check: TokenizerCheck | None) -> dict[str, str]:
+def _checks(model: HfModel, path: str, admission: Admission | None) -> dict[str, str]:
     kinds = {
         "batch": "batches of texts of different lengths",
         "rows": "one text at a time",
         "recurrent": "one text at a time, without rollback",
         "stateful": "one text at a time and token by token, without rollback",
     }
-    twin = "no tiny twin of this class can be built"
-    if admission.twin is not None:
-        twin = f"{admission.twin:.1e} on a tiny twin"
     return {
-        "sessions": kinds[admission.sessions],
-        "compared with": (
-            f"transformers' pass over each whole text, {admission.num_positions} positions; the "
-            f"largest difference is {admission.difference:.1e} standard deviations, {twin}"
-        ),
-        "tokenizer": "none" if check is None else _tokenizer(model, check),
+        "sessions": "not known before it is loaded" if admission is None else kinds[model.sessions],
+        "compared with": _comparison(model, admission),
+        "tokenizer": _tokenizer(model, path),
     }
 
 
-def _tokenizer(model: HfModel, check: TokenizerCheck) -> str:
+def _comparison(model: HfModel, admission: Admission | None) -> str:
+    if admission is None:
+        return "nothing before it is loaded: no tiny twin of this class can be built"
+    twin = "no tiny twin of this class can be built"
+    if admission.twin is not None:
+        twin = f"{admission.twin:.1e} on a tiny twin"
+    difference = f"{admission.difference:.1e} standard deviations, {twin}"
+    if model.device.type == "meta":
+        difference = f"{twin}, its own weights follow when they are loaded"
+    return (
+        f"transformers' pass over each whole text, {admission.num_positions} positions; the "
+        f"largest difference is {difference}"
+    )
+
+
+def _tokenizer(model: HfModel, path: str) -> str:
     tokenizer: Any = model.tokenizer
+    if tokenizer is None:
+        return "none"
     template = "with" if tokenizer.chat_template else "without"
     found = f"{type(tokenizer).__name__}, {template} a chat template; "
+    if is_gguf(path) and not is_converted(Path(path).expanduser()):
+        return f"{found}compared when the file is converted"
+    check = check_tokenizer(model_directory(path), tokenizer)
     if check.reference is None:
         return f"{found}nothing to compare it with"
     compared = f"{found}{check.num_probes} texts compared with {check.reference}"
@@ -260,10 +311,11 @@ def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:
             decoder_prompt=model.decoder_prompt,
         )
     ]
-    return [_trained_text(each, tokenizer) for each in examples]
+    return [trained_text(each, tokenizer) for each in examples]
 
 
-def _trained_text(example: Any, tokenizer: Any) -> TrainedText:
+def trained_text(example: Example, tokenizer: Any) -> TrainedText:
+    """An example of training text, as it is shown."""
     tokens = list(example.tokens)
     begin = len(tokens) if example.trained_from is None else example.trained_from
     given = list(example.source) if example.source is not None else tokens[:begin]
@@ -282,10 +334,12 @@ def _uses(model: HfModel) -> list[Use]:
     if not model.rolls_back:
         rollback = "its state cannot be rolled back"
     directory = "engines serve encoder-decoders without drafts" if encodes else None
+    # only a model with weights shows whether its head makes its logits
+    weighty = twin_of(model) if model.device.type == "meta" else model
     return [
         Use(name="decode, perplexity"),
         Use(name="draft, or target of drafts", fault=rollback),
-        Use(name="align", fault=_fault(lambda: model.head)),
+        Use(name="align", fault=None if weighty is None else _fault(lambda: weighty.head)),
         Use(name="draft from its layers", fault=_fault(lambda: layer_list(model.hf))),
         Use(name="export to transformers"),
         Use(name="export to vLLM and SGLang", fault=directory),

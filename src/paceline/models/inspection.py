@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig
 
-from paceline.errors import ModelLoadError
 from paceline.models.admission.model import twin_admission
 from paceline.models.config_files import refuse_unreadable
+from paceline.models.gguf import is_converted, is_gguf, read_gguf_header
 from paceline.models.hf.architectures import (
     configured_prompt,
     context_length,
@@ -22,7 +22,7 @@ from paceline.models.hf.architectures import (
     refuse_by_name,
     source_length,
 )
-from paceline.models.hf.base import named_tokens, rolls_back
+from paceline.models.hf.base import named_tokens, rolls_back, stop_tokens
 from paceline.models.hf.causal import CausalModel
 from paceline.models.loading import auto_class, open_model, read_tokenizer
 from paceline.models.silence import quiet
@@ -33,17 +33,16 @@ if TYPE_CHECKING:
 
     from paceline.models.loading import ModelLocation
 
-_GGUF = b"GGUF"
-
 
 class ModelFacts(NamedTuple):
-    """Facts about a model that is not loaded; a GGUF file that is not converted has only a path.
+    """Facts about a model that is not loaded.
 
     Attributes:
         path: As given by the user.
-        architecture: The model_type.
+        architecture: The model_type; None if unknown.
         num_layers: Number of layers, of the decoder if there is an encoder.
         num_encoder_layers: Number of layers of the encoder; 0 for a decoder-only model.
+        eos_token_ids: Tokens that end a text.
         decoder_prompt: See `contract.EncoderDecoder`; None for a decoder-only model.
         max_length: Context length in tokens; None if unlimited or unknown.
         max_source_length: Maximum number of encoder tokens; None if unlimited or decoder-only.
@@ -56,6 +55,7 @@ class ModelFacts(NamedTuple):
     architecture: str | None = None
     num_layers: int = 0
     num_encoder_layers: int = 0
+    eos_token_ids: tuple[int, ...] = ()
     decoder_prompt: tuple[int, ...] | None = None
     max_length: int | None = None
     max_source_length: int | None = None
@@ -71,27 +71,18 @@ def inspect_model(path: str | Path) -> ModelFacts:
         ModelLoadError: The model does not exist, or cannot be read.
         UnsupportedModelError: The architecture is unknown, or cannot roll back.
     """
-    local = Path(path).expanduser()
-    if local.is_file() and local.suffix == ".gguf":
-        with local.open("rb") as stream:
-            if stream.read(len(_GGUF)) != _GGUF:
-                raise ModelLoadError(f"{path} is not a GGUF file; download it again")
-        return ModelFacts(str(path))
-    with open_model(path) as location:
-        refuse_unreadable(location.name, location.directory)
-        config = AutoConfig.from_pretrained(location.source, **location.options)
-        refuse_by_name(config)
-        text = config.get_text_config(decoder=True)
-        tokenizer = read_tokenizer(location)
-        count = 0 if location.directory is None else count_parameters(location.directory)
-        prompt = None
-        if is_encoder_decoder(config):
-            prompt = configured_prompt(config, _generation_config(location))
+    hf, tokenizer, count = read_header(path)
+    config = hf.config
+    text = config.get_text_config(decoder=True)
+    prompt = None
+    if is_encoder_decoder(config):
+        prompt = configured_prompt(config, hf.generation_config)
     return ModelFacts(
         str(path),
         architecture=config.model_type,
         num_layers=num_decoder_layers(config),
         num_encoder_layers=num_encoder_layers(config),
+        eos_token_ids=stop_tokens(hf, tokenizer),
         decoder_prompt=prompt,
         max_length=context_length(config),
         max_source_length=source_length(config) if is_encoder_decoder(config) else None,
@@ -109,18 +100,44 @@ def state_keeper(path: str | Path) -> str | None:
     Raises:
         UnsupportedModelError: The sessions of the twin are not right.
     """
-    if Path(path).suffix == ".gguf":
+    if is_gguf(path):
         return None
     with open_model(path) as location:
         config = AutoConfig.from_pretrained(location.source, **location.options)
     if is_encoder_decoder(config):
         return None
-    with quiet(), torch.device("meta"):
-        hf: Any = auto_class(config).from_config(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run repeats them
-        twin = twin_admission(CausalModel(hf))
+        twin = twin_admission(CausalModel(_without_weights(config)))
     return None if twin is None or rolls_back(twin.sessions) else config.model_type
+
+
+def read_header(path: str | Path) -> tuple[Any, PreTrainedTokenizerBase | None, int]:
+    """The model of transformers on the meta device, its tokenizer, its number of distinct weights.
+
+    The number is 0 if the weights are not on this machine.
+
+    Raises:
+        ModelLoadError: The model does not exist, or cannot be read.
+        UnsupportedModelError: The architecture is unknown.
+    """
+    if is_gguf(path) and not is_converted(local := Path(path).expanduser()):
+        hf, tokenizer = read_gguf_header(local)
+        return hf, tokenizer, _num_weights(hf)
+    with open_model(path) as location:
+        refuse_unreadable(location.name, location.directory)
+        config = AutoConfig.from_pretrained(location.source, **location.options)
+        refuse_by_name(config)
+        tokenizer = read_tokenizer(location)
+        hf = _without_weights(config)
+        hf.generation_config = _generation_config(location)
+        count = 0 if location.directory is None else _count_parameters(location.directory, hf)
+    return hf, tokenizer, count
+
+
+def _without_weights(config: Any) -> Any:
+    with quiet(), torch.device("meta"):
+        return auto_class(config).from_config(config)
 
 
 def _generation_config(location: ModelLocation) -> GenerationConfig:
@@ -142,18 +159,24 @@ def count_parameters(directory: Path) -> int:
     """
     if not (directory / "config.json").exists():
         return 0
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    return _count_parameters(directory, _without_weights(config))
+
+
+def _count_parameters(directory: Path, hf: Any) -> int:
     stored: set[str] = set()
     for file in weight_files(directory):
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as weights:  # detects truncated files
                 stored |= set(weights.keys())
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    with quiet(), torch.device("meta"):
-        hf: Any = auto_class(config).from_config(config)
-    count = sum(weight.numel() for weight in hf.parameters())
+    count = _num_weights(hf)
     for name, source in hf.all_tied_weights_keys.items():
         if name in stored and source in stored:  # tied only if their values are equal
             tensors = [stored_tensor(directory, (key,)) for key in (name, source)]
             if not torch.equal(*cast("Any", tensors)):
                 count += hf.get_parameter(name).numel()
     return count
+
+
+def _num_weights(hf: Any) -> int:
+    return sum(weight.numel() for weight in hf.parameters())

@@ -31,7 +31,7 @@ from paceline.errors import (
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.tokenizer import admit_tokenizer
 from paceline.models.config_files import refuse_unreadable
-from paceline.models.gguf import converted_gguf
+from paceline.models.gguf import converted_gguf, is_gguf
 from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
@@ -87,7 +87,7 @@ def load_model(
             refuse_by_name(config)
             loaded: Any = auto_class(config).from_pretrained(
                 location.source,
-                dtype=_dtype(dtype, config, found_device),
+                dtype=choose_dtype(dtype, config, found_device),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refuse_incomplete has a clearer message
                 **location.options,
@@ -128,7 +128,7 @@ def load_head(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             location.source,
             config=config,
-            dtype=_dtype(dtype, config, found_device),
+            dtype=choose_dtype(dtype, config, found_device),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             **location.options,
@@ -282,7 +282,7 @@ def _advice(error: Exception) -> str:
 def locate_model(path: str | Path) -> ModelLocation:
     """Find the model directory, convert a GGUF file, or check that a hub id exists."""
     local = Path(path).expanduser()
-    if local.is_file() and local.suffix == ".gguf":
+    if is_gguf(local):
         return ModelLocation(str(path), str(converted_gguf(local)), {"local_files_only": True})
     if local.is_file():
         raise ModelLoadError(
@@ -385,7 +385,8 @@ def find_device(device: str) -> torch.device:
     return found
 
 
-def _dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) -> torch.dtype:
+def choose_dtype(dtype: DType | torch.dtype, config: Any, device: torch.device) -> torch.dtype:
+    """The type that weights are loaded in; raises UsageError for one that does not exist."""
     name = str(dtype).removeprefix("torch.")
     if name not in ("auto", "float64", *_STORED):
         raise UsageError(f"got dtype {name}, wanted auto, float32, bfloat16 or float16")

@@ -18,6 +18,7 @@ from paceline.core.fused import chunked_loss, chunked_loss_of_logits, chunks
 from paceline.core.reduction import count_units, token_weights
 from paceline.core.top_k_tail import among
 from paceline.data.collate import TokenBatch, collate
+from paceline.models.hf.architectures import body_of
 from paceline.native.divergence_kernels import can_differentiate, losses_and_slopes
 from paceline.train.coverage import Normalisers, TargetScores
 from paceline.train.objectives import (
@@ -205,7 +206,7 @@ class Stepper:
     def _distributed(self, loss: DraftLoss) -> nn.Module:
         shard = self.config.shard if self.accelerator.num_processes > 1 else ()
         if self.target is not None and "target" in shard:
-            shard_model(self.target, self.target.hf.base_model, self.accelerator)
+            shard_model(self.target, body_of(self.target.hf), self.accelerator)
         if "draft" in shard:
             shard_model(self.draft, loss, self.accelerator)
             return loss

@@ -8,12 +8,13 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from gguf_files import F16, F32, Q8_0, write_gguf
+from gguf_files import F16, F32, Q8_0, tiny_vocabulary, write_gguf
 from paceline.errors import ModelLoadError, StorageError, UnsupportedModelError
 from paceline.models import load_model, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
@@ -59,6 +60,25 @@ def test_a_gguf_file_gives_the_model_it_was_made_from(gguf_file: Path, hf: PreTr
     text = "the theatre in Zürich"
     assert model.tokenizer.encode(text) == tiny_tokenizer().encode(text)
     assert load_tokenizer(gguf_file).encode(text) == tiny_tokenizer().encode(text)
+
+
+def test_sampling_that_paceline_does_not_apply_is_named(tmp_path: Path, hf: PreTrainedModel):
+    def sampled(temperature: float) -> Path:
+        def add(writer: gguf.GGUFWriter) -> None:
+            tiny_vocabulary(writer)
+            writer.add_float32("general.sampling.temp", temperature)
+            writer.add_float32("general.sampling.penalty_repeat", 1.5)
+            writer.add_int32("general.sampling.mirostat", 2)
+            writer.add_int32("general.sampling.top_k", 20)
+
+        return write_gguf(tmp_path / f"{temperature}.gguf", hf, vocabulary=add)
+
+    with pytest.warns(UserWarning, match=r"repetition_penalty=1.5, .*mirostat=2"):
+        settings: Any = load_model(sampled(0.5)).hf.generation_config
+    assert (settings.do_sample, settings.temperature, settings.top_k) == (True, 0.5, 20)
+    with pytest.warns(UserWarning, match=r"sets repetition_penalty=1.5; Paceline"):
+        settings = load_model(sampled(0.0)).hf.generation_config
+    assert not settings.do_sample
 
 
 def angles(path: Path) -> torch.Tensor:

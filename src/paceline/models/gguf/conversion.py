@@ -5,9 +5,11 @@ Reading a quantized GGUF file takes many seconds; reading safetensors takes less
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,20 +20,38 @@ from paceline.models.cached_directory import cached_directory
 from paceline.models.gguf.architectures import read_config
 from paceline.models.gguf.fields import GgufFile
 from paceline.models.gguf.rope import check_frequencies
-from paceline.models.gguf.tensors import read_tensors
+from paceline.models.gguf.tensors import read_tensors, stored_names
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.silence import quiet
+from paceline.records import cache_root
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 3  # increase when the conversion changes, so that old cache entries are not used
+_FORMAT = 4  # increase when the conversion changes, so that old cache entries are not used
 _ENDS = 1 << 20
 # general.file_type of unquantized files; all quantized types are converted to bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+    "xtc_probability": "xtc_probability",
+    "mirostat": "mirostat",
+}
+
+
+def is_gguf(path: str | Path) -> bool:
+    """True for an existing file of the type .gguf."""
+    local = Path(path).expanduser()
+    return local.is_file() and local.suffix == ".gguf"
 
 
 def converted_gguf(path: Path) -> Path:
@@ -43,12 +63,19 @@ def converted_gguf(path: Path) -> Path:
     """
 
     def fill(folder: Path) -> None:
-        if importlib.util.find_spec("gguf") is None:
-            raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
         _log.warning("converting %s; this happens once, the next load takes a second", path)
         convert_gguf(path, folder)
 
-    return cached_directory("gguf", f"{path.stem}-{_key(path)}", fill)
+    return cached_directory("gguf", _entry(path), fill)
+
+
+def is_converted(path: Path) -> bool:
+    """Whether the conversion of this file is in the cache."""
+    return (cache_root() / "gguf" / _entry(path)).exists()
+
+
+def _entry(path: Path) -> str:
+    return f"{path.stem}-{_key(path)}"
 
 
 def _key(path: Path) -> str:
@@ -64,6 +91,8 @@ def _key(path: Path) -> str:
 
 def _open(path: Path) -> GgufFile:
     """Read the keys and the index of tensors, which detects most damage."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
     import gguf
 
     try:
@@ -82,8 +111,33 @@ def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> N
     `kind` is the dtype of the weights; None keeps that of the file, or bfloat16 if it is quantized.
     """
     file = _open(path)
+    with _conversion_errors(path):
+        kind = kind or _dtype_of(file)
+        hf, tokenizer = _without_weights(file, kind)
+        hf.load_state_dict(read_tensors(file, hf, kind), strict=False, assign=True)
+        hf.tie_weights()
+        with quiet():
+            hf.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def read_gguf_header(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model of a file without its weights, on the meta device, and its tokenizer.
+
+    Raises:
+        ModelLoadError: Not a valid GGUF file, or one that would not be converted.
+    """
+    file = _open(path)
+    with _conversion_errors(path):
+        hf, tokenizer = _without_weights(file, _dtype_of(file))
+        stored_names(file, hf)
+    return hf, tokenizer
+
+
+@contextlib.contextmanager
+def _conversion_errors(path: Path) -> Iterator[None]:
     try:
-        _convert(file, folder, kind or _dtype_of(file))
+        yield
     except (PacelineError, OSError):
         raise
     except Exception as error:
@@ -98,7 +152,9 @@ def _dtype_of(file: GgufFile) -> torch.dtype:
     return torch.bfloat16 if kind is None else _PLAIN_TYPES.get(int(kind), torch.bfloat16)
 
 
-def _convert(file: GgufFile, folder: Path, kind: torch.dtype) -> None:
+def _without_weights(
+    file: GgufFile, kind: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     config = read_config(file)
     refuse_by_name(config)
     tokenizer, roles = read_vocabulary(file)
@@ -109,15 +165,21 @@ def _convert(file: GgufFile, folder: Path, kind: torch.dtype) -> None:
     config.pad_token_id = roles.pad
     with torch.device("meta"):
         hf: Any = AutoModelForCausalLM.from_config(config, dtype=kind)
-    hf.load_state_dict(read_tensors(file, hf, kind), strict=False, assign=True)
-    hf.tie_weights()
     check_frequencies(file, hf)
     hf.generation_config = GenerationConfig(
         bos_token_id=roles.bos,
         eos_token_id=list(roles.ends) or None,
         pad_token_id=roles.pad,
         suppress_tokens=suppressed or None,
+        **_sampling(file),
     )
-    with quiet():
-        hf.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return hf, tokenizer
+
+
+def _sampling(file: GgufFile) -> dict[str, Any]:
+    """What llama.cpp samples with if a request names nothing, as settings of transformers."""
+    found = {ours: file.get(f"general.sampling.{name}") for name, ours in _SAMPLING.items()}
+    given = {name: value for name, value in found.items() if value is not None}
+    if given.get("temperature") == 0:
+        return {name: given[name] for name in given if name == "repetition_penalty"}
+    return given | ({"do_sample": True} if given else {})

@@ -40,34 +40,40 @@ def tensor_names(hf: PreTrainedModel, arch: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def read_tensors(file: GgufFile, hf: PreTrainedModel, kind: torch.dtype) -> dict[str, Tensor]:
-    """All weights of the file as the state of this model; a bias that the file lacks is 0.
+def stored_names(file: GgufFile, hf: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    """The file's tensors of each weight of this model; none for a bias that the file lacks.
 
     Raises:
         ModelLoadError: The model has no place for a tensor, or the file lacks one.
     """
     names = tensor_names(hf, file.arch)
-    tied = hf.config.tie_word_embeddings
-    found: dict[str, Tensor] = {}
-    used: set[str] = set(ROPE_TENSORS)
-    for name, meta in hf.state_dict().items():
-        if tied and name == "lm_head.weight":
-            continue
-        labels = names[name]
-        used.update(labels)
+    if hf.config.tie_word_embeddings:
+        names.pop("lm_head.weight", None)
+    for name, labels in names.items():
         missing = [label for label in labels if label not in file.tensors]
-        if (missing or not labels) and name.endswith(".bias"):
-            found[name] = torch.zeros(meta.shape, dtype=kind)
-            continue
         if missing or not labels:
-            raise file.error(f"lacks the tensor {(missing or [name])[0]}")
-        weight = _read(file, labels, name, hf.config, meta)
-        found[name] = weight.to(kind).contiguous()
+            if not name.endswith(".bias"):
+                raise file.error(f"lacks the tensor {(missing or [name])[0]}")
+            names[name] = ()
+    used = set(ROPE_TENSORS).union(*names.values())
     if left := sorted(file.tensors.keys() - used):
         raise file.error(
             f"has {len(left)} tensors that {hf.config.model_type} of transformers has no place "
             f"for, for example {left[0]}"
         )
+    return names
+
+
+def read_tensors(file: GgufFile, hf: PreTrainedModel, kind: torch.dtype) -> dict[str, Tensor]:
+    """All weights of the file as the state of this model; raises as `stored_names`."""
+    shapes = hf.state_dict()
+    found: dict[str, Tensor] = {}
+    for name, labels in stored_names(file, hf).items():
+        if labels:
+            weight = _read(file, labels, name, hf.config, shapes[name])
+            found[name] = weight.to(kind).contiguous()
+        else:
+            found[name] = torch.zeros(shapes[name].shape, dtype=kind)
     return found
 
 

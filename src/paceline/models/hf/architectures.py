@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 from paceline.errors import UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedConfig
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 _CONTEXT_NAMES = ("max_seq_len", "max_decoder_position_embeddings")  # of MPT and LED
 
@@ -41,6 +41,16 @@ def context_length(config: PreTrainedConfig) -> int | None:
             name = "original_max_position_embeddings"
             limits += [rope.get(name), getattr(text, name, None)]
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
+def body_of(hf: PreTrainedModel) -> Any:
+    """The module of a decoder-only model that makes the hidden states which its head reads."""
+    body: Any = hf.base_model
+    if body is not hf:
+        return body
+    embedding = hf.get_input_embeddings()  # Llama 4 names its body otherwise than it says
+    parts = (part for part in hf.children() if part is not embedding)
+    return next((part for part in parts if embedding in part.modules()), hf)
 
 
 def is_encoder_decoder(config: PreTrainedConfig) -> bool:

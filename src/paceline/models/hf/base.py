@@ -107,7 +107,7 @@ class HfModel(ABC):
         self.decoder = decoder
         self.vocab_size = named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
-        self.eos_token_ids = _eos_token_ids(hf, tokenizer)
+        self.eos_token_ids = stop_tokens(hf, tokenizer)
         self.num_parameters = sum(weight.numel() for weight in hf.parameters())
         self.weight_change = 0.0
         self.forced_eos = forced_eos(hf.generation_config, len(self._head.weight))
@@ -273,9 +273,8 @@ def named_tokens(tokenizer: PreTrainedTokenizerBase | None, width: int) -> int:
     return min(width, max(written_vocabulary(tokenizer).values()) + 1)
 
 
-def _eos_token_ids(
-    hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[int, ...]:
+def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """Tokens that end a text: those of the first source that names any."""
     text_config = hf.config.get_text_config(decoder=True)
     for source in (hf.generation_config, hf.config, text_config, tokenizer):
         found = getattr(source, "eos_token_id", None)

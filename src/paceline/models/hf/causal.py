@@ -10,6 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.vocabulary_subset import limited
+from paceline.models.hf.architectures import body_of
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.cache import cache_argument
 from paceline.models.hf.logit_map import logit_map
@@ -58,7 +59,7 @@ class CausalModel(HfModel):
         return functools.partial(CausalModel, tokenizer=self.tokenizer)
 
     def plain_hidden(self, batch: Batch) -> Tensor:
-        hidden_BTD = self.hf.base_model(
+        hidden_BTD = body_of(self.hf)(
             input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
         ).last_hidden_state
         return logit_map(self.hf).scaled(_for_head(hidden_BTD, self.hf))
@@ -99,11 +100,15 @@ class HfDecoder:
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         scaled = logit_map(self.hf).scaled
-        return self.hf.base_model.register_forward_hook(
-            lambda _module, _inputs, output: listener(
-                scaled(_for_head(output.last_hidden_state, self.hf))
+        return (
+            body_of(self.hf)
+            .register_forward_hook(
+                lambda _module, _inputs, output: listener(
+                    scaled(_for_head(output.last_hidden_state, self.hf))
+                )
             )
-        ).remove
+            .remove
+        )
 
 
 def _for_head(hidden: Tensor, hf: Any) -> Tensor:

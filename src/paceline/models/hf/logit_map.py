@@ -17,7 +17,7 @@ import torch
 
 from paceline.core.fused import Head
 from paceline.errors import UnsupportedModelError
-from paceline.models.hf.architectures import is_encoder_decoder
+from paceline.models.hf.architectures import body_of, is_encoder_decoder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -73,7 +73,7 @@ _MEASURED: WeakKeyDictionary[PreTrainedModel, LogitMap] = WeakKeyDictionary()
 def _measured(hf: PreTrainedModel) -> LogitMap:
     seen: dict[str, Tensor] = {}
     head: Any = hf.get_output_embeddings()
-    body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else hf.base_model
+    body: Any = hf.get_decoder() if is_encoder_decoder(hf.config) else body_of(hf)
 
     def keep_states(_body: nn.Module, _inputs: Any, output: Any) -> None:
         seen["states"] = output.last_hidden_state

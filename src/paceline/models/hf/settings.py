@@ -50,6 +50,9 @@ _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "typical_p": (None, 1),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
+    # of llama.cpp alone, in GGUF files
+    "xtc_probability": (None, 0),
+    "mirostat": (None, 0),
 }
 _NEED_AN_END = ("min_length", "min_new_tokens", "exponential_decay_length_penalty")
 

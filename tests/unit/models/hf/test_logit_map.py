@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from paceline.core.fused import Head
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models import CausalModel, wrap_model
 from paceline.models.hf.base import HfModel, recorded_hidden_states
 from paceline.models.hf.logit_map import LogitMap, logit_map
-from tiny import CONFIGS, ENCODER_DECODERS, SCALED, tiny_hf
+from tiny import CONFIGS, ENCODER_DECODERS, LLAMA_LIKE, SCALED, tiny_hf
 
 TEXT = [5, 6, 7, 9, 12, 30, 4, 4, 21]
 
@@ -36,6 +36,15 @@ def test_the_head_makes_the_logits_of_transformers(architecture: str, dtype: tor
     assert cap is None or float(wanted.abs().max()) > 0.9 * cap, "the cap changes these logits"
     apart = 1e-5 if dtype == torch.float32 else 0.02
     torch.testing.assert_close(got, wanted, rtol=0, atol=apart * float(wanted.abs().max()))
+
+
+def test_a_body_under_another_name_than_the_class_says():
+    sizes: dict[str, Any] = {"num_local_experts": 2, "intermediate_size_mlp": 48}
+    config = AutoConfig.for_model("llama4_text", vocab_size=61, **LLAMA_LIKE, **sizes)
+    hf: Any = AutoModelForCausalLM.from_config(config).eval()
+    assert hf.base_model is hf
+    wanted, got = wanted_and_got(hf)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("cap", [0.5, 4.0, 30.0, 50.0])
