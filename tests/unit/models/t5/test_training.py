@@ -14,7 +14,7 @@ from paceline.models.t5 import layers
 from paceline.models.t5.forward import T5Pass
 from paceline.models.t5.training import T5States
 from paceline.train.freezing import train_all
-from tiny import tiny_hf, tiny_model
+from tiny import tiny_hf as made_by_transformers
 
 T5_LIKE = ["t5", "t5_v1_1", "mt5", "umt5"]
 TEXTS = pad([[0, 7, 9, 3], [0, 30], [0, 4, 17, 22, 8, 5, 50]])
@@ -22,6 +22,24 @@ SOURCES = pad([[5, 9, 12, 40, 33, 8, 7], [30], [4, 17, 22]])
 BATCH = Texts(TEXTS.tokens_BT, TEXTS.attention_BT, SOURCES)
 assert TEXTS.attention_BT is not None
 MASK_BT = TEXTS.attention_BT.bool()
+
+
+@torch.no_grad()
+def tiny_hf(architecture: str) -> Any:
+    """A model with weights of our own: those that transformers draws vary with its version."""
+    hf = made_by_transformers(architecture)
+    rng = torch.Generator().manual_seed(0)
+    for weight in hf.parameters():
+        if weight.ndim == 1:  # a norm
+            weight.copy_(0.8 + 0.4 * torch.rand(weight.shape, generator=rng))
+        else:
+            spread = 0.6 / weight.shape[1] ** 0.5
+            weight.copy_(spread * torch.randn(weight.shape, generator=rng))
+    return hf
+
+
+def tiny_model(architecture: str) -> HfModel:
+    return wrap_model(tiny_hf(architecture))
 
 
 def states_and_gradients(model: HfModel, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, Any]]:
