@@ -1,8 +1,7 @@
 """Plays a session and compares its logits with transformers' pass over each whole text.
 
 The reference reads one text at a time, without a cache, padding or mask, so it shares nothing with
-the session but the weights. It reads a text once, before a part of it is removed or at the end, so
-it also shows whether a token sees later ones.
+the session but the weights.
 
 Shape suffixes: N new tokens, T text, V vocabulary.
 """
@@ -88,17 +87,13 @@ class Comparison:
 
 @dataclass
 class _Game:
-    """A session, the texts that its rows hold, and logits that are not compared yet.
-
-    `logits` has, for each row, the length of the text, the logits of its last tokens and the step.
-    """
+    """A session, and the texts that its rows hold."""
 
     model: HfModel
     comparison: Comparison
     rng: torch.Generator
     texts: list[list[int]] = field(default_factory=list)
     sources: list[list[int]] = field(default_factory=list)
-    logits: list[list[tuple[int, Tensor, str]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.session = self.model.start_session()
@@ -109,8 +104,7 @@ class _Game:
         prompts = [self.draw(length) for length in lengths]
         logits = self.session.prefill(prompts)
         self.texts, self.sources = map(list, zip(*map(self._row, prompts), strict=True))
-        self.logits = [[] for _ in prompts]
-        self._keep(logits[:, None], range(len(prompts)), "after the prompts")
+        self._compare(logits[:, None], range(len(prompts)), "after the prompts")
 
     def extend(self, count: int) -> None:
         count = min(count, self.longest - max(map(len, self.texts)))
@@ -119,31 +113,24 @@ class _Game:
         new = [self.draw(count) for _ in self.texts]
         logits = self.session.extend(torch.tensor(new))
         self.texts = [text + added for text, added in zip(self.texts, new, strict=True)]
-        self._keep(logits, range(len(new)), f"after {count} more tokens")
+        self._compare(logits, range(len(new)), f"after {count} more tokens")
 
     def rollback(self, counts: Sequence[int]) -> None:
         begin = len(self.model.decoder_prompt or ())
         counts = [min(n, len(text) - begin) for n, text in zip(counts, self.texts, strict=True)]
         self.session.rollback(counts)
-        for row, count in enumerate(counts):
-            if count:
-                self.compare(row)
         self.texts = [text[: len(text) - n] for text, n in zip(self.texts, counts, strict=True)]
 
     def refill(self, row: int, length: int) -> None:
         prompt = self.draw(length)
         logits = self.session.refill([row], [prompt])
-        self.compare(row)
         self.texts[row], self.sources[row] = self._row(prompt)
-        self._keep(logits[:, None], [row], "after a row got another text")
+        self._compare(logits[:, None], [row], "after a row got another text")
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         self.session.keep_rows(rows)
-        for row in set(range(len(self.texts))) - set(rows):
-            self.compare(row)
         self.texts = [self.texts[row] for row in rows]
         self.sources = [self.sources[row] for row in rows]
-        self.logits = [self.logits[row] for row in rows]
 
     def _row(self, prompt: list[int]) -> tuple[list[int], list[int]]:
         start = self.model.decoder_prompt
@@ -157,18 +144,10 @@ class _Game:
         padding = getattr(self.model.hf.config, "pad_token_id", None)
         return [(token + 1) % high if token == padding else token for token in drawn]
 
-    def _keep(self, logits: Tensor, rows: Sequence[int], where: str) -> None:
-        kept = logits.float().clone()  # passes on a GPU write into the same memory again
-        for row, got_NV in zip(rows, kept, strict=True):
-            self.logits[row].append((len(self.texts[row]), got_NV, where))
-
-    def compare(self, row: int) -> Tensor:
-        """Compare the logits of a row; returns those of transformers for its whole text, [T, V]."""
-        wanted_TV = plain_logits(self.model, self.texts[row], self.sources[row])
-        for end, got_NV, where in self.logits[row]:
-            self.comparison.add(wanted_TV[end - len(got_NV) : end], got_NV, where)
-        self.logits[row] = []
-        return wanted_TV
+    def _compare(self, logits: Tensor, rows: Sequence[int], where: str) -> None:
+        for row, got_NV in zip(rows, logits, strict=True):
+            wanted_TV = plain_logits(self.model, self.texts[row], self.sources[row])
+            self.comparison.add(wanted_TV[-len(got_NV) :], got_NV.float(), where)
 
 
 @torch.inference_mode()
@@ -220,7 +199,7 @@ def play(model: HfModel, *, rollback: bool = True) -> Comparison:
     game.extend(5)
     if not rollback:
         game.extend(6)
-    _check_reference(game, [game.compare(row) for row in range(len(game.texts))])
+    _check_reference(game)
     return comparison
 
 
@@ -260,9 +239,10 @@ def _compare_at(
         comparison.add(wanted_TV[end - len(got_NV) : end], got_NV.float(), where)
 
 
-def _check_reference(game: _Game, wholes: Sequence[Tensor]) -> None:
+def _check_reference(game: _Game) -> None:
     """Compare the reference with itself: without a text's end, and as generate() reads a text."""
-    for text, source, whole_TV in zip(game.texts, game.sources, wholes, strict=True):
+    for text, source in zip(game.texts, game.sources, strict=True):
+        whole_TV = plain_logits(game.model, text, source)
         begin_TV = plain_logits(game.model, text[: len(text) // 2 + 1], source)
         where = "as transformers reads the beginning of a text without its end"
         game.comparison.add(whole_TV[: len(begin_TV)], begin_TV, where, of_session=False)
@@ -270,11 +250,10 @@ def _check_reference(game: _Game, wholes: Sequence[Tensor]) -> None:
         where = "as transformers reads a text with an attention mask of ones, as generate() does"
         game.comparison.add(whole_TV, masked_TV, where, of_session=False)
     if game.model.decoder_prompt is None:
-        longest = max(range(len(wholes)), key=lambda row: len(game.texts[row]))
-        _check_positions(game, game.texts[longest], wholes[longest])
+        _check_positions(game, max(game.texts, key=len))
 
 
-def _check_positions(game: _Game, text: list[int], whole_TV: Tensor) -> None:
+def _check_positions(game: _Game, text: list[int]) -> None:
     """RoBERTa numbers tokens from 2 on, and generate() gives it positions from 0 on."""
     hf: Any = game.model.hf
     if "position_ids" not in inspect.signature(hf.forward).parameters:
@@ -286,5 +265,6 @@ def _check_positions(game: _Game, text: list[int], whole_TV: Tensor) -> None:
         input_ids=tokens_1T, attention_mask=mask_1T, position_ids=positions, use_cache=False
     ).logits
     placed_TV = logits[0, :, : game.model.vocab_size].float()
+    wanted_TV = plain_logits(game.model, text, [])
     where = "with the positions that generate() gives to a text"
-    game.comparison.add(whole_TV, placed_TV, where, of_session=False)
+    game.comparison.add(wanted_TV, placed_TV, where, of_session=False)
