@@ -40,7 +40,8 @@ def refuse_incomplete(name: str, directory: Path | None, hf: Any, info: dict[str
         hf: The loaded model.
         info: What transformers says about the loading.
     """
-    unexpected = [key for key in info["unexpected_keys"] if not _is_constant(key, hf, directory)]
+    left = [*info["unexpected_keys"], *_ignored_masks(directory, hf)]
+    unexpected = [key for key in left if not _is_constant(key, hf, directory)]
     faults = {
         "are missing from the file": info["missing_keys"],
         "are in the file but not in the model": unexpected,
@@ -58,7 +59,7 @@ def refuse_incomplete(name: str, directory: Path | None, hf: Any, info: dict[str
 
 
 def refuse_integers(name: str, directory: Path | None, hf: Any) -> None:
-    """Raise a ModelLoadError if integers are stored for a weight that is not quantized."""
+    """Raise a ModelLoadError if a weight is stored in 8 bits or as integers without their scales."""
     if directory is None or getattr(hf.config, "quantization_config", None) is not None:
         return
     known = {key for key, weight in hf.named_parameters() if weight.is_floating_point()}
@@ -68,9 +69,9 @@ def refuse_integers(name: str, directory: Path | None, hf: Any) -> None:
         with safe_open(file, "pt") as weights:
             for key in known & set(weights.keys()):
                 kind = weights.get_slice(key).get_dtype()
-                if kind[0] in "IU":
+                if kind[0] in "IU" or kind.startswith("F8"):
                     raise ModelLoadError(
-                        f"{name} stores {key} as integers ({kind}), but its config.json has no "
+                        f"{name} stores {key} as {kind}, but its config.json has no "
                         "quantization_config; use the config.json that came with the weights"
                     )
 
@@ -113,6 +114,20 @@ def stored_tensor(directory: Path, names: Sequence[str]) -> Tensor | None:
     return None
 
 
+def _ignored_masks(directory: Path | None, hf: Any) -> list[str]:
+    """Masks in the files that transformers reports nowhere, as it does for GPT-J from 5.24 on."""
+    patterns = hf._keys_to_ignore_on_load_unexpected or ()
+    files = [] if directory is None or not patterns else weight_files(directory)
+    known = hf.state_dict().keys()
+    found: list[str] = []
+    for file in files:
+        for key in _keys(file):
+            is_mask = key.rpartition(".")[2] in _MASKS and key not in known
+            if is_mask and any(re.search(pattern, key) for pattern in patterns):
+                found.append(key)
+    return found
+
+
 def _is_constant(key: str, hf: nn.Module, directory: Path | None) -> bool:
     if not _CONSTANTS.search(key) and not _is_buffer_of_attention(key, hf):
         return False
@@ -143,6 +158,13 @@ def _is_causal_mask(stored: Tensor) -> bool:
         return known
     diagonal = values.diagonal(dim1=-2, dim2=-1)
     return known and not bool(values.triu(1).any()) and bool((diagonal == 1).all())
+
+
+def _keys(file: Path) -> list[str]:
+    if file.suffix == ".safetensors":
+        with safe_open(file, "pt") as weights:
+            return list(weights.keys())
+    return list(torch.load(file, "cpu", weights_only=True, mmap=True))
 
 
 def _tensors(file: Path, names: Sequence[str]) -> list[Tensor]:

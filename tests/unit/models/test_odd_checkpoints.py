@@ -62,13 +62,19 @@ def test_an_end_of_text_that_no_token_is_gives_a_warning(model_directory: Path):
     assert load_model(model_directory).eos_token_ids == (1, 99999)
 
 
-@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
-def test_integers_are_no_weights(model_directory: Path, kind: torch.dtype):
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(torch.int8, "I8"), (torch.uint8, "U8"), (torch.float8_e4m3fn, "F8_E4M3")],
+    ids=str,
+)
+def test_numbers_that_need_scales_are_no_weights(
+    model_directory: Path, kind: torch.dtype, name: str
+):
     file = model_directory / "model.safetensors"
     weights = load_file(file)
-    weights["model.layers.1.mlp.up_proj.weight"] = torch.ones(48, 32, dtype=kind)
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.ones(48, 32).to(kind)
     save_file(weights, file, metadata={"format": "pt"})
-    fails(model_directory, "stores model.layers.1.mlp.up_proj.weight as integers", "quantization")
+    fails(model_directory, f"stores model.layers.1.mlp.up_proj.weight as {name}", "quantization")
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
