@@ -59,7 +59,7 @@ def refuse_incomplete(name: str, directory: Path | None, hf: Any, info: dict[str
 
 
 def refuse_integers(name: str, directory: Path | None, hf: Any) -> None:
-    """Raise a ModelLoadError if a weight is stored in 8 bits or as integers without their scales."""
+    """Raise a ModelLoadError if a weight is stored in 8 bits or as integers, without scales."""
     if directory is None or getattr(hf.config, "quantization_config", None) is not None:
         return
     known = {key for key, weight in hf.named_parameters() if weight.is_floating_point()}
