@@ -38,7 +38,9 @@ test unit report-test collect oldest newest: export OMP_NUM_THREADS := 1
 test unit report-test collect oldest newest: export OMP_WAIT_POLICY := passive
 # Every process of the tests would else compile the package again.
 test unit report-test collect: export PYTHONDONTWRITEBYTECODE :=
-PYTEST = $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+# One process more than there are cores, as tests wait for the programs that they start.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
+PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 test: lint ## set up, lint, then all tests
 	$(PYTEST)
@@ -82,7 +84,7 @@ define tested_with
 		> $(COMPAT)/$(word 1,$(1))/constraints.txt; \
 		$(COMPAT)/$(word 1,$(1))/bin/pip install --disable-pip-version-check --no-compile \
 		-c $(COMPAT)/$(word 1,$(1))/constraints.txt torch==$(word 2,$(1)) transformers==$(word 1,$(1)) -e '.[dev]'; }
-	$(COMPAT)/$(word 1,$(1))/bin/pytest --numprocesses auto --maxprocesses 8 --dist worksteal $(COMPAT_TESTS)
+	$(COMPAT)/$(word 1,$(1))/bin/pytest --numprocesses $(WORKERS) --dist worksteal $(COMPAT_TESTS)
 endef
 
 lint: $(VENV)/.dev ## all checks that run no code, two at a time

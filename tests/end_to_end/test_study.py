@@ -33,6 +33,9 @@ from studying import (
     write_study,
 )
 
+# one after the other on the same worker, as all compare with the same run of the study
+pytestmark = pytest.mark.first
+
 Run = Callable[..., tuple[int, str, str]]
 STUDY = ("study", "run", "tiny.yaml")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -177,7 +180,6 @@ def test_ctrl_c_ends_the_study_with_130_and_its_stages(new: Path, tmp_path: Path
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if a stage holds it
 
 
-@pytest.mark.first
 @pytest.mark.slow
 def test_two_workers_of_ray_give_the_rows_of_one_machine(new: Path, whole: Path, tmp_path: Path):
     pytest.importorskip("ray", reason="Ray is not installed")

@@ -21,7 +21,14 @@ from paceline.errors import (
     first_line,
 )
 from paceline.models.admission.results import key_of, recall, remember
-from paceline.models.admission.trial import FAULTS, Comparison, failed, play, play_briefly
+from paceline.models.admission.trial import (
+    FAULTS,
+    Comparison,
+    failed,
+    plain_logits,
+    play,
+    play_briefly,
+)
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
 from paceline.models.hf.base import rolls_back
 from paceline.models.hf.causal import CausalModel
@@ -38,6 +45,9 @@ OF_TWIN = 0.002
 """The same for the tiny twin, whose differences are below 0.0001 if a pass is right."""
 ROUNDED = 0.5
 """Tolerance if a pass rounds to 16 bits; wrong tokens or positions change logits by more than 1."""
+
+
+_ATTENDED = 20  # tokens of the text that is read with two kinds of attention
 
 
 class Admission(NamedTuple):
@@ -127,6 +137,8 @@ def twin_admission(model: HfModel) -> Admission | None:
             return None
         if found.attention is not None:
             _attend(twin.hf, found.attention)
+        elif _attention_differs(twin):
+            found = found._replace(attention="eager")
         again = _first_that_agrees(twin, play, OF_TWIN, found.sessions)
         largest = max(found.difference, again.difference)
         positions = found.num_positions + again.num_positions
@@ -275,7 +287,9 @@ def _first_that_agrees(
                 continue
             if result.largest <= tolerance:
                 if attention is not None:
-                    _warn_of_attention(model, str(current))
+                    _warn_of_attention(
+                        model, str(current), "token by token, so tokens see later ones"
+                    )
                 difference, positions = result.largest, result.num_positions
                 return Admission(kind, None, difference, positions, attention)
             faults.append(f"logits differ by {result.largest:.2g} deviations {result.where}")
@@ -283,6 +297,30 @@ def _first_that_agrees(
         f"{model.hf.config.model_type} cannot be decoded: its sessions do not give the logits of "
         f"transformers' pass over the whole text ({faults[-1]}); choose a causal language model"
     )
+
+
+def _attention_differs(twin: HfModel) -> bool:
+    """Choose eager attention, with a warning, if the twin's own gives other logits.
+
+    SDPA of transformers 5.20 and earlier ignores the cap of Gemma 2's attention without a word.
+    """
+    current = getattr(twin.hf.config, "_attn_implementation", None)
+    if current in (None, "eager"):
+        return False
+    text = list(range(4, 4 + min(_ATTENDED, twin.max_length or _ATTENDED)))
+    comparison = Comparison()
+    try:
+        own_TV = plain_logits(twin, text, [5, 9, 7])
+        if not _attend(twin.hf, "eager"):
+            return False
+        comparison.add(plain_logits(twin, text, [5, 9, 7]), own_TV, "", of_session=False)
+    except FAULTS:
+        pass  # the sessions will show it
+    if comparison.largest > OF_TWIN:
+        _warn_of_attention(twin, str(current), "with eager attention")
+        return True
+    _attend(twin.hf, str(current))
+    return False
 
 
 def tolerance_for(dtype: torch.dtype) -> float:
@@ -298,10 +336,10 @@ def _attend(hf: Any, attention: str) -> bool:
     return True
 
 
-def _warn_of_attention(model: HfModel, current: str) -> None:
+def _warn_of_attention(model: HfModel, current: str, other: str) -> None:
     warnings.warn(
         f"with {current} attention, transformers {transformers.__version__} gives other logits for "
-        f"this {model.hf.config.model_type} than token by token, so tokens see later ones; eager "
-        "attention is used instead, which is slower",
+        f"this {model.hf.config.model_type} than {other}; eager attention is used instead, which "
+        "is slower",
         stacklevel=6,
     )

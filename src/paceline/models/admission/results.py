@@ -25,7 +25,7 @@ from paceline.records import atomic_write_text, cache_root
 if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
 
-_known: dict[tuple[Path, str], dict[str, Any]] = {}
+_known: dict[str, dict[str, Any]] = {}
 
 
 def key_of(model: HfModel, *facts: str) -> str:
@@ -61,19 +61,17 @@ def _code() -> str:
 
 def recall(key: str) -> dict[str, Any] | None:
     """The result of this name, or None."""
-    file = _file(key)
-    if (file.parent, key) not in _known:
+    if key not in _known:
         with contextlib.suppress(OSError, TypeError, ValueError):
-            _known[file.parent, key] = dict(json.loads(file.read_text("utf-8")))
-    return _known.get((file.parent, key))
+            _known[key] = dict(json.loads(_file(key).read_text("utf-8")))
+    return _known.get(key)
 
 
 def remember(key: str, result: dict[str, Any]) -> None:
     """Keep a result; a cache that cannot be written is no error."""
-    file = _file(key)
-    _known[file.parent, key] = result
+    _known[key] = result
     with contextlib.suppress(StorageError):
-        atomic_write_text(file, json.dumps(result) + "\n")
+        atomic_write_text(_file(key), json.dumps(result) + "\n")
 
 
 def _file(key: str) -> Path:

@@ -17,6 +17,9 @@ from transformers import (
     M2M100Config,
     PreTrainedConfig,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
 from transformers.models.umt5.modeling_umt5 import UMT5Attention
 
 from paceline.core.sampling import SamplingParams
@@ -139,6 +142,29 @@ def test_attention_that_is_not_causal_is_replaced_with_a_warning():
     torch.testing.assert_close(got[:, :3], begin)
 
 
+def test_attention_that_ignores_a_cap_is_replaced_with_a_warning(monkeypatch: pytest.MonkeyPatch):
+    """As SDPA for Gemma 2 in transformers 5.20 and earlier."""
+
+    def without_cap(*given: Any, softcap: float | None = None, **others: Any) -> Any:
+        return sdpa_attention_forward(*given, **others)
+
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", without_cap)
+    hf = tiny_hf("gemma2", attn_logit_softcapping=0.01)
+    text = torch.tensor([[5, 9, 7, 30, 12, 8]])
+    with torch.inference_mode():
+        hf.set_attn_implementation("eager")
+        wanted = hf(text).logits
+        hf.set_attn_implementation("sdpa")
+        assert not torch.allclose(hf(text).logits, wanted)
+        with pytest.warns(UserWarning, match=r"with sdpa attention.*other.*with eager attention"):
+            model = wrap_model(hf)
+        torch.testing.assert_close(model.hf(text).logits, wanted)
+    again = tiny_hf("gemma2", attn_logit_softcapping=0.01)
+    again.set_attn_implementation("sdpa")
+    assert wrap_model(again).hf.config._attn_implementation == "eager", "as recalled"
+
+
 def test_a_hidden_state_outside_of_the_cache_is_refused_whatever_the_model_is_called():
     hf = tiny_hf("llama")
     seen: list[int] = []
@@ -156,6 +182,7 @@ def test_a_known_result_is_used_until_files_or_settings_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(results, "_known", {})
     model = tiny_model("llama")
     first = admit(model, "files of today")
     assert first.twin is not None
