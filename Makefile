@@ -17,7 +17,7 @@ ENGINES := .engines
 VLLM := 0.32.0
 LLAMA_CPP := 0.3.36
 COMPAT := .compat
-OLDEST := 5.10.1 2.9.1
+OLDEST := 5.17.0 2.9.1
 NEWEST := 5.24.0 2.13.0
 COMPAT_TESTS := tests/unit/models tests/equivalence tests/property/test_session.py tests/unit/decode tests/unit/data \
 	tests/unit/export

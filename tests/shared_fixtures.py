@@ -11,6 +11,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+import transformers
 from transformers import PreTrainedTokenizerFast
 
 import forked
@@ -21,6 +22,11 @@ from tiny import tiny_hf, tiny_pair, tiny_tokenizer
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests first: a worker takes over the last tests of another, which should be short."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    if transformers.__version__.startswith(("5.16.", "5.17.")):
+        reason = f"the decoder of UMT5 is not causal in transformers {transformers.__version__}"
+        for item in items:
+            if "umt5" in item.name:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:

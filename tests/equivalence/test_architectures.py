@@ -48,15 +48,24 @@ CHOSEN = {(name, seq2seq) for seq2seq, part in ((False, CAUSAL), (True, SEQ2SEQ)
 FOUND = [each for each in architectures() if each in CHOSEN]
 
 
-def test_every_class_has_a_row_and_none_is_wrong():
+of_this_version = pytest.mark.skipif(
+    f"transformers {transformers.__version__}," not in DOCUMENT.read_text("utf-8"),
+    reason="the document belongs to another version of transformers",
+)
+
+
+def test_no_class_is_wrong():
     known = {*EQUAL.values(), WITHOUT_CACHE, "refused", "no tiny configuration"}
     assert {row.kind for row in recorded()} <= known
-    if f"transformers {transformers.__version__}," not in DOCUMENT.read_text("utf-8"):
-        pytest.skip("the document belongs to another version of transformers")
+
+
+@of_this_version
+def test_every_class_has_a_row():
     listed = [row[:2] for row in recorded()]
     assert listed == [(each.model_type, each.class_name) for each in architectures()]
 
 
+@of_this_version
 def test_the_document_is_what_the_script_writes():
     counted = document(recorded()).partition("| result |")[2]
     assert counted == DOCUMENT.read_text("utf-8").partition("| result |")[2]

@@ -47,6 +47,7 @@ ROUNDED = 0.5
 """Tolerance if a pass rounds to 16 bits; wrong tokens or positions change logits by more than 1."""
 
 
+_EXACT_FIRST = (torch.float64, torch.float32)
 _ATTENDED = 20  # tokens of the text that is read with two kinds of attention
 
 
@@ -139,7 +140,7 @@ def twin_admission(model: HfModel) -> Admission | None:
             _attend(twin.hf, found.attention)
         elif _attention_differs(twin):
             found = found._replace(attention="eager")
-        again = _first_that_agrees(twin, play, OF_TWIN, found.sessions)
+        again = _exactly(twin, found.sessions)
         largest = max(found.difference, again.difference)
         positions = found.num_positions + again.num_positions
         attention = found.attention or again.attention
@@ -295,8 +296,35 @@ def _first_that_agrees(
             faults.append(f"logits differ by {result.largest:.2g} deviations {result.where}")
     raise UnsupportedModelError(
         f"{model.hf.config.model_type} cannot be decoded: its sessions do not give the logits of "
-        f"transformers' pass over the whole text ({faults[-1]}); choose a causal language model"
+        f"transformers' pass over the whole text ({faults[-1]}); choose a causal language model, "
+        f"or another version of transformers than {transformers.__version__}"
     )
+
+
+def _exactly(twin: HfModel, first: Sessions) -> Admission:
+    """`_first_that_agrees` in float64, or in float32 where that fails or needs slower sessions.
+
+    Some models, such as Gemma 3n, make rounding a thousand times larger.
+    """
+    kinds = list(twin.session_kinds)
+    attention = getattr(twin.hf.config, "_attn_implementation", None)
+    found: list[Admission] = []
+    fault: UnsupportedModelError | None = None
+    for dtype in _EXACT_FIRST:
+        cast("Any", twin.hf).to(dtype)
+        try:
+            result = _first_that_agrees(twin, play, OF_TWIN, first)
+        except UnsupportedModelError as error:
+            fault = error
+        else:
+            if result.sessions == first:
+                return result
+            found.append(result)
+        if attention is not None:
+            _attend(twin.hf, attention)
+    if fault is not None and not found:
+        raise fault
+    return min(found, key=lambda result: kinds.index(result.sessions))
 
 
 def _attention_differs(twin: HfModel) -> bool:
@@ -308,17 +336,21 @@ def _attention_differs(twin: HfModel) -> bool:
     if current in (None, "eager"):
         return False
     text = list(range(4, 4 + min(_ATTENDED, twin.max_length or _ATTENDED)))
-    comparison = Comparison()
-    try:
-        own_TV = plain_logits(twin, text, [5, 9, 7])
-        if not _attend(twin.hf, "eager"):
-            return False
-        comparison.add(plain_logits(twin, text, [5, 9, 7]), own_TV, "", of_session=False)
-    except FAULTS:
-        pass  # the sessions will show it
-    if comparison.largest > OF_TWIN:
-        _warn_of_attention(twin, str(current), "with eager attention")
-        return True
+    for dtype in _EXACT_FIRST:
+        cast("Any", twin.hf).to(dtype)
+        comparison = Comparison()
+        try:
+            own_TV = plain_logits(twin, text, [5, 9, 7])
+            if not _attend(twin.hf, "eager"):
+                return False
+            comparison.add(plain_logits(twin, text, [5, 9, 7]), own_TV, "", of_session=False)
+        except FAULTS:  # the sessions will show it
+            _attend(twin.hf, str(current))
+            continue
+        if comparison.largest > OF_TWIN:
+            _warn_of_attention(twin, str(current), "with eager attention")
+            return True
+        break
     _attend(twin.hf, str(current))
     return False
 

@@ -109,6 +109,7 @@ def test_a_model_that_mixes_up_rows_of_a_batch_reads_them_one_by_one():
         assert list(text.tokens) == wanted[0, 1:].tolist()
 
 
+@pytest.mark.filterwarnings("ignore:with sdpa attention")
 def test_a_model_whose_cache_gives_other_logits_is_refused():
     """Doge, in transformers 5.23: generate() gives other texts with its cache than without."""
     hf = random_model(DogeConfig(**SMALL, keep_window_size=4))
@@ -123,8 +124,8 @@ def test_a_model_whose_tokens_see_later_ones_is_refused():
         wrap_model(hf)
 
 
-def test_attention_that_is_not_causal_is_replaced_with_a_warning():
-    """As UMT5 under SDPA in transformers 5.16 and 5.17."""
+def test_attention_of_umt5_that_is_not_causal_is_replaced_with_a_warning():
+    """As for UMT5 under SDPA, where its decoder does not say that it is causal."""
     hf = tiny_hf("umt5")
     for part in hf.modules():
         if isinstance(part, UMT5Attention):

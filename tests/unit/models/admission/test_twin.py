@@ -106,10 +106,11 @@ def in_full_size(config: PreTrainedConfig) -> Any:
 def test_the_twin_catches(name: str):
     config, mutate = MUTANTS[name]
     twin: Any = tiny_twin(in_full_size(config))
+    twin.set_attn_implementation("eager")  # SDPA ignores caps up to transformers 5.20
     assert play(CausalModel(twin)).largest < EXACT / 10, "the pass of transformers itself is right"
     mutant = copy.deepcopy(twin)
     mutate(mutant)
-    again: Any = AutoModelForCausalLM.from_config(mutant.config).eval()
+    again: Any = AutoModelForCausalLM.from_config(mutant.config, attn_implementation="eager").eval()
     again.load_state_dict(mutant.state_dict())
     if mutant.lm_head.weight is mutant.model.embed_tokens.weight:
         again.lm_head.weight = again.model.embed_tokens.weight
@@ -153,5 +154,7 @@ def test_a_twin_leaves_the_random_numbers_of_the_user_alone():
     ],
 )
 def test_classes_whose_sizes_depend_on_each_other_have_a_twin(name: str, settings: dict[str, Any]):
+    if name not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {name}")
     twin: Any = tiny_twin(in_full_size(CONFIG_MAPPING[name](**settings)))
     assert sum(weight.numel() for weight in twin.parameters()) < 30_000_000
