@@ -11,6 +11,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 from tokenizers import pre_tokenizers as pre
+from transformers import NllbTokenizer
 
 from paceline.errors import ModelLoadError
 from paceline.models.admission import results
@@ -285,3 +286,15 @@ def test_every_added_token_is_compared(tmp_path: Path):
     _directory(tmp_path, "llama", plain, settings | {"added_tokens_decoder": {str(number): flags}})
     with pytest.warns(UserWarning, match="gives 'a<far>b <far> c' the tokens .* which is used"):
         load_tokenizer(tmp_path, alone=True)
+
+
+@pytest.mark.parametrize("language", ["eng_Latn", "deu_Latn"])
+def test_the_source_language_is_that_of_the_directory(tmp_path: Path, language: str):
+    vocabulary = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>"])}
+    vocabulary |= {"▁": 4, "a": 5, "b": 6}
+    NllbTokenizer(vocab=vocabulary, merges=[]).save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"src_lang": language}))
+    found: Any = load_tokenizer(tmp_path, alone=True)
+    wanted = [language, "▁", "a", "▁", "b", "</s>"]
+    assert found.convert_ids_to_tokens(found("a b").input_ids) == wanted
