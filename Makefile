@@ -128,11 +128,18 @@ define install
 		{ echo "$(PYTHON) is not Python 3.11 to 3.13; give one: make PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
+	$(2)
 	$(BIN)/pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(1)]'
 endef
 
+# All pins but those of the browser: to find out which packages need which takes as long as to load them.
+define pinned
+	grep -vE '^(#|pip==|playwright==|greenlet==)' constraints.txt | $(BIN)/pip install \
+		--disable-pip-version-check --no-compile --no-deps -r /dev/stdin || true # below, it says why
+endef
+
 $(VENV)/.dev: pyproject.toml constraints.txt
-	$(call install,dev)
+	$(call install,dev,$(pinned))
 	touch $(VENV)/.demo $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt

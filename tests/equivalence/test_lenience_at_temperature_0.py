@@ -5,6 +5,7 @@ over the whole text, without a cache. Our sessions: as transformers reads it, co
 that a GPU would record, with the rule in PyTorch as there.
 """
 
+import functools
 from collections.abc import Callable
 from unittest.mock import Mock
 
@@ -56,13 +57,10 @@ def best(values: list[float]) -> int:
     return values.index(max(values))
 
 
-def looped(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    prompt: list[int],
-    keeps: Callable[[float, float], bool],
-) -> tuple[list[int], int]:
+@functools.cache
+def looped(prompt: tuple[int, ...], keeps: Callable[[float, float], bool]) -> tuple[list[int], int]:
     """The text, and how many of its tokens are not the target's most likely ones."""
+    target, draft = both()
     text, num_changed = list(prompt), 0
     while len(text) < len(prompt) + NEW:
         drafted: list[int] = []
@@ -88,7 +86,6 @@ def test_text_is_that_of_a_triple_loop(
 ):
     in_c = Mock(wraps=NativeLlama.judge)
     monkeypatch.setattr(NativeLlama, "judge", lambda *given: in_c(*given))
-    target, draft = both()
     models = [PREPARED[kind](wrap_model(model)) for model in both()]
     # filters have no effect at temperature 0
     sampling = GREEDY.model_copy(update={"top_k": 1, "top_p": 0.5}) if kind == "plain" else GREEDY
@@ -101,7 +98,7 @@ def test_text_is_that_of_a_triple_loop(
     assert [one.tokens for one in found] == [one.tokens for one in alone]
     num_changed = 0
     for prompt, one in zip(PROMPTS, found, strict=True):
-        text, changed = looped(target, draft, prompt, keeps)
+        text, changed = looped(tuple(prompt), keeps)
         assert one.tokens[:NEW] == text
         num_changed += changed
     assert num_changed > 3, "the rule changes nothing here"
@@ -113,6 +110,5 @@ def test_without_lenience_text_is_the_targets(rule: Rule):
     found = SpeculativeDecoder(*models, rule, GAMMA, GREEDY).generate(
         PROMPTS, NEW, eos_token_ids=[]
     )
-    target, draft = both()
-    texts = [looped(target, draft, prompt, lambda p, peak: p == peak)[0] for prompt in PROMPTS]
+    texts = [looped(tuple(prompt), float.__eq__)[0] for prompt in PROMPTS]
     assert [one.tokens for one in found] == texts

@@ -101,12 +101,13 @@ KINDS = ["llama", "mistral", "gpt2", "t5", "bart"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_right_sessions_pass(kind: str, penalty: float):
-    """n of at most 165 tokens in 4 cells; each fails once in 10,000 seeds."""
+    """n of at most 88 tokens in 4 cells; each fails once in 10,000 seeds."""
     model, draft = (wrap_model(tiny_hf(kind, seed=seed)) for seed in (0, 1))
     sampling = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=penalty)
-    found = verify_models(model, draft, PROMPTS, config(sampling=sampling, self_test=True))
+    settings = config(sampling=sampling, self_test=True, num_prompts=8)
+    found = verify_models(model, draft, PROMPTS, settings)
     assert found.greedy.passed, found.greedy.first_difference
-    assert found.greedy.num_identical + found.greedy.num_ties == 15
+    assert found.greedy.num_identical + found.greedy.num_ties == 8
     assert found.distribution.passed
     assert "transformers" in found.reference
 
