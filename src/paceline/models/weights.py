@@ -119,13 +119,10 @@ def _ignored_masks(directory: Path | None, hf: Any) -> list[str]:
     patterns = hf._keys_to_ignore_on_load_unexpected or ()
     files = [] if directory is None or not patterns else weight_files(directory)
     known = hf.state_dict().keys()
-    found: list[str] = []
-    for file in files:
-        for key in _keys(file):
-            is_mask = key.rpartition(".")[2] in _MASKS and key not in known
-            if is_mask and any(re.search(pattern, key) for pattern in patterns):
-                found.append(key)
-    return found
+    keys = {key for file in files for key in _keys(file)} - known
+    ignored = [key for key in keys if any(re.search(pattern, key) for pattern in patterns)]
+    # not the weights of further layers, such as those that predict several tokens
+    return [key for key in ignored if _is_buffer_of_attention(key, hf)]
 
 
 def _is_constant(key: str, hf: nn.Module, directory: Path | None) -> bool:

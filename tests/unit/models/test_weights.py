@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     CodeGenConfig,
+    Glm4MoeConfig,
     GPTBigCodeConfig,
     GPTJConfig,
     GPTNeoConfig,
@@ -96,6 +97,21 @@ OLD: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {
     "fairseq": (
         lambda: tiny_hf("bart"),
         {"model.encoder.version": torch.tensor([3.0]), "decoder.version": torch.tensor([3.0])},
+    ),
+    "a layer that predicts further tokens": (
+        lambda: made(
+            Glm4MoeConfig(
+                **LLAMA_LIKE,
+                vocab_size=61,
+                n_routed_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=16,
+            )
+        ),
+        {
+            "model.layers.46.self_attn.q_proj.bias": torch.ones(32),
+            "model.layers.46.eh_proj.weight": torch.ones(32, 64),
+        },
     ),
     "Megatron": (
         lambda: tiny_hf("llama"),
