@@ -14,7 +14,7 @@ from paceline.data.prompts import CorpusConfig, read_records, stream_records
 from paceline.data.tokens import encode
 from paceline.errors import ContextLengthError, ModelLoadError
 from paceline.models.compatibility import check_same_vocabulary, no_rollback
-from paceline.models.inspection import ModelFacts, inspect_model, state_keeper
+from paceline.models.inspection import ModelFacts, inspect_model, read_header, state_keeper
 from paceline.models.loading import find_device, load_tokenizer
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.data.examples import Example
     from paceline.data.prompts import Record
+    from paceline.models.inspection import Header
 
 _MAX_RECORDS = 20_000  # records read to check a text
 FLOAT32_BYTES = 4
@@ -34,6 +35,7 @@ class Preflight:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._models: dict[str, ModelFacts] = {}
+        self._headers: dict[str, Header] = {}
         self._texts: set[str] = set()
         self._example: tuple[Example, Any] | None = None
 
@@ -45,7 +47,8 @@ class Preflight:
         """Check configuration, tokenizer and weight headers of a model; raises UsageError."""
         if (known := self._models.get(str(path))) is not None:
             return known
-        found = self._models[str(path)] = inspect_model(path)
+        header = self._headers[str(path)] = read_header(path)
+        found = self._models[str(path)] = inspect_model(path, header)
         if found.tokenizer is None:
             raise ModelLoadError(
                 f"the {role} {path} has no tokenizer files; copy tokenizer.json and "
@@ -195,7 +198,7 @@ class Preflight:
         from paceline.cli.inspect import show
         from paceline.export.model_report import describe, trained_text
 
-        found = [describe(path) for path in self._models]
+        found = [describe(path, header) for path, header in self._headers.items()]
         if self._example is not None:
             shown = [[trained_text(*self._example)], *([] for _ in found[1:])]
             found = [

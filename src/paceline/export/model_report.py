@@ -23,7 +23,7 @@ from paceline.models.gguf import is_converted, is_gguf
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.layers import WINDOW_IN_CONFIG, outer_lists, settings_of
 from paceline.models.hf.settings import unused_settings, warn_of_no_end, warn_of_unused
-from paceline.models.inspection import inspect_model, read_header
+from paceline.models.inspection import inspect_model
 from paceline.models.loading import (
     choose_dtype,
     files_of,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from paceline.data.examples import Example
     from paceline.models import HfModel
+    from paceline.models.inspection import Header
 
 _CHAT = ({"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "It is 4."})
 
@@ -127,7 +128,7 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
     )
 
 
-def describe(path: str) -> ModelReport:
+def describe(path: str, header: Header) -> ModelReport:
     """What `inspect` reports of a model without reading its weights.
 
     Raises:
@@ -136,7 +137,7 @@ def describe(path: str) -> ModelReport:
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        hf, tokenizer, count = read_header(path)
+        hf, tokenizer, count = header
         dtype = choose_dtype("auto", hf.config, find_device("auto"))
         model = unchecked(hf.to(dtype).eval(), tokenizer)
         model.num_parameters = count or model.num_parameters

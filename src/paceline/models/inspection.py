@@ -34,6 +34,20 @@ if TYPE_CHECKING:
     from paceline.models.loading import ModelLocation
 
 
+class Header(NamedTuple):
+    """A model without its weights.
+
+    Attributes:
+        hf: The model of transformers on the meta device.
+        tokenizer: Its tokenizer; None if there are no tokenizer files.
+        num_parameters: Distinct weights; 0 if they are not on this machine.
+    """
+
+    hf: Any
+    tokenizer: PreTrainedTokenizerBase | None
+    num_parameters: int
+
+
 class ModelFacts(NamedTuple):
     """Facts about a model that is not loaded.
 
@@ -64,14 +78,16 @@ class ModelFacts(NamedTuple):
     tokenizer: PreTrainedTokenizerBase | None = None
 
 
-def inspect_model(path: str | Path) -> ModelFacts:
+def inspect_model(path: str | Path, header: Header | None = None) -> ModelFacts:
     """Read configuration, tokenizer and headers of weights; raises if the model cannot be loaded.
+
+    `header` is what `read_header` gave for this path, if it was called before.
 
     Raises:
         ModelLoadError: The model does not exist, or cannot be read.
         UnsupportedModelError: The architecture is unknown, or cannot roll back.
     """
-    hf, tokenizer, count = read_header(path)
+    hf, tokenizer, count = header or read_header(path)
     config = hf.config
     text = config.get_text_config(decoder=True)
     prompt = None
@@ -112,10 +128,8 @@ def state_keeper(path: str | Path) -> str | None:
     return None if twin is None or rolls_back(twin.sessions) else config.model_type
 
 
-def read_header(path: str | Path) -> tuple[Any, PreTrainedTokenizerBase | None, int]:
-    """The model of transformers on the meta device, its tokenizer, its number of distinct weights.
-
-    The number is 0 if the weights are not on this machine.
+def read_header(path: str | Path) -> Header:
+    """Read what is known of a model without its weights.
 
     Raises:
         ModelLoadError: The model does not exist, or cannot be read.
@@ -123,7 +137,7 @@ def read_header(path: str | Path) -> tuple[Any, PreTrainedTokenizerBase | None, 
     """
     if is_gguf(path) and not is_converted(local := Path(path).expanduser()):
         hf, tokenizer = read_gguf_header(local)
-        return hf, tokenizer, _num_weights(hf)
+        return Header(hf, tokenizer, _num_weights(hf))
     with open_model(path) as location:
         refuse_unreadable(location.name, location.directory)
         config = AutoConfig.from_pretrained(location.source, **location.options)
@@ -132,7 +146,7 @@ def read_header(path: str | Path) -> tuple[Any, PreTrainedTokenizerBase | None, 
         hf = _without_weights(config)
         hf.generation_config = _generation_config(location)
         count = 0 if location.directory is None else _count_parameters(location.directory, hf)
-    return hf, tokenizer, count
+    return Header(hf, tokenizer, count)
 
 
 def _without_weights(config: Any) -> Any:
