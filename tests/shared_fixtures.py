@@ -39,6 +39,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_permissions_of_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("PACELINE_IMPORTS", "PACELINE_PROGRAMS"):
+        monkeypatch.setenv(variable, "")
+
+
+@pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of the user's; one for all processes of a test run, as compiling takes seconds."""
     base = tmp_path_factory.getbasetemp()

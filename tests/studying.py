@@ -42,7 +42,7 @@ STAGES_ARE_COPIES = textwrap.dedent("""
         '''The process of a stage: a copy of this one, with what Popen does besides.'''
 
         def __init__(self, command, *, stdout, **_options):
-            self._stage, self._log = command[3:], stdout.fileno()
+            self._stage, self._log = command[4:], stdout.fileno()
             super().__init__(command)
 
         def _execute_child(self, *_):

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.errors import ConfigError
+from paceline.permissions import Origin, given
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +54,7 @@ def validate(cls: type[ConfigT], values: dict[str, Any], path: Path | None = Non
     """Build `cls` from plain values, read from `path`; report all errors in one line."""
     try:
         _refuse_extremes(values)
-        return cls.model_validate(values)
+        return cls.model_validate(values, context=Origin.CONFIGURATION)
     except ValidationError as error:
         fault = describe(error, cls)
     except ConfigError as error:
@@ -87,7 +88,7 @@ def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
         ConfigError: the file cannot be read or has another format.
     """
     try:
-        return cls.model_validate_json(path.read_text("utf-8-sig"))
+        return cls.model_validate_json(path.read_text("utf-8-sig"), context=Origin.RESULTS)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); name a file") from None
     except UnicodeDecodeError:
@@ -173,13 +174,13 @@ def apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def read_value(text: str, source: str) -> Any:
-    """Parse a YAML value; `source` names its origin in errors.
+    """Parse a YAML value of the command line; `source` names its option in errors.
 
     Raises:
         ConfigError: it is not valid YAML.
     """
     try:
-        return yaml.load(text, _Loader)
+        return given(yaml.load(text, _Loader))
     except _RepeatedKeyError as error:
         raise ConfigError(f"{source}: {error}") from None
     except (yaml.YAMLError, RecursionError):

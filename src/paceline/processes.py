@@ -151,6 +151,7 @@ def _context(module: str) -> ForkServerContext | SpawnContext:
 
     Linux only; elsewhere each process imports everything. `module`: also imported.
     """
+    ignore_working_directory()
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -209,6 +210,40 @@ def _stop_with_main_process() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def ignore_working_directory() -> None:
+    """Let processes that this one starts import no modules of the working directory.
+
+    `python -c`, which multiprocessing uses as well, would look there first: for a module of
+    Python's own, too.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def connect_to_ray(**settings: Any) -> Any:
+    """Import Ray, and connect to the cluster of RAY_ADDRESS, or start one here.
+
+    Workers do not look in the working directory for modules, which Ray would put first on their
+    path.
+
+    Args:
+        settings: Arguments of `ray.init`.
+
+    Raises:
+        ImportError: Ray is not installed.
+    """
+    import ray
+    from ray.job_config import JobConfig
+
+    class OwnPath(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    if not ray.is_initialized():
+        ignore_working_directory()
+        ray.init(job_config=OwnPath(), log_to_driver=False, **settings)
+    return ray
 
 
 def keep_freed_memory() -> None:

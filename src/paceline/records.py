@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from paceline.config import read_json_mapping
 from paceline.environment import environment
 from paceline.errors import ConfigError, PacelineError, StorageError, UsageError
+from paceline.permissions import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -219,7 +220,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 def _with_defaults(values: dict[str, Any], kind: type[StrictModel]) -> dict[str, Any]:
     """Values that an earlier version wrote, with the keys that were added since."""
     try:
-        return kind.model_validate(values).model_dump(mode="json")
+        return kind.model_validate(values, context=Origin.RESULTS).model_dump(mode="json")
     except ValidationError:  # it has keys that are gone
         return values
 

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not ins
 _SCRIPT = textwrap.dedent("""
     import os, sys
     from pathlib import Path
-    import ray
     from paceline.config import load_config
     from paceline.data import ray_engine
     from paceline.data.distillation_data import generate_data
     from paceline.data.requests import GenerateDataConfig
     from paceline.errors import ContextLengthError, GenerationError
+    from paceline.processes import connect_to_ray
 
     class Dying:  # in the place of the writer, and without its imports
         def __init__(self, *_):
@@ -35,7 +35,7 @@ _SCRIPT = textwrap.dedent("""
         def __call__(self, row):
             os._exit(7)
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray = connect_to_ray(num_cpus=2, include_dashboard=False)
     config = load_config(GenerateDataConfig, Path(sys.argv[1]))
     generate_data(config)
     try:
@@ -60,6 +60,9 @@ def test_two_workers_of_ray_write_what_one_process_writes(
 ):
     folder = write_pair(tmp_path / "pair")
     monkeypatch.chdir(tmp_path)  # models may be named from where the command is given
+    marker = tmp_path / "marker"
+    for shadowed in ("yaml", "safetensors"):  # workers import the installed ones
+        (tmp_path / f"{shadowed}.py").write_text(f"open({str(marker)!r}, 'w')")
     rows = [{"prompt": f"number {number}"} for number in range(8)]
     settings = {
         "target": "pair/target",
@@ -76,13 +79,14 @@ def test_two_workers_of_ray_write_what_one_process_writes(
     file = tmp_path / "two.yaml"
     file.write_text("".join(f"{key}: {value!r}\n" for key, value in two.items()))
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(file)],
+        [sys.executable, "-P", "-c", _SCRIPT, str(file)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert not marker.exists()
     # what is wrong is said as one process says it
     assert "max_prompt_tokens + max_new_tokens is 1,015" in done.stdout
     assert "Ray failed: " in done.stdout, "actors that always die end the run"

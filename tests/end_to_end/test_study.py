@@ -188,7 +188,8 @@ def test_two_workers_of_ray_give_the_rows_of_one_machine(new: Path, whole: Path,
     two = tiny_study() | {"stages": {"align": alignment(), "cells": cells()}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(two, sort_keys=False), encoding="utf-8")
     program = (  # its own process: Ray leaves warnings and threads behind
-        "import sys, ray; ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False); "
+        "from paceline.processes import connect_to_ray; "
+        "connect_to_ray(num_cpus=2, include_dashboard=False); "
         "from paceline.cli.main import main; main()"
     )
     done = subprocess.run(

@@ -72,6 +72,7 @@ class Run:
         command = [sys.executable, "-m", "paceline.cli.main", "generate-data"]
         command += ["--config", str(self._config), *(["--resume"] if self.path.exists() else [])]
         environment = os.environ | ENVIRONMENT | {"RAY_USAGE_STATS_ENABLED": "0"}
+        environment["PACELINE_PROGRAMS"] = str(self.path.with_name(f"{self.path.name}-server"))
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:

@@ -44,9 +44,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module in the working directory, of a name that no other test has imported."""
     name = f"own_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(OWN)
-    (tmp_path / f"{name}_broken.py").write_text("1 / 0")
+    (tmp_path / f"{name}_broken.py").write_text("Half = 1 / 0")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PACELINE_IMPORTS", f"{name}, {name}_broken, no_such_module")
     return name
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from paceline.config import StrictModel, describe, fields_of
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
 from paceline.errors import UsageError
+from paceline.permissions import Origin
 
 if TYPE_CHECKING:
     from paceline.core.rule_base import Rule
@@ -110,7 +111,7 @@ def read_row(values: dict[str, Any], where: str) -> ResultRow:
             "bench again, or read the row with the version that wrote it"
         )
     try:
-        return ResultRow.model_validate(values)
+        return ResultRow.model_validate(values, context=Origin.RESULTS)
     except ValidationError as error:
         raise UsageError(f"{where} is not a result row: {describe(error)}") from None
 

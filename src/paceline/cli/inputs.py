@@ -12,6 +12,8 @@ from paceline.cli.console import say, stdout
 from paceline.cli.output_paths import check_output_directory, check_output_file, size_in_words
 from paceline.data.prompts import CorpusConfig, read_records, stream_records
 from paceline.data.tokens import encode
+from paceline.engines.client import api_key, root_of
+from paceline.engines.engine_choice import check_choice
 from paceline.errors import ContextLengthError, ModelLoadError
 from paceline.models.compatibility import check_same_vocabulary, no_rollback
 from paceline.models.inspection import ModelFacts, inspect_model, read_header, state_keeper
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.data.examples import Example
     from paceline.data.prompts import Record
+    from paceline.engines.engine_choice import EngineChoice
     from paceline.models.inspection import Header
 
 _MAX_RECORDS = 20_000  # records read to check a text
@@ -91,6 +94,21 @@ class Preflight:
         tokenizer = load_tokenizer(path, alone=True)
         self._lines.append(f"{role}: {path}, a tokenizer of {len(tokenizer):,} tokens")
         return tokenizer
+
+    def engine(self, choice: EngineChoice) -> None:
+        """Check a server, or the program that starts it; raises UsageError."""
+        check_choice(choice)
+        if choice.url is not None:
+            self.key(choice)
+
+    def key(self, server: Any) -> None:
+        """Check the API key for a server's settings, and say where it goes; raises UsageError."""
+        variable = getattr(server, "api_key_env", None)
+        if variable is None:
+            return
+        urls = [server.url] if isinstance(server.url, str) else server.url
+        api_key(variable, urls)
+        say(f"note: sends the key in ${variable} to {', '.join(map(root_of, urls))}")
 
     def text(self, name: str, corpus: CorpusConfig | str) -> None:
         """Check that a text can be read, up to a number of records; raises PromptError."""

@@ -11,8 +11,9 @@ import typer
 import paceline
 from paceline.cli.console import checked_output, say, show_warnings_in_one_line
 from paceline.cli.crash import describe_crash, guarded
+from paceline.cli.options import with_permissions
 from paceline.errors import INTERRUPTED, PacelineError
-from paceline.processes import keep_freed_memory
+from paceline.processes import ignore_working_directory, keep_freed_memory
 
 _INTERRUPTED = (
     "interrupted; a run keeps what it has written: run the same command again to continue, with "
@@ -77,11 +78,13 @@ for name in (  # each in a module of its name, in the order of the help
     ),
     *("study", "claims", "report", "demo", "validate", "env"),
 ):
-    app.command()(guarded(getattr(import_module(f"paceline.cli.{name}"), name)))
+    command = getattr(import_module(f"paceline.cli.{name}"), name)
+    app.command()(guarded(with_permissions(command)))
 
 
 def main() -> None:
     """Run the command line and exit; see `paceline --help` for the exit codes."""
+    ignore_working_directory()
     keep_freed_memory()
     show_warnings_in_one_line()
     sys.exit(_exit_code())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -9,10 +11,11 @@ import typer
 
 from paceline.config import apply_override, read_yaml, set_key, validate
 from paceline.errors import ConfigError
+from paceline.permissions import IMPORTS, PROGRAMS, allow, given
 from paceline.records import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from paceline.config import StrictModel
 
@@ -52,7 +55,43 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check models, texts and
 Html = Annotated[
     Path | None, typer.Option("--html", help="Also write an HTML report to this file.")
 ]
+AllowImport = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Python module that a file may import. Those on the command line need no permission."
+    ),
+]
+AllowProgram = Annotated[
+    list[str] | None,
+    typer.Option(help="Program that files may start, with their options, as an engine."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def with_permissions(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --allow-import and --allow-program to a command that reads a configuration."""
+    signature = inspect.signature(command)
+    if "overrides" not in signature.parameters:
+        return command
+
+    @functools.wraps(command)
+    def run(
+        *args: Any,
+        allow_import: list[str] | None = None,
+        allow_program: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        allow(IMPORTS, *(allow_import or ()))
+        allow(PROGRAMS, *(allow_program or ()))
+        return command(*args, **kwargs)
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in (("allow_import", AllowImport), ("allow_program", AllowProgram))
+    ]
+    parameters = [*signature.parameters.values(), *added]
+    run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore
+    return run
 
 
 def build(
@@ -60,7 +99,7 @@ def build(
     config: Path | None,
     overrides: Sequence[str] | None,
     one_of: Collection[str] = (),
-    **given: Any,
+    **chosen: Any,
 ) -> ConfigT:
     """Build a configuration from the file, then the options, then `--set`; the last value wins.
 
@@ -70,9 +109,9 @@ def build(
     values = read_yaml(config) if config is not None else {}
     if config is not None:
         _refuse_another_kind(cls, config, values)
-    if any(given.get(name) is not None for name in one_of):
+    if any(chosen.get(name) is not None for name in one_of):
         values = {key: value for key, value in values.items() if key not in one_of}
-    for name, value in given.items():
+    for name, value in chosen.items():
         if value is None:
             continue
         if value == "":
@@ -82,10 +121,10 @@ def build(
         old = values.get(section)
         if keys == [section] and not (isinstance(old, dict) and old.get(section) == value):
             values[section] = {section: value}
-        set_key(values, [section, *keys], value, f"option --{[section, *keys][-1]}")
+        set_key(values, [section, *keys], given(value), f"option --{[section, *keys][-1]}")
     for override in overrides or ():
         apply_override(values, override)
-    alone = not overrides and all(value is None for value in given.values())
+    alone = not overrides and all(value is None for value in chosen.values())
     return validate(cls, values, config if alone else None)
 
 

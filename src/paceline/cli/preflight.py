@@ -43,10 +43,8 @@ def check_measured(
 
 def check_served(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `measure --engine`."""
-    from paceline.engines.engine_choice import check_choice
-
     found = Preflight()
-    check_choice(config.engine)
+    found.engine(config.engine)
     found.device(config.device)
     models = found.pair(config.target, config.draft)
     _check_prompts(found, config, models, (0, 0), config.max_new_tokens)
@@ -105,14 +103,13 @@ def _check_prompts(
 
 def check_align(config: Any, *, resume: bool, dry_run: bool) -> None:
     """Check the inputs of `align`."""
-    from paceline.engines.client import api_key
     from paceline.models.loading import tokenizer_alone
     from paceline.records import RunDirectory
     from paceline.train.checkpoint import check_run_directory
 
     found = Preflight()
     check_run_directory(RunDirectory(config.output), config, resume=resume)
-    api_key(getattr(config.writer, "api_key_env", None))
+    found.key(config.writer)
     target = None
     if config.loads_target:
         if tokenizer_alone(config.target):
@@ -202,20 +199,18 @@ def check_pretrain(config: Any, *, resume: bool, dry_run: bool) -> None:
 
 def check_generate_data(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `generate-data`."""
-    from paceline.engines.client import api_key
-    from paceline.engines.engine_choice import check_choice
     from paceline.engines.text_config import EngineWriter, OpenAIWriter
     from paceline.models.compatibility import check_fits
 
     found = Preflight()
     models: list[Any] = []
     match config.writer:
-        case OpenAIWriter(api_key_env=variable):
+        case OpenAIWriter() as writer:
             found.tokenizer("target", config.target)
-            api_key(variable)
+            found.key(writer)
         case EngineWriter(engine=choice):
             found.tokenizer("target", config.target)
-            check_choice(choice)
+            found.engine(choice)
         case _:
             models = found.pair(config.target, config.draft)
             if config.draft is not None:
@@ -230,11 +225,9 @@ def check_generate_data(config: Any, *, dry_run: bool, as_json: bool = False) ->
 
 def check_score(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `score`."""
-    from paceline.engines.client import api_key
-
     found = Preflight()
     found.tokenizer("tokenizer", config.tokenizer)
-    api_key(config.writer.api_key_env)
+    found.key(config.writer)
     config.task.versions()
     found.output(config.output)
     found.end(dry_run=dry_run, as_json=as_json)
@@ -243,7 +236,6 @@ def check_score(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
 def check_bench(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `bench` and `tune`."""
     from paceline.decode.strategies import DecodingConfig
-    from paceline.engines.engine_choice import check_choice
 
     found = Preflight()
     found.device(config.device)
@@ -256,7 +248,7 @@ def check_bench(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     if getattr(config, "reference", None) is not None:
         found.model("reference", config.reference)
     if getattr(config, "engine", None) is not None:
-        check_choice(config.engine)
+        found.engine(config.engine)
     _check_task(found, "task", config.task, config.num_examples, config.seed)
     found.output(config.output)
     found.end(dry_run=dry_run, as_json=as_json)
@@ -320,14 +312,14 @@ def check_draft(config: Any, *, dry_run: bool) -> None:
 
 def check_export(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `export`."""
-    from paceline.engines.engine_choice import EngineChoice, check_choice
+    from paceline.engines.engine_choice import EngineChoice
     from paceline.export.export import check_place
     from paceline.models.compatibility import check_block
 
     check_place(config)
-    if config.check_engine:
-        check_choice(config.engine or EngineChoice(engine=config.to))
     found = Preflight()
+    if config.check_engine:
+        found.engine(config.engine or EngineChoice(engine=config.to))
     model = found.model("model", config.model)
     models = [model]
     if config.target is not None:

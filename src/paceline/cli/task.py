@@ -28,6 +28,7 @@ def task(
     from paceline.cli.output_paths import check_output_file
     from paceline.config import apply_override
     from paceline.errors import UsageError
+    from paceline.permissions import given
     from paceline.tasks import build_task, write_examples
 
     if split not in ("train", "test"):
@@ -37,7 +38,7 @@ def task(
     check_output_file(out)
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists already; choose another file or add --overwrite")
-    values: dict[str, object] = {"task": name}
+    values: dict[str, object] = {"task": given(name)}
     for override in overrides or ():
         apply_override(values, override)
     num_distinct = write_examples(build_task(values), split, count, out, seed)

@@ -10,7 +10,7 @@ from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter
 from paceline.engines.text_config import EngineWriter, OpenAIWriter
 from paceline.errors import GenerationError, PacelineError, UsageError
-from paceline.processes import MOST_DEATHS
+from paceline.processes import MOST_DEATHS, connect_to_ray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ def write_with_ray(
         PacelineError: an error of a worker.
     """
     try:
-        import ray
+        ray = connect_to_ray()
         from ray.exceptions import RayError
     except ImportError:
         message = "engine ray needs Ray: pip install -e '.[ray]', or use engine processes"

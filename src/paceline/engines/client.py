@@ -7,16 +7,18 @@ import importlib.util
 import ipaddress
 import json
 import os
-from typing import TYPE_CHECKING, Any, TypeVar
+import re
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
 
 from paceline.errors import EngineError, UsageError
+from paceline.permissions import Given, Origin
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import httpx2
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 SECONDS = 600.0
 """Timeout of a request in seconds."""
+_FREE_KEYS = re.compile(r"OPENAI_API_KEY|PACELINE_\w+_KEY")
 _SHOWN = 160  # characters of a server's answer in an error message
 _EVENT = "data: "  # of a stream of server-sent events
 _ADVICE = {
@@ -32,6 +35,21 @@ _ADVICE = {
     404: "the server has no such endpoint or model; check the engine and the model name",
     429: "the server refuses more requests for now; try again later",
 }
+
+
+def _named_by_the_user(variable: Any, info: ValidationInfo) -> Any:
+    """Refuse a variable that a file names: it would send any secret of the user to its server."""
+    is_from_file = info.context is Origin.CONFIGURATION and not isinstance(variable, Given)
+    if is_from_file and isinstance(variable, str) and not _FREE_KEYS.fullmatch(variable):
+        raise ValueError(
+            f"a file may name OPENAI_API_KEY or PACELINE_..._KEY, not {variable}; if you trust the "
+            f"server, name the variable on the command line: --set ...api_key_env={variable}"
+        )
+    return variable
+
+
+KeyVariable = Annotated[str | None, BeforeValidator(_named_by_the_user)]
+"""A setting: the environment variable that holds an API key."""
 
 
 class StatusError(EngineError):
@@ -57,6 +75,8 @@ class Client:
         import httpx2
 
         self.url = root_of(url)
+        if api_key is not None:
+            _refuse_plain_http(self.url)
         self._key_setting = key_setting
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         trust_env = not is_loopback(self.url)  # a proxy cannot reach this machine
@@ -113,8 +133,12 @@ class Client:
         return answer.text
 
 
-def api_key(variable: str | None) -> str | None:
-    """The API key in an environment variable; raises UsageError if it is not set."""
+def api_key(variable: str | None, urls: Sequence[str]) -> str | None:
+    """The API key in an environment variable, to send to these servers.
+
+    Raises:
+        UsageError: it is not set, or a server of another machine is asked without encryption.
+    """
     if variable is None:
         return None
     key = os.environ.get(variable)
@@ -122,7 +146,17 @@ def api_key(variable: str | None) -> str | None:
         raise UsageError(
             f"the environment variable {variable} is not set; set it to the API key of the server"
         )
+    for url in urls:
+        _refuse_plain_http(root_of(url))
     return key
+
+
+def _refuse_plain_http(url: str) -> None:
+    if url.startswith("http://") and not is_loopback(url):
+        raise UsageError(
+            f"{url} would get the API key without encryption, for everyone on the way to read; use "
+            "https, or leave api_key_env out"
+        )
 
 
 def check_packages() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from paceline.config import StrictModel
-from paceline.engines.client import Client, api_key, check_packages, root_of
+from paceline.engines.client import Client, KeyVariable, api_key, check_packages, root_of
 from paceline.engines.commands import (
     PROGRAMS,
     RULE_VARIABLE,
@@ -25,6 +25,8 @@ from paceline.engines.process import find_program
 from paceline.engines.sglang import SglangServer
 from paceline.engines.vllm import VllmServer
 from paceline.errors import UsageError
+from paceline.permissions import PROGRAMS as ALLOWED
+from paceline.permissions import Origin, allowed, is_given
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,12 +55,27 @@ class EngineChoice(StrictModel):
     engine: EngineName
     url: str | None = None
     model: str | None = None
-    api_key_env: str | None = None
+    api_key_env: KeyVariable = None
     program: str | None = None
     options: tuple[str, ...] = ()
     target: str | None = None
     draft: str | None = None
     start_seconds: float = Field(default=900.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _starts_what_the_user_permits(cls, values: Any, info: ValidationInfo) -> Any:
+        if info.context is not Origin.CONFIGURATION or not isinstance(values, dict):
+            return values
+        known = cast("dict[str, Any]", values)
+        program = known.get("program") or PROGRAMS.get(cast("Any", known.get("engine")), ("",))[0]
+        of_file = [key for key in ("program", "options") if not is_given(known.get(key))]
+        if of_file and program not in allowed(ALLOWED):
+            raise ValueError(
+                f"a file may not start {program} with its own {of_file[0]} "
+                f"({known[of_file[0]]}); if you trust it, add --allow-program {program}"
+            )
+        return known
 
     @model_validator(mode="after")
     def _one_way(self) -> EngineChoice:
@@ -90,15 +107,16 @@ def connect(choice: EngineChoice, client: Client) -> Engine:
 def client_of(choice: EngineChoice) -> Client:
     """Return a client for `choice.url`; raises UsageError if the API key's variable is not set."""
     assert choice.url is not None, "only for running servers"
-    return Client(choice.url, api_key(choice.api_key_env))
+    return Client(choice.url, api_key(choice.api_key_env, [choice.url]))
 
 
 def check_choice(choice: EngineChoice) -> None:
-    """Raise UsageError for an invalid URL or option, or a missing package or program."""
+    """Raise UsageError for an invalid URL, key or option, or a missing package or program."""
     if choice.engine == "transformers":
         return
     if choice.url is not None:
         root_of(choice.url)
+        api_key(choice.api_key_env, [choice.url])
     check_packages()
     if choice.url is None:
         find_program(choice.program or PROGRAMS[choice.engine][0])

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.engines.client import root_of
+from paceline.engines.client import KeyVariable, root_of
 from paceline.engines.engine_choice import EngineChoice
 
 MAY_CHANGE = frozenset(
@@ -37,7 +37,7 @@ class OpenAIWriter(StrictModel):
     kind: Literal["openai"] = "openai"
     url: Url | tuple[Url, ...]
     model: str | None = None
-    api_key_env: str | None = None
+    api_key_env: KeyVariable = None
     concurrency: int = Field(default=16, ge=1)
     top_logprobs: int = Field(default=0, ge=0)
     timeout_s: float = Field(default=600.0, gt=0)

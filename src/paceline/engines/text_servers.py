@@ -93,7 +93,7 @@ class TextServers:
         if importlib.util.find_spec("openai") is None:
             raise UsageError("writer openai needs the client: pip install -e '.[engines]'")
         self._writer = writer
-        self._key = api_key(writer.api_key_env)
+        self._key = api_key(writer.api_key_env, writer.urls)
         models: dict[str, str] = {}
         self._servers = [_Server(url, writer, self._key, tokenize, models) for url in writer.urls]
 
@@ -257,7 +257,9 @@ class _Server:
             timeout=self._writer.timeout_s,
             max_retries=_RETRIES,
             http_client=openai.DefaultAsyncHttpxClient(
-                verify=certificates(trust_env=trust_env), trust_env=trust_env
+                verify=certificates(trust_env=trust_env),
+                trust_env=trust_env,
+                follow_redirects=False,  # to a server that did not get the key from the user
             ),
         )
         return self

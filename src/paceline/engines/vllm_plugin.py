@@ -20,6 +20,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from paceline.config import describe
 from paceline.core.rules import Lossless, RuleChoice
 from paceline.engines.commands import RULE_IS_SET
 from paceline.engines.commands import RULE_VARIABLE as VARIABLE
@@ -149,7 +150,8 @@ def read_rule(given: str) -> Rule:
                 values = values[key]
         return TypeAdapter(RuleChoice).validate_python(values)
     except (yaml.YAMLError, ValidationError) as error:
-        reason = " ".join(str(error).split())[:200]
+        is_invalid = isinstance(error, ValidationError)
+        reason = describe(error) if is_invalid else " ".join(str(error).split())[:200]
         raise SystemExit(
             f"paceline: {where} is not a rule ({reason}); give one such as "
             '{"rule": "token_v3", "alpha": 0.3}'

@@ -89,10 +89,11 @@ def check_directory(
     checks = _compare(reference, found, tokenizer, baked=baked)
     _check_difference(checks)
     if stored != torch.float32:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        options = {"local_files_only": True, "trust_remote_code": False}
+        config = AutoConfig.from_pretrained(folder, **options)
         auto = auto_class(config)
         with quiet():
-            hf = auto.from_pretrained(folder, dtype=stored, local_files_only=True).eval()
+            hf = auto.from_pretrained(folder, dtype=stored, **options).eval()
         checks = checks.model_copy(update=_run_as_stored(reference, hf, baked=baked))
     if reference.tokenizer is None or not (folder / TOKENIZER_FILE).exists():
         return checks

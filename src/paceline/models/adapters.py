@@ -117,7 +117,7 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
     """Write the merged model, with tokenizer and other files of the adapter, else of the base."""
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = AutoConfig.from_pretrained(base, local_files_only=True)
+        config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
             raise ModelLoadError(
                 f"{base} is quantized, so the adapter in {directory} cannot be merged into it; "
@@ -148,6 +148,7 @@ def _load(base: Path, config: Any) -> Any:
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             local_files_only=True,
+            trust_remote_code=False,
         )
     refuse_incomplete(str(base), base, hf, info)
     return hf

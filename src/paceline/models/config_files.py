@@ -36,10 +36,7 @@ def refuse_unreadable(name: str, directory: Path | None) -> None:
             "config.json that came with the weights"
         )
     if kind not in CONFIG_MAPPING and "auto_map" in settings:
-        raise UnsupportedModelError(
-            f"{name} needs code that comes with it (auto_map in config.json), which is not run; "
-            "choose a model that transformers knows"
-        )
+        raise needs_code(name)
     if kind not in CONFIG_MAPPING:
         raise UnsupportedModelError(
             f"{name} has the architecture {kind!r}, which transformers "
@@ -47,6 +44,15 @@ def refuse_unreadable(name: str, directory: Path | None) -> None:
             f"model_type in {path}"
         )
     _refuse_broken(directory / "generation_config.json")
+
+
+def needs_code(name: str) -> UnsupportedModelError:
+    """The error for a model that only its own code can read."""
+    return UnsupportedModelError(
+        f"{name} needs Python code that comes with it (auto_map in config.json), which Paceline "
+        "does not run; if you trust it, load it with transformers in Python and pass it to "
+        "paceline.wrap_model"
+    )
 
 
 def _refuse_broken(path: Path) -> None:

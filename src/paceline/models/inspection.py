@@ -119,7 +119,7 @@ def state_keeper(path: str | Path) -> str | None:
     if is_gguf(path):
         return None
     with open_model(path) as location:
-        config = AutoConfig.from_pretrained(location.source, **location.options)
+        config = AutoConfig.from_pretrained(location.source, **location.without_code)
     if is_encoder_decoder(config):
         return None
     with warnings.catch_warnings():
@@ -140,7 +140,7 @@ def read_header(path: str | Path) -> Header:
         return Header(hf, tokenizer, _num_weights(hf))
     with open_model(path) as location:
         refuse_unreadable(location.name, location.directory)
-        config = AutoConfig.from_pretrained(location.source, **location.options)
+        config = AutoConfig.from_pretrained(location.source, **location.without_code)
         refuse_by_name(config)
         tokenizer = read_tokenizer(location)
         hf = _without_weights(config)
@@ -151,7 +151,7 @@ def read_header(path: str | Path) -> Header:
 
 def _without_weights(config: Any) -> Any:
     with quiet(), torch.device("meta"):
-        return auto_class(config).from_config(config)
+        return auto_class(config).from_config(config, trust_remote_code=False)
 
 
 def _generation_config(location: ModelLocation) -> GenerationConfig:
@@ -173,7 +173,7 @@ def count_parameters(directory: Path) -> int:
     """
     if not (directory / "config.json").exists():
         return 0
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     return _count_parameters(directory, _without_weights(config))
 
 

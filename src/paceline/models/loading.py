@@ -30,7 +30,7 @@ from paceline.errors import (
 )
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.tokenizer import admit_tokenizer
-from paceline.models.config_files import refuse_unreadable
+from paceline.models.config_files import needs_code, refuse_unreadable
 from paceline.models.gguf import converted_gguf, is_gguf
 from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
@@ -83,14 +83,14 @@ def load_model(
     with quiet():
         with open_model(path) as location:
             refuse_unreadable(location.name, location.directory)
-            config = AutoConfig.from_pretrained(location.source, **location.options)
+            config = AutoConfig.from_pretrained(location.source, **location.without_code)
             refuse_by_name(config)
             loaded: Any = auto_class(config).from_pretrained(
                 location.source,
                 dtype=choose_dtype(dtype, config, found_device),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refuse_incomplete has a clearer message
-                **location.options,
+                **location.without_code,
             )
             hf, info = loaded
             refuse_incomplete(location.name, location.directory, hf, info)
@@ -115,7 +115,7 @@ def load_head(
     found_device = find_device(device)
     with quiet(), open_model(path) as location:
         refuse_unreadable(location.name, location.directory)
-        config = AutoConfig.from_pretrained(location.source, **location.options)
+        config = AutoConfig.from_pretrained(location.source, **location.without_code)
         refuse_by_name(config)
         if is_encoder_decoder(config):
             raise UnsupportedModelError(
@@ -131,7 +131,7 @@ def load_head(
             dtype=choose_dtype(dtype, config, found_device),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **location.options,
+            **location.without_code,
         )
         hf, info = loaded
         info["unexpected_keys"] = ()
@@ -209,13 +209,15 @@ def fingerprint_if_there(path: str | Path) -> str:
 def shapes_at(path: str | Path) -> list[tuple[int, int]]:
     """`shapes_of` the model at this path."""
     with open_model(path) as location:
-        return shapes_of(AutoConfig.from_pretrained(location.source, **location.options))
+        return shapes_of(AutoConfig.from_pretrained(location.source, **location.without_code))
 
 
 def encoder_decoder_at(path: str | Path) -> bool:
     """True if the model at this path is an encoder-decoder; its weights are not read."""
     with open_model(path) as location:
-        return is_encoder_decoder(AutoConfig.from_pretrained(location.source, **location.options))
+        return is_encoder_decoder(
+            AutoConfig.from_pretrained(location.source, **location.without_code)
+        )
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
@@ -232,6 +234,11 @@ class ModelLocation:
     name: str
     source: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def without_code(self) -> dict[str, Any]:
+        """The arguments for classes that would else offer to run the model's own code."""
+        return {"trust_remote_code": False, **self.options}
 
     @property
     def directory(self) -> Path | None:
@@ -266,6 +273,8 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
         except (PacelineError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            if "trust_remote_code" in str(error):  # a model of the hub
+                raise needs_code(location.name) from None
             raise ModelLoadError(
                 f"{location.name} cannot be read ({first_line(error)}); {_advice(error)}"
             ) from error
@@ -335,7 +344,7 @@ def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:
     if directory and not any((directory / name).exists() for name in _TOKENIZERS):
         return None
     return admit_tokenizer(
-        location.name, _directory_of(location), location.source, location.options
+        location.name, _directory_of(location), location.source, location.without_code
     )
 
 
@@ -354,7 +363,9 @@ def auto_class(config: Any) -> Any:
         UnsupportedModelError: There is none, as for models of images and text.
     """
     auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
-    if type(config) not in auto._model_mapping and not hasattr(config, "auto_map"):
+    if type(config) not in auto._model_mapping and hasattr(config, "auto_map"):
+        raise needs_code(f"a model of type {config.model_type}")
+    if type(config) not in auto._model_mapping:
         raise UnsupportedModelError(
             f"{config.model_type} is no language model that transformers loads with "
             f"{auto.__name__}; name a model that reads and writes only text"

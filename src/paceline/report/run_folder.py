@@ -14,6 +14,7 @@ from paceline.bench.runner import read_rows, without_dropped
 from paceline.bench.schema import ResultRow, family
 from paceline.decode.strategies import Autoregressive
 from paceline.errors import UsageError
+from paceline.permissions import Origin
 from paceline.records import RunDirectory
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ def _name(sampling: SamplingParams) -> str:
 def _planned(manifest: dict[str, Any] | None) -> list[DecodingConfig]:
     """Cells of the manifest's grid; none if another version wrote it."""
     try:
-        return Grid.model_validate((manifest or {})["config"]["grid"]).cells()
+        grid = (manifest or {})["config"]["grid"]
+        return Grid.model_validate(grid, context=Origin.RESULTS).cells()
     except (KeyError, ValidationError):
         return []

@@ -20,6 +20,7 @@ import torch
 import yaml
 
 from paceline.errors import PacelineError, StudyError, UsageError
+from paceline.processes import connect_to_ray
 from paceline.records import RunDirectory, atomic_write_text, storage_errors
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class LocalRunner:
             if self._stopped:
                 raise StudyError("the study was stopped; run it again")
             process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(os.getpid()), *command],
+                [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), *command],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -256,13 +257,11 @@ class RayRunner:
             UsageError: Ray is not installed.
         """
         try:
-            import ray
+            ray = connect_to_ray()
             from ray.exceptions import RayError
         except ImportError:
             message = "engine ray needs Ray: pip install -e '.[ray]', or use engine local"
             raise UsageError(message) from None
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         self._ray, self._failure = ray, RayError
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_run_in)

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from paceline.config import StrictModel, describe
 from paceline.decode.strategies import DecodingConfig
 from paceline.errors import UsageError
+from paceline.permissions import Origin
 from paceline.records import atomic_write_bytes
 from paceline.studies.study_file import Label
 
@@ -120,7 +121,7 @@ def _row(values: Any, where: str) -> StudyRow:
             "study again: finished stages are kept"
         )
     try:
-        return StudyRow.model_validate(values)
+        return StudyRow.model_validate(values, context=Origin.RESULTS)
     except ValidationError as error:
         raise UsageError(f"{where} is not a result row: {describe(error)}") from None
 

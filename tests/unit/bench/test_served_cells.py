@@ -31,6 +31,7 @@ from paceline.engines.vllm_plugin import read_rule
 from paceline.engines.vllm_stream import VerifiedBlock, examined, stream_answer
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
+from paceline.permissions import given
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +68,7 @@ def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-IN_VLLM = {"engine": {"engine": "vllm", "program": "true"}}
+IN_VLLM = given({"engine": {"engine": "vllm", "program": "true"}})
 
 
 @pytest.fixture

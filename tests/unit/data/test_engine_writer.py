@@ -20,6 +20,7 @@ from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.data.shards import ShardStore
 from paceline.errors import ConfigError, EngineError, UsageError
+from paceline.permissions import given
 from text_servers import Served
 
 pytestmark = pytest.mark.slow
@@ -73,7 +74,7 @@ def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
         "max_new_tokens": 12,
         "shard_size": 2,
     }
-    return validate(GenerateDataConfig, values | changes)
+    return validate(GenerateDataConfig, given(values | changes))
 
 
 def started(folder: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from paceline.data.shards import ShardStore
 from paceline.decode import AutoregressiveDecoder
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
+from paceline.permissions import given
 from text_servers import Served, top_of
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
@@ -58,7 +59,7 @@ def config(folder: Path, output: Path, url: Any, **changes: Any) -> GenerateData
         "shard_size": 4,
         "seed": 3,
     }
-    return validate(GenerateDataConfig, values | changes)
+    return validate(GenerateDataConfig, given(values | changes))
 
 
 def answers(run: Path) -> list[shards.Answer]:

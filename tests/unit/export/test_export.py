@@ -16,6 +16,7 @@ from paceline.export import ExportConfig, Exported, checks, export
 from paceline.export.rows import set_rows
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
+from paceline.permissions import given
 from paceline.train import align
 from tiny import tiny_hf, tiny_tokenizer
 
@@ -294,7 +295,7 @@ def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
                     "to": "vllm",
                     "out": str(folder / "other"),
                     "check_engine": True,
-                    "engine": {"program": "no-such-program"},
+                    "engine": {"program": given("no-such-program")},
                 },
             )
         )

@@ -29,6 +29,7 @@ from paceline.measure.served import load_scored, measure_served
 from paceline.measure.served_figures import ServedConfig, compare_served
 from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.drafts.save import save_draft
+from paceline.permissions import given
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ def config(folder: Path, engine: dict[str, Any], **changes: Any) -> ServedConfig
         "device": "cpu",
         "engine": engine,
     }
-    return validate(ServedConfig, values | changes)
+    return validate(ServedConfig, given(values | changes))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])

@@ -109,8 +109,14 @@ def test_models_of_images_and_code_that_comes_along_are_not_damage(model_directo
     with pytest.raises(UnsupportedModelError, match="is no language model"):
         inspect_model(model_directory)
     code = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
-    edit(model_directory / "config.json", model_type="glm9", auto_map=code)
-    fails(model_directory, "needs code that comes with it", error=UnsupportedModelError)
+    marker = model_directory / "marker"
+    for name in ("configuration_x", "modeling_x"):
+        (model_directory / f"{name}.py").write_text(f"open({str(marker)!r}, 'w')")
+    for kind in ("qwen2_5_vl", "glm9"):  # transformers would ask whether to run it
+        edit(model_directory / "config.json", model_type=kind, auto_map=code)
+        said = "needs Python code that comes with it", "paceline.wrap_model"
+        fails(model_directory, *said, error=UnsupportedModelError)
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("dtype", ["float8", "int8", torch.float8_e4m3fn, torch.int8])

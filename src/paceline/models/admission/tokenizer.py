@@ -99,10 +99,7 @@ class _Loader:
 
     def by_class(self) -> Any:
         """With the class that transformers chooses."""
-        # False: else transformers asks on the terminal whether to run the model's own code
-        return AutoTokenizer.from_pretrained(
-            self.source, **{"trust_remote_code": False, **self.options}
-        )
+        return AutoTokenizer.from_pretrained(self.source, **self.options)
 
     def by_file(self, **settings: Any) -> Any:
         """tokenizer.json without a class of its own; `settings` replace those of the directory."""

@@ -155,7 +155,7 @@ def _new_llama(shape: NewModel, tokenizer: PreTrainedTokenizerBase, seed: int) -
         eos_token_id=cast("int | None", tokenizer.eos_token_id),
         pad_token_id=None,
     )
-    hf = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    hf = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     draw_weights(hf, seed)
     return hf
 

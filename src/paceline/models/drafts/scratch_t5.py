@@ -75,7 +75,7 @@ def new_t5(shape: NewT5, tokenizer: Any, seed: int) -> PreTrainedModel:
         pad_token_id=pad,
         **settings,
     )
-    hf = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
+    hf = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     untie_head(hf)
     draw_t5_weights(hf, seed)
     return hf

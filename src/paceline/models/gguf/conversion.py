@@ -164,7 +164,7 @@ def _without_weights(
     config.bos_token_id, config.eos_token_id = roles.bos, roles.eos
     config.pad_token_id = roles.pad
     with torch.device("meta"):
-        hf: Any = AutoModelForCausalLM.from_config(config, dtype=kind)
+        hf: Any = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=False)
     check_frequencies(file, hf)
     hf.generation_config = GenerationConfig(
         bos_token_id=roles.bos,

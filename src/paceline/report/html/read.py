@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from paceline.config import describe, read_json
 from paceline.errors import UsageError
+from paceline.permissions import Origin
 from paceline.records import RunDirectory, read_jsonl
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _required(path: Path, name: str) -> Any:
 
 def _validated(kind: Any, values: Any, path: Path) -> Any:
     try:
-        return kind.model_validate(values)
+        return kind.model_validate(values, context=Origin.RESULTS)
     except ValidationError as error:
         raise UsageError(
             f"{path} is not a result of this version: {describe(error)}; run the command again"
