@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import paceline
+from paceline import permissions
 from paceline.cli.options import build
 from paceline.cli.validate import Kind, schema_of
 
@@ -150,6 +151,7 @@ def kind_of(config: Path) -> Kind:
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c not in STUDIES], ids=name_of)
 def test_configurations_fit_their_schema_and_say_what_they_cost(config: Path):
+    permissions.allow(permissions.PROGRAMS, ".engines/vllm/bin/vllm")  # as the guide's command does
     build(schema_of(kind_of(config)), config, None)
     assert config.read_text().startswith("# "), "begin with hardware, time and expected figures"
 

@@ -70,7 +70,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 def with_permissions(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --allow-import and --allow-program to a command that reads a configuration."""
-    signature = inspect.signature(command)
+    signature = inspect.signature(command, eval_str=True)
     if "overrides" not in signature.parameters:
         return command
 

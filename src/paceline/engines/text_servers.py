@@ -259,7 +259,7 @@ class _Server:
             http_client=openai.DefaultAsyncHttpxClient(
                 verify=certificates(trust_env=trust_env),
                 trust_env=trust_env,
-                follow_redirects=False,  # to a server that did not get the key from the user
+                follow_redirects=False,  # the key is for this server
             ),
         )
         return self
