@@ -43,6 +43,8 @@ def check_measured(
 
 def check_served(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     """Check the inputs of `measure --engine`."""
+    from paceline.measure.engine_costs import check_replaceable
+
     found = Preflight()
     found.engine(config.engine)
     found.device(config.device)
@@ -50,6 +52,7 @@ def check_served(config: Any, *, dry_run: bool, as_json: bool = False) -> None:
     _check_prompts(found, config, models, (0, 0), config.max_new_tokens)
     if config.write_costs is not None:
         found.file(config.write_costs.file)
+        check_replaceable(config.write_costs.file)
     found.end(dry_run=dry_run, as_json=as_json)
 
 

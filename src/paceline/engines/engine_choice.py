@@ -72,7 +72,7 @@ class EngineChoice(StrictModel):
         of_file = [key for key in ("program", "options") if not is_given(known.get(key))]
         if of_file and program not in allowed(ALLOWED):
             raise ValueError(
-                f"a file may not start {program} with its own {of_file[0]} "
+                f"a file may not set the {of_file[0]} of an engine by itself "
                 f"({known[of_file[0]]}); if you trust it, add --allow-program {program}"
             )
         return known

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from paceline.config import StrictModel, read_result
 from paceline.engines.commands import DraftSampling, EngineName
 from paceline.engines.draft_sampling import proposals_of
-from paceline.errors import UsageError
+from paceline.errors import ConfigError, UsageError
 from paceline.measure.latency import PassCosts
 from paceline.measure.results import IntervalRow
 
@@ -221,6 +221,21 @@ def read_costs(path: Path) -> EngineCosts:
             f"{path} lacks the costs of some gamma or batch size; write it again with `{_WRITER}`"
         )
     return found
+
+
+def check_replaceable(path: Path) -> None:
+    """Check that a file for costs is new, or has costs of before.
+
+    Raises:
+        UsageError: It has another content.
+    """
+    if path.exists():
+        try:
+            read_costs(path)
+        except ConfigError:
+            raise UsageError(
+                f"{path} exists and holds no costs of an engine; name another file"
+            ) from None
 
 
 def check_sizes(

@@ -17,7 +17,7 @@ from paceline.engines.start import started
 from paceline.engines.versions import untested
 from paceline.environment import environment
 from paceline.errors import EngineError, UsageError
-from paceline.measure.engine_costs import EngineCosts
+from paceline.measure.engine_costs import EngineCosts, check_replaceable
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split, logit_gap
 from paceline.measure.pair import Pair
 from paceline.measure.results import IntervalRow
@@ -109,6 +109,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     pair = load_scored(config) if config.engine.engine == "transformers" else None
     steps = None
     if config.write_costs is not None:
+        check_replaceable(config.write_costs.file)
         steps = StepTimer(config.write_costs, requests, progress)
     plain, drafted = _answers(config, pair, requests, steps, progress)
     pair = pair or load_scored(config)

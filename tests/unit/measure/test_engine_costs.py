@@ -20,7 +20,7 @@ from paceline.engines.contract import BlockCounts, Engine, Request, Served, Toge
 from paceline.engines.versions import untested
 from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import MeasureConfig, measure
-from paceline.measure.engine_costs import StepCost, read_costs
+from paceline.measure.engine_costs import StepCost, check_replaceable, read_costs
 from paceline.measure.served_costs import StepTimer, WriteCosts
 from paceline.models import CausalModel, load_model
 from paceline.models.drafts.save import save_draft
@@ -334,3 +334,12 @@ def test_a_step_that_is_timed_twice_is_refused(tmp_path: Path):
     file.write_text(json.dumps(values))
     with pytest.raises(UsageError, match="gamma 2 at batch size 1 more than once"):
         read_costs(file)
+
+
+def test_costs_replace_costs_and_no_other_file(folder: Path, tmp_path: Path):
+    check_replaceable(tmp_path / "new.json")
+    check_replaceable(write_costs(folder, *STEPS))
+    other = tmp_path / ".bashrc"
+    other.write_text("alias x=y")
+    with pytest.raises(UsageError, match="holds no costs of an engine"):
+        check_replaceable(other)
