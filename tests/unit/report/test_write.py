@@ -240,7 +240,7 @@ def test_a_report_is_whole_and_the_same_again(tmp_path: Path):
     folder = write_rows(tmp_path, rows)
     path = write_report(folder).path
     first = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    (folder / "plots/stale.png").write_bytes(b"from an earlier bench")
+    (folder / "plots/temperature-9.png").write_bytes(b"from an earlier bench")
     assert write_report(folder).path == path == folder / "report.md"
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == first
     assert sorted(file.name for file in (folder / "plots").iterdir()) == [

@@ -36,7 +36,7 @@ class Recorded:
         for output in self.outputs:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text("new")
-            (output.parent / "manifest.json").write_text("{}")
+            (output.parent / "manifest.json").write_text('{"config": {}}')
         return self.code
 
     def stop(self) -> None:
