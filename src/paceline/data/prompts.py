@@ -52,7 +52,8 @@ class CorpusConfig(StrictModel):
             such as `runs/*/data`, or a hub data set.
         split: Split of a hub data set; unset: `train`. A directory has the rows of all its files;
             with a split, those that the datasets library finds by the file names.
-        subset: Subset of a data set, such as `main` of `gsm8k`.
+        subset: Subset of a hub data set, such as `main` of `gsm8k`, or a directory in a directory;
+            a README.md in a directory is not read.
         prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
         completion_field: Column with the completion; used only together with `prompt_field`.
         tools: Tools for the template of every chat whose row has no column `tools`.
