@@ -26,7 +26,7 @@ def cache_directory(kind: str) -> Path | None:
     root = cache_root()
     folder = root / kind
     with storage_errors(folder):
-        root.parent.mkdir(parents=True, exist_ok=True)
+        root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for place in (root, folder):
             place.mkdir(mode=0o700, exist_ok=True)
     if is_own(root) and is_own(folder):
