@@ -72,8 +72,9 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
         StorageError: the disk is full, or the path is not writable or not a regular file.
     """
     with storage_errors(path):
-        if path.is_symlink():
-            path = path.resolve()  # replace the file, keep the link
+        folder = str(path.parent.resolve())
+        if path.is_symlink() and (folder == "/dev" or folder.startswith("/proc/")):
+            path = path.resolve()  # /dev/stdout; another link is replaced, not followed
         if path.exists() and not path.is_file():  # such as /dev/null
             raise FileExistsError(errno.EEXIST, "not a regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,9 +169,11 @@ def _lock(directory: Path, *, wait: bool) -> int:
 
 
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:
-    """Append one row as a JSON line; create the file if needed."""
+    """Append one row as a JSON line; create the file if needed, and follow no link."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "a link, which is not followed", str(path))
         _mend_last_line(path)
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
@@ -217,6 +220,17 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def refuse_links_out(folder: Path) -> None:
+    """Raise a ConfigError if a link in the folder leads out of it, where nothing may be written."""
+    inside = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                raise ConfigError(
+                    f"{path} is a link out of {folder}; remove it, or choose another output"
+                )
+
+
 def _with_defaults(values: dict[str, Any], kind: type[StrictModel]) -> dict[str, Any]:
     """Values that an earlier version wrote, with the keys that were added since."""
     try:
@@ -238,14 +252,6 @@ def config_hash(config: StrictModel) -> str:
     """Short hash of the resolved configuration."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def stamps(path: str) -> list[tuple[str, int, int]]:
-    """Name, size and modification time of a file or of a directory's files; [] if it is missing."""
-    place = Path(path)
-    files = sorted(place.iterdir()) if place.is_dir() else [place]
-    found = [(file, file.stat()) for file in files if file.is_file()]
-    return [(file.name, status.st_size, status.st_mtime_ns) for file, status in found]
 
 
 def files_fingerprint(files: Iterable[Path]) -> str:
@@ -280,7 +286,7 @@ class RunDirectory:
         """Lock the run directory; the lock is released if its owner dies.
 
         Raises:
-            ConfigError: another process is writing the run.
+            ConfigError: another process is writing the run, or a link leads out of the directory.
             StorageError: the directory cannot be created.
         """
         with contextlib.ExitStack() as stack:
@@ -291,6 +297,7 @@ class RunDirectory:
                     f"output {self.path} is being written by another process; wait for it, or "
                     "choose another output"
                 ) from None
+            refuse_links_out(self.path)
             yield
 
     def write_manifest(self, config: StrictModel, **more: str | dict[str, Any]) -> None:
@@ -336,22 +343,13 @@ class RunDirectory:
             ConfigError: other files or a run that cannot be resumed are in the directory.
         """
         where = f"output {self.path}"
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{where} is a file; choose a new directory")
-        manifest = self.read_manifest()
-        if manifest is None:
-            there = self.path.iterdir() if self.path.exists() else ()
-            if any(not path.name.startswith(".") for path in there):
-                raise ConfigError(f"{where} is not empty and holds no run; choose another")
-            return None
-        before, now = manifest["config"], config.model_dump(mode="json")
-        self.check_kind(config)
-        if not begun:
+        manifest = self.check_kind(config)
+        if manifest is None or not begun:
             return None
         if not resume:
             raise ConfigError(f"{where} already holds a run; resume it, or choose another output")
-        before = _with_defaults(before, type(config))
-        before, now = _without(before, may_change), _without(now, may_change)
+        before = _without(_with_defaults(manifest["config"], type(config)), may_change)
+        now = _without(config.model_dump(mode="json"), may_change)
         keys = sorted(before.keys() | now.keys())
         changed = [k for k in keys if before.get(k) != now.get(k)]
         if changed:
@@ -370,18 +368,25 @@ class RunDirectory:
                 )
         return manifest
 
-    def check_kind(self, config: StrictModel) -> None:
-        """Refuse to overwrite a run of another kind.
+    def check_kind(self, config: StrictModel) -> dict[str, Any] | None:
+        """Refuse to overwrite files that are no run of this kind. -> the manifest of that run.
 
         Raises:
-            ConfigError: the directory holds such a run.
+            ConfigError: the directory is a file, or holds other files or a run of another kind.
         """
+        where = f"output {self.path}"
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{where} is a file; choose a new directory")
         manifest = self.read_manifest()
-        if manifest is not None and manifest.get("kind", _kind(config)) != _kind(config):
+        if manifest is None or "config" not in manifest:
+            there = self.path.iterdir() if self.path.exists() else ()
+            if any(not path.name.startswith(".") for path in there):
+                raise ConfigError(f"{where} is not empty and holds no run; choose another")
+        elif manifest.get("kind", _kind(config)) != _kind(config):
             raise ConfigError(
-                f"output {self.path} holds a run of another kind, {manifest['kind']}; choose "
-                "another output"
+                f"{where} holds a run of another kind, {manifest['kind']}; choose another output"
             )
+        return manifest
 
     def read_manifest(self) -> dict[str, Any] | None:
         """The manifest, or None if the run has not started; raises ConfigError."""

@@ -362,3 +362,11 @@ def test_a_file_system_without_locks_is_written_all_the_same(
     monkeypatch.setattr(fcntl, "flock", unknown)
     with RunDirectory(tmp_path / "run").alone():
         (tmp_path / "run" / "file").touch()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "manifest.json"])
+def test_a_directory_of_other_files_is_no_run(tmp_path: Path, name: str):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match="is not empty and holds no run; choose another"):
+        RunDirectory(tmp_path).check_kind(Settings())
+    assert RunDirectory(tmp_path / "new").check_kind(Settings()) is None

@@ -30,7 +30,7 @@ from paceline.bench.workbench import (
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
-from paceline.errors import ConfigError, ContextLengthError
+from paceline.errors import ContextLengthError
 from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
@@ -66,8 +66,6 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
         StorageError: rows cannot be written; rows written before are kept.
     """
     run = RunDirectory(config.output)
-    if run.path.exists() and not run.path.is_dir():
-        raise ConfigError(f"output {run.path} is a file; choose a directory")
     run.check_kind(config)
     with run.alone():
         return _bench(config, run, progress)

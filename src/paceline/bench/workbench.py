@@ -20,7 +20,6 @@ from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
-from paceline.records import stamps
 from paceline.tasks import TaskChoice
 from paceline.tasks.task_prompts import ExamplePrompts, example_prompts
 
@@ -216,13 +215,21 @@ def bench_context(config: BenchConfig) -> str:
     if config.reference is None:  # likewise
         excluded.add("reference")
     shared = config.model_dump(mode="json", exclude=excluded)
-    models = [stamps(config.target), stamps(config.draft)]
+    models = [_stamps(config.target), _stamps(config.draft)]
     if config.reference is not None:
-        models.append(stamps(config.reference))
+        models.append(_stamps(config.reference))
     if config.engine is not None:
-        models += [stamps(path) for path in (config.engine.target, config.engine.draft) if path]
+        models += [_stamps(path) for path in (config.engine.target, config.engine.draft) if path]
     versions = config.task.versions()
     return digest(SCHEMA_VERSION, shared, models, versions, torch.get_num_threads())
+
+
+def _stamps(path: str) -> list[tuple[str, int, int]]:
+    """Name, size and modification time of a file or of a directory's files; [] if it is missing."""
+    place = Path(path)
+    files = sorted(place.iterdir()) if place.is_dir() else [place]
+    found = [(file, file.stat()) for file in files if file.is_file()]
+    return [(file.name, status.st_size, status.st_mtime_ns) for file, status in found]
 
 
 def cell_key(context: str, cell: DecodingConfig) -> str:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import typer
 
 import paceline
+from paceline.cache import cache_directory
 from paceline.errors import INTERRUPTED, CrashError, PacelineError
-from paceline.records import cache_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,14 +81,14 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def write_log(error: Exception) -> Path | None:
     """Write the traceback to the cache directory or the temporary directory; return its path."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"paceline-{stamp}-{os.getpid()}.log"
+    name = time.strftime("paceline-%Y%m%d-%H%M%S-")
     system = f"Python {platform.python_version()}, {platform.platform()}"
     trace = "".join(traceback.format_exception(error))
     text = f"paceline {paceline.__version__}, {system}\n{shlex.join(sys.argv)}\n{trace}"
-    for folder in (cache_root() / "logs", Path(tempfile.gettempdir())):
+    for folder in (functools.partial(cache_directory, "logs"), tempfile.gettempdir):
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-            return folder / name
+            handle, log = tempfile.mkstemp(".log", name, folder())
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
+                stream.write(text)
+            return Path(log)
     return None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
+from paceline.data.data_sets import read_data_set
 from paceline.data.messages import (
     Message,
     messages_of,
@@ -24,16 +25,14 @@ from paceline.data.messages import (
 )
 from paceline.data.text_files import (
     WANTED,
-    arrow_row,
     data_files,
     folder_files,
     is_pattern,
     kind_of,
     matches,
     read_file,
-    shorten,
 )
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PromptError
 from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
@@ -53,7 +52,8 @@ class CorpusConfig(StrictModel):
             such as `runs/*/data`, or a hub data set.
         split: Split of a hub data set; unset: `train`. A directory has the rows of all its files;
             with a split, those that the datasets library finds by the file names.
-        subset: Subset of a data set, such as `main` of `gsm8k`.
+        subset: Subset of a hub data set, such as `main` of `gsm8k`, or a directory in a directory;
+            a README.md in a directory is not read.
         prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
         completion_field: Column with the completion; used only together with `prompt_field`.
         tools: Tools for the template of every chat whose row has no column `tools`.
@@ -207,7 +207,8 @@ def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[st
     whole = corpus.split is None and corpus.subset is None
     if files and (whole or kind_of(files[0]) == ".txt"):
         return itertools.chain.from_iterable(map(read_file, files))
-    return _read_dataset(corpus, streaming=streaming)
+    split = corpus.split or "train"
+    return read_data_set(corpus.path, corpus.subset, split, streaming=streaming)
 
 
 def corpus_fingerprint(corpus: CorpusConfig) -> str:
@@ -238,32 +239,6 @@ def _matching(corpus: CorpusConfig) -> Iterator[CorpusConfig]:
         raise PromptError(f"no file or directory matches {corpus.path}; check the pattern")
     for path in found:
         yield corpus.model_copy(update={"path": str(path), "limit": None})
-
-
-def _read_dataset(
-    corpus: CorpusConfig, *, streaming: bool
-) -> Iterator[tuple[Mapping[str, Any], str]]:
-    import datasets  # slow to import, and not needed for files
-
-    split = corpus.split or "train"
-    try:
-        found = datasets.load_dataset(corpus.path, corpus.subset, split=split, streaming=streaming)
-        rows = iter(found)
-        for number in itertools.count():
-            row = next(rows, None)
-            if row is None:
-                return
-            assert isinstance(row, dict)
-            yield arrow_row(row), f"{corpus.path} row {number}"
-    except PacelineError:
-        raise  # raised by the consumer of this generator
-    except Exception as error:
-        # The exception types for a missing or damaged data set depend on the library's version.
-        reason = shorten(" ".join(str(error.__cause__ or error).split()), 160)
-        raise PromptError(
-            f"cannot load {corpus.path} (subset {corpus.subset}, split {split}) as a file, "
-            f"directory or hub data set: {reason}"
-        ) from None
 
 
 def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:

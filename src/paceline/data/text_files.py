@@ -22,7 +22,7 @@ WANTED = "wanted one of prompt, text, messages, tokens"
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 _UNREAD = (".json", ".csv", ".tsv", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")
 _CHATS = frozenset({"messages", "prompt", "completion", "tools", "chat_template_kwargs"})
-_ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
 def is_pattern(path: Path) -> bool:
@@ -77,7 +77,7 @@ def folder_files(folder: Path) -> list[Path]:
     unread = [
         path.name
         for path in (_in_sight(folder) if files else ())
-        if path not in files and path.suffix.lower() in _UNREAD and path.name not in _ABOUT_DATA
+        if path not in files and path.suffix.lower() in _UNREAD and path.name not in ABOUT_DATA
     ]
     if unread:
         warnings.warn(

@@ -63,7 +63,8 @@ class ServerProcess:
         inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
-            stream = log.open("wb")
+            log.unlink(missing_ok=True)
+            stream = log.open("xb")  # follows no link
         start = partial(
             subprocess.Popen,
             [program, *command[1:]],

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cache import cache_directory
 from paceline.engines.commands import RULE_IS_SET
 from paceline.engines.engine_choice import connect, server_command, server_environment
 from paceline.engines.process import ServerProcess, free_port
 from paceline.errors import EngineError
 from paceline.processor import level
-from paceline.records import cache_root
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -45,7 +47,8 @@ def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
     port = free_port()
     command = server_command(choice, setup, port)
     role = "plain" if setup.drafting is None else "drafting"
-    log = cache_root() / "logs" / f"{choice.engine}-{role}-{port}.log"
+    logs = cache_directory("logs") or Path(tempfile.mkdtemp(prefix="paceline-"))
+    log = logs / f"{choice.engine}-{role}-{port}.log"
     with ServerProcess(command, port, log, server_environment(choice, setup)) as server:
         try:
             client = server.wait_until_ready(choice.start_seconds, progress)

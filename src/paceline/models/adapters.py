@@ -20,9 +20,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.models.cached_directory import cached_directory
+from paceline.models.config_files import refuse_unreadable
 from paceline.models.hf.architectures import is_encoder_decoder
 from paceline.models.silence import quiet
-from paceline.models.weights import refuse_incomplete
+from paceline.models.weights import refuse_incomplete, weight_files
 from paceline.records import files_fingerprint
 
 CONFIG = "adapter_config.json"
@@ -84,6 +85,13 @@ def _settings_of(directory: Path) -> dict[str, Any]:
     settings = json.loads((directory / CONFIG).read_text("utf-8"))
     if not isinstance(settings, dict):
         raise ModelLoadError(f"{directory / CONFIG} is not the configuration of an adapter")
+    # peft would import the module that megatron_core names, and load what adapters names
+    for key in ("megatron_config", "adapters"):
+        if settings.get(key):
+            raise ModelLoadError(
+                f"{directory / CONFIG} sets {key}, which names code or files outside of the "
+                f"adapter; {_ADVICE}"
+            )
     return settings
 
 
@@ -117,6 +125,8 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
     """Write the merged model, with tokenizer and other files of the adapter, else of the base."""
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        refuse_unreadable(str(base), base)
+        weight_files(base)
         config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
             raise ModelLoadError(

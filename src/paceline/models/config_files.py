@@ -43,6 +43,11 @@ def refuse_unreadable(name: str, directory: Path | None) -> None:
             f"{transformers.__version__} does not know; install a version that does, or correct "
             f"model_type in {path}"
         )
+    if settings.get("transformers_weights") is not None:
+        raise ModelLoadError(
+            f"{path} names other files of weights (transformers_weights), which are not read; name "
+            "them as transformers does, such as model.safetensors, and remove the key"
+        )
     _refuse_broken(directory / "generation_config.json")
 
 

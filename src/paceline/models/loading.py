@@ -38,7 +38,12 @@ from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.hf.settings import warn_of_no_end, warn_of_unused
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
-from paceline.models.weights import refuse_incomplete, refuse_integers, refuse_not_finite
+from paceline.models.weights import (
+    refuse_incomplete,
+    refuse_integers,
+    refuse_not_finite,
+    weight_files,
+)
 from paceline.models.wrapping import admitted, unchecked
 from paceline.records import files_fingerprint
 
@@ -51,7 +56,6 @@ if TYPE_CHECKING:
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model")
 _TOKENIZERS += ("vocab.json", "vocab.txt")
 _STORED = frozenset({"float32", "bfloat16", "float16"})
@@ -309,9 +313,7 @@ def locate_model(path: str | Path) -> ModelLocation:
         elif found := sorted(local.glob("*.gguf")):
             hint = f"it holds a GGUF file: name {found[0]}"
         raise ModelLoadError(f"{path} has no config.json; {hint}")
-    if not any(
-        (local / name).exists() or (local / f"{name}.index.json").exists() for name in _WEIGHTS
-    ):
+    if not weight_files(local):
         raise ModelLoadError(
             f"{path} has a config.json but no weights; expected model.safetensors (or its index) "
             "in the same directory"

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from paceline.errors import StorageError, UsageError
+from paceline.cache import cached_text, keep_text
+from paceline.errors import UsageError
 from paceline.models.llama.packing import Packer, can_pack
 from paceline.processor import level, processor_name
-from paceline.records import atomic_write_text, cache_root
+from paceline.records import cache_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
     from torch import Tensor, nn
     from transformers import PreTrainedConfig
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Product = Callable[[], object]
 
 VARIABLE = "PACELINE_PRECISION"
+_KIND = "precision"  # directory in the cache
 Precision = Literal["float32", "bfloat16"]
 Purpose = Literal["training", "reading", "decoding"]
 """Training: forward and backward products. Reading: forward products over long texts. Decoding:
@@ -116,9 +117,9 @@ def shapes_of(config: PreTrainedConfig) -> list[Shape]:
 def measured_precisions() -> list[dict[str, Any]]:
     """The cached measurements of this machine at its current processor level."""
     found: list[dict[str, Any]] = []
-    for path in sorted(_folder().glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            record = json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted((cache_root() / _KIND).glob("*.json")):
+        with contextlib.suppress(ValueError):
+            record = json.loads(cached_text(_KIND, path.name) or "")
             if {key: record.get(key) for key in _machine()} == _machine():
                 found.append(record)
     return found
@@ -128,22 +129,16 @@ def _times(purpose: Purpose, shapes: list[Shape]) -> dict[str, float]:
     """Seconds in each precision, from the cache if possible."""
     facts = {**_machine(), "purpose": purpose, "shapes": [list(shape) for shape in shapes]}
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    path = _folder() / f"{key}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        seconds = json.loads(path.read_text(encoding="utf-8"))["seconds"]
+    with contextlib.suppress(ValueError, KeyError):
+        seconds = json.loads(cached_text(_KIND, f"{key}.json") or "")["seconds"]
         return {name: float(seconds[name]) for name in ("float32", "bfloat16")}
     times = _measure(purpose, shapes)
-    with contextlib.suppress(StorageError):  # the cache is optional
-        atomic_write_text(path, json.dumps(facts | {"seconds": times}, indent=2) + "\n")
+    keep_text(_KIND, f"{key}.json", json.dumps(facts | {"seconds": times}, indent=2) + "\n")
     return times
 
 
 def _machine() -> dict[str, Any]:
     return {"processor": processor_name(), "level": level(), "torch": torch.__version__}
-
-
-def _folder() -> Path:
-    return cache_root() / "precision"
 
 
 def _measure(purpose: Purpose, shapes: list[Shape]) -> dict[str, float]:

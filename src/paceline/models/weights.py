@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,6 @@ from paceline.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from torch import Tensor, nn
 
@@ -94,15 +94,32 @@ def refuse_not_finite(name: str, hf: Any) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files of weights that transformers reads from a directory; empty if there are none."""
+    """The files of weights that transformers reads from a directory; empty if there are none.
+
+    Raises:
+        ModelLoadError: The index of the files is damaged, or names a file outside of the directory.
+    """
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (directory / name).exists():
             return [directory / name]
         index = directory / f"{name}.index.json"
         if index.exists():
-            shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
-            return [directory / shard for shard in sorted(set(shards))]
+            return [directory / shard for shard in _shards(index)]
     return []
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelLoadError(f"{index} is not an index of weights; copy it again") from None
+    for shard in shards:
+        if not isinstance(shard, str) or ".." in Path(shard).parts or Path(shard).is_absolute():
+            raise ModelLoadError(
+                f"{index} names {shard!r}, which is not a file in its directory; use the index "
+                "that came with the weights"
+            )
+    return shards
 
 
 def stored_tensor(directory: Path, names: Sequence[str]) -> Tensor | None:

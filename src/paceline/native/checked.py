@@ -23,7 +23,7 @@ def compiled() -> ctypes.CDLL | None:
     """The library for the processor's level; None, with one warning, if it cannot be used."""
     try:
         found = library_with(compile_flags(level()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
         _warn(f"the C sources could not be compiled ({_reason(error)})", _advice(error))
         return None
     fault = fault_of(found)

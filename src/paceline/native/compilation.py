@@ -12,8 +12,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from paceline.cache import cache_directory, is_own
 from paceline.processor import processor_flags
-from paceline.records import cache_root, storage_errors
+from paceline.records import storage_errors
 
 _HERE = Path(__file__).parent
 _LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
@@ -42,8 +43,34 @@ _FLAGS = (*_OPTIMISATION, "-shared", "-fPIC", "-Wl,-Bsymbolic")
 
 
 def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
-    """Load the library, compiled with these additional flags."""
-    library = ctypes.CDLL(str(_built(flags)))
+    """Load the library, compiled with these additional flags; from the cache, if it is fit there.
+
+    Raises:
+        StorageError: the cache cannot be written.
+        OSError: the compiler cannot be started.
+        SubprocessError: it fails.
+    """
+    name, cache = f"{_key(flags)}.so", cache_directory("native")
+    if cache is not None:
+        with contextlib.suppress(OSError, AttributeError):  # none is there, or it is damaged
+            if is_own(cache / name):
+                return _load(cache / name)
+    with contextlib.ExitStack() as stack:
+        with storage_errors((cache or Path(tempfile.gettempdir())) / name):
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=cache))
+        made = Path(scratch) / name
+        sources = map(str, sorted(_HERE.glob("*.c")))
+        command = [_compiler(), *_FLAGS, *flags, *sources, "-o", str(made), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        made.chmod(0o700)  # whatever the umask
+        library = _load(made)
+        if cache is not None:
+            made.replace(cache / name)
+    return library
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
     for name, (arguments, result) in _FUNCTIONS.items():
         function = library[name]
         function.argtypes = [_LETTERS[letter] for letter in arguments]
@@ -52,27 +79,12 @@ def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
     return library
 
 
-def _built(flags: tuple[str, ...] = ()) -> Path:
-    """Path of the library in the cache; compiles it atomically if it is missing.
-
-    Raises:
-        StorageError: the cache cannot be written.
-        OSError: the compiler cannot be started.
-        SubprocessError: it fails.
-    """
+def _key(flags: tuple[str, ...]) -> str:
+    """Hash of what the library depends on."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(_HERE.glob("*.[ch]"))]
-    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    facts = (*texts, compiler, *_FLAGS, *flags, platform.machine(), *sorted(processor_flags()))
-    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    entry = cache_root() / "native" / f"{key}.so"
-    if not entry.exists():
-        with contextlib.ExitStack() as stack:
-            with storage_errors(entry):
-                entry.parent.mkdir(parents=True, exist_ok=True)
-                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=entry.parent))
-            made = Path(folder) / entry.name
-            sources = map(str, sorted(_HERE.glob("*.c")))
-            command = [compiler, *_FLAGS, *flags, *sources, "-o", str(made), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
-            made.replace(entry)
-    return entry
+    facts = (*texts, _compiler(), *_FLAGS, *flags, platform.machine(), *sorted(processor_flags()))
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _compiler() -> str:
+    return os.environ.get("CC") or shutil.which("cc") or "gcc"

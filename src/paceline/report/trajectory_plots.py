@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 from paceline.measure.trajectory import name_of as sampling_name
+from paceline.records import atomic_write_bytes
 from paceline.report.plots import load_matplotlib
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ _AXES = {
 
 
 def draw_trajectories(rows: Sequence[TrajectoryRow], path: Path) -> None:
-    """Plot a row of panels per gamma, with a line per task and sampling.
+    """Plot a row of panels per gamma, with a line per task and sampling, as PNG.
 
     Successive runs are concatenated along the axis. Raises UsageError if matplotlib is missing.
     """
@@ -37,7 +39,9 @@ def draw_trajectories(rows: Sequence[TrajectoryRow], path: Path) -> None:
                 _draw(panel, rows, gamma, label)
         panels[0][0].legend(fontsize=8)
         figure.tight_layout()
-        figure.savefig(path)
+        image = io.BytesIO()
+        figure.savefig(image, format="png")
+    atomic_write_bytes(path, image.getvalue())
 
 
 def _draw(panel, rows: Sequence[TrajectoryRow], gamma: int, label: str) -> None:

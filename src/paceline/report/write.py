@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.bench.measured_frontier import NUM_RESAMPLES
+from paceline.errors import UsageError
 from paceline.records import atomic_directory, atomic_write_text
 from paceline.report import bench_tables, claims, predictions
 from paceline.report.markdown import definitions, figure
@@ -46,14 +47,18 @@ def write_report(folder: Path) -> Report:
     """Write the report of a bench's run directory.
 
     Raises:
-        UsageError: The folder has no valid rows, or matplotlib is not installed; in the latter case
-            `report.md` is written without plots.
+        UsageError: The folder has no valid rows, other files are in `plots/`, or matplotlib is not
+            installed; in the latter case `report.md` is written without plots.
         StorageError: The report cannot be written.
     """
     results = read_results(folder)
+    plots = folder / PLOTS
+    for path in plots.iterdir() if plots.is_dir() and not plots.is_symlink() else ():
+        if not path.name.startswith("temperature-"):
+            raise UsageError(f"{path} is no plot of this report, which replaces {plots}; move it")
     atomic_write_text(folder / FILE, render(results))
     if any(section.judged for section in results.sections):
-        with atomic_directory(folder / PLOTS) as scratch:
+        with atomic_directory(plots) as scratch:
             draw_plots(results.sections, scratch)
     return Report(folder / FILE, _summaries(results))
 

@@ -81,7 +81,7 @@ def execute(stage: PlannedStage, folder: StageFolder, run: Runner) -> None:
     Outputs of other inputs or another configuration are moved to `replaced/` first.
 
     Raises:
-        StudyError: the command failed, or did not write an output.
+        StudyError: the command failed or did not write an output, or its directory is another's.
         StorageError: a file cannot be written.
     """
     log = folder.log(stage)
@@ -140,9 +140,17 @@ def _set_aside_if_stale(stage: PlannedStage, folder: StageFolder) -> None:
             known = json.loads(mark.read_text(encoding="utf-8"))
     if known.get("digest") == digest:
         return
+    place = str(stage.folder.relative_to(folder.output))
     if stage.folder.exists():
+        is_ours = "digest" in known and known.get("folder", place) == place
+        is_ours = is_ours or "config" in (RunDirectory(stage.folder).read_manifest() or {})
+        if not is_ours and (stage.folder.is_file() or any(stage.folder.iterdir())):
+            raise StudyError(
+                f"stage {stage.name} writes to {stage.folder}, which is there already and holds no "
+                "run; move it, or set another output"
+            )
         _set_aside(stage, folder.output / "replaced")
-    atomic_write_text(mark, json.dumps({"digest": digest}) + "\n")
+    atomic_write_text(mark, json.dumps({"digest": digest, "folder": place}) + "\n")
 
 
 def _set_aside(stage: PlannedStage, parent: Path) -> None:

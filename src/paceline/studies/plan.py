@@ -95,6 +95,7 @@ def _check_places(output: Path, stages: list[PlannedStage]) -> None:
         writers |= dict.fromkeys(places, one.name)
         is_shared = any(one.folder in each.folder.parents for each in stages)
         is_own = output in one.folder.parents and one.folder.name not in FOLDERS
+        is_own = is_own and ".." not in one.folder.relative_to(output).parts
         if is_shared or not is_own:
             raise ConfigError(
                 f"stage {one.name} writes to {one.folder}, which is not a directory of its own in "

@@ -13,6 +13,7 @@ from paceline.errors import ConfigError
 from paceline.models.drafts.derive import Embeddings, derive_draft
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.restricted_head import limit_vocabulary
+from paceline.models.drafts.save import other_file
 from paceline.models.drafts.subclone import Width, measure_importance, subclone, width_of
 from paceline.models.drafts.subclone_t5 import (
     T5Width,
@@ -143,6 +144,11 @@ def check_place(config: DraftConfig) -> None:
     if not config.overwrite:
         raise ConfigError(
             f"out {out} already contains a model; choose another directory, or set overwrite=true"
+        )
+    if (other := other_file(out)) is not None:
+        raise ConfigError(
+            f"out {out} holds {other}, which is no part of a draft; move it, or choose another "
+            "directory"
         )
 
 

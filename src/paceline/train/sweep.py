@@ -23,7 +23,7 @@ from paceline.core.bootstrap import Interval, mean_interval
 from paceline.errors import ConfigError, DivergedError, TrainingError
 from paceline.processes import in_processes
 from paceline.progress import silent
-from paceline.records import RunDirectory, atomic_write_text, config_hash
+from paceline.records import RunDirectory, atomic_write_text, config_hash, refuse_links_out
 from paceline.train.align import align
 from paceline.train.align_config import AlignConfig
 from paceline.train.checkpoint import check_run_directory
@@ -141,7 +141,10 @@ def sweep(config: SweepConfig, progress: Progress = silent) -> Sweep:
             "set workers to 1"
         )
     cells = list(cells_of(config))
-    RunDirectory(config.output).write_manifest(config)  # for reports
+    run = RunDirectory(config.output)
+    run.check_kind(config)
+    refuse_links_out(config.output)
+    run.write_manifest(config)  # for reports
     figures: dict[tuple[str, str, int], float] = {}
     found: dict[str, dict[str, Any]] = {}
     progress("runs", 0, len(cells))

@@ -22,7 +22,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
-from paceline.records import read_jsonl
+from paceline.records import RunDirectory, read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -328,12 +328,13 @@ def test_no_cell_begins_when_the_time_is_up(folder: Path, tmp_path: Path):
 
 def test_places_and_rows_that_cannot_be_used_are_one_line(folder: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="is a file; choose a directory"):
+    with pytest.raises(ConfigError, match="is a file; choose a new directory"):
         bench(settings(folder, tmp_path / "file"))
-    (tmp_path / "torn").mkdir()
+    torn = settings(folder, tmp_path / "torn")
+    RunDirectory(torn.output).write_manifest(torn)
     (tmp_path / "torn" / "results.jsonl").write_text('{"schema\n{"schema_version": 2}\n')
     with pytest.raises(UsageError, match="holds a line that is not JSON"):
-        bench(settings(folder, tmp_path / "torn"))
+        bench(torn)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "results.jsonl").write_text('{"schema_version": 0}\n')
     with pytest.raises(UsageError, match=r"row 1 has schema_version 0, this Paceline reads 2"):

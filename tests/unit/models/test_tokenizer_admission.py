@@ -274,6 +274,17 @@ def test_a_tokenizer_without_a_vocabulary_is_refused(name: str, tmp_path: Path):
         load_tokenizer(tmp_path, alone=True)
 
 
+@pytest.mark.parametrize("place", ["../other/tokenizer.4.json", "{}/other/tokenizer.4.json"])
+def test_a_tokenizer_names_no_file_outside_of_its_directory(place: str, tmp_path: Path):
+    for name in ("other", "model"):
+        (tmp_path / name).mkdir()
+    _digits().save(str(tmp_path / "other/tokenizer.4.json"))
+    settings = {"fast_tokenizer_files": [place.format(tmp_path)]} | TOKENS
+    folder = _directory(tmp_path / "model", "llama", _bytes(), settings)
+    with pytest.raises(ModelLoadError, match="is not a file in its directory"):
+        load_tokenizer(folder, alone=True)
+
+
 def test_every_added_token_is_compared(tmp_path: Path):
     """transformers adds the tokens of tokenizer_config.json with the flags in that file."""
     plain = _digits()

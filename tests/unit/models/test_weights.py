@@ -1,5 +1,6 @@
 """Constants of older checkpoints are no weights; weights without a layer are an error. Counts."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import (
 from paceline.errors import ModelLoadError
 from paceline.models import load_model
 from paceline.models.inspection import count_parameters, inspect_model
+from paceline.models.loading import load_tokenizer
 from tiny import LLAMA_LIKE, tiny_hf
 
 _GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
@@ -187,6 +189,52 @@ def test_parameters_of_shards_are_those_that_the_index_names(tmp_path: Path):
     (tmp_path / "older" / "model.safetensors").rename(tmp_path / "model-00001-of-00009.safetensors")
     assert count_parameters(tmp_path) == by_hand()
     assert inspect_model(tmp_path).num_parameters == load_model(tmp_path).num_parameters
+
+
+def strangers(folder: Path, index: str) -> Path:
+    """A model whose index of weights is this text, beside the model of somebody else."""
+    tiny_hf("llama").save_pretrained(folder / "private")
+    tiny_hf("llama").config.save_pretrained(folder / "model")
+    (folder / "model" / "model.safetensors.index.json").write_text(index)
+    return folder / "model"
+
+
+@pytest.mark.parametrize("place", ["../private/model.safetensors", "{}/private/model.safetensors"])
+def test_an_index_names_no_file_outside_of_its_directory(tmp_path: Path, place: str):
+    names = dict.fromkeys(tiny_hf("llama").state_dict(), place.format(tmp_path))
+    index = json.dumps({"metadata": {}, "weight_map": names})
+    folder = strangers(tmp_path, index)
+    for read in (load_model, load_tokenizer, inspect_model, count_parameters):
+        with pytest.raises(ModelLoadError, match=r"is not a file in its directory") as caught:
+            read(folder)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": []}}'])
+def test_a_damaged_index_is_one_line(tmp_path: Path, index: str):
+    with pytest.raises(ModelLoadError, match="is not an index of weights; copy it again"):
+        load_model(strangers(tmp_path, index))
+
+
+def test_a_configuration_names_no_file_of_weights(tmp_path: Path):
+    hf = tiny_hf("llama")
+    hf.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    values = {"transformers_weights": "other.safetensors.index.json"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    for read in (load_model, inspect_model):
+        with pytest.raises(ModelLoadError, match="names other files of weights"):
+            read(tmp_path)
+
+
+def test_a_snapshot_of_the_hubs_cache_is_links_and_loads(tmp_path: Path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/1"
+    snapshot.mkdir(parents=True)
+    tiny_hf("llama").save_pretrained(blobs, max_shard_size="40KB")
+    for number, file in enumerate(sorted(blobs.iterdir())):
+        file.rename(blobs / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert load_model(snapshot).num_parameters == by_hand()
 
 
 @pytest.mark.parametrize("own_head", [False, True])

@@ -240,7 +240,7 @@ def test_a_report_is_whole_and_the_same_again(tmp_path: Path):
     folder = write_rows(tmp_path, rows)
     path = write_report(folder).path
     first = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    (folder / "plots/stale.png").write_bytes(b"from an earlier bench")
+    (folder / "plots/temperature-9.png").write_bytes(b"from an earlier bench")
     assert write_report(folder).path == path == folder / "report.md"
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == first
     assert sorted(file.name for file in (folder / "plots").iterdir()) == [
@@ -347,3 +347,19 @@ def test_figures_of_all_answers_are_a_table_of_their_own(tmp_path: Path):
     assert "51.000" in text
     assert "- bleu: nrefs:1\n" in text
     assert bench_tables.corpus_table(ROWS) is None
+
+
+@pytest.mark.slow
+def test_plots_replace_a_link_and_no_other_files(tmp_path: Path):
+    folder, home = write_rows(tmp_path, ROWS), tmp_path / "home"
+    home.mkdir()
+    (home / "letter").write_text("precious")
+    home.rename(folder / "plots")
+    with pytest.raises(UsageError, match=r"letter is no plot of this report.*; move it"):
+        write_report(folder)
+    assert not (folder / "report.md").exists()
+    (folder / "plots").rename(home)
+    (folder / "plots").symlink_to(home)
+    write_report(folder)
+    assert not (folder / "plots").is_symlink()
+    assert [path.name for path in home.iterdir()] == ["letter"]

@@ -36,7 +36,7 @@ class Recorded:
         for output in self.outputs:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text("new")
-            (output.parent / "manifest.json").write_text("{}")
+            (output.parent / "manifest.json").write_text('{"config": {}}')
         return self.code
 
     def stop(self) -> None:
@@ -108,6 +108,24 @@ def test_outputs_of_something_else_are_moved_away_and_kept(
     kept = sorted(path.read_text() for path in (folder.output / "replaced").glob("*/run/file"))
     assert kept == ["old 0", "old 1"]
     assert "--resume" not in run.commands[-1]
+
+
+@pytest.mark.parametrize("mark", [None, "other stage"])
+def test_a_directory_that_no_stage_has_written_stays_where_it_is(
+    planned: Callable[..., PlannedStage], folder: StageFolder, mark: str | None
+):
+    stage = planned()
+    stage.folder.mkdir(parents=True)
+    (stage.folder / "letter").write_text("precious")
+    if mark is not None:  # of a stage of this name with another directory
+        folder.mark(stage).parent.mkdir()
+        folder.mark(stage).write_text('{"digest": "0", "folder": "other"}')
+    with pytest.raises(StudyError, match=r"is there already and holds no run; move it, or set"):
+        execute(stage, folder, Recorded(*stage.outputs))
+    assert (stage.folder / "letter").read_text() == "precious"
+    assert not (folder.output / "replaced").exists()
+    (stage.folder / "letter").unlink()
+    execute(stage, folder, Recorded(*stage.outputs))
 
 
 @pytest.mark.parametrize(

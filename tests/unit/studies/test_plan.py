@@ -117,6 +117,10 @@ def test_settings_of_one_look_do_not_reach_another():
             {"a": tau(set=tau()["set"] | {"output": "runs/garden"})},
             r"writes to runs/garden, which is not .*; set its output to \$output/a",
         ),
+        (
+            {"a": tau(set=tau()["set"] | {"output": "$output/../garden"})},
+            r"writes to runs/x/../garden, which is not a directory of its own in the study's",
+        ),
         ({"a": tau(set=tau()["set"] | {"output": "$output/logs"})}, "is not a directory of its"),
         (
             {"a": tau(set=tau()["set"] | {"output": "$output/tau"})},

@@ -93,6 +93,10 @@ def test_only_a_model_is_written_over_and_only_where_that_is_asked_for(
     ):
         check_place(draft(folder / "draft"))
     check_place(draft(folder / "draft", overwrite=True))
+    (folder / "draft" / "notes.txt").write_text("x")
+    with pytest.raises(ConfigError, match=r"holds notes\.txt, which is no part of a draft"):
+        check_place(draft(folder / "draft", overwrite=True))
+    (folder / "draft" / "notes.txt").unlink()
     for out in (folder / "target", folder):
         with pytest.raises(ConfigError, match="contains the target"):
             check_place(draft(out, overwrite=True))

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from paceline.errors import StorageError
+from paceline.cache import cached_text, keep_text
 from paceline.models.hf.layers import nested_configs
 from paceline.native import compiled
 from paceline.processor import level
-from paceline.records import atomic_write_text, cache_root
 
 if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
@@ -42,7 +41,7 @@ def key_of(model: HfModel, *facts: str) -> str:
     parts = [
         *(f"{type(hf).__module__}.{type(hf).__qualname__}", str(tied), str(chosen)),
         *(json.dumps(config, sort_keys=True, default=str), str(model.decoder_prompt)),
-        *(str(model.sessions), _code(), level(), str(getattr(compiled(), "_name", None))),
+        *(str(model.sessions), _code(), level(), Path(getattr(compiled(), "_name", "")).name),
         *(transformers.__version__, torch.__version__, *facts),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
@@ -62,17 +61,12 @@ def _code() -> str:
 def recall(key: str) -> dict[str, Any] | None:
     """The result of this name, or None."""
     if key not in _known:
-        with contextlib.suppress(OSError, TypeError, ValueError):
-            _known[key] = dict(json.loads(_file(key).read_text("utf-8")))
+        with contextlib.suppress(TypeError, ValueError):
+            _known[key] = dict(json.loads(cached_text("admission", f"{key}.json") or ""))
     return _known.get(key)
 
 
 def remember(key: str, result: dict[str, Any]) -> None:
     """Keep a result; a cache that cannot be written is no error."""
     _known[key] = result
-    with contextlib.suppress(StorageError):
-        atomic_write_text(_file(key), json.dumps(result) + "\n")
-
-
-def _file(key: str) -> Path:
-    return cache_root() / "admission" / f"{key}.json"
+    keep_text("admission", f"{key}.json", json.dumps(result) + "\n")

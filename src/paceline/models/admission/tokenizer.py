@@ -28,6 +28,7 @@ from paceline.models.admission.tokenizer_doubts import (
     has_vocabulary,
     read_settings,
     reads_nothing,
+    refuse_outside,
 )
 from paceline.models.admission.tokenizer_probes import TOKENIZER_FILE, TokenizerFile, find_reference
 from paceline.records import files_fingerprint
@@ -122,9 +123,10 @@ def admit_tokenizer(name: str, directory: Path, source: str, options: dict[str, 
         options: Arguments of `from_pretrained`.
 
     Raises:
-        ModelLoadError: There is no vocabulary.
+        ModelLoadError: There is no vocabulary, or it is named outside of the directory.
         Exception: What transformers raises.
     """
+    refuse_outside(directory)
     loader = _Loader(source, options)
     key = _key(directory)
     check = _kept(key)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import ModelLoadError
 from paceline.models.admission.tokenizer_probes import TokenizerFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from paceline.models.admission.tokenizer_probes import Reference
 
@@ -106,6 +107,19 @@ def _beyond(tokenizer: Any, named: set[str], config: dict[str, Any]) -> Iterator
 def read_settings(directory: Path) -> dict[str, Any]:
     """tokenizer_config.json; empty if there is none."""
     return _read(directory / "tokenizer_config.json")
+
+
+def refuse_outside(directory: Path) -> None:
+    """Raise a ModelLoadError if tokenizer_config.json names a vocabulary outside of its directory.
+
+    transformers ignores other paths that the file may hold.
+    """
+    for name in read_settings(directory).get("fast_tokenizer_files") or ():
+        if Path(str(name)).name != name:
+            raise ModelLoadError(
+                f"{directory / 'tokenizer_config.json'} names {name!r}, which is not a file in its "
+                "directory; remove it from fast_tokenizer_files"
+            )
 
 
 def _read(path: Path) -> dict[str, Any]:

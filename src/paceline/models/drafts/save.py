@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
 _TOKENIZER_FILES += ("merges.txt", "*.model", "*.spm", "target_vocab.json", "chat_template*")
+_MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json")
+_MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
+
+
+def other_file(directory: Path) -> str | None:
+    """The name of a file in a directory that `save_draft` does not write; None without any."""
+    patterns = (*_MODEL_FILES, *_TOKENIZER_FILES)
+    known = {path for pattern in patterns for path in directory.glob(pattern)}
+    return next((path.name for path in sorted(directory.iterdir()) if path not in known), None)
 
 
 def save_draft(

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paceline.errors import ModelLoadError, PacelineError, first_line
-from paceline.models.cached_directory import cached_directory
+from paceline.models.cached_directory import cached_directory, is_cached
 from paceline.models.gguf.architectures import read_config
 from paceline.models.gguf.fields import GgufFile
 from paceline.models.gguf.rope import check_frequencies
@@ -24,7 +24,6 @@ from paceline.models.gguf.tensors import read_tensors, stored_names
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.silence import quiet
-from paceline.records import cache_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +70,7 @@ def converted_gguf(path: Path) -> Path:
 
 def is_converted(path: Path) -> bool:
     """Whether the conversion of this file is in the cache."""
-    return (cache_root() / "gguf" / _entry(path)).exists()
+    return is_cached("gguf", _entry(path))
 
 
 def _entry(path: Path) -> str:

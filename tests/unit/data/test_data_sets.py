@@ -1,0 +1,94 @@
+"""Directories are read by their files; neither a README.md nor a script in them has a say."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import pytest
+
+from paceline.data.prompts import CorpusConfig, read_records, stream_records
+from paceline.errors import PromptError
+
+README = """---
+configs:
+- config_name: default
+  data_files: "../secret/s.jsonl"
+---
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data set whose README.md and script name the secrets beside it."""
+    secret, folder = tmp_path / "secret", tmp_path / "set"
+    for place in (secret, folder):
+        place.mkdir()
+    write(secret / "s.jsonl", "SECRET")
+    (folder / "README.md").write_text(README)
+    (folder / ".huggingface.yaml").write_text(README.replace("---\n", ""))
+    (folder / "set.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
+    return folder
+
+
+def write(path: Path, *texts: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def texts(folder: Path, split: str | None = None, **more: str) -> list[str]:
+    found = [read_records, lambda corpus: list(stream_records(corpus))]
+    corpus = CorpusConfig(path=str(folder), split=split, **more)
+    first, second = ([str(record.text) for record in read(corpus)] for read in found)
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize("name", ["a.json", "train.jsonl", "data/train-0.jsonl", "a[1].json"])
+def test_a_readme_and_a_script_name_no_files(folder: Path, tmp_path: Path, name: str):
+    write(folder / name, "mine", "too")
+    assert texts(folder, "train") == ["mine", "too"]
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_split_is_found_by_the_names_of_files(folder: Path):
+    for split in ("train", "test"):
+        write(folder / f"{split}-1.jsonl", split)
+    assert texts(folder, "test") == ["test"]
+    assert texts(folder) == ["test", "train"]
+    with pytest.raises(PromptError, match="Unknown split"):
+        read_records(CorpusConfig(path=str(folder), split="dev"))
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_tables_are_read_with_their_own_separator(folder: Path, name: str, mark: str):
+    (folder / name).write_text(f"id{mark}text\n1{mark}one\n2{mark}two\n")
+    assert texts(folder) == ["one", "two"]
+
+
+def test_a_subset_is_a_directory(folder: Path):
+    write(folder / "main/train.jsonl", "main")
+    write(folder / "other/train.jsonl", "other")
+    assert texts(folder, subset="main") == ["main"]
+    with pytest.raises(PromptError, match=r"has no directory default, and its README.md is not"):
+        read_records(CorpusConfig(path=str(folder), subset="default"))
+
+
+@pytest.mark.parametrize("fill", [(), ("picture.png", "script.py", "notes.yaml")])
+def test_a_directory_without_data_is_one_line(folder: Path, fill: tuple[str, ...]):
+    for name in fill:
+        (folder / name).write_text("x")
+    with pytest.raises(PromptError, match=r"cannot load|holds no text") as caught:
+        read_records(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "file:///etc/passwd"])
+def test_a_data_set_of_the_hub_names_no_file_of_this_machine(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    files = {"train": ["hf://datasets/a/b@1/x.jsonl", name]}
+    found = SimpleNamespace(config=SimpleNamespace(data_files=files))
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: found)
+    with pytest.raises(PromptError, match=f"names {name}, a file of this machine"):
+        read_records("organisation/set")
