@@ -83,13 +83,17 @@ class Code(TaskModel):
         """1 if the completed function passes its tests, else 0.
 
         Raises:
-            UsageError: allow_execution is false, or the tests cannot run.
+            UsageError: allow_execution is false.
+            PromptError: the tests cannot run apart from the program.
         """
         self._check_allowed()
         before = _BEFORE.match(self._prompt(example))
         text, _, called = f"\n{example.reference}".rpartition("\ncheck(")
         checks = Checks(text, called.rstrip()[:-1], before[0] if before else "")
-        return float(passes(self.program(example, answer), self._limits, checks))
+        try:
+            return float(passes(self.program(example, answer), self._limits, checks))
+        except PromptError as error:
+            raise PromptError(f"{example.record.where}: {error}") from error
 
     def program(self, example: TaskExample, answer: str) -> str:
         """Prompt and answer as one program."""

@@ -1,7 +1,7 @@
-"""Runs a program that a model wrote, and its tests, in processes of their own, with limits.
+"""Runs a program that a model wrote, and its tests, in two processes with limits.
 
-The program's process never holds the tests or the verdict, so that a program passes by what its
-function returns and by nothing else. `judge.py` has both processes and what is closed to them.
+The process of the program never holds the tests or the verdict, so that a program passes by what
+its function returns and by nothing else. `judge.py` has both processes and what is closed to them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from typing import Literal, NamedTuple
 
-from paceline.errors import StorageError, UsageError
+from paceline.errors import PacelineError, PromptError, UsageError
 from paceline.tasks import judge
 
 _ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--ipc", "--mount")
@@ -54,14 +54,16 @@ class Checks(NamedTuple):
 def passes(program: str, limits: Limits, checks: Checks | None = None) -> bool:
     """Whether the program runs to its last line, and its function passes the tests.
 
-    Both run within the limits. They cannot start processes, open connections, or write outside an
-    empty directory that is removed afterwards. Arguments and results are copies, of plain data: a
-    result of another type fails. Output is discarded. Without checks, the end of the program is
-    what the program itself says.
+    The limits hold for the program and for the tests. Arguments and results are copies of plain
+    data; a result of another type fails. Output is discarded. The directory is empty, and removed
+    afterwards.
+
+    Without checks there is only the program's own word that it reached its last line.
 
     Raises:
-        UsageError: the system cannot limit a process, or the tests cannot run like this.
-        StorageError: the processes cannot be started.
+        UsageError: the system cannot limit a process.
+        PromptError: the tests do not compile, or pass an argument that is not plain data.
+        PacelineError: the processes cannot be started.
     """
     if os.name != "posix":
         raise UsageError(
@@ -69,12 +71,12 @@ def passes(program: str, limits: Limits, checks: Checks | None = None) -> bool:
         )
     status = _status(program, limits, checks, _can_unshare())
     if status == judge.UNFIT:
-        raise UsageError(
-            "tests do not compile, or pass something else than numbers, texts, lists, tuples, "
-            "sets, dictionaries and None to the function; correct them or leave the row out"
+        raise PromptError(
+            "the tests do not compile, or pass something other than numbers, texts, lists, "
+            "tuples, sets, dictionaries and None; correct them or leave the row out"
         )
     if status in (1, 2):  # of unshare and of Python
-        raise StorageError(
+        raise PacelineError(
             "a process for a program could not be started; wait until fewer processes run, and "
             "run the command again"
         )

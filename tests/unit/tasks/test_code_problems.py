@@ -222,7 +222,11 @@ def test_a_program_is_prompt_and_answer_and_fails_without_tests(corpus: CorpusCo
     ("before", "function", "entry_point"),
     [
         ("def twice(x):\n    return 2 * x\n\n", 'def f(x):\n    """."""\n', "f"),
-        ("twice = (2).__mul__\n", 'class A:\n    def f(self, x):\n        """."""\n', "A().f"),
+        (
+            "import functools, operator\ntwice = functools.partial(operator.mul, 2)\n",
+            'class A:\n    def f(self, x):\n        """."""\n',
+            "A().f",
+        ),
     ],
 )
 def test_tests_use_what_is_before_the_function_and_not_what_an_answer_makes_of_it(
@@ -237,3 +241,11 @@ def test_tests_use_what_is_before_the_function_and_not_what_an_answer_makes_of_i
     answers = (f"{end} / 2\n", f"{end}\ntwice = abs\nmath.floor = abs\n")
     scores = [task.score(example, prompt + text if chat else text) for text in answers]
     assert scores == [1.0, 0.0]
+
+
+def test_tests_that_cannot_run_apart_from_the_program_are_one_line(tmp_path: Path):
+    row = {**DOUBLE, "test": "def check(candidate):\n    candidate(print)\n"}
+    task = Code(corpus=write(tmp_path / "a.jsonl", row), allow_execution=True)
+    (example,) = task.examples("test", 1)
+    with pytest.raises(PromptError, match=r"a\.jsonl line 1: the tests do not compile, or pass"):
+        task.score(example, "    pass")
