@@ -84,7 +84,7 @@ def passes(program: str, limits: Limits, checks: Checks | None = None) -> bool:
 
 
 def network_barrier() -> Literal["namespace", "interpreter"]:
-    """What separates a program: name spaces of the system, or only checks in its process."""
+    """Whether a program has name spaces of its own, or only a process that refuses."""
     return "namespace" if _can_unshare() else "interpreter"
 
 

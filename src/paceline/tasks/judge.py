@@ -34,24 +34,30 @@ _CAPABILITY_VERSION = 0x20080522
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _WRITE_FILE, _READ_FILE, _READ_DIR, _MAKE_FILE, _ALL_RIGHTS = 2, 4, 8, 256, (1 << 13) - 1
 
-# Numbers of <asm/unistd.h>. New processes and programs, other processes, sockets and shared memory,
-# name spaces and mounts, and what changes the file system without opening a file.
-_CALLS = {
-    "x86_64": (
-        0xC000003E,
-        *(56, 57, 58, 59, 322, 435, 62, 101, 109, 112, 129, 157, 200, 234, 297, 310, 311, 424, 434),
-        *(438, 29, 41, 53, 64, 68, 240, 319, 447, 155, 161, 165, 166, 272, 308, 428, 429, 430, 442),
-        *(76, 82, 83, 84, 86, 87, 88, 90, 91, 92, 93, 94, 133, 188, 189, 190, 258, 259, 260, 263),
-        *(264, 265, 266, 268, 316, 452, 132, 235, 261, 280, 248, 249, 250, 298, 304, 321, 323, 425),
-    ),
-    "aarch64": (
-        0xC00000B7,
-        *(220, 221, 281, 435, 117, 129, 130, 131, 138, 154, 157, 167, 240, 270, 271, 424, 434, 438),
-        *(180, 186, 190, 194, 198, 199, 279, 447, 39, 40, 41, 51, 97, 268, 428, 429, 430, 442),
-        *(5, 6, 7, 33, 34, 35, 36, 37, 38, 45, 52, 53, 54, 55, 88, 276, 452),
-        *(217, 218, 219, 241, 265, 280, 282, 425),
-    ),
-}
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# System calls that are refused: their numbers on x86-64 and on 64-bit ARM, which has fewer.
+_CALLS = (
+    # clone fork vfork execve execveat clone3
+    ((56, 57, 58, 59, 322, 435), (220, 221, 281, 435)),
+    # kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal pidfd_getfd
+    ((62, 200, 234, 129, 297, 434, 424, 438), (129, 130, 131, 138, 240, 434, 424, 438)),
+    # ptrace process_vm_readv process_vm_writev setpgid setsid prctl
+    ((101, 310, 311, 109, 112, 157), (117, 270, 271, 154, 157, 167)),
+    # socket socketpair shmget semget msgget mq_open memfd_create memfd_secret
+    ((41, 53, 29, 64, 68, 240, 319, 447), (198, 199, 194, 190, 186, 180, 279, 447)),
+    # umount2 mount pivot_root chroot unshare setns
+    ((166, 165, 155, 161, 272, 308), (39, 40, 41, 51, 97, 268)),
+    # open_tree move_mount fsopen mount_setattr
+    ((428, 429, 430, 442), (428, 429, 430, 442)),
+    # mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 mknod mknodat
+    ((83, 258, 84, 87, 263, 82, 264, 316, 133, 259), (34, 35, 38, 276, 33)),
+    # link linkat symlink symlinkat truncate chmod fchmod fchmodat fchmodat2
+    ((86, 265, 88, 266, 76, 90, 91, 268, 452), (37, 36, 45, 52, 53, 452)),
+    # chown fchown lchown fchownat setxattr lsetxattr fsetxattr utime utimes futimesat utimensat
+    ((92, 93, 94, 260, 188, 189, 190, 132, 235, 261, 280), (55, 54, 5, 6, 7, 88)),
+    # add_key request_key keyctl perf_event_open open_by_handle_at bpf userfaultfd io_uring_setup
+    ((248, 249, 250, 298, 304, 321, 323, 425), (217, 218, 219, 241, 265, 280, 282, 425)),
+)
 
 
 def enter_own_root(folder: str) -> None:
@@ -132,12 +138,17 @@ def _limit_files(folder: str) -> None:
 def _filter_calls() -> None:
     """Let the kernel refuse system calls, on processors whose numbers of calls are known."""
     machine = os.uname().machine
-    if machine not in _CALLS:
+    if machine not in _ARCHITECTURES:
         return
-    architecture, *calls = _CALLS[machine]
+    calls = [call for x86, arm in _CALLS for call in (x86 if machine == "x86_64" else arm)]
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06  # instructions of BPF
     allow, refuse = 0x7FFF0000, 0x00050001  # refuse: EPERM
-    steps = [(load, 0, 0, 4), (equal, 1, 0, architecture), (answer, 0, 0, refuse), (load, 0, 0, 0)]
+    steps = [
+        (load, 0, 0, 4),
+        (equal, 1, 0, _ARCHITECTURES[machine]),
+        (answer, 0, 0, refuse),
+        (load, 0, 0, 0),
+    ]
     tests = [(at_least, 1 << 30), *((equal, call) for call in calls)]  # 1 << 30: 32-bit calls
     steps += [(code, len(tests) - at, 0, value) for at, (code, value) in enumerate(tests)]
     steps += [(answer, 0, 0, allow), (answer, 0, 0, refuse)]

@@ -220,7 +220,7 @@ def test_the_kernel_refuses_when_the_interpreter_does_not(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     landlock = ctypes.CDLL(None).syscall(execution.judge._CREATE_RULESET, None, 0, 1) > 0
-    if not landlock or os.uname().machine not in execution.judge._CALLS:
+    if not landlock or os.uname().machine not in execution.judge._ARCHITECTURES:
         pytest.skip("this system has no filter of system calls or no Landlock")
     monkeypatch.setattr(execution, "_can_unshare", lambda: False)
     weaken(tmp_path, monkeypatch, WATCH)
