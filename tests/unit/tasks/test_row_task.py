@@ -275,11 +275,11 @@ def test_versions_follow_the_task_and_what_is_in_its_data(
 def test_a_hub_data_set_is_known_by_its_rows(monkeypatch: pytest.MonkeyPatch):
     rows = {"a/one": [pair(0)], "b/same": [pair(0)], "c/other": [pair(1)]}
 
-    def read(corpus: CorpusConfig, *, streaming: bool) -> Any:
-        assert not streaming
-        return ((row, f"{corpus.path} row {n}") for n, row in enumerate(rows[corpus.path]))
+    def read(path: str, subset: str | None, split: str, *, streaming: bool) -> Any:
+        assert (subset, split, streaming) == (None, "train", False)
+        return ((row, f"{path} row {n}") for n, row in enumerate(rows[path]))
 
-    monkeypatch.setattr(prompts, "_read_dataset", read)
+    monkeypatch.setattr(prompts, "read_data_set", read)
     found = [Questions(corpus=CorpusConfig(path=p)).versions()["corpus"] for p in rows]
     assert found[0] == found[1] != found[2]
     assert [len(text) for text in found] == [16, 16, 16]
