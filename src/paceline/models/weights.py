@@ -27,6 +27,7 @@ _CONSTANTS = re.compile(
     r")$"
 )
 _MASKS = ("bias", "causal_mask")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def refuse_incomplete(name: str, directory: Path | None, hf: Any, info: dict[str, Any]) -> None:
@@ -95,13 +96,15 @@ def refuse_not_finite(name: str, hf: Any) -> None:
 
 def weight_files(directory: Path) -> list[Path]:
     """The files of weights that transformers reads from a directory; empty if there are none."""
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    for name in WEIGHTS:
         if (directory / name).exists():
             return [directory / name]
         index = directory / f"{name}.index.json"
         if index.exists():
-            shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
-            return [directory / shard for shard in sorted(set(shards))]
+            shards: Any = json.loads(index.read_text("utf-8"))["weight_map"]
+            if not all(isinstance(name, str) for name in shards.values()):
+                raise ModelLoadError(f"{index} names no files; copy or download it again")
+            return [directory / shard for shard in sorted(set(shards.values()))]
     return []
 
 

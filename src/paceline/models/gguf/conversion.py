@@ -24,6 +24,7 @@ from paceline.models.gguf.tensors import read_tensors, stored_names
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.silence import quiet
+from paceline.models.sizes import within
 from paceline.records import cache_root
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _without_weights(
     config.dtype = kind
     config.bos_token_id, config.eos_token_id = roles.bos, roles.eos
     config.pad_token_id = roles.pad
-    with torch.device("meta"):
+    with within(str(file.path), file.size), torch.device("meta"):
         hf: Any = AutoModelForCausalLM.from_config(config, dtype=kind)
     check_frequencies(file, hf)
     hf.generation_config = GenerationConfig(

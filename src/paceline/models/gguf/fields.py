@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelLoadError
+from paceline.models.sizes import Size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +69,10 @@ class GgufFile:
                 f"is one of {self.get('split.count')} parts (split.count)",
                 "join them with llama-gguf-split --merge first",
             )
+
+    def size(self) -> Size:
+        """What the file holds."""
+        return Size(len(self.tensors), sum(each.n_elements for each in self.tensors.values()))
 
     def error(self, fault: str, advice: str = _ADVICE) -> ModelLoadError:
         """An error with the path of the file, what is wrong with it, and what to do."""
