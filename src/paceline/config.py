@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import reprlib
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
@@ -173,7 +174,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:
-        is_alias: bool = self.check_event(yaml.AliasEvent)  # pyright: ignore[reportUnknownMemberType]
+        is_alias = bool(self.check_event(yaml.AliasEvent))  # pyright: ignore
         before = self._num_nodes
         node = cast("yaml.Node", super().compose_node(parent, index))
         if is_alias and node not in self._sizes:
@@ -202,9 +203,9 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     """Set `a.b=c` in a nested mapping; c is parsed as YAML, so 3, true and [1, 2] are typed."""
     dotted, equals, text = override.partition("=")
     keys = dotted.strip().split(".")
+    source = f"override {masked(override)!r}"
     if not equals or not all(keys):
-        raise ConfigError(f"override {override!r} is not of the form key.subkey=value")
-    source = f"override {override!r}"
+        raise ConfigError(f"{source} is not of the form key.subkey=value")
     set_key(values, keys, read_value(text, source), source)
 
 
@@ -234,8 +235,8 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
             child = node[key] = {"path": child}
         if not isinstance(child, dict):
             raise ConfigError(
-                f"{source}: {key} holds a value ({reprlib.repr(child)}), not further keys; write "
-                "it as a mapping"
+                f"{source}: {key} holds a value ({shown(child)}), not further keys; write it as a "
+                "mapping"
             )
         node = cast("dict[str, Any]", child)
     node[keys[-1]] = value
@@ -264,8 +265,18 @@ def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> st
     says_it = fault["type"] == "value_error" and isinstance(fault["input"], dict)
     if fault["type"] == "missing" or says_it:
         return f"{where}: {message}"
-    got = f" (got {reprlib.repr(cast('Any', fault['input']))})"
+    got = "" if "url" in fault["loc"] else f" (got {shown(fault['input'])})"
     return f"{where}: {message}{got}"
+
+
+def masked(text: str) -> str:
+    """The text without what stands before an @: it may be the password of a URL."""
+    return re.sub(r".*@", "***@", text, flags=re.DOTALL)
+
+
+def shown(value: Any) -> str:
+    """A value in an error message."""
+    return masked(reprlib.repr(value) if "@" not in repr(value) else "***@")
 
 
 def _unknown_tag(context: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ from paceline.measure import Measurement
 from paceline.models import load_model
 from paceline.models.admission.tokenizer_probes import PROBES
 from paceline.models.compatibility import check_block, check_same_vocabulary
+from paceline.models.gguf import open_gguf
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import fingerprint, model_directory, stored_dtype
 from paceline.records import RunDirectory
@@ -116,10 +117,8 @@ def licence_of(path: str) -> str | None:
     """Return the licence in a model card's header or a GGUF file; None if not stated."""
     file = Path(path).expanduser()
     if file.suffix == ".gguf":
-        import gguf
-
-        field = gguf.GGUFReader(file).get_field("general.license")
-        return None if field is None else str(field.contents())
+        stated = open_gguf(file).get("general.license")
+        return None if stated is None else str(stated)
     card = model_directory(path) / "README.md"
     found = _FRONT.match(card.read_text("utf-8", "replace")) if card.exists() else None
     stated = parse_yaml(found[1], str(card)) if found else None
