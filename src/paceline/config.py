@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import math
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
     from pydantic.fields import FieldInfo
@@ -110,6 +111,23 @@ def read_json(path: Path, advice: str = "run the command again") -> Any:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); {advice}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error}); {advice}") from None
+
+
+@contextlib.contextmanager
+def as_written(path: Path) -> Generator[None]:
+    """Turn what Python raises for values that no command writes into a one-line ConfigError.
+
+    For code that makes something of what is in files, and of nothing else.
+    """
+    try:
+        yield
+    except (PacelineError, OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        fault = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(
+            f"{path} holds values that Paceline does not write ({fault}); run the command again"
+        ) from error
 
 
 def read_json_mapping(path: Path) -> dict[str, Any]:
