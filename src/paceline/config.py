@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import math
+import re
 import reprlib
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError, first_line
 from paceline.permissions import Origin, given
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
     from pydantic.fields import FieldInfo
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _KEYS_OF_A_TEXT = frozenset({"split", "subset", "prompt_field", "completion_field", "limit"})
 _LARGEST = 2**63
+_LARGEST_FILE = 1 << 20  # bytes of a configuration
+_MOST_NODES = 100_000  # values of a configuration, each as often as aliases repeat it
 _MOST_FAULTS = 5  # reported in one message
 _MOST_KEYS = 12  # more are not listed for an unknown key
 
@@ -78,7 +82,8 @@ def _refuse_extremes(value: Any, where: str = "", depth: int = 0) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} is {value}; give a finite number")
     elif isinstance(value, int) and abs(value) >= _LARGEST:
-        raise ConfigError(f"{where} is {value}, which is too large; give a number below 2^63")
+        shown = value if value.bit_length() < 256 else "a number"  # Python prints only 4300 digits
+        raise ConfigError(f"{where} is {shown}, which is too large; give a number below 2^63")
 
 
 def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
@@ -88,11 +93,8 @@ def read_result(cls: type[ConfigT], path: Path, command: str) -> ConfigT:
         ConfigError: the file cannot be read or has another format.
     """
     try:
-        return cls.model_validate_json(path.read_text("utf-8-sig"), context=Origin.RESULTS)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not JSON; name a file that `{command}` wrote") from None
+        values = read_json(path, f"name a file that `{command}` wrote")
+        return cls.model_validate(values, context=Origin.RESULTS)
     except ValidationError as error:
         raise ConfigError(
             f"{path} is not what `{command}` writes ({describe(error)}); run it again"
@@ -113,6 +115,23 @@ def read_json(path: Path, advice: str = "run the command again") -> Any:
         raise ConfigError(f"{path} is not JSON ({error}); {advice}") from None
 
 
+@contextlib.contextmanager
+def as_written(path: Path) -> Generator[None]:
+    """Turn what Python raises for values that no command writes into a one-line ConfigError.
+
+    For code that makes something of what is in files, and of nothing else.
+    """
+    try:
+        yield
+    except (PacelineError, OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        fault = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(
+            f"{path} holds values that Paceline does not write ({fault}); run the command again"
+        ) from error
+
+
 def read_json_mapping(path: Path) -> dict[str, Any]:
     """Read a JSON object that Paceline wrote; raises ConfigError."""
     found = read_json(path)
@@ -122,18 +141,18 @@ def read_json_mapping(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping; an empty file is an empty mapping."""
+    """Read a YAML mapping of at most 1 MiB; an empty file is an empty mapping."""
     try:
-        loaded: object = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        with path.open("rb") as stream:
+            content = stream.read(_LARGEST_FILE + 1)
+        text = content.decode()
     except FileNotFoundError:
         raise ConfigError(f"no configuration file at {path}; check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
-    except _RepeatedKeyError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {reason}") from None
+    if len(content) > _LARGEST_FILE:
+        raise ConfigError(f"{path} has more than {_LARGEST_FILE:,} bytes; name a configuration")
+    loaded = parse_yaml(text, str(path))
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -142,12 +161,49 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", loaded)
 
 
-class _RepeatedKeyError(yaml.YAMLError):
-    """A mapping has the same key twice, which YAML would accept, keeping the last value."""
+def parse_yaml(text: str, source: str, advice: str = "correct it") -> Any:
+    """The value of YAML text; `source` names its origin in errors. No other reader reads YAML.
+
+    Raises:
+        ConfigError: it is not valid, or has more than `_MOST_NODES` values with those of aliases.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except _RefusedError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    except Exception as error:  # values such as 2024-13-01 and !!bool x raise whatever Python does
+        # the error's own text quotes the file, which may hold a password
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        deep = isinstance(error, RecursionError)
+        usual = "it is nested too deeply" if deep else "a value that its type does not have"
+        problem = getattr(error, "problem", None) or usual
+        raise ConfigError(f"{source} is not valid YAML ({problem}{place}); {advice}") from None
+
+
+class _RefusedError(yaml.YAMLError):
+    """YAML that is valid but not read, with a line of its own."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader that rejects repeated keys."""
+    """Safe loader that rejects repeated keys and counts values, those of an alias each time."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_nodes = 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:
+        is_alias = bool(self.check_event(yaml.AliasEvent))  # pyright: ignore
+        before = self._num_nodes
+        node = cast("yaml.Node", super().compose_node(parent, index))
+        if is_alias and node not in self._sizes:
+            raise _RefusedError("a value is nested in itself; write its value")
+        self._num_nodes += self._sizes[node] if is_alias else 1
+        if self._num_nodes > _MOST_NODES:
+            raise _RefusedError(f"it has more than {_MOST_NODES:,} values; name a configuration")
+        self._sizes.setdefault(node, self._num_nodes - before)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -155,7 +211,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 line = key.start_mark.line + 1
                 if key.value in lines:
-                    raise _RepeatedKeyError(
+                    raise _RefusedError(
                         f"the key {key.value} is given twice, in line {lines[key.value]} and in "
                         f"line {line}; keep one"
                     )
@@ -167,9 +223,9 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     """Set `a.b=c` in a nested mapping; c is parsed as YAML, so 3, true and [1, 2] are typed."""
     dotted, equals, text = override.partition("=")
     keys = dotted.strip().split(".")
+    source = f"override {masked(override)!r}"
     if not equals or not all(keys):
-        raise ConfigError(f"override {override!r} is not of the form key.subkey=value")
-    source = f"override {override!r}"
+        raise ConfigError(f"{source} is not of the form key.subkey=value")
     set_key(values, keys, read_value(text, source), source)
 
 
@@ -179,12 +235,7 @@ def read_value(text: str, source: str) -> Any:
     Raises:
         ConfigError: it is not valid YAML.
     """
-    try:
-        return given(yaml.load(text, _Loader))
-    except _RepeatedKeyError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    except (yaml.YAMLError, RecursionError):
-        raise ConfigError(f"the value in {source} is not valid YAML; quote it") from None
+    return given(parse_yaml(text, f"the value in {source}", "quote it"))
 
 
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:
@@ -204,8 +255,8 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
             child = node[key] = {"path": child}
         if not isinstance(child, dict):
             raise ConfigError(
-                f"{source}: {key} holds a value ({reprlib.repr(child)}), not further keys; write "
-                "it as a mapping"
+                f"{source}: {key} holds a value ({shown(child)}), not further keys; write it as a "
+                "mapping"
             )
         node = cast("dict[str, Any]", child)
     node[keys[-1]] = value
@@ -234,8 +285,18 @@ def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> st
     says_it = fault["type"] == "value_error" and isinstance(fault["input"], dict)
     if fault["type"] == "missing" or says_it:
         return f"{where}: {message}"
-    got = f" (got {reprlib.repr(cast('Any', fault['input']))})"
+    got = "" if "url" in fault["loc"] else f" (got {shown(fault['input'])})"
     return f"{where}: {message}{got}"
+
+
+def masked(text: str) -> str:
+    """The text without what stands before an @: it may be the password of a URL."""
+    return re.sub(r".*@", "***@", text, flags=re.DOTALL)
+
+
+def shown(value: Any) -> str:
+    """A value in an error message."""
+    return masked(reprlib.repr(value) if "@" not in repr(value) else "***@")
 
 
 def _unknown_tag(context: Mapping[str, str]) -> str:

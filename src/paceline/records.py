@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
@@ -200,23 +200,27 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read rows, without a partial last line of a killed process.
 
     Raises:
-        UsageError: another line is not JSON.
+        UsageError: another line is not a JSON object.
     """
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     for number, line in enumerate(lines):
         if not line:
             continue
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
             if number != len(lines) - 1:
-                place = f"line {number + 1}: {error.msg}"
+                place = f"line {number + 1}: {getattr(error, 'msg', error)}"
                 raise UsageError(
                     f"{path} holds a line that is not JSON ({place}); remove it"
                 ) from None
+            continue
+        if not isinstance(row, dict):
+            raise UsageError(f"{path} line {number + 1} is not a JSON object; remove it")
+        rows.append(cast("dict[str, Any]", row))
     return rows
 
 

@@ -110,7 +110,9 @@ def test_an_override_below_a_plain_value_is_an_error(tmp_path: Path):
 
 
 def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
-    assert "is not valid YAML; quote it" in fault(tmp_path, "", "note=[1, 2")
+    said = fault(tmp_path, "", "note=[1, 2")
+    assert "the value in override 'note=[1, 2' is not valid YAML" in said
+    assert said.endswith("; quote it")
 
 
 @pytest.mark.parametrize(

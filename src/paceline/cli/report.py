@@ -22,6 +22,8 @@ def report(
     for every kind of run: study, bench, tune, trajectory, sweep, align, pretrain; next to a file
     that measure, verify or decode wrote with --json. Loads no model.
     """
+    from paceline.config import as_written
+
     if html:
         from paceline.report.html.installation import require
 
@@ -29,18 +31,20 @@ def report(
         from paceline.report.html.read import read_page
         from paceline.report.html.render import write
 
-        found = read_page(folder)
-        write(found.page, found.path)
+        with as_written(folder):
+            found = read_page(folder)
+            write(found.page, found.path)
         heading = f"{found.page.word}: " if found.page.word else ""
         typer.echo(f"{heading}{found.page.verdict}\n\n{found.path}")
         return
     from paceline.report.html.read import recognise
     from paceline.report.run_kind import is_bench
 
-    if not is_bench(folder):
-        recognise(folder)
-        raise UsageError(f"{folder} is not a bench, so its report is HTML only: add --html")
-    from paceline.report import write_report
+    with as_written(folder):
+        if not is_bench(folder):
+            recognise(folder)
+            raise UsageError(f"{folder} is not a bench, so its report is HTML only: add --html")
+        from paceline.report import write_report
 
-    written = write_report(folder)
+        written = write_report(folder)
     typer.echo(f"{written.summary}\n\n{written.path}")

@@ -8,10 +8,9 @@ import itertools
 import re
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
+from paceline.data import rendering
 from paceline.data.messages import REASONING, text_of
 from paceline.errors import PromptError
 
@@ -116,15 +115,13 @@ class _Rendering:
     def text(self, messages: Sequence[Message], *, open_turn: bool) -> str:
         readable: Any = self._readable(messages)
         with self._misfits():
-            text = self.tokenizer.apply_chat_template(
+            return rendering.apply(
+                self.tokenizer,
                 readable,
                 tools=self.tools,
-                tokenize=False,
                 add_generation_prompt=open_turn,
                 **self.record.template_kwargs,
             )
-        assert isinstance(text, str)
-        return text
 
     def closed(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """The text of whole turns, and the places in it that `{% generation %}` encloses."""
@@ -137,7 +134,8 @@ class _Rendering:
             return self.text(messages, open_turn=False), []
         readable: Any = self._readable(messages)
         with self._misfits():
-            texts, spans = cast("Any", render_jinja_template)(
+            texts, spans = rendering.render(
+                self.tokenizer,
                 [readable],
                 tools=self.tools,
                 chat_template=template,
@@ -150,7 +148,7 @@ class _Rendering:
     def _misfits(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # a template is a program and can raise anything
+        except Exception as error:  # as `rendering` found it, or of no template at all
             reason = " ".join(str(error).split())
             raise PromptError(
                 f"{self.record.where} does not fit the chat template: {reason}"
@@ -169,7 +167,7 @@ class _Rendering:
         parts = [{"type": "text", "text": text} for text in _PARTS]
         messages: Any = [{"role": "user", "content": parts}]
         try:
-            found = str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+            found = rendering.apply(self.tokenizer, messages)
         except Exception:  # as above
             return False
         return all(part in found for part in _PARTS) and "'text'" not in found

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WANTED = "wanted one of prompt, text, messages, tokens"
 
+_MOST_BYTES, _MOST_TIMES = 64 << 20, 100  # of a line, and of a decompressed file
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 _UNREAD = (".json", ".csv", ".tsv", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")
 _CHATS = frozenset({"messages", "prompt", "completion", "tools", "chat_template_kwargs"})
@@ -158,17 +159,28 @@ def _without_nulls(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines that are not blank, with their locations; raises PromptError if they are not UTF-8.
+    """Lines that are not blank, with their locations. Files that end in `.gz` are decompressed.
 
-    Files that end in `.gz` are decompressed.
+    Raises:
+        PromptError: they are not UTF-8, one has more than 64 MiB, or a file becomes more than 100
+            times as large when it is decompressed, beyond 64 MiB.
     """
     if not path.exists():
         raise PromptError(f"no file at {path}; check the path")
     try:
         opened = gzip.open if path.suffix.lower() == ".gz" else open
+        most = _MOST_BYTES + _MOST_TIMES * path.stat().st_size
         with opened(path, "rb") as stream:
-            for number, raw in enumerate(stream, start=1):
-                where = f"{path} line {number}"
+            for number in itertools.count(1):
+                raw, where = stream.readline(_MOST_BYTES + 1), f"{path} line {number}"
+                most -= len(raw)
+                if len(raw) > _MOST_BYTES or most < 0:
+                    raise PromptError(
+                        f"{where} is longer than {_MOST_BYTES:,} bytes, or the file decompresses "
+                        f"to more than {_MOST_TIMES} times its size; divide it"
+                    )
+                if not raw:
+                    return
                 try:
                     # Only the first line can have a byte order mark.
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()

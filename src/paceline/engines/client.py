@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     Shape = TypeVar("Shape", bound=BaseModel)
 
 SECONDS = 600.0
-"""Timeout of a request in seconds."""
+"""Timeout of a request in seconds: until its answer begins, and again until it has ended."""
 _FREE_KEYS = re.compile(r"OPENAI_API_KEY|PACELINE_\w+_KEY")
+_KEYS: set[str] = set()  # API keys, which no error shows
 _SHOWN = 160  # characters of a server's answer in an error message
 _EVENT = "data: "  # of a stream of server-sent events
 _ADVICE = {
@@ -74,6 +75,8 @@ class Client:
         check_packages()
         import httpx2
 
+        from paceline.engines.answer_limits import UNCOMPRESSED, limiting
+
         self.url = root_of(url)
         if api_key is not None:
             _refuse_plain_http(self.url)
@@ -83,8 +86,9 @@ class Client:
         self._http = httpx2.Client(
             verify=certificates(trust_env=trust_env),
             base_url=self.url,
-            headers=headers,
+            headers=headers | UNCOMPRESSED,
             timeout=SECONDS,
+            event_hooks={"response": [limiting(SECONDS)]},
             limits=httpx2.Limits(max_connections=None),  # one per concurrent request
             trust_env=trust_env,
         )
@@ -148,6 +152,7 @@ def api_key(variable: str | None, urls: Sequence[str]) -> str | None:
         )
     for url in urls:
         _refuse_plain_http(root_of(url))
+    _KEYS.add(key)
     return key
 
 
@@ -170,7 +175,9 @@ def check_packages() -> None:
 
 def root_of(url: str) -> str:
     """Return `http://host:port`, without /v1; raises UsageError if invalid or with a password."""
-    wanted = f"{url!r} is not the URL of a server; give a URL such as http://127.0.0.1:8000"
+    # what follows a colon may be a password
+    shown = "it" if "@" in url or ":" in url.partition("://")[2 * ("://" in url)] else repr(url)
+    wanted = f"{shown} is not the URL of a server; give a URL such as http://127.0.0.1:8000"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         named = "://" in url or "." in url or "localhost" in url or parts.port is not None
@@ -251,12 +258,12 @@ def parsed(text: str, shape: type[Shape], where: str) -> Shape:
         return shape.model_validate(json.loads(text))
     except ValidationError as error:
         fault = error.errors()[0]
-        field = ".".join(map(str, fault["loc"])) or "JSON"
+        field = shorten(".".join(map(str, fault["loc"]))) or "JSON"
         raise EngineError(
             f"{where} answered with invalid {field} ({fault['msg']}); this engine or version is "
             "not supported"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(
             f"{where} answered with text that is not JSON ({shorten(text)[:60]!r}); the answer "
             "may be truncated, or another server runs at this URL"
@@ -264,5 +271,12 @@ def parsed(text: str, shape: type[Shape], where: str) -> Shape:
 
 
 def shorten(text: str) -> str:
-    """The beginning of a text, as one line."""
-    return " ".join(text.split())[:_SHOWN]
+    """The beginning of what a server says, as one line without API keys."""
+    return " ".join(without_keys(text).split())[:_SHOWN]
+
+
+def without_keys(text: str) -> str:
+    """What a server says, without the API keys that were read."""
+    for key in _KEYS:
+        text = text.replace(key, "***")
+    return text

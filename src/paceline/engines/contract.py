@@ -135,6 +135,8 @@ def together(served: Sequence[Served]) -> Together:
 
 def checked_tokens(tokens: Sequence[int], request: Request, engine: Engine) -> list[int]:
     """Return the tokens; raises EngineError if their number is not the requested one."""
+    if any(not 0 <= token < 1 << 31 for token in tokens):
+        raise EngineError(f"{engine.name} answered with a token id that no vocabulary has")
     wanted = request.max_new_tokens
     if len(tokens) == wanted or (0 < len(tokens) < wanted and not engine.conventions.ignores_end):
         return list(tokens)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from paceline.engines.client import shorten
 from paceline.engines.contract import BlockCounts
 from paceline.errors import EngineError
 
@@ -12,19 +14,26 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+_LONGEST = 4 << 20
+
 
 def read_counters(text: str, prefix: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Return labels and value of each sample, by name without `prefix` and `_total`."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    if len(text) > _LONGEST:  # the parser makes an object of each line
+        raise EngineError(f"/metrics has more than {_LONGEST:,} characters; is this the engine?")
     try:
         families: Iterable[Metric] = list(text_string_to_metric_families(text))
     except ValueError as error:
-        raise EngineError(f"/metrics is not in the Prometheus format ({error})") from error
+        fault = shorten(str(error))
+        raise EngineError(f"/metrics is not in the Prometheus format ({fault})") from error
     for family in families:
         for sample in family.samples:
             if sample.name.startswith(prefix):
+                if not math.isfinite(sample.value):
+                    raise EngineError(f"/metrics has {sample.name} = {sample.value}")
                 name = sample.name.removeprefix(prefix).removesuffix("_total")
                 found.setdefault(name, []).append((sample.labels, sample.value))
     return found
@@ -41,7 +50,8 @@ def block_counts(text: str, prefix: str) -> BlockCounts | None:
 
     by_position: dict[int, float] = {}
     for labels, value in found.get("spec_decode_num_accepted_tokens_per_pos", ()):
-        position = int(labels.get("position", -1))
+        text = labels.get("position", "")[:9]
+        position = int(text) if text.isdecimal() else -1
         by_position[position] = by_position.get(position, 0) + value
     return BlockCounts(
         num_blocks=total("drafts"),

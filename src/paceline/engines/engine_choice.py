@@ -79,6 +79,8 @@ class EngineChoice(StrictModel):
 
     @model_validator(mode="after")
     def _one_way(self) -> EngineChoice:
+        if self.url is not None:
+            root_of(self.url)
         if self.url is not None and (self.program or self.options):
             raise ValueError("url names a running server; leave program and options out")
         if self.engine == "transformers" and self.url is not None:

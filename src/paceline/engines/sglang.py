@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -91,7 +92,7 @@ def _blocks(meta: _Meta) -> BlockCounts | None:
     by_position = None
     if (histogram := meta.spec_correct_drafts_histogram) is not None:
         # blocks with 0, 1, 2, ... accepted -> blocks that accepted the first, second, ... token
-        by_position = tuple(sum(histogram[i:]) for i in range(1, len(histogram)))
+        by_position = tuple(itertools.accumulate(histogram[:0:-1]))[::-1]
     return BlockCounts(
         num_blocks=meta.spec_verify_ct,
         num_drafted=drafted,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from paceline.engines.client import shorten, without_keys
 from paceline.errors import EngineError
 
 if TYPE_CHECKING:
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
 StopReason = Literal["eos", "length"]
 TopTokens = list[tuple[int, float]]  # ids and log probabilities, most likely first
+Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 Shape = TypeVar("Shape", bound=BaseModel)
 
 _TOKEN = "token_id:"
+_DIGITS = 9  # of a token's number
 _CHARACTER = 4  # the most tokens of one character
 _ROUNDING = 1e-3  # by which probabilities may exceed 1, and their logarithms 0
 
@@ -68,7 +71,7 @@ class _Logprobs(BaseModel):
 class _Choice(BaseModel):
     text: str
     finish_reason: Literal["stop", "length"]
-    token_ids: list[int] | None = None
+    token_ids: list[Token] | None = None
     logprobs: _Logprobs | None = None
 
 
@@ -77,18 +80,18 @@ class _Completion(BaseModel):
 
 
 class _Candidate(BaseModel):
-    id: int
+    id: Token
     logprob: float
 
 
 class _Entry(BaseModel):
-    id: int
+    id: Token
     top_logprobs: list[_Candidate]
 
 
 class _LlamaCompletion(BaseModel):
     content: str
-    tokens: list[int]
+    tokens: list[Token]
     stop_type: Literal["eos", "word", "limit"]
     completion_probabilities: list[_Entry] = []
 
@@ -151,8 +154,8 @@ def _parsed(body: str, shape: type[Shape], where: str) -> Shape:
         fault = error.errors()[0]
         field = ".".join(map(str, fault["loc"])) or "JSON"
         raise AnswerError(f"{where} answered with invalid {field} ({fault['msg']})") from None
-    except ValueError:
-        shown = " ".join(body.split())[:60]
+    except (ValueError, RecursionError):
+        shown = shorten(body)[:60]
         raise AnswerError(
             f"{where} answered with text that is not JSON ({shown!r}); the answer may be truncated"
         ) from None
@@ -160,10 +163,10 @@ def _parsed(body: str, shape: type[Shape], where: str) -> Shape:
 
 def _token_id(name: str, where: str) -> int:
     number = name.removeprefix(_TOKEN)
-    if number == name or not number.isdecimal():
+    if number == name or not number.isdecimal() or len(number) > _DIGITS:
         raise AnswerError(
-            f"{where} names tokens by their text ({name[:20]!r}), which several tokens can have; "
-            "use vLLM or llama-server, or set top_logprobs to 0"
+            f"{where} names tokens by their text ({without_keys(name)[:20]!r}), which several "
+            "tokens can have; use vLLM or llama-server, or set top_logprobs to 0"
         )
     return int(number)
 

@@ -39,6 +39,7 @@ from paceline.engines.text_errors import (
     refusal,
 )
 from paceline.engines.text_requests import NEUTRAL_FORMS, llama_body, openai_body
+from paceline.engines.vllm import Models
 from paceline.errors import EngineError, SlowerWarning, UsageError
 
 if TYPE_CHECKING:
@@ -63,14 +64,6 @@ class _Version(BaseModel):
 
 class _Properties(BaseModel):
     build_info: str
-
-
-class _Named(BaseModel):
-    id: str
-
-
-class _Models(BaseModel):
-    data: list[_Named]
 
 
 class _Tokens(BaseModel):
@@ -248,6 +241,8 @@ class _Server:
     async def __aenter__(self) -> _Server:
         import openai
 
+        from paceline.engines.answer_limits import UNCOMPRESSED, limiting_async
+
         self._lock = asyncio.Lock()
         self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
         trust_env = not is_loopback(self._url)
@@ -256,10 +251,12 @@ class _Server:
             api_key=self._key or "none",
             timeout=self._writer.timeout_s,
             max_retries=_RETRIES,
+            default_headers=UNCOMPRESSED,
             http_client=openai.DefaultAsyncHttpxClient(
                 verify=certificates(trust_env=trust_env),
                 trust_env=trust_env,
                 follow_redirects=False,  # the key is for this server
+                event_hooks={"response": [limiting_async(self._writer.timeout_s)]},
             ),
         )
         return self
@@ -334,6 +331,8 @@ class _Server:
                 f"({shorten(str(error.__cause__ or error))}); check that the server runs and that "
                 "this is its URL"
             ) from None
+        except EngineError as error:  # a limit
+            raise UnavailableError(str(error)) from None
         return answer.text
 
     def _check_model(self, model: str) -> None:
@@ -388,15 +387,14 @@ class _Server:
 
 
 def _served_model(client: Client, wanted: str | None) -> str:
-    models = [model.id for model in client.get("/v1/models", _Models).data]
+    models = [model.id for model in client.get("/v1/models", Models).data]
+    shown = shorten(", ".join(models)) or "no model"
     if wanted is None and len(models) == 1:
         return models[0]
     if wanted is None:
-        shown = ", ".join(models) or "none"
-        raise UsageError(f"{client.url} serves these models: {shown}; name one as writer.model")
+        raise UsageError(f"{client.url} serves {shown}; name one model as writer.model")
     if wanted not in models:
         raise UsageError(
-            f"{client.url} serves {', '.join(models) or 'no model'}, not {wanted}; name one that "
-            "it serves as writer.model"
+            f"{client.url} serves {shown}, not {wanted}; name one that it serves as writer.model"
         )
     return wanted

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from paceline.engines.client import shorten
 from paceline.engines.contract import BlockCounts, Conventions, Request, checked_tokens
 from paceline.engines.counters import block_counts
 from paceline.engines.counting import CountingServer
@@ -29,7 +30,9 @@ class _Named(BaseModel):
     id: str
 
 
-class _Models(BaseModel):
+class Models(BaseModel):
+    """The answer of /v1/models."""
+
     data: list[_Named]
 
 
@@ -99,11 +102,11 @@ def sampling_keys(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def _served_model(client: Client, wanted: str | None) -> str:
-    models = [model.id for model in client.get("/v1/models", _Models).data]
+    models = [model.id for model in client.get("/v1/models", Models).data]
     if not models:
         raise EngineError(f"{client.url} serves no model")
     if wanted is not None and wanted not in models:
         raise EngineError(
-            f"{client.url} serves {', '.join(models)}, not {wanted}; name one of these"
+            f"{client.url} serves {shorten(', '.join(models))}, not {wanted}; name one of these"
         )
     return wanted or models[0]

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from paceline.config import describe
+from paceline.config import describe, parse_yaml
 from paceline.core.rules import Lossless, RuleChoice
 from paceline.engines.commands import RULE_IS_SET
 from paceline.engines.commands import RULE_VARIABLE as VARIABLE
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,14 +144,13 @@ def read_rule(given: str) -> Rule:
                 'such as {"rule": "token_v3", "alpha": 0.3}, or a file with one'
             ) from None
     try:
-        values = yaml.safe_load(text)
+        values = parse_yaml(text, where)
         for key in ("strategy", "rule"):  # of a decoding.yaml
             if isinstance(values, dict) and isinstance(values.get(key), dict):
                 values = values[key]
         return TypeAdapter(RuleChoice).validate_python(values)
-    except (yaml.YAMLError, ValidationError) as error:
-        is_invalid = isinstance(error, ValidationError)
-        reason = describe(error) if is_invalid else " ".join(str(error).split())[:200]
+    except (ConfigError, ValidationError) as error:
+        reason = describe(error) if isinstance(error, ValidationError) else str(error)
         raise SystemExit(
             f"paceline: {where} is not a rule ({reason}); give one such as "
             '{"rule": "token_v3", "alpha": 0.3}'

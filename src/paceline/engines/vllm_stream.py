@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel
 
-from paceline.engines.client import parsed
+from paceline.engines.client import parsed, shorten
 from paceline.engines.vllm import sampling_keys
 from paceline.errors import EngineError
 
@@ -112,21 +112,23 @@ def stream_answer(client: Client, model: str, request: Request) -> StreamedAnswe
             break
         chunk = parsed(data, _Chunk, where)
         if chunk.error is not None:
-            raise EngineError(f"{where} failed: {chunk.error.message}")
+            raise EngineError(f"{where} failed: {shorten(chunk.error.message)}")
         for choice in chunk.choices:
             tokens += choice.token_ids or []
         if tokens and not num_first:
             first_s, num_first = time.perf_counter() - start, len(tokens)
         if chunk.metrics is not None and (found := chunk.metrics.speculative_decoding):
-            blocks = _blocks(found)
+            blocks = _blocks(found, where)
     seconds = time.perf_counter() - start
     if not ended or not tokens:
         raise EngineError(f"{where} ended its answer early; read the server's log")
     return StreamedAnswer(tokens, seconds, first_s, num_first, blocks)
 
 
-def _blocks(found: _Speculation) -> list[VerifiedBlock]:
+def _blocks(found: _Speculation, where: str) -> list[VerifiedBlock]:
     accepted, drafted = found.per_step_accepted or [], found.per_step_drafted or []
+    if len(accepted) != len(drafted):
+        raise EngineError(f"{where} counts accepted and drafted tokens of different blocks")
     return [VerifiedBlock(*pair) for pair in zip(drafted, accepted, strict=True)]
 
 

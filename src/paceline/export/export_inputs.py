@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import yaml
 
-from paceline.config import read_result
+from paceline.config import parse_yaml, read_json_mapping, read_result
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
 from paceline.models.admission.tokenizer_probes import PROBES
 from paceline.models.compatibility import check_block, check_same_vocabulary
+from paceline.models.gguf import open_gguf
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import fingerprint, model_directory, stored_dtype
 from paceline.records import RunDirectory
@@ -117,13 +117,11 @@ def licence_of(path: str) -> str | None:
     """Return the licence in a model card's header or a GGUF file; None if not stated."""
     file = Path(path).expanduser()
     if file.suffix == ".gguf":
-        import gguf
-
-        field = gguf.GGUFReader(file).get_field("general.license")
-        return None if field is None else str(field.contents())
+        stated = open_gguf(file).get("general.license")
+        return None if stated is None else str(stated)
     card = model_directory(path) / "README.md"
-    found = _FRONT.match(card.read_text("utf-8")) if card.exists() else None
-    stated = yaml.safe_load(found[1]) if found else None
+    found = _FRONT.match(card.read_text("utf-8", "replace")) if card.exists() else None
+    stated = parse_yaml(found[1], str(card)) if found else None
     licence = stated.get("license") if isinstance(stated, dict) else None
     return licence if isinstance(licence, str) else None
 
@@ -131,9 +129,10 @@ def licence_of(path: str) -> str | None:
 def read_target(path: str) -> Target:
     """Read a target without its weights, or raise UsageError."""
     directory = model_directory(path)
-    settings = json.loads((directory / "config.json").read_text("utf-8"))
+    facts = inspect_model(directory)
+    settings = read_json_mapping(directory / "config.json")
     text = settings.get("text_config") or settings
-    return Target(path, directory, inspect_model(directory), int(text["vocab_size"]))
+    return Target(path, directory, facts, int(text["vocab_size"]))
 
 
 def check_same_reading(target: Target, draft: ModelFacts) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.errors import UnsupportedModelError
+from paceline.models.gguf import open_gguf
 from paceline.models.gguf.pre_tokenizers import name_of
 from paceline.models.gguf.stops import ENDS
 
@@ -69,7 +70,7 @@ _ALTERNATIVE = (
 def _copy_keys(writer: GGUFWriter, path: Path) -> None:
     import gguf
 
-    for field in gguf.GGUFReader(path).fields.values():
+    for field in open_gguf(path).reader.fields.values():
         if field.name.startswith(_PREFIX):
             kind = field.types[0]
             inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None

@@ -16,14 +16,15 @@ from typing import Any
 
 import huggingface_hub
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.models.cached_directory import cached_directory
-from paceline.models.config_files import refuse_unreadable
+from paceline.models.config_files import read_config
 from paceline.models.hf.architectures import is_encoder_decoder
 from paceline.models.silence import quiet
-from paceline.models.weights import refuse_incomplete, weight_files
+from paceline.models.sizes import with_weights
+from paceline.models.weights import refuse_incomplete
 from paceline.records import files_fingerprint
 
 CONFIG = "adapter_config.json"
@@ -125,9 +126,7 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
     """Write the merged model, with tokenizer and other files of the adapter, else of the base."""
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        refuse_unreadable(str(base), base)
-        weight_files(base)
-        config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+        config = read_config(str(base), base, {"local_files_only": True})
         if getattr(config, "quantization_config", None) is not None:
             raise ModelLoadError(
                 f"{base} is quantized, so the adapter in {directory} cannot be merged into it; "
@@ -152,14 +151,8 @@ def _load(base: Path, config: Any) -> Any:
         for file in base.iterdir():
             if not file.name.startswith("adapter"):  # transformers would attach it
                 (Path(plain) / file.name).symlink_to(file.resolve())
-        hf, info = auto.from_pretrained(
-            plain,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        options = {"local_files_only": True}
+        hf, info = with_weights(auto, str(base), config, plain, torch.float32, options)
     refuse_incomplete(str(base), base, hf, info)
     return hf
 

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import transformers
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
+
+_COUNTS = re.compile(r"layer|label|first_k")
+"""Settings of which transformers makes lists before it makes a model."""
+_MOST, _MOST_LISTED = 10_000, 1 << 22  # such a setting, and any number in a list
+_ADVICE = "copy or download the model again"
+
+
+def read_config(name: str, source: str | Path, options: Mapping[str, Any]) -> Any:
+    """The configuration of transformers, of a model that `refuse_unreadable` accepts."""
+    directory = Path(source)
+    refuse_unreadable(name, directory if directory.is_dir() else None)
+    return AutoConfig.from_pretrained(source, **options, trust_remote_code=False)
 
 
 def refuse_unreadable(name: str, directory: Path | None) -> None:
@@ -48,6 +62,7 @@ def refuse_unreadable(name: str, directory: Path | None) -> None:
             f"{path} names other files of weights (transformers_weights), which are not read; name "
             "them as transformers does, such as model.safetensors, and remove the key"
         )
+    _refuse_counts(path, settings)
     _refuse_broken(directory / "generation_config.json")
 
 
@@ -60,11 +75,25 @@ def needs_code(name: str) -> UnsupportedModelError:
     )
 
 
+def _refuse_counts(path: Path, value: Any, name: str = "", most: int | None = None) -> None:
+    """Refuse counts of layers and labels, and numbers in lists, that no model has."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _refuse_counts(path, part, key, _MOST if _COUNTS.search(key) else None)
+    elif isinstance(value, list):
+        for part in value:
+            _refuse_counts(path, part, name, _MOST_LISTED)
+    elif isinstance(value, int) and most is not None and value > most:
+        raise ModelLoadError(
+            f"{path} has {name} = {str(value)[:20]}, and at most {most:,} are read; {_ADVICE}"
+        )
+
+
 def _refuse_broken(path: Path) -> None:
     """transformers would use other settings without a word."""
     try:
         is_right = not path.exists() or isinstance(json.loads(path.read_text("utf-8")), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         is_right = False
     if not is_right:
         raise ModelLoadError(

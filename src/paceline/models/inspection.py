@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 
 from paceline.models.admission.model import twin_admission
-from paceline.models.config_files import refuse_unreadable
+from paceline.models.config_files import read_config
 from paceline.models.gguf import is_converted, is_gguf, read_gguf_header
 from paceline.models.hf.architectures import (
     configured_prompt,
@@ -26,6 +26,7 @@ from paceline.models.hf.base import named_tokens, rolls_back, stop_tokens
 from paceline.models.hf.causal import CausalModel
 from paceline.models.loading import auto_class, open_model, read_tokenizer
 from paceline.models.silence import quiet
+from paceline.models.sizes import stored_size, within
 from paceline.models.weights import stored_tensor, weight_files
 
 if TYPE_CHECKING:
@@ -119,12 +120,12 @@ def state_keeper(path: str | Path) -> str | None:
     if is_gguf(path):
         return None
     with open_model(path) as location:
-        config = AutoConfig.from_pretrained(location.source, **location.without_code)
+        config = read_config(location.name, location.source, location.options)
     if is_encoder_decoder(config):
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run repeats them
-        twin = twin_admission(CausalModel(_without_weights(config)))
+        twin = twin_admission(CausalModel(_without_weights(path, location.source, config)))
     return None if twin is None or rolls_back(twin.sessions) else config.model_type
 
 
@@ -139,18 +140,18 @@ def read_header(path: str | Path) -> Header:
         hf, tokenizer = read_gguf_header(local)
         return Header(hf, tokenizer, _num_weights(hf))
     with open_model(path) as location:
-        refuse_unreadable(location.name, location.directory)
-        config = AutoConfig.from_pretrained(location.source, **location.without_code)
+        config = read_config(location.name, location.source, location.options)
         refuse_by_name(config)
         tokenizer = read_tokenizer(location)
-        hf = _without_weights(config)
+        hf = _without_weights(location.name, location.source, config)
         hf.generation_config = _generation_config(location)
         count = 0 if location.directory is None else _count_parameters(location.directory, hf)
     return Header(hf, tokenizer, count)
 
 
-def _without_weights(config: Any) -> Any:
-    with quiet(), torch.device("meta"):
+def _without_weights(name: str | Path, source: str | Path, config: Any) -> Any:
+    size = within(str(name), lambda: stored_size(source, config))
+    with quiet(), size, torch.device("meta"):
         return auto_class(config).from_config(config, trust_remote_code=False)
 
 
@@ -173,8 +174,8 @@ def count_parameters(directory: Path) -> int:
     """
     if not (directory / "config.json").exists():
         return 0
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    return _count_parameters(directory, _without_weights(config))
+    config = read_config(str(directory), directory, {"local_files_only": True})
+    return _count_parameters(directory, _without_weights(directory, directory, config))
 
 
 def _count_parameters(directory: Path, hf: Any) -> int:

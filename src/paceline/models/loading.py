@@ -7,7 +7,6 @@ initialization.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import huggingface_hub
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from paceline.config import read_json_mapping
 from paceline.errors import (
     ModelLoadError,
     PacelineError,
@@ -30,7 +26,7 @@ from paceline.errors import (
 )
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.tokenizer import admit_tokenizer
-from paceline.models.config_files import needs_code, refuse_unreadable
+from paceline.models.config_files import needs_code, read_config
 from paceline.models.gguf import converted_gguf, is_gguf
 from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
 from paceline.models.hf.base import HfModel, named_tokens
@@ -38,6 +34,7 @@ from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.hf.settings import warn_of_no_end, warn_of_unused
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
+from paceline.models.sizes import with_weights
 from paceline.models.weights import (
     refuse_incomplete,
     refuse_integers,
@@ -86,17 +83,12 @@ def load_model(
     found_device = find_device(device)
     with quiet():
         with open_model(path) as location:
-            refuse_unreadable(location.name, location.directory)
-            config = AutoConfig.from_pretrained(location.source, **location.without_code)
+            config = read_config(location.name, location.source, location.options)
             refuse_by_name(config)
-            loaded: Any = auto_class(config).from_pretrained(
-                location.source,
-                dtype=choose_dtype(dtype, config, found_device),
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refuse_incomplete has a clearer message
-                **location.without_code,
+            kind = choose_dtype(dtype, config, found_device)
+            hf, info = with_weights(
+                auto_class(config), location.name, config, location.source, kind, location.options
             )
-            hf, info = loaded
             refuse_incomplete(location.name, location.directory, hf, info)
             refuse_integers(location.name, location.directory, hf)
             refuse_not_finite(location.name, hf)
@@ -118,8 +110,7 @@ def load_head(
     """
     found_device = find_device(device)
     with quiet(), open_model(path) as location:
-        refuse_unreadable(location.name, location.directory)
-        config = AutoConfig.from_pretrained(location.source, **location.without_code)
+        config = read_config(location.name, location.source, location.options)
         refuse_by_name(config)
         if is_encoder_decoder(config):
             raise UnsupportedModelError(
@@ -129,15 +120,11 @@ def load_head(
         shape.num_hidden_layers = 0
         if getattr(shape, "layer_types", None):
             shape.layer_types = []
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            location.source,
-            config=config,
-            dtype=choose_dtype(dtype, config, found_device),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **location.without_code,
+        kind = choose_dtype(dtype, config, found_device)
+        options = location.options | {"config": config}
+        hf, info = with_weights(
+            AutoModelForCausalLM, location.name, config, location.source, kind, options
         )
-        hf, info = loaded
         info["unexpected_keys"] = ()
         refuse_incomplete(location.name, location.directory, hf, info)
         refuse_not_finite(location.name, hf)
@@ -180,8 +167,8 @@ def tokenizer_of(model: Model, path: str | Path) -> Any:
 
 def model_directory(path: str | Path) -> Path:
     """The local directory of a path, a converted GGUF file or a downloaded hub id."""
-    with quiet():
-        return _directory_of(locate_model(path))
+    with open_model(path) as location:
+        return _directory_of(location)
 
 
 def fingerprint(path: str | Path) -> str:
@@ -213,21 +200,19 @@ def fingerprint_if_there(path: str | Path) -> str:
 def shapes_at(path: str | Path) -> list[tuple[int, int]]:
     """`shapes_of` the model at this path."""
     with open_model(path) as location:
-        return shapes_of(AutoConfig.from_pretrained(location.source, **location.without_code))
+        return shapes_of(read_config(location.name, location.source, location.options))
 
 
 def encoder_decoder_at(path: str | Path) -> bool:
     """True if the model at this path is an encoder-decoder; its weights are not read."""
     with open_model(path) as location:
-        return is_encoder_decoder(
-            AutoConfig.from_pretrained(location.source, **location.without_code)
-        )
+        return is_encoder_decoder(read_config(location.name, location.source, location.options))
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
     """The dtype that config.json declares for the weights, or None."""
-    settings = json.loads((model_directory(path) / "config.json").read_text("utf-8"))
-    name = settings.get("dtype") or settings.get("torch_dtype")
+    settings = read_json_mapping(model_directory(path) / "config.json")
+    name = str(settings.get("dtype") or settings.get("torch_dtype"))
     return getattr(torch, name) if name in _STORED else None
 
 
@@ -238,11 +223,6 @@ class ModelLocation:
     name: str
     source: str
     options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def without_code(self) -> dict[str, Any]:
-        """The arguments for classes that would else offer to run the model's own code."""
-        return {"trust_remote_code": False, **self.options}
 
     @property
     def directory(self) -> Path | None:
@@ -268,19 +248,18 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
         )
     with quiet():
         directory = Path(path).expanduser()
-        if tokenizer_alone and any((directory / name).exists() for name in _TOKENIZERS):
-            location = ModelLocation(str(path), str(directory), {"local_files_only": True})
-        else:
-            location = locate_model(path)
         try:
-            yield location
+            if tokenizer_alone and any((directory / name).exists() for name in _TOKENIZERS):
+                yield ModelLocation(str(path), str(directory), {"local_files_only": True})
+            else:
+                yield locate_model(path)
         except (PacelineError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if "trust_remote_code" in str(error):  # a model of the hub
-                raise needs_code(location.name) from None
+                raise needs_code(str(path)) from None
             raise ModelLoadError(
-                f"{location.name} cannot be read ({first_line(error)}); {_advice(error)}"
+                f"{path} cannot be read ({first_line(error)}); {_advice(error)}"
             ) from error
 
 
@@ -346,7 +325,7 @@ def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:
     if directory and not any((directory / name).exists() for name in _TOKENIZERS):
         return None
     return admit_tokenizer(
-        location.name, _directory_of(location), location.source, location.without_code
+        location.name, _directory_of(location), location.source, location.options
     )
 
 

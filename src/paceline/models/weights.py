@@ -27,6 +27,7 @@ _CONSTANTS = re.compile(
     r")$"
 )
 _MASKS = ("bias", "causal_mask")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def refuse_incomplete(name: str, directory: Path | None, hf: Any, info: dict[str, Any]) -> None:
@@ -99,7 +100,7 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         ModelLoadError: The index of the files is damaged, or names a file outside of the directory.
     """
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    for name in WEIGHTS:
         if (directory / name).exists():
             return [directory / name]
         index = directory / f"{name}.index.json"

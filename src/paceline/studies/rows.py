@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from paceline.config import StrictModel, describe
+from paceline.data.text_files import read_lines
 from paceline.decode.strategies import DecodingConfig
 from paceline.errors import UsageError
 from paceline.permissions import Origin
@@ -21,7 +21,7 @@ from paceline.records import atomic_write_bytes
 from paceline.studies.study_file import Label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 SCHEMA_VERSION = 1
@@ -104,13 +104,15 @@ def read_study_rows(path: Path) -> list[StudyRow]:
     """
     if not path.exists():
         raise UsageError(f"no result rows at {path}; run the study first, or give its directory")
+    return [_row(values, f"{path} row {number}") for number, values in enumerate(_read(path), 1)]
+
+
+def _read(path: Path) -> Iterator[Any]:
     try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-        lines: list[Any] = [json.loads(line) for line in text.splitlines() if line]
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        for line, _ in read_lines(path):
+            yield json.loads(line)
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a file of result rows ({error}); run the study") from None
-    return [_row(values, f"{path} row {number}") for number, values in enumerate(lines, start=1)]
 
 
 def _row(values: Any, where: str) -> StudyRow:

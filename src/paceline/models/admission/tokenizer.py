@@ -100,7 +100,7 @@ class _Loader:
 
     def by_class(self) -> Any:
         """With the class that transformers chooses."""
-        return AutoTokenizer.from_pretrained(self.source, **self.options)
+        return AutoTokenizer.from_pretrained(self.source, trust_remote_code=False, **self.options)
 
     def by_file(self, **settings: Any) -> Any:
         """tokenizer.json without a class of its own; `settings` replace those of the directory."""

@@ -5,7 +5,15 @@ from paceline.models.gguf.conversion import (
     converted_gguf,
     is_converted,
     is_gguf,
+    open_gguf,
     read_gguf_header,
 )
 
-__all__ = ["convert_gguf", "converted_gguf", "is_converted", "is_gguf", "read_gguf_header"]
+__all__ = [
+    "convert_gguf",
+    "converted_gguf",
+    "is_converted",
+    "is_gguf",
+    "open_gguf",
+    "read_gguf_header",
+]

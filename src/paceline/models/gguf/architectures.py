@@ -57,6 +57,8 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
         ModelLoadError: The architecture or one of its settings is not supported.
     """
     known = _architecture(file)
+    if int(file.required("block_count")) > len(file.tensors):
+        raise file.error("has a block_count beyond its number of tensors")
     settings: dict[str, Any] = {name: file.required(key) for key, name in known.keys.items()}
     settings["vocab_size"] = int(file.tensors["token_embd.weight"].shape[1])
     settings["tie_word_embeddings"] = "output.weight" not in file.tensors

@@ -18,12 +18,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.models.cached_directory import cached_directory, is_cached
 from paceline.models.gguf.architectures import read_config
-from paceline.models.gguf.fields import GgufFile
+from paceline.models.gguf.fields import GgufFile, checked_reader
 from paceline.models.gguf.rope import check_frequencies
 from paceline.models.gguf.tensors import read_tensors, stored_names
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name
 from paceline.models.silence import quiet
+from paceline.models.sizes import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,14 +89,16 @@ def _key(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _open(path: Path) -> GgufFile:
-    """Read the keys and the index of tensors, which detects most damage."""
+def open_gguf(path: Path) -> GgufFile:
+    """Read the keys and the index of tensors, which detects most damage.
+
+    Raises:
+        ModelLoadError: Not a valid GGUF file, or the `gguf` package is missing.
+    """
     if importlib.util.find_spec("gguf") is None:
         raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
-    import gguf
-
     try:
-        return GgufFile(path, gguf.GGUFReader(path))
+        return GgufFile(path, checked_reader(path))
     except PacelineError:
         raise
     except Exception as error:  # the reader raises whatever numpy and struct raise
@@ -109,7 +112,7 @@ def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> N
 
     `kind` is the dtype of the weights; None keeps that of the file, or bfloat16 if it is quantized.
     """
-    file = _open(path)
+    file = open_gguf(path)
     with _conversion_errors(path):
         kind = kind or _dtype_of(file)
         hf, tokenizer = _without_weights(file, kind)
@@ -126,7 +129,7 @@ def read_gguf_header(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     Raises:
         ModelLoadError: Not a valid GGUF file, or one that would not be converted.
     """
-    file = _open(path)
+    file = open_gguf(path)
     with _conversion_errors(path):
         hf, tokenizer = _without_weights(file, _dtype_of(file))
         stored_names(file, hf)
@@ -162,7 +165,7 @@ def _without_weights(
     config.dtype = kind
     config.bos_token_id, config.eos_token_id = roles.bos, roles.eos
     config.pad_token_id = roles.pad
-    with torch.device("meta"):
+    with within(str(file.path), file.size), torch.device("meta"):
         hf: Any = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=False)
     check_frequencies(file, hf)
     hf.generation_config = GenerationConfig(

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelLoadError
+from paceline.models.sizes import Size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,43 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # Keys that change nothing, whatever their value; vocab_size is the number of rows of the embedding.
 _IDLE = {"rope.scaling.finetuned", "tensor_data_layout", "vocab_size", "pooling_type"}
+_MOST_ENTRIES = 2_000_000  # keys, tensors and elements of arrays: each takes the reader 20 us
+
+
+def checked_reader(path: Path) -> GGUFReader:
+    """The reader of the package gguf, which believes every count, with checks of the counts.
+
+    Raises:
+        ValueError: There are more than `_MOST_ENTRIES` keys, tensors and elements of arrays, or one
+            count of them or the tensors need more bytes than the file has.
+    """
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        num_left = _MOST_ENTRIES
+
+        def _take(self, count: Any) -> None:
+            self.num_left -= int(count)
+            if self.num_left < 0 or count > self.data.nbytes:
+                raise ValueError(f"it has more than {_MOST_ENTRIES:,} entries, or fewer bytes")
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == gguf.GGUFValueType.ARRAY:  # its type in 4 bytes, its length in 8
+                self._take(self._get(orig_offs + 4, "uint64")[0])
+            return super()._get_field_parts(orig_offs, raw_type)
+
+        def _build_fields(self, offs: int, count: int) -> int:
+            self._take(count)
+            return super()._build_fields(offs, count)
+
+        def _build_tensor_info(self, offs: int, count: int) -> Any:
+            self._take(count)
+            return super()._build_tensor_info(offs, count)
+
+    reader = Reader(path)
+    if sum(each.n_bytes for each in reader.tensors) > reader.data.nbytes:
+        raise ValueError("its tensors have more bytes than the file")
+    return reader
 
 
 class GgufFile:
@@ -68,6 +106,10 @@ class GgufFile:
                 f"is one of {self.get('split.count')} parts (split.count)",
                 "join them with llama-gguf-split --merge first",
             )
+
+    def size(self) -> Size:
+        """What the file holds."""
+        return Size(len(self.tensors), sum(each.n_elements for each in self.tensors.values()))
 
     def error(self, fault: str, advice: str = _ADVICE) -> ModelLoadError:
         """An error with the path of the file, what is wrong with it, and what to do."""

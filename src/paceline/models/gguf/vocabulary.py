@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.models.gguf.fields import GgufFile
 
+_LONGEST = 2_000  # characters of a token, of which all pairs of parts are looked up
 _UNUSED = 5  # gguf.TokenType
 _SPACE = "\u2581"  # for a space in SentencePiece vocabularies
 _LEFT_ALONE = (  # for embeddings and classifiers, or already contained in what is read
@@ -71,6 +72,8 @@ def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
     tokens: list[str] | None = file.get("tokenizer.ggml.tokens")
     if not tokens:
         raise file.error("has no tokens (tokenizer.ggml.tokens)")
+    if max(map(len, tokens)) > _LONGEST:
+        raise file.error(f"has a token of more than {_LONGEST:,} characters")
     kinds: list[int] = file.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     if len(kinds) != len(tokens):
         raise file.error(f"has {len(tokens)} tokens but {len(kinds)} token types")

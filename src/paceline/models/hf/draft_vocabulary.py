@@ -41,7 +41,7 @@ def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
         tokens = torch.tensor(found, dtype=torch.int64)
         valid = tokens.ndim == 1 and 0 < len(tokens) == len(tokens.unique())
         valid = valid and int(tokens.min()) >= 0 and int(tokens.max()) < vocab_size
-    except (ValueError, KeyError, TypeError, RuntimeError):
+    except (ArithmeticError, ValueError, KeyError, TypeError, RuntimeError):
         valid = False
     if not valid:
         raise ModelLoadError(
@@ -59,7 +59,7 @@ def is_baked(path: str | Path) -> bool:
         return False
     try:
         return dict(json.loads(marker.read_text("utf-8"))).get("draft_vocabulary") == "bake"
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ModelLoadError(
             f"{marker} is damaged ({error}); export the draft again with --overwrite"
         ) from None

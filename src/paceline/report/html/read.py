@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from paceline.config import describe, read_json
+from paceline.config import as_written, describe, read_json
 from paceline.errors import UsageError
 from paceline.permissions import Origin
 from paceline.records import RunDirectory, read_jsonl
@@ -183,13 +183,8 @@ def _tuned(found: dict[str, Any], path: Path) -> Page:
 def _decoded(found: dict[str, Any], path: Path) -> Page:
     from paceline.report.html.decode_page import decode_page
 
-    try:
+    with as_written(path):
         return decode_page(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        fault = f"{type(error).__name__} {error}"
-        raise UsageError(
-            f"{path} is not a result of this version ({fault}); run the command again"
-        ) from None
 
 
 _KEYS: dict[frozenset[str], Callable[[dict[str, Any], Path], Page]] = {
