@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.errors import ConfigError, PacelineError, first_line
-from paceline.permissions import Origin, given
+from paceline.permissions import Origin, given, without_consent
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -158,7 +158,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         kind = type(loaded).__name__
         raise ConfigError(f"{path} holds a {kind}; a configuration is a mapping of keys to values")
-    return cast("dict[str, Any]", loaded)
+    return without_consent(cast("dict[str, Any]", loaded))
 
 
 def parse_yaml(text: str, source: str, advice: str = "correct it") -> Any:

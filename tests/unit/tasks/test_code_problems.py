@@ -25,8 +25,8 @@ DOUBLE = {
 }
 REFUSED = (
     "the code task would run programs that a model wrote, which can do harm in spite of limits; "
-    "set allow_execution=true in a container or a virtual machine, or only time the prompts with "
-    "the text task"
+    "in a container or a virtual machine, add --set task.allow_execution=true (a file cannot allow "
+    "it), or only time the prompts with the text task"
 )
 
 
