@@ -253,7 +253,7 @@ def test_costs_of_something_else_are_refused(
 def test_a_file_that_holds_no_costs_is_one_line(tmp_path: Path, text: str):
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(PacelineError, match=r"--write-costs FILE. writes") as raised:
+    with pytest.raises(PacelineError, match=r"--write-costs FILE. (writes|wrote)") as raised:
         read_costs(path)
     assert "\n" not in str(raised.value)
 
