@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import typer
 
 import paceline
+from paceline.config import masked
 from paceline.errors import INTERRUPTED, CrashError, PacelineError
 from paceline.records import cache_root
 
@@ -85,7 +86,8 @@ def write_log(error: Exception) -> Path | None:
     name = f"paceline-{stamp}-{os.getpid()}.log"
     system = f"Python {platform.python_version()}, {platform.platform()}"
     trace = "".join(traceback.format_exception(error))
-    text = f"paceline {paceline.__version__}, {system}\n{shlex.join(sys.argv)}\n{trace}"
+    command = shlex.join(masked(word) if "://" in word else word for word in sys.argv)
+    text = f"paceline {paceline.__version__}, {system}\n{command}\n{trace}"
     for folder in (cache_root() / "logs", Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
