@@ -123,7 +123,7 @@ def as_written(path: Path) -> Generator[None]:
     """
     try:
         yield
-    except (PacelineError, OSError, ImportError, MemoryError):
+    except (PacelineError, ImportError, MemoryError):
         raise
     except Exception as error:
         fault = f"{type(error).__name__}: {first_line(error)}"

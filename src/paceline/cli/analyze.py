@@ -1,9 +1,7 @@
 """`paceline analyze`: predict quality and speed of every rule, without decoding."""
 
-import typer
-
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import echo, progress_bars, stdout
 
 
 def analyze(
@@ -37,6 +35,6 @@ def analyze(
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:
-        typer.echo(found.model_dump_json(indent=2))
+        echo(found.model_dump_json(indent=2))
     else:
         stdout.print(frontier_table(found))

@@ -1,9 +1,7 @@
 """`paceline bounds`: the theorems' bounds beside what they bound."""
 
-import typer
-
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import echo, progress_bars, stdout
 
 
 def bounds(
@@ -42,7 +40,7 @@ def bounds(
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:
-        typer.echo(found.model_dump_json(indent=2))
+        echo(found.model_dump_json(indent=2))
     else:
         stdout.print(bounds_table(found))
         stdout.print(f"results are in {wanted.output}/result.json")

@@ -32,19 +32,23 @@ def claims(
     Reads the committed rows in docs/studies and newer ones in runs/studies. Loads no model. See
     paceline study for the commands that make the rows.
     """
+    from paceline.config import as_written
+
     check_html(html)
     from paceline.cli.study_tables import claims_table, findings_as_json, print_json
     from paceline.studies.session import judge_all, study_rows
 
     found = study_rows(rows)
-    findings = judge_all(found, file)
-    if as_json:
-        print_json(findings_as_json(findings))
-    else:
-        stdout.print(claims_table(findings))
-        if details:
-            _print_details(findings)
-    if html is not None:
+    with as_written(rows[0] if rows else Path()):
+        findings = judge_all(found, file)
+        if as_json:
+            print_json(findings_as_json(findings))
+        else:
+            stdout.print(claims_table(findings))
+            if details:
+                _print_details(findings)
+        if html is None:
+            return
         from paceline.report.html.background import read_background
         from paceline.report.html.study_page import study_page
 

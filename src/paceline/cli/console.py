@@ -1,16 +1,23 @@
-"""Terminal output: results on stdout, progress and messages on stderr."""
+"""Terminal output: results on stdout, progress and messages on stderr.
+
+Names, paths and texts of models come from strangers, so a terminal gets no control characters of
+theirs: everything is printed by `stdout`, `stderr`, `echo` or `say`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
+import re
 import sys
 import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,16 +33,52 @@ from rich.progress import (
 from paceline.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from rich.console import ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
     from paceline.progress import Progress as Listener
 
 _FIRST_S = 0.9  # seconds until the first progress line, if stderr is not a terminal
 _QUIET_S = 30  # seconds between progress lines
 
+# C0 without tab and line break, DEL, C1, and what changes the direction of a text
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """The text with its control characters as Python's escapes."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class _Console(Console):
+    """A console that shows control characters: always on stderr, else on a terminal.
+
+    Rich's own are no text.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        shows = self.stderr or self.is_terminal
+        for segment in super().render(renderable, options):
+            text = visible(segment.text) if shows and not segment.control else segment.text
+            yield segment._replace(text=text)
+
+
 # no markup, no emoji: file names and errors may contain [v2] or :smile:
-stdout = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+stdout = _Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+stderr = _Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def echo(text: str = "", *, nl: bool = True, err: bool = False, **style: Any) -> None:
+    """Print a text as it is, or visibly as the consoles do; `style`: as `typer.style`.
+
+    Rich would interpret tabs and break lines.
+    """
+    shown = visible(text) if err or sys.stdout.isatty() else text
+    typer.echo(typer.style(shown, **style) if style else shown, nl=nl, err=err)
 
 
 class CheckedOutput:
@@ -98,16 +141,26 @@ def checked_output() -> Iterator[None]:
 def say(message: str) -> None:
     """Print one line to stderr; errors are ignored."""
     with contextlib.suppress(OSError):
-        print(f"paceline: {message}", file=sys.stderr)  # noqa: T201
+        print(f"paceline: {_line(message)}", file=sys.stderr)  # noqa: T201
+
+
+def _line(message: object) -> str:
+    return visible(str(message)).replace("\n", "\\n")
 
 
 def show_warnings_in_one_line() -> None:
-    """Print warnings without the source line."""
+    """Print warnings without the source line, and messages of loggers."""
 
     def show(message: Warning | str, *_: object) -> None:
-        stderr.print(f"paceline: warning: {message}")
+        stderr.print(f"paceline: warning: {_line(message)}")
+
+    class Visible(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return visible(super().format(record))
 
     warnings.showwarning = show
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(Visible())
 
 
 @contextlib.contextmanager
@@ -123,12 +176,12 @@ def progress_bars() -> Iterator[Listener]:
         return
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=stderr) as bars:
         tasks: dict[str, TaskID] = {}

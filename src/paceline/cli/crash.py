@@ -22,6 +22,7 @@ import typer
 
 import paceline
 from paceline.cache import cache_directory
+from paceline.config import masked
 from paceline.errors import INTERRUPTED, CrashError, PacelineError
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def write_log(error: Exception) -> Path | None:
     name = time.strftime("paceline-%Y%m%d-%H%M%S-")
     system = f"Python {platform.python_version()}, {platform.platform()}"
     trace = "".join(traceback.format_exception(error))
-    text = f"paceline {paceline.__version__}, {system}\n{shlex.join(sys.argv)}\n{trace}"
+    command = shlex.join(masked(word) if "://" in word else word for word in sys.argv)
+    text = f"paceline {paceline.__version__}, {system}\n{command}\n{trace}"
     for folder in (functools.partial(cache_directory, "logs"), tempfile.gettempdir):
         with contextlib.suppress(OSError):
             handle, log = tempfile.mkstemp(".log", name, folder())

@@ -8,11 +8,10 @@ import json
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import echo, progress_bars, stdout
 from paceline.cli.result_tables import losslessness_lines, measurement_table, verdict_style
 from paceline.cli.streaming import stream_text
 from paceline.config import StrictModel, read_yaml, validate
@@ -195,7 +194,7 @@ class Story:
             f"Decode the one of {len(texts)} held-out prompts with median acceptance, greedily, "
             "coloured by the source of each token"
         )
-        typer.echo(typer.style(texts[shown], dim=True), nl=False)
+        echo(texts[shown], nl=False, dim=True)
         stream_text(
             self._ready,
             decoder,

@@ -4,10 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from paceline.cli import options
-from paceline.cli.console import stdout
+from paceline.cli.console import echo, stdout
 
 
 def env(json: options.Json = False) -> None:
@@ -21,7 +19,7 @@ def env(json: options.Json = False) -> None:
     found = {**environment(), "compiled": compiled() is not None, **hardware()}
     found["measured_precision"] = measured_precisions()
     if json or not stdout.is_terminal:
-        typer.echo(dumps(found, indent=2))
+        echo(dumps(found, indent=2))
     else:
         for name, value in _rows("", found):
             stdout.print(f"{name:<24} {value}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import echo, progress_bars, stdout
 
 if TYPE_CHECKING:
     from paceline.export import Exported
@@ -67,7 +67,7 @@ def export(
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:
-        typer.echo(found.model_dump_json(indent=2))
+        echo(found.model_dump_json(indent=2))
     else:
         _print(found)
 

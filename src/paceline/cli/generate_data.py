@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import echo, progress_bars, stdout
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def generate_data(
         directory = run(wanted, resume=resume, progress=progress)
     text = (directory / "result.json").read_text("utf-8")
     if as_json:
-        typer.echo(text.strip())
+        echo(text.strip())
         return
     result = json.loads(text)
     counts = f"{result['num_records']:,} records, {result['num_tokens']:,} tokens"
@@ -78,6 +78,6 @@ def _print_plan(
     with progress_bars() as progress:
         found = plan_run(config, seconds, price, progress)
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        echo(found.model_dump_json(indent=2))
     else:
         stdout.print(plan_table(found))

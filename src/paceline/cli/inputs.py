@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from paceline.cli.console import say, stdout
+from paceline.cli.console import echo, say, stdout
 from paceline.cli.output_paths import check_output_directory, check_output_file, size_in_words
 from paceline.data.prompts import CorpusConfig, read_records, stream_records
 from paceline.data.tokens import encode
@@ -226,7 +226,7 @@ class Preflight:
         if as_json:
             models = [each.model_dump(mode="json") for each in found]
             checked = {"dry_run": True, "models": models, "checks": self._lines}
-            typer.echo(json.dumps(checked, indent=2))
+            echo(json.dumps(checked, indent=2))
             raise typer.Exit
         for each in found:
             stdout.print(f"{'model':<20} {each.path}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import stdout
+from paceline.cli.console import echo, stdout
 
 if TYPE_CHECKING:
     from paceline.export.model_report import ModelReport
@@ -29,7 +29,7 @@ def inspect(
 
     report = run(model, None if chat is None else CorpusConfig(path=chat))
     if json:
-        typer.echo(report.model_dump_json(indent=2))
+        echo(report.model_dump_json(indent=2))
         raise typer.Exit(0 if report.passed else 1)
     show(report)
     raise typer.Exit(0 if report.passed else 1)

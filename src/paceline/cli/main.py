@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import paceline
-from paceline.cli.console import checked_output, say, show_warnings_in_one_line
+from paceline.cli.console import checked_output, echo, say, show_warnings_in_one_line
 from paceline.cli.crash import describe_crash, guarded
 from paceline.cli.options import with_permissions
 from paceline.errors import INTERRUPTED, PacelineError
@@ -32,7 +32,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"paceline {paceline.__version__}")
+        echo(f"paceline {paceline.__version__}")
         raise typer.Exit
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, say, stdout
+from paceline.cli.console import echo, progress_bars, say, stdout
 from paceline.cli.html_report import check_html, write_html_of_verdict
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _measure(wanted: "MeasureConfig", dry_run: bool, json: bool, html: Path | No
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:
-        typer.echo(found.model_dump_json(indent=2))
+        echo(found.model_dump_json(indent=2))
     else:
         stdout.print(measurement_table(found))
         stdout.print(str(found.verdict), style=verdict_style(found.verdict))
@@ -103,7 +103,7 @@ def _measure_served(wanted: "ServedConfig", dry_run: bool, json: bool, html: Pat
     for note in found.notes:
         say(f"note: {note}")
     if json:
-        typer.echo(found.model_dump_json(indent=2))
+        echo(found.model_dump_json(indent=2))
     else:
         stdout.print(served_table(found))
         stdout.print(str(found.agreement), style=verdict_style(found.agreement))

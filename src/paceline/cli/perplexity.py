@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import echo, progress_bars, stdout
 
 
 def perplexity(
@@ -34,7 +34,7 @@ def perplexity(
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:
-        typer.echo(found.model_dump_json(indent=2))
+        echo(found.model_dump_json(indent=2))
         return
     stdout.print(f"perplexity     {found.perplexity}")
     stdout.print(f"bits per byte  {found.bits_per_byte}")

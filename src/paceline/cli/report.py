@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.console import echo
 from paceline.errors import UsageError
 
 
@@ -35,7 +36,7 @@ def report(
             found = read_page(folder)
             write(found.page, found.path)
         heading = f"{found.page.word}: " if found.page.word else ""
-        typer.echo(f"{heading}{found.page.verdict}\n\n{found.path}")
+        echo(f"{heading}{found.page.verdict}\n\n{found.path}")
         return
     from paceline.report.html.read import recognise
     from paceline.report.run_kind import is_bench
@@ -47,4 +48,4 @@ def report(
         from paceline.report import write_report
 
         written = write_report(folder)
-    typer.echo(f"{written.summary}\n\n{written.path}")
+    echo(f"{written.summary}\n\n{written.path}")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import echo, progress_bars, stdout
 
 
 def score(
@@ -37,7 +37,7 @@ def score(
     with progress_bars() as progress:
         found = run(wanted, progress)
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        echo(found.model_dump_json(indent=2))
         return
     quality = "no metric" if found.score is None else f"{found.metric} {found.score}"
     stdout.print(f"{quality} on {found.num_examples:,} examples, {', '.join(found.servers)}")

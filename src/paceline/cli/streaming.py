@@ -8,9 +8,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from paceline.cli.console import stderr
+from paceline.cli.console import echo, stderr
 from paceline.cli.html_report import write_html
 from paceline.data.prompts import Record
 from paceline.data.tokens import encode
@@ -103,14 +101,13 @@ def stream_text(
             piece = written.add(token)
             texts[-1].append((piece, source))
             if not as_json:
-                # not by rich, which interprets tabs and :smile:
-                typer.echo(typer.style(piece, fg=COLOURS[source]) if show else piece, nl=False)
+                echo(piece, nl=False, **({"fg": COLOURS[source]} if show else {}))
     elapsed = time.perf_counter() - start
     found: dict[str, Any] = {}
     if as_json or html is not None:
         found = _result(blocks, texts, elapsed) | (recorded or {}) | {"prompt": text}
     if as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
     else:
         _finish(blocks, elapsed, show=show)
     if html is not None:
@@ -166,7 +163,7 @@ def _finish(blocks: list[Block], elapsed: float, *, show: bool) -> None:
     counts = {source: sources.count(source) for source in COLOURS}
     stats = count_blocks(blocks)
     rate = len(tokens) / elapsed
-    typer.echo()
+    echo()
     remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s"
     if stats.num_target_calls:
         remark += f", {stats.block_efficiency:.2f} tokens per target call"
@@ -176,5 +173,6 @@ def _finish(blocks: list[Block], elapsed: float, *, show: bool) -> None:
         remark += f", {stats.num_kept} of the draft's own"
     stderr.print(remark, style="dim")
     if show:
-        legend = [typer.style(f"{s} {counts[s]}", fg=COLOURS[s]) for s in COLOURS if counts[s]]
-        typer.echo(" ".join(legend), err=True)
+        for source in filter(counts.get, COLOURS):
+            echo(f"{source} {counts[source]} ", nl=False, err=True, fg=COLOURS[source])
+        echo(err=True)

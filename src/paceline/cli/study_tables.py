@@ -7,9 +7,10 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Group
 from rich.table import Table
+
+from paceline.cli.console import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ _BOUNDS = {
 
 def print_json(value: Any) -> None:
     """Print JSON to stdout."""
-    typer.echo(json.dumps(value, indent=2))
+    echo(json.dumps(value, indent=2))
 
 
 def study_list(studies: dict[str, StudyConfig]) -> Table:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stderr, stdout
+from paceline.cli.console import echo, progress_bars, stderr, stdout
 from paceline.cli.html_report import check_html, write_html_of_run
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def tune(
     with progress_bars() as progress:
         found = run(wanted, progress)
     if json:
-        typer.echo(found.model_dump_json(indent=2))
+        echo(found.model_dump_json(indent=2))
     else:
         stdout.print(tuned_table(found))
         stdout.print(found.statement)

@@ -7,6 +7,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.config_kinds import Kind, schema_of
+from paceline.cli.console import echo
 from paceline.errors import UsageError
 
 
@@ -26,10 +27,10 @@ def validate(
     from paceline.config import to_yaml
 
     if defaults:
-        typer.echo(describe_defaults(schema_of(kind)), nl=False)
+        echo(describe_defaults(schema_of(kind)), nl=False)
         return
     if config is None and not overrides:
         raise UsageError(
             f"no file to check; name one, or list all keys with validate {kind} --defaults"
         )
-    typer.echo(to_yaml(options.build(schema_of(kind), config, overrides)), nl=False)
+    echo(to_yaml(options.build(schema_of(kind), config, overrides)), nl=False)

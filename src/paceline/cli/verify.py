@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import progress_bars, stdout
+from paceline.cli.console import echo, progress_bars, stdout
 from paceline.cli.html_report import check_html, write_html_of_verdict
 
 
@@ -46,7 +46,7 @@ def verify(
         report = verify_losslessness(wanted, progress)
     if json:
         verdict = report.model_dump(mode="json") | {"passed": report.passed}
-        typer.echo(dumps(verdict, indent=2))
+        echo(dumps(verdict, indent=2))
     else:
         for line in losslessness_lines(report):
             stdout.print(line)

@@ -228,7 +228,9 @@ def _rope(config: Any) -> str:
 def _tokens(model: HfModel, tokens: tuple[int, ...]) -> str:
     if model.tokenizer is None:
         return ", ".join(map(str, tokens)) or "none"
-    named = [f"{token} {model.tokenizer.decode([token])!r}" for token in tokens]
+    known = range(len(model.tokenizer))
+    decode = model.tokenizer.decode
+    named = [f"{token} {decode([token]) if token in known else None!r}" for token in tokens]
     return ", ".join(named) or "none"
 
 

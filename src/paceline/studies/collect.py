@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.bench.runner import read_rows
 from paceline.bench.schema import ResultRow, digest, family, parameters_of
-from paceline.config import read_json
+from paceline.config import as_written, read_json
 from paceline.decode.strategies import Autoregressive, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.measure.bounds import BoundsConfig, BoundsResult
@@ -45,22 +45,23 @@ def collect(study: str, output: Path, stages: Sequence[PlannedStage]) -> list[St
     readers = {"trajectory": _trajectory, "bench": _bench, "sweep": _sweep, "bounds": _bounds}
     rows: list[StudyRow] = []
     for stage in stages:
-        if stage.command in readers:
-            rows += [
-                StudyRow(
-                    study=study,
-                    covers=stage.covers,
-                    population=population,
-                    units=units,
-                    setting=stage.labels | setting,
-                    sums=sums,
-                    decoding=decoding,
-                    source=source,
+        if stage.command not in readers:
+            continue
+        with as_written(stage.folder):
+            for part in readers[stage.command](stage, StageFolder(output)):
+                population, units, setting, sums, decoding, source = part
+                rows.append(
+                    StudyRow(
+                        study=study,
+                        covers=stage.covers,
+                        population=population,
+                        units=units,
+                        setting=stage.labels | setting,
+                        sums=sums,
+                        decoding=decoding,
+                        source=source,
+                    )
                 )
-                for population, units, setting, sums, decoding, source in readers[stage.command](
-                    stage, StageFolder(output)
-                )
-            ]
     return rows
 
 

@@ -19,7 +19,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import torch
 import yaml
 
-from paceline.errors import PacelineError, StudyError, UsageError
+from paceline.config import read_json_mapping
+from paceline.errors import ConfigError, PacelineError, StudyError, UsageError
 from paceline.processes import connect_to_ray
 from paceline.records import RunDirectory, atomic_write_text, storage_errors
 
@@ -136,8 +137,8 @@ def _set_aside_if_stale(stage: PlannedStage, folder: StageFolder) -> None:
     mark, digest = folder.mark(stage), digest_of(stage)
     known: dict[str, Any] = {}
     if mark.exists():
-        with suppress(ValueError):
-            known = json.loads(mark.read_text(encoding="utf-8"))
+        with suppress(ConfigError):
+            known = read_json_mapping(mark)
     if known.get("digest") == digest:
         return
     place = str(stage.folder.relative_to(folder.output))

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.config import as_written
 from paceline.errors import StudyError, UsageError
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory
@@ -69,7 +70,8 @@ def run_study(
 def states(study: StudyConfig, scale: Scale = "cpu") -> list[StageState]:
     """The stages of all looks with their states."""
     stages = plan(study, scale)
-    done = _workflow(stages, study.output).done()
+    with as_written(study.output / "doit.json"):
+        done = _workflow(stages, study.output).done()
     return [StageState(*each) for each in zip(stages, done, strict=True)]
 
 

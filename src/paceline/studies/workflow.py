@@ -18,7 +18,8 @@ from doit.runner import MThreadRunner
 from doit.task import Task
 from doit.tools import config_changed
 
-from paceline.errors import UsageError
+from paceline.config import read_json_mapping
+from paceline.errors import ConfigError, UsageError
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:
@@ -69,8 +70,11 @@ class Workflow:
         """`file`: the record; raises UsageError if it cannot be read."""
         self._stages = list(stages)
         try:
+            known = read_json_mapping(file) if file.exists() else {}
+            if not all(isinstance(stage, dict) for stage in known.values()):
+                raise ConfigError(file)
             self._record = Dependency(_AtomicJson, str(file))
-        except (DatabaseException, OSError, UnicodeDecodeError):
+        except (DatabaseException, OSError, ConfigError):
             raise UsageError(
                 f"{file} is not a record of stages; remove it: all stages then start again, and "
                 "resume what they have written"
