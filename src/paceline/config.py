@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _KEYS_OF_A_TEXT = frozenset({"split", "subset", "prompt_field", "completion_field", "limit"})
+_TAG = "tag:yaml.org,2002:"
 _LARGEST = 2**63
 _LARGEST_FILE = 1 << 20  # bytes of a configuration
 _MOST_NODES = 100_000  # values of a configuration, each as often as aliases repeat it
@@ -205,10 +206,15 @@ class _Loader(yaml.SafeLoader):
         self._sizes.setdefault(node, self._num_nodes - before)
         return node
 
+    def refuse_type(self, node: yaml.Node) -> None:
+        raise _RefusedError(
+            f"{node.tag.removeprefix(_TAG)} in it is no type of a value; write a text"
+        )
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":
                 line = key.start_mark.line + 1
                 if key.value in lines:
                     raise _RefusedError(
@@ -217,6 +223,12 @@ class _Loader(yaml.SafeLoader):
                     )
                 lines[key.value] = line
         return super().construct_mapping(node, deep)
+
+
+for _kind in ("binary", "set", "omap", "pairs"):
+    _Loader.add_constructor(_TAG + _kind, _Loader.refuse_type)
+# a name such as 2026-11-26
+_Loader.add_constructor(f"{_TAG}timestamp", _Loader.construct_scalar)  # pyright: ignore
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:

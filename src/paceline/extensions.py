@@ -85,16 +85,13 @@ def imported(path: str) -> Any:
     module_name, name = _parts(path)
     if isinstance(path, Given):
         allow(IMPORTS, module_name)
-    if not _is_permitted(module_name):
+    if not is_permitted(module_name):
         raise ValueError(
             f"{path} is code, which a file may not run by itself; if you trust it, add "
             f"--allow-import {module_name}, or set {IMPORTS}={module_name}"
         )
-    folder = os.getcwd()  # noqa: PTH109 - a str, as sys.path holds
-    if folder not in sys.path:
-        sys.path.append(folder)
     try:
-        _check_before_import(module_name, name, folder)
+        _check_before_import(module_name, name)
         module = importlib.import_module(module_name)
     except _RefusedError:
         raise
@@ -115,27 +112,31 @@ class _RefusedError(ValueError):
 
 
 def _parts(path: str) -> tuple[str, str]:
-    module_name, colon, name = path.partition(":")
-    if not (module_name and colon and name):
+    module_name, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
         raise ValueError(f"import wants package.module:Name, got {path!r}")
     return module_name, name
 
 
-def _is_permitted(module_name: str) -> bool:
-    """A permitted package permits its modules."""
+def is_permitted(module_name: str) -> bool:
+    """True if the user permits the module, or a package that it is in."""
     return any(f"{module_name}.".startswith(f"{name}.") for name in allowed(IMPORTS))
 
 
-def _check_before_import(module_name: str, name: str, folder: str) -> None:
+def _check_before_import(module_name: str, name: str) -> None:
     """Refuse a module of Python's own, a directory without __init__.py, and one without the name.
 
-    No code of the module runs.
+    No code of the module runs. A module that is nowhere else is looked for in the working directory
+    from then on, as are the modules that it imports.
     """
     top, *inner = module_name.split(".")
     if top in sys.stdlib_module_names:
         raise _RefusedError(f"{module_name} is part of Python; name a module of your own")
     if module_name in sys.modules:
         return
+    folder = os.getcwd()  # noqa: PTH109 - a str, as sys.path holds
+    if importlib.util.find_spec(top) is None and folder not in sys.path:
+        sys.path.append(folder)
     spec = importlib.util.find_spec(top)
     places = [] if spec is None else spec.submodule_search_locations or []
     if spec is not None and spec.origin is None and os.path.join(folder, top) in places:  # noqa: PTH118
@@ -165,7 +166,7 @@ def _build(value: Mapping[str, Any], base: type[Any], origin: Any) -> Any:
     given = {key: part for key, part in value.items() if key != IMPORT}
     if not isinstance(path, str):
         raise ValueError(f"import wants package.module:Name, got {path!r}")
-    if origin is Origin.RESULTS and not _is_permitted(_parts(path)[0]):
+    if origin is Origin.RESULTS and not is_permitted(_parts(path)[0]):
         return _named(path, given, base)
     found = imported(path)
     if not (isinstance(found, type) and issubclass(found, base)):

@@ -50,10 +50,10 @@ def given(value: Any) -> Any:
 
 
 def is_given(value: Any) -> bool:
-    """True if every text in the value is from the command line."""
+    """True for texts of the command line, lists of them, and None; a file has other types, too."""
     if isinstance(value, list | tuple):
         return all(is_given(part) for part in cast("list[Any]", value))
-    return not isinstance(value, str) or isinstance(value, Given)
+    return value is None or isinstance(value, Given)
 
 
 def without_consent(value: Any) -> Any:

@@ -8,33 +8,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
-import yaml
 from pydantic import TypeAdapter
 
-from paceline.config import validate
 from paceline.core.rules import RuleChoice
-from paceline.core.sampling import SamplingParams
-from paceline.data.requests import GenerateDataConfig
 from paceline.decode.strategies import DecodingConfig, Speculative
-from paceline.engines.client import Client, api_key
-from paceline.engines.contract import Request
-from paceline.engines.text_config import OpenAIWriter
-from paceline.engines.text_servers import TextServers
 from paceline.engines.vllm_plugin import read_rule
-from paceline.errors import ConfigError, EngineError, UsageError
+from paceline.errors import ConfigError
+from paceline.extensions import imported
 from paceline.permissions import IMPORTS, Origin, given
 from paceline.tasks import build_task
 from report_runs import bench_run
+from strangers import Run, refused, write
 
 RULE = {"import": "runs.tuned.notes:Rule", "alpha": 0.3}
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -47,19 +37,6 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return found
-
-
-def write(path: Path, values: Any) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(values))
-    return str(path)
-
-
-def refused(run: Run, *words: str) -> str:
-    code, out, err = run(*words)
-    assert (code, out) == (2, ""), err
-    assert err.count("\n") == 1
-    return err
 
 
 STAGE = {
@@ -133,6 +110,35 @@ def test_what_the_user_permits_is_imported(
     code, out, err = run(*words)
     assert code == 0, err
     assert f"import: {name}:R" in out
+
+
+def test_a_permission_for_an_installed_module_opens_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Libraries look for modules that are not installed, such as google, and would find them."""
+    (tmp_path / "google_of_strangers.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    with pytest.raises(ValueError, match="has no Rules"):
+        imported(given("paceline.core.rules:Rules"))
+    assert find_spec("google_of_strangers") is None
+
+
+def test_a_metric_is_a_function_of_the_permitted_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path(f"mine_{tmp_path.name}.py").write_text("from shutil import copyfile")
+    task = given({"task": "pairs", "corpus": "x", "metric": f"mine_{tmp_path.name}:copyfile"})
+    with pytest.raises(ConfigError, match="a function of another module, shutil"):
+        build_task(task)
+
+
+@pytest.mark.parametrize("name", ["a; touch HACKED #:b", "a.b", "a:b c", "a-b:c", "..a:b"])
+def test_what_is_imported_has_names_of_python(name: str):
+    with pytest.raises(ValueError, match=r"wants package\.module:Name"):
+        imported(given(name))
 
 
 @pytest.mark.parametrize("metric", ["cProfile:run", "os:system", "this:s"])
@@ -217,110 +223,16 @@ def test_processes_import_nothing_from_the_working_directory(tmp_path: Path):
     assert not list(tmp_path.glob("marker_*"))
 
 
-WRITER = {"writer": {"kind": "openai", "url": "https://example.invalid", "api_key_env": "AWS_KEY"}}
-ENGINE = {"engine": {"engine": "vllm", "url": "https://example.invalid", "api_key_env": "AWS_KEY"}}
-
-
-@pytest.mark.parametrize(
-    ("command", "values"),
-    [("generate-data", WRITER), ("score", WRITER), ("align", WRITER), ("measure-engine", ENGINE)],
-)
-def test_a_file_names_no_secret_of_the_user(command: str, values: Any, run: Run, tmp_path: Path):
-    said = refused(run, "validate", command, write(tmp_path / "f.yaml", values))
-    assert "a file may name OPENAI_API_KEY or PACELINE_..._KEY, not AWS_KEY" in said
-
-
-@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "PACELINE_MY_KEY", given("AWS_KEY")])
-def test_the_user_names_any_variable_and_a_file_those_of_servers(name: str):
-    values = {"url": "https://example.invalid", "api_key_env": name}
-    assert validate(OpenAIWriter, values).api_key_env == name
-
-
-def test_a_key_is_not_sent_without_encryption_to_another_machine(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    for url in ("http://example.invalid", "example.invalid:8000", "http://10.0.0.1"):
-        with pytest.raises(UsageError, match="without encryption") as caught:
-            api_key("OPENAI_API_KEY", [url])
-        assert "secret" not in str(caught.value)
-        with pytest.raises(UsageError, match="without encryption"):
-            Client(url, "secret")
-    for url in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1", "https://a.invalid"):
-        assert api_key("OPENAI_API_KEY", [url]) == "secret"
-
-
-PROGRAM = {"engine": "vllm", "program": "./evil.sh"}
-OPTIONS = {"engine": "vllm", "options": ["--trust-remote-code"]}
-
-
-@pytest.mark.parametrize("choice", [PROGRAM, OPTIONS])
-def test_a_file_starts_no_program_by_itself(choice: Any, run: Run, tmp_path: Path):
-    file = write(tmp_path / "f.yaml", {"engine": choice})
-    program = choice.get("program", "vllm")
-    for command in ("measure-engine", "bench"):
-        said = refused(run, "validate", command, file)
-        assert f"add --allow-program {program}" in said
-    code, out, err = run("validate", "bench", file, "--allow-program", program, *NEEDED)
-    assert code == 0, err
-    assert "trust-remote-code" in out or "evil" in out
-    written = [f"{key}={json.dumps(value)}" for key, value in choice.items()]
-    words = [word for setting in written for word in ("--set", f"engine.{setting}")]
-    assert run("validate", "bench", *words, *NEEDED)[0] == 0
-
-
-NEEDED = [f"--set={key}" for key in ("target=t", "draft=d", "output=o", "task=arithmetic")]
-
-
-def test_python_code_needs_no_permission():
-    """Values that are not read from a file are the caller's own."""
-    writer = {"kind": "engine", "engine": PROGRAM}
-    values = {"target": "t", "prompts": "p", "output": "o", "writer": writer}
-    assert GenerateDataConfig.model_validate(values).writer.kind == "engine"
-    with pytest.raises(ConfigError, match="--allow-program"):
-        validate(GenerateDataConfig, values)
-
-
-def test_a_redirect_gets_no_key(monkeypatch: pytest.MonkeyPatch):
-    asked: list[str] = []
-
-    class Redirecting(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            models = json.dumps({"data": [{"id": "served"}]}).encode()
-            is_known = self.path == "/v1/models"
-            self.send_response(200 if is_known else 307)
-            self.send_header("Location", "/elsewhere")
-            self.send_header("Content-Length", str(len(models)))
-            self.end_headers()
-            self.wfile.write(models)
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:
-            del format, args
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    request = Request((1, 2), 4, SamplingParams(), 0)
-    try:
-        with pytest.raises(EngineError, match="307"):
-            Client(url, "secret").get_text("/metrics")
-        writer = OpenAIWriter(url=url, api_key_env="OPENAI_API_KEY")
-        with pytest.raises(UsageError, match="307"):
-            TextServers(writer, lambda _: [1]).write([request], lambda *_: None)
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert "/v1/completions" in asked
-    assert "/elsewhere" not in asked
-
-
 def test_a_file_cannot_permit_that_programs_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     task = {"task": {"task": "code", "corpus": "x", "allow_execution": True}}
-    words = ["validate", "bench", write(tmp_path / "f.yaml", task), *NEEDED[:3]]
+    words = [
+        "validate",
+        "bench",
+        write(tmp_path / "f.yaml", task),
+        *(f"--set={key}" for key in ("target=t", "draft=d", "output=o")),
+    ]
     assert "allow_execution: false" in run(*words)[1]
     assert "allow_execution: true" in run(*words, "--set", "task.allow_execution=true")[1]
     monkeypatch.setenv("PACELINE_EXECUTION", "1")

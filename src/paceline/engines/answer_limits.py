@@ -1,4 +1,4 @@
-"""Limits of a server's answer: its size, its time, and no compression."""
+"""Limits of a server's answer: its size, its time, and no compression; and of what is asked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64 << 20
 UNCOMPRESSED = {"Accept-Encoding": "identity"}  # a few bytes could stand for very many
+
+
+_ASKED = ("accept", "accept-encoding", "authorization", "connection", "content-length")
+_ASKED += ("content-type", "host", "user-agent")
+
+
+async def drop_other_headers(request: httpx2.Request) -> None:
+    """A hook of a client: drop the headers that a library adds from the environment."""
+    for name in set(request.headers) - set(_ASKED):
+        del request.headers[name]
 
 
 def limiting(seconds: float) -> Callable[[httpx2.Response], None]:

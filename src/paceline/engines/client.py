@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
 
 from paceline.errors import EngineError, UsageError
-from paceline.permissions import Given, Origin
+from paceline.permissions import Origin, is_given
 
 if TYPE_CHECKING:
     import ssl
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 SECONDS = 600.0
 """Timeout of a request in seconds: until its answer begins, and again until it has ended."""
-_FREE_KEYS = re.compile(r"OPENAI_API_KEY|PACELINE_\w+_KEY")
+_OWN_KEY = re.compile(r"PACELINE_\w+_KEY")
+_OPENAI = "https://api.openai.com"
 _KEYS: set[str] = set()  # API keys, which no error shows
 _SHOWN = 160  # characters of a server's answer in an error message
 _EVENT = "data: "  # of a stream of server-sent events
@@ -40,13 +41,23 @@ _ADVICE = {
 
 def _named_by_the_user(variable: Any, info: ValidationInfo) -> Any:
     """Refuse a variable that a file names: it would send any secret of the user to its server."""
-    is_from_file = info.context is Origin.CONFIGURATION and not isinstance(variable, Given)
-    if is_from_file and isinstance(variable, str) and not _FREE_KEYS.fullmatch(variable):
-        raise ValueError(
-            f"a file may name OPENAI_API_KEY or PACELINE_..._KEY, not {variable}; if you trust the "
-            f"server, name the variable on the command line: --set ...api_key_env={variable}"
-        )
-    return variable
+    if info.context is not Origin.CONFIGURATION or is_given(variable):
+        return variable
+    if isinstance(variable, str):
+        is_openai = variable == "OPENAI_API_KEY" and _hosts(info.data.get("url")) == {_OPENAI}
+        if is_openai or _OWN_KEY.fullmatch(variable):
+            return variable
+    raise ValueError(
+        f"a file may name PACELINE_..._KEY, and OPENAI_API_KEY for {_OPENAI} alone, not "
+        f"{shorten(str(variable))}; if you trust the server, name the variable on the command line "
+        "with --set"
+    )
+
+
+def _hosts(url: Any) -> set[str]:
+    """Roots of one URL or of several, without the path."""
+    urls = [url] if isinstance(url, str) else url or ()
+    return {"{0.scheme}://{0.netloc}".format(urlsplit(each)) for each in urls}
 
 
 KeyVariable = Annotated[str | None, BeforeValidator(_named_by_the_user)]

@@ -15,7 +15,7 @@ _OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")
 
 PROGRAMS: dict[Server, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
-    "sglang": ("python", "-m", "sglang.launch_server"),
+    "sglang": ("python", "-I", "-m", "sglang.launch_server"),
     "llamacpp": ("llama-server",),
 }
 """Command that starts each server."""
@@ -56,7 +56,9 @@ class Room(NamedTuple):
 
 
 def target_arguments(engine: Server, target: str) -> list[str]:
-    """Arguments for the model to serve."""
+    """Arguments for the model to serve; raises UsageError for a path that is an option."""
+    if target.startswith("-"):
+        raise UsageError(f"the target {target} would be an option of {engine}; name a model")
     return {
         "vllm": [target],
         "sglang": ["--model-path", target],
@@ -67,6 +69,8 @@ def target_arguments(engine: Server, target: str) -> list[str]:
 def draft_arguments(engine: Server, drafting: Drafting) -> list[str]:
     """Arguments for speculative decoding."""
     draft, gamma = drafting.draft, drafting.gamma
+    if draft.startswith("-"):
+        raise UsageError(f"the draft {draft} would be an option of {engine}; name a model")
     if engine == "vllm":
         settings = {
             "method": "draft_model",

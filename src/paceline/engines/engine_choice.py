@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import Field, ValidationInfo, model_validator
@@ -68,12 +69,15 @@ class EngineChoice(StrictModel):
         if info.context is not Origin.CONFIGURATION or not isinstance(values, dict):
             return values
         known = cast("dict[str, Any]", values)
-        program = known.get("program") or PROGRAMS.get(cast("Any", known.get("engine")), ("",))[0]
+        program = (
+            known.get("program") or PROGRAMS.get(cast("Any", str(known.get("engine"))), ("",))[0]
+        )
         of_file = [key for key in ("program", "options") if not is_given(known.get(key))]
         if of_file and program not in allowed(ALLOWED):
             raise ValueError(
                 f"a file may not set the {of_file[0]} of an engine by itself "
-                f"({known[of_file[0]]}); if you trust it, add --allow-program {program}"
+                f"({known[of_file[0]]}); if you trust it, add --allow-program "
+                f"{shlex.quote(str(program))}"
             )
         return known
 

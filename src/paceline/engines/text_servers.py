@@ -241,11 +241,11 @@ class _Server:
     async def __aenter__(self) -> _Server:
         import openai
 
-        from paceline.engines.answer_limits import UNCOMPRESSED, limiting_async
+        from paceline.engines.answer_limits import UNCOMPRESSED, drop_other_headers, limiting_async
 
         self._lock = asyncio.Lock()
         self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
-        trust_env = not is_loopback(self._url)
+        trust_env, limit = not is_loopback(self._url), limiting_async(self._writer.timeout_s)
         self._client = openai.AsyncOpenAI(
             base_url=f"{self._url}/v1",
             api_key=self._key or "none",
@@ -256,7 +256,7 @@ class _Server:
                 verify=certificates(trust_env=trust_env),
                 trust_env=trust_env,
                 follow_redirects=False,  # the key is for this server
-                event_hooks={"response": [limiting_async(self._writer.timeout_s)]},
+                event_hooks={"request": [drop_other_headers], "response": [limit]},
             ),
         )
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -205,8 +206,8 @@ def _launch_notes(sources: Sources, launch: Launch) -> list[str]:
     wanted = "a GGUF file" if config.to == "llamacpp" else "a directory"
     made = "FILE.gguf" if config.to == "llamacpp" else "TARGET"
     notes.append(
-        f"{config.to} needs the target as {wanted}: run paceline export {served} --to {config.to} "
-        f"--out TARGET, then add --set served_target={made} here"
+        f"{config.to} needs the target as {wanted}: run paceline export {shlex.quote(served)} "
+        f"--to {config.to} --out TARGET, then add --set served_target={made} here"
     )
     return notes
 

@@ -62,6 +62,12 @@ def refuse_unreadable(name: str, directory: Path | None) -> None:
             f"{path} names other files of weights (transformers_weights), which are not read; name "
             "them as transformers does, such as model.safetensors, and remove the key"
         )
+    for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
+        if "/" in str(settings.get(key)):
+            raise ModelLoadError(
+                f"{path} names code of the hub ({key}: {settings[key]}), which is not run; remove "
+                "the key"
+            )
     _refuse_counts(path, settings)
     _refuse_broken(directory / "generation_config.json")
 

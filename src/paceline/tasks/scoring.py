@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BeforeValidator
 
 from paceline.errors import UsageError
-from paceline.extensions import IMPORT, imported
+from paceline.extensions import IMPORT, imported, is_permitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +28,14 @@ def _known(metric: Any) -> Any:
     if isinstance(metric, dict) and set(metric) == {IMPORT}:
         metric = metric[IMPORT]
     if isinstance(metric, str) and ":" in metric:
-        if not callable(imported(metric)):
+        found = imported(metric)
+        if not callable(found):
             raise ValueError(f"{metric} is not callable; wanted a function of (reference, answer)")
+        if not is_permitted(str(getattr(found, "__module__", ""))):
+            raise ValueError(
+                f"{metric} is a function of another module, {found.__module__}; write one that "
+                "takes (reference, answer)"
+            )
     elif metric not in get_args(BuiltInMetric):
         names = ", ".join(get_args(BuiltInMetric))
         raise ValueError(f"wanted one of {names}, or package.module:function")

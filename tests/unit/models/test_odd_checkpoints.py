@@ -117,6 +117,8 @@ def test_models_of_images_and_code_that_comes_along_are_not_damage(model_directo
         said = "needs Python code that comes with it", "paceline.wrap_model"
         fails(model_directory, *said, error=UnsupportedModelError)
     assert not marker.exists()
+    edit(model_directory / "config.json", model_type="llama", attn_implementation="a/kernel")
+    fails(model_directory, "names code of the hub (attn_implementation: a/kernel)")
 
 
 @pytest.mark.parametrize("dtype", ["float8", "int8", torch.float8_e4m3fn, torch.int8])

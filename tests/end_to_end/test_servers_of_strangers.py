@@ -1,0 +1,179 @@
+"""Files send no secret to a server and start no program, unless the user permits it."""
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.config import validate
+from paceline.core.sampling import SamplingParams
+from paceline.data.requests import GenerateDataConfig
+from paceline.engines.client import Client, api_key
+from paceline.engines.commands import Drafting, draft_arguments, target_arguments
+from paceline.engines.contract import Request
+from paceline.engines.text_config import OpenAIWriter
+from paceline.engines.text_servers import TextServers
+from paceline.errors import ConfigError, EngineError, UsageError
+from paceline.measure.served_figures import ServedConfig
+from paceline.permissions import given
+from strangers import Run, refused, write
+
+WRITER = {"writer": {"kind": "openai", "url": "https://example.invalid", "api_key_env": "AWS_KEY"}}
+ENGINE = {"engine": {"engine": "vllm", "url": "https://example.invalid", "api_key_env": "AWS_KEY"}}
+
+
+@pytest.mark.parametrize(
+    ("command", "values"),
+    [("generate-data", WRITER), ("score", WRITER), ("align", WRITER), ("measure-engine", ENGINE)],
+)
+def test_a_file_names_no_secret_of_the_user(command: str, values: Any, run: Run, tmp_path: Path):
+    said = refused(run, "validate", command, write(tmp_path / "f.yaml", values))
+    assert "a file may name PACELINE_..._KEY, and OPENAI_API_KEY for https://api.openai.com" in said
+    assert "not AWS_KEY" in said
+
+
+@pytest.mark.parametrize("name", ["PACELINE_MY_KEY", *map(given, ("AWS_KEY", "OPENAI_API_KEY"))])
+def test_the_user_names_any_variable_and_a_file_those_of_servers(name: str):
+    values = {"url": "https://example.invalid", "api_key_env": name}
+    assert validate(OpenAIWriter, values).api_key_env == name
+
+
+@pytest.mark.parametrize(
+    ("url", "is_sent"),
+    [
+        ("https://api.openai.com/v1", True),
+        (["https://api.openai.com"], True),
+        ("http://api.openai.com", False),
+        ("https://api.openai.com@a.invalid", False),
+        ("https://api.openai.com.a.invalid", False),
+        (["https://api.openai.com", "https://a.invalid"], False),
+    ],
+)
+def test_a_file_sends_the_key_of_openai_to_openai_alone(url: Any, is_sent: bool):
+    values = {"url": url, "api_key_env": "OPENAI_API_KEY"}
+    if is_sent:
+        assert validate(OpenAIWriter, values).api_key_env
+    else:
+        with pytest.raises(ConfigError):
+            validate(OpenAIWriter, values)
+
+
+def test_a_key_is_not_sent_without_encryption_to_another_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    for url in ("http://example.invalid", "example.invalid:8000", "http://10.0.0.1"):
+        with pytest.raises(UsageError, match="without encryption") as caught:
+            api_key("OPENAI_API_KEY", [url])
+        assert "secret" not in str(caught.value)
+        with pytest.raises(UsageError, match="without encryption"):
+            Client(url, "secret")
+    for url in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1", "https://a.invalid"):
+        assert api_key("OPENAI_API_KEY", [url]) == "secret"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "engine: {engine: llamacpp, program: !!binary Li9ldmlsLnNo}",
+        "engine: {engine: vllm, options: !!set {--trust-remote-code}}",
+        "engine: {engine: vllm, options: [!!binary LS10]}",
+        "engine: {engine: vllm, url: 'https://a.invalid', api_key_env: !!binary QVdTX0tFWQ==}",
+        "engine: {engine: vllm, options: !!omap [a: b]}",
+    ],
+)
+def test_a_value_of_another_type_is_no_text_of_the_command_line(
+    text: str, run: Run, tmp_path: Path
+):
+    (tmp_path / "f.yaml").write_text(text)
+    assert "is no type of a value" in refused(
+        run, "validate", "measure-engine", str(tmp_path / "f.yaml")
+    )
+    with pytest.raises(ConfigError, match="a file may"):  # nor is what another reader makes of it
+        validate(ServedConfig, yaml.safe_load(text))
+
+
+def test_a_model_is_no_option_of_an_engine():
+    for engine in ("vllm", "sglang", "llamacpp"):
+        with pytest.raises(UsageError, match="would be an option"):
+            target_arguments(engine, "--config=evil.yaml")
+        with pytest.raises(UsageError, match="would be an option"):
+            draft_arguments(engine, Drafting("-evil", 2))
+
+
+PROGRAM = {"engine": "vllm", "program": "./evil.sh"}
+OPTIONS = {"engine": "vllm", "options": ["--trust-remote-code"]}
+
+
+@pytest.mark.parametrize("choice", [PROGRAM, OPTIONS])
+def test_a_file_starts_no_program_by_itself(choice: Any, run: Run, tmp_path: Path):
+    file = write(tmp_path / "f.yaml", {"engine": choice})
+    program = choice.get("program", "vllm")
+    for command in ("measure-engine", "bench"):
+        said = refused(run, "validate", command, file)
+        assert f"add --allow-program {program}" in said
+    code, out, err = run("validate", "bench", file, "--allow-program", program, *NEEDED)
+    assert code == 0, err
+    assert "trust-remote-code" in out or "evil" in out
+    written = [f"{key}={json.dumps(value)}" for key, value in choice.items()]
+    words = [word for setting in written for word in ("--set", f"engine.{setting}")]
+    assert run("validate", "bench", *words, *NEEDED)[0] == 0
+
+
+NEEDED = [f"--set={key}" for key in ("target=t", "draft=d", "output=o", "task=arithmetic")]
+
+
+def test_python_code_needs_no_permission():
+    """Values that are not read from a file are the caller's own."""
+    writer = {"kind": "engine", "engine": PROGRAM}
+    values = {"target": "t", "prompts": "p", "output": "o", "writer": writer}
+    assert GenerateDataConfig.model_validate(values).writer.kind == "engine"
+    with pytest.raises(ConfigError, match="--allow-program"):
+        validate(GenerateDataConfig, values)
+
+
+def test_a_redirect_gets_no_key_and_a_server_nothing_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    asked: list[str] = []
+    sent: set[str] = set()
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            sent.update(self.headers.values())
+            models = json.dumps({"data": [{"id": "served"}]}).encode()
+            is_known = self.path == "/v1/models"
+            self.send_response(200 if is_known else 307)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", str(len(models)))
+            self.end_headers()
+            self.wfile.write(models)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            del format, args
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("OPENAI_ORG_ID", "organisation")  # the client would add it
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Mine: mine")
+    request = Request((1, 2), 4, SamplingParams(), 0)
+    try:
+        with pytest.raises(EngineError, match="307"):
+            Client(url, "secret").get_text("/metrics")
+        writer = OpenAIWriter(url=url, api_key_env="OPENAI_API_KEY")
+        with pytest.raises(UsageError, match="307"):
+            TextServers(writer, lambda _: [1]).write([request], lambda *_: None)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "/v1/completions" in asked
+    assert "/elsewhere" not in asked
+    assert "Bearer secret" in sent
+    assert not {"organisation", "mine"} & sent
