@@ -128,6 +128,13 @@ def texts() -> Iterator[Path]:
     yield from (ROOT / name for name in (".ci/run", ".pre-commit-config.yaml"))
 
 
+def test_the_terminal_is_written_to_in_one_place():
+    """There control characters of names and texts are escaped."""
+    printers = re.compile(r"\b(typer|click)\.s?echo\(|(?<![\w.])print\(|std(out|err)\.write\(")
+    others = [path for path in SOURCES if path.name != "console.py"]
+    assert [name_of(path) for path in others if printers.search(path.read_text())] == []
+
+
 def test_nothing_names_one_machine():
     # Put together here, so that this file does not name them either.
     folders = "|".join(("work", "root", "home", "Users", "opt", "tmp"))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from paceline.config import StrictModel, load_config, set_key, to_yaml
+from paceline.config import StrictModel, as_written, load_config, set_key, to_yaml
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy
 from paceline.errors import ConfigError, UsageError
 
@@ -113,6 +113,62 @@ def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
     said = fault(tmp_path, "", "note=[1, 2")
     assert "the value in override 'note=[1, 2' is not valid YAML" in said
     assert said.endswith("; quote it")
+
+
+LEVELS = zip("abcdefgh", "bcdefghi", strict=True)
+ALIASES = "a: &a [1]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in LEVELS)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ALIASES, "it has more than 100,000 values"),
+        (
+            "a: &a {"
+            + ", ".join(f"k{i}: 1" for i in range(500))
+            + "}\nb: ["
+            + "{<<: *a}, " * 200
+            + "]",
+            "it has more than 100,000 values",
+        ),
+        ("steps: &a [*a]", "a value is nested in itself"),
+        ("steps: " + "[" * 3000, "not valid YAML (it is nested too deeply)"),
+        ("steps: " + "9" * 5000, "not valid YAML (a value that its type does not have)"),
+        ("steps: 0x" + "f" * 5000, "steps is a number, which is too large"),
+        ("note: 2024-13-45", "not valid YAML (a value that its type does not have)"),
+        ("note: !!bool x", "not valid YAML (a value that its type does not have)"),
+        ('note: !!int ""', "not valid YAML (a value that its type does not have)"),
+        ("note: !!python/object/apply:os.getpid []", "could not determine a constructor"),
+        ("#" * (1 << 20) + "\n", "has more than 1,048,576 bytes"),
+    ],
+    ids=range(11),
+)
+def test_a_file_that_would_exhaust_python_is_one_line(tmp_path: Path, text: str, said: str):
+    assert said in fault(tmp_path, text)
+
+
+def test_an_alias_is_read(tmp_path: Path):
+    text = "steps: &a 3\ntemperatures: [*a, *a]\noptim: {<<: &b {lr: 0.5}, kind: sgd}"
+    assert load(tmp_path, text) == Run(steps=3, temperatures=(3, 3), optim=Sgd(lr=0.5))
+
+
+@pytest.mark.parametrize("secret", ["http://user:SECRET@host", "u:SEC RET@h", "http://u:SEC/RET@h"])
+@pytest.mark.parametrize(
+    "override", ["steps={}", "steps:{}", "note=[{}]", "note={{a: '{}'", "temperatures.x={}"]
+)
+def test_no_error_shows_the_password_of_a_url(tmp_path: Path, override: str, secret: str):
+    said = fault(tmp_path, "temperatures: 1.0", override.format(secret))
+    assert not any(part in said for part in ("SEC", "RET", "user"))
+    text = fault(tmp_path, f"note: {secret}\nsteps: [1")
+    assert not any(part in text for part in ("SEC", "RET", "user"))
+
+
+def test_what_python_raises_for_values_of_others_is_one_line(tmp_path: Path):
+    said = r"values that Paceline does not write \(KeyError: 'a'\)"
+    with pytest.raises(ConfigError, match=said), as_written(tmp_path):
+        {}["a"]
+    with pytest.raises(UsageError, match="as it is"), as_written(tmp_path):
+        raise UsageError("as it is")
 
 
 @pytest.mark.parametrize(

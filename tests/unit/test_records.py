@@ -224,6 +224,15 @@ def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path):
     assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
 
 
+@pytest.mark.parametrize("line", [b"[" * 5000, b"9" * 5000, b"\xff", b"[1]", b"null"])
+def test_a_line_that_is_no_object_is_one_line(tmp_path: Path, line: bytes):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    with pytest.raises(UsageError, match="; remove it") as caught:
+        read_jsonl(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n', encoding="utf-8")

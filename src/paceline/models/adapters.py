@@ -23,12 +23,13 @@ from paceline.models.cached_directory import cached_directory
 from paceline.models.config_files import read_config
 from paceline.models.hf.architectures import is_encoder_decoder
 from paceline.models.silence import quiet
-from paceline.models.sizes import with_weights
+from paceline.models.sizes import shapes_in, with_weights
 from paceline.models.weights import refuse_incomplete
 from paceline.records import files_fingerprint
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_RANKS = ("r", "init_r", "target_r", "num_virtual_tokens")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 _ADVICE = "merge it into its base model, and name the directory of the merged model"
 
@@ -59,6 +60,7 @@ def merged_adapter(directory: Path) -> Path:
             f"{directory} holds an adapter ({kind}), which peft merges: pip install -e '.[peft]'; "
             f"or {_ADVICE}"
         )
+    _check_ranks(directory, settings)
     base = _base_of(directory, settings)
     files = [file for folder in (directory, base) for file in _fingerprinted(folder)]
     name = f"{directory.name}-{files_fingerprint(files)}"
@@ -94,6 +96,23 @@ def _settings_of(directory: Path) -> dict[str, Any]:
                 f"adapter; {_ADVICE}"
             )
     return settings
+
+
+def _check_ranks(directory: Path, settings: dict[str, Any]) -> None:
+    """Refuse a rank that no weight of the adapter has, before peft makes weights of that rank."""
+    if settings.get("peft_type") == "LOKR":  # a rank beyond the weights stands for none
+        return
+    file = next(directory / name for name in _WEIGHTS if (directory / name).exists())
+    most = max((size for shape, _ in shapes_in(file) for size in shape), default=0)
+    patterns = settings.get("rank_pattern")
+    ranks = [settings.get(name) for name in _RANKS]
+    ranks += patterns.values() if isinstance(patterns, dict) else ()
+    rank = max((each for each in ranks if isinstance(each, int)), default=0)
+    if rank > most:
+        raise ModelLoadError(
+            f"{directory / CONFIG} has a rank of {str(rank)[:20]}, and its weights have at most "
+            f"{most:,} rows; use the {CONFIG} that came with them"
+        )
 
 
 def _base_of(directory: Path, settings: dict[str, Any]) -> Path:

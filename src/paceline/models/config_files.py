@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -24,23 +25,25 @@ _ADVICE = "copy or download the model again"
 def read_config(name: str, source: str | Path, options: Mapping[str, Any]) -> Any:
     """The configuration of transformers, of a model that `refuse_unreadable` accepts."""
     directory = Path(source)
-    refuse_unreadable(name, directory if directory.is_dir() else None)
+    if not directory.is_dir():
+        offline = bool(options.get("local_files_only"))
+        file = huggingface_hub.hf_hub_download(str(source), "config.json", local_files_only=offline)
+        directory = Path(file).parent
+    refuse_unreadable(name, directory)
     return AutoConfig.from_pretrained(source, **options, trust_remote_code=False)
 
 
-def refuse_unreadable(name: str, directory: Path | None) -> None:
-    """Refuse a local model whose architecture is unknown, or whose settings would be lost.
+def refuse_unreadable(name: str, directory: Path) -> None:
+    """Refuse a model whose architecture is unknown, or whose settings would be lost.
 
     Args:
         name: The model as the user named it.
-        directory: Its directory; None if it is not local.
+        directory: Its directory.
 
     Raises:
         UnsupportedModelError: transformers does not know the architecture.
         ModelLoadError: A file is not a configuration.
     """
-    if directory is None:
-        return
     path = directory / "config.json"
     settings = json.loads(path.read_text("utf-8"))
     kind = settings.get("model_type") if isinstance(settings, dict) else None

@@ -21,7 +21,7 @@ from paceline.errors import ModelLoadError
 from paceline.models.weights import WEIGHTS, weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _PACKED = 8  # values in a stored one, of quantized weights
 _COPIES = 4  # of a tied embedding, and parts of a fused weight, while a model is built
@@ -71,18 +71,20 @@ def stored_size(source: str | Path, config: Any) -> Size | None:
         if not directories:
             return None
         directory = directories[0]
-    values = [count for file in weight_files(directory) for count in _values(file)]
+    values = [count for file in weight_files(directory) for _, count in shapes_in(file)]
     packed = getattr(config, "quantization_config", None) is not None
     return Size(len(values), sum(values) * (_PACKED if packed else 1))
 
 
-def _values(file: Path) -> list[int]:
+def shapes_in(file: Path) -> list[tuple[Sequence[int], int]]:
+    """Shape of each tensor in a file of weights, and how many values are stored for it."""
     if file.suffix == ".safetensors":
         with safe_open(file, "pt") as weights:
-            return [math.prod(weights.get_slice(key).get_shape()) for key in list(weights.keys())]
+            shapes = [weights.get_slice(key).get_shape() for key in list(weights.keys())]
+        return [(shape, math.prod(shape)) for shape in shapes]
     stored = torch.load(file, "cpu", weights_only=True, mmap=True)
     # a tensor with a stride of 0 has more values than are stored
-    return [min(each.numel(), each.untyped_storage().nbytes()) for each in stored.values()]
+    return [(x.shape, min(x.numel(), x.untyped_storage().nbytes())) for x in stored.values()]
 
 
 @contextlib.contextmanager

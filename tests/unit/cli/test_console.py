@@ -1,9 +1,12 @@
 """What a file gets to see of progress that a terminal sees as bars."""
 
+import logging
+import sys
 import warnings
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from paceline.cli import console
 from paceline.processes import keep_freed_memory
@@ -67,3 +70,56 @@ def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]):
 def test_keeping_freed_memory_changes_nothing_that_a_program_sees():
     keep_freed_memory()
     keep_freed_memory()
+
+
+HOSTILE = "a\x1b]0;title\x1b[31m\x9b2J\x7f\u202eb[red]c[/red]\td"
+SHOWN = r"a\x1b]0;title\x1b[31m\x9b2J\x7f\u202eb[red]c[/red]"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_no_control_characters_of_others_and_a_file_the_text_as_it_is(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    table = Table("name")
+    table.add_row(HOSTILE)
+    monkeypatch.setattr(console._Console, "is_terminal", terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    console.echo(HOSTILE, fg="red", nl=False)
+    assert (SHOWN in capsys.readouterr().out) == terminal
+    console.stdout.print(HOSTILE)
+    seen = capsys.readouterr().out
+    assert (SHOWN in seen) == terminal
+    assert "[red]c[/red]" in seen
+    console.stdout.print(table)
+    seen = capsys.readouterr().out
+    assert (r"a\x1b]0;title\x1b" in seen) == terminal
+    assert ("\x9b" not in seen) == terminal
+
+
+def test_errors_warnings_and_logs_are_always_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    console.show_warnings_in_one_line()
+    console.say(HOSTILE + "\nsecond")
+    warnings.showwarning(HOSTILE + "\nsecond", UserWarning, "a.py", 3)
+    console.stderr.print(HOSTILE)
+    console.echo(HOSTILE, err=True)
+    said = capsys.readouterr().err
+    assert said.count(SHOWN) == 4
+    assert r"\nsecond" in said
+    record = logging.LogRecord("name", logging.WARNING, "a.py", 3, HOSTILE, None, None)
+    assert logging.lastResort is not None
+    assert SHOWN in logging.lastResort.format(record)
+
+
+def test_names_in_a_progress_bar_are_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(console._Console, "is_terminal", True)
+    with console.progress_bars() as progress:
+        progress("[b]", 1, 2, "[link=x]b[/link]\x1bc")
+    said = capsys.readouterr().err
+    assert "[b]" in said
+    assert "[link=x]b[/link]\\" in said
+    assert "\x1bc" not in said

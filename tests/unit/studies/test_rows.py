@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.core.sampling import SamplingParams
+from paceline.data import text_files
 from paceline.decode.strategies import Autoregressive, DecodingConfig
 from paceline.errors import StorageError, UsageError
 from paceline.studies.rows import pooled, read_study_rows, write_rows
@@ -115,3 +116,24 @@ def test_rows_of_the_same_examples_or_of_other_sums_are_not_pooled(other):
 def test_a_row_has_a_value_for_each_unit():
     with pytest.raises(ValidationError, match="tokens has 2 values for 3 units"):
         study_row({"tokens": [1, 2]}, [0, 1, 2])
+
+
+def test_a_file_that_decompresses_without_end_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(text_files, "_MOST_BYTES", 100_000)
+    for content in (b" " * 1_000_000, b"\n" * 500_000):
+        file = tmp_path / "rows.jsonl.gz"
+        file.write_bytes(gzip.compress(content))
+        for read in (read_study_rows, lambda path: list(text_files.read_file(path))):
+            with pytest.raises(UsageError, match="decompresses to more than 100 times") as caught:
+                read(file)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["[" * 5000, '{"a": ' + "9" * 5000 + "}"])
+def test_a_line_that_python_cannot_read_is_one_line(tmp_path: Path, line: str):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(line)
+    with pytest.raises(UsageError, match="is not a file of result rows"):
+        read_study_rows(file)

@@ -1,6 +1,11 @@
 """Runs are recognised by their files, and everything else is refused in one line."""
 
+import functools
+import json
+import math
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -89,3 +94,45 @@ def test_the_command_writes_the_page_and_prints_its_verdict(tmp_path: Path):
     assert shown.output.startswith("PASSED: All 5 greedy texts equal the target's")
     text = (tmp_path / "verified.html").read_text(encoding="utf-8")
     assert text.startswith("<!DOCTYPE html>")
+
+
+def _changed(value: Any, draw: random.Random) -> Any:
+    """The value with one part of it dropped, or of another kind."""
+    if isinstance(value, dict | list) and value and draw.random() < 0.9:
+        places = list(value) if isinstance(value, dict) else list(range(len(value)))
+        place = draw.choice(places)
+        copy: Any = value.copy()
+        if draw.random() < 0.1:
+            del copy[place]
+        else:
+            copy[place] = _changed(value[place], draw)
+        return copy
+    deep: Any = functools.reduce(lambda inner, _: [inner], range(900), 0)
+    return draw.choice([[], {}, "x", math.inf, None, deep, -1, 10**30, [None], {"a": 1}])
+
+
+@pytest.mark.parametrize("kind", report_runs.RUNS)
+def test_values_that_no_command_writes_are_one_line(kind: str, tmp_path: Path):
+    """Random changes, the same each time."""
+    run = report_runs.RUNS[kind](tmp_path / "run")
+    files = [run] if run.is_file() else sorted(run.glob("*.json*"))
+    draw = random.Random(kind)
+    for file in (files * 4)[:4]:
+        old = file.read_text()
+        first, rest = old.split("\n", 1) if file.suffix == ".jsonl" else (old, "")
+        file.write_text(json.dumps(_changed(json.loads(first), draw)) + "\n" + rest)
+        shown = CliRunner().invoke(app, ["report", str(run), "--html"])
+        if not isinstance(shown.exception, SystemExit | None):
+            assert isinstance(shown.exception, UsageError), shown.exception
+            assert "\n" not in str(shown.exception)
+        file.write_text(old)
+
+
+def test_a_value_of_another_kind_is_named_with_what_python_says(tmp_path: Path):
+    run = report_runs.RUNS["sweep"](tmp_path / "run")
+    (run / "sweep.json").write_text("[1]")
+    shown = CliRunner().invoke(app, ["report", str(run), "--html"])
+    assert isinstance(shown.exception, UsageError)
+    assert f"{run} holds values that Paceline does not write (AttributeError: " in str(
+        shown.exception
+    )
