@@ -114,7 +114,7 @@ def fails(work: Callable[[], Any], said: str) -> None:
 def test_an_engine_that_sends_too_much_is_one_line(name: str):
     parts, said = HOSTILE[name]
     with sending(parts) as url:
-        asked = Client(url, api_key("SERVER_KEY"))
+        asked = Client(url, api_key("SERVER_KEY", []))
         fails(lambda: asked.get("/version", Version), said)
         asked.close()
 
