@@ -22,14 +22,14 @@ from paceline.config import read_json_mapping
 from paceline.environment import environment
 from paceline.errors import ConfigError, PacelineError, StorageError, UsageError
 from paceline.permissions import Origin
+from paceline.places import refuse_links_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from paceline.config import StrictModel
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_ENDS = 1 << 20  # bytes hashed at the start and at the end of a file
 
 
 @contextlib.contextmanager
@@ -224,17 +224,6 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def refuse_links_out(folder: Path) -> None:
-    """Raise a ConfigError if a link in the folder leads out of it, where nothing may be written."""
-    inside = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(inside):
-                raise ConfigError(
-                    f"{path} is a link out of {folder}; remove it, or choose another output"
-                )
-
-
 def _with_defaults(values: dict[str, Any], kind: type[StrictModel]) -> dict[str, Any]:
     """Values that an earlier version wrote, with the keys that were added since."""
     try:
@@ -258,21 +247,18 @@ def config_hash(config: StrictModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def files_fingerprint(files: Iterable[Path]) -> str:
-    """Hash of the files' names, sizes, first bytes and last bytes."""
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(_ENDS))
-            stream.seek(max(0, size - _ENDS))
-            digest.update(stream.read())
-    return digest.hexdigest()[:16]
-
-
 def _kind(config: StrictModel) -> str:
     return type(config).__name__.removesuffix("Config")
+
+
+def is_run(manifest: Mapping[str, Any]) -> bool:
+    """True for the manifest of a run; other programs write a manifest.json, too.
+
+    An early one has no `kind`.
+    """
+    kinds: dict[str, type] = {"config": dict, "config_hash": str, "kind": str}
+    given = {"kind": "", **manifest}
+    return all(isinstance(given.get(key), kind) for key, kind in kinds.items())
 
 
 class RunDirectory:
@@ -382,7 +368,7 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{where} is a file; choose a new directory")
         manifest = self.read_manifest()
-        if manifest is None or "config" not in manifest:
+        if manifest is None or not is_run(manifest):
             there = self.path.iterdir() if self.path.exists() else ()
             if any(not path.name.startswith(".") for path in there):
                 raise ConfigError(f"{where} is not empty and holds no run; choose another")

@@ -379,3 +379,15 @@ def test_a_directory_of_other_files_is_no_run(tmp_path: Path, name: str):
     with pytest.raises(ConfigError, match="is not empty and holds no run; choose another"):
         RunDirectory(tmp_path).check_kind(Settings())
     assert RunDirectory(tmp_path / "new").check_kind(Settings()) is None
+
+
+def test_a_manifest_of_another_program_is_no_run(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    (tmp_path / "thesis.txt").write_text("precious")
+    image = {"config": {"digest": "sha256:0"}, "schemaVersion": 2}
+    for manifest in (image, {"config": 1, "config_hash": "0"}):
+        run.manifest.write_text(json.dumps(manifest))
+        with pytest.raises(ConfigError, match="is not empty and holds no run"):
+            run.check_kind(Settings())
+    run.manifest.write_text(json.dumps({"config": {}, "config_hash": "0"}))  # of an early version
+    assert run.check_kind(Settings())

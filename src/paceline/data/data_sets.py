@@ -11,13 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.text_files import ABOUT_DATA, arrow_row, shorten
+from paceline.data.text_files import ABOUT_DATA, arrow_row, refuse_links, shorten
 from paceline.errors import PacelineError, PromptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".txt": "text"}
+_ELSEWHERE = ("hf://", "https://")
 _READERS |= {".parquet": "parquet", ".arrow": "arrow"}
 
 
@@ -58,7 +59,7 @@ def _builder(path: str, subset: str | None) -> Any:
 
     folder = Path(path) / (subset or "")
     if folder.is_dir():
-        kind, files = _files(folder)
+        kind, files = _files(folder, Path(path))
         options: Any = {"sep": "\t"} if kind == ".tsv" else {}
         return datasets.load_dataset_builder(_READERS[kind], data_files=files, **options)
     if Path(path).is_dir():
@@ -68,13 +69,17 @@ def _builder(path: str, subset: str | None) -> Any:
         )
     builder: Any = datasets.load_dataset_builder(path, subset)
     for name in itertools.chain.from_iterable((builder.config.data_files or {}).values()):
-        if "://" not in str(name) or str(name).startswith("file:"):
+        if not str(name).startswith(_ELSEWHERE) or "::" in str(name):  # :: leads on to a file
             raise PromptError(f"the data set {path} names {name}, a file of this machine; set path")
     return builder
 
 
-def _files(folder: Path) -> tuple[str, dict[str, list[str]]]:
-    """The most frequent kind of data file in a folder, and its files by split."""
+def _files(folder: Path, inside: Path) -> tuple[str, dict[str, list[str]]]:
+    """The most frequent kind of data file in a folder, and its files by split.
+
+    Raises:
+        PromptError: there is none, or one is a link out of `inside`.
+    """
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     base = str(folder.resolve())
@@ -84,6 +89,7 @@ def _files(folder: Path) -> tuple[str, dict[str, list[str]]]:
     if not kinds:
         raise PromptError(f"{folder} holds no text; wanted .jsonl, .parquet, .txt or .csv files")
     kind = kinds.most_common(1)[0][0]
+    refuse_links([Path(name) for names in found.values() for name in names], inside)
     return kind, {
         str(split): [glob.escape(str(name)) for name in names if _kind(name) == kind]
         for split, names in found.items()

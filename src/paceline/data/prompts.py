@@ -33,7 +33,7 @@ from paceline.data.text_files import (
     read_file,
 )
 from paceline.errors import PromptError
-from paceline.records import files_fingerprint
+from paceline.fingerprints import files_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, PromptError
+from paceline.places import leads_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,19 +33,39 @@ def is_pattern(path: Path) -> bool:
 
 
 def matches(path: Path) -> list[Path]:
-    """Files and directories that match a pattern such as `runs/*/data`, sorted."""
+    """Files and directories that match a pattern such as `runs/*/data`, sorted.
+
+    Raises:
+        PromptError: one of them is a link out of the directory before the first wildcard.
+    """
     if not is_pattern(path):
         return []
-    return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    return refuse_links(sorted(folder.glob(str(path.relative_to(folder)))), folder)
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Data files below a folder, sorted, without hidden ones; or the file itself."""
+    """Data files below a folder, sorted, without hidden ones; or the file itself.
+
+    Raises:
+        PromptError: one of them is a link out of the folder.
+    """
     if folder.is_file():
         return [folder]
     if found := matches(folder):
         return [file for match in found for file in data_files(match)]
-    return [path for path in _in_sight(folder) if kind_of(path) in _SUFFIXES]
+    return refuse_links([one for one in _in_sight(folder) if kind_of(one) in _SUFFIXES], folder)
+
+
+def refuse_links(files: list[Path], folder: Path) -> list[Path]:
+    """The files; raises a PromptError for a link out of the folder: it may lead to private text."""
+    for path in files:
+        if leads_out(path, folder):
+            raise PromptError(
+                f"{path} is a link out of {folder}, which is not read; copy the file, or set path "
+                "to it"
+            )
+    return files
 
 
 def kind_of(path: Path) -> str:

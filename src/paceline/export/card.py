@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ def model_card(sources: Sources, launch: Launch | None, checks: Checks, notes: l
         _checked(checks),
     ]
     if notes:
-        parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in notes))
+        parts.append("## Notes\n\n" + "\n".join(f"- {_plain(note)}" for note in notes))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -49,19 +50,22 @@ def _model(sources: Sources) -> str:
     model, target = sources.model, sources.target
     config = model.hf.config.get_text_config(decoder=True)
     lines = [
-        f"- architecture: {model.hf.config.model_type}, {config.num_hidden_layers} layers, "
+        f"- architecture: {_code(model.hf.config.model_type)}, {config.num_hidden_layers} layers, "
         f"hidden size {config.hidden_size}, {model.num_parameters:,} parameters",
-        f"- exported from: {sources.config.model}",
+        f"- exported from: {_code(sources.config.model)}",
     ]
     if target is not None:
         share = f" ({model.num_parameters / target.facts.num_parameters:.1%} of its parameters)"
-        lines.append(f"- target: {target.path}{share if target.facts.num_parameters else ''}")
+        lines.append(
+            f"- target: {_code(target.path)}{share if target.facts.num_parameters else ''}"
+        )
         lines.append("- tokenizer: the target's, its files copied unchanged")
     if model.draft_vocabulary is not None:
         lines.append(
             f"- draft vocabulary: {len(model.draft_vocabulary):,} of {model.vocab_size:,} tokens"
         )
-    licence = sources.licence or "not stated by the target; look it up before you publish this"
+    unknown = "not stated by the target; look it up before you publish this"
+    licence = unknown if sources.licence is None else _code(sources.licence)
     return "\n".join([*lines, f"- licence: {licence}"])
 
 
@@ -69,19 +73,20 @@ def _training(run: dict[str, Any] | None) -> str:
     if run is None:
         return ""
     config, inputs = run["config"], run.get("inputs", {})
-    objective = " + ".join(term["kind"] for term in config["objective"])
+    objective = " + ".join(_code(term["kind"]) for term in config["objective"])
     if config.get("finish"):
-        last = " + ".join(term["kind"] for term in config["finish"]["objective"])
+        last = " + ".join(_code(term["kind"]) for term in config["finish"]["objective"])
         objective += f", then {last} from {config['finish']['begin']:.0%} of the run on"
     lines = [
         f"- objective: {objective}",
-        f"- data: {config['data']['train']['path']} "
-        f"(fingerprint {inputs.get('data.train', 'unknown')}); fixed {config['fixed_fraction']:g}, "
+        f"- data: {_code(config['data']['train']['path'])} "
+        f"(fingerprint {_code(inputs.get('data.train', 'unknown'))}); "
+        f"fixed {config['fixed_fraction']:g}, "
         f"draft-generated {config['draft_fraction']:g}, the rest target-generated",
-        f"- optimizer: {config['optimizer']['kind']}, "
+        f"- optimizer: {_code(config['optimizer']['kind'])}, "
         f"learning rate {config['optimizer']['learning_rate']:g}, "
-        f"batch size {config['batch_size']}",
-        f"- config hash: {run.get('config_hash', 'unknown')}, seed {config['seed']}",
+        f"batch size {config['batch_size']:g}",
+        f"- config hash: {_code(run['config_hash'])}, seed {config['seed']:g}",
     ]
     return "## Training\n\nAligned with the target by `paceline align`.\n\n" + "\n".join(lines)
 
@@ -104,18 +109,20 @@ def _measured(measurement: Measurement | None) -> str:
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     processor = measurement.environment.get("processor", "an unknown processor")
     return (
-        f"## Measured\n\n{acceptance.num_prompts} prompts of {config.prompts.path}, temperature "
-        f"{config.sampling.temperature:g}, on {processor}. Brackets: 95% intervals.\n\n"
-        f"| metric | value |\n|---|---|\n{table}\n\n{measurement.verdict}"
+        f"## Measured\n\n{acceptance.num_prompts} prompts of {_code(config.prompts.path)}, "
+        f"temperature {config.sampling.temperature:g}, on {_code(processor)}. "
+        "Brackets: 95% intervals.\n\n"
+        f"| metric | value |\n|---|---|\n{table}\n\n{_plain(measurement.verdict)}"
     )
 
 
 def _serving(sources: Sources, launch: Launch | None) -> str:
     if launch is None:
         return ""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", launch.command)), default=0))
     how = "the best in the measurement" if launch.measured else "not measured"
     return (
-        f"## Serve it with {sources.config.to}\n\n```\n{launch.command}\n```\n\n"
+        f"## Serve it with {sources.config.to}\n\n{fence}\n{launch.command}\n{fence}\n\n"
         f"{launch.gamma} tokens per block ({how}); the engine drafts {launch.drafting}."
     )
 
@@ -133,3 +140,17 @@ def _checked(checks: Checks) -> str:
         f"{checks.largest_difference:.1e} of the largest logit, the most likely token is the same "
         f"in {checks.agreement:.1%}, and {checks.num_texts} texts are tokenized identically.{again}"
     )
+
+
+def _code(value: Any) -> str:
+    """A value from a file as code on one line: it may hold Markdown or HTML."""
+    return f"`{_line(value).replace('`', chr(39))}`"
+
+
+def _plain(text: Any) -> str:
+    """A sentence with values in it, on one line and without HTML, links or code."""
+    return re.sub(r"([\\`<\[])", r"\\\1", _line(text))
+
+
+def _line(value: Any) -> str:
+    return " ".join(str(value).split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING, Any
 
 from paceline.export.rows import set_rows
@@ -11,6 +10,7 @@ from paceline.models.drafts.save import copy_tokenizer
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
 from paceline.models.silence import quiet
+from paceline.places import copy_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.export.launch import Launch
 
 _GENERATION = "generation_config.json"
-_LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
 def fit(sources: Sources) -> None:
@@ -62,19 +62,14 @@ def write_directory(sources: Sources, launch: Launch | None, folder: Path) -> No
 def copy_licence(sources: Sources, folder: Path) -> None:
     """Copy the licence files of the target, or of the model if it is exported alone."""
     source = model_directory(sources.tokenizer_source)
-    for pattern in _LICENCES:
-        for path in sorted(source.glob(pattern)):
-            if path.is_file():
-                shutil.copyfile(path, folder / path.name)
+    copy_files((path for pattern in LICENCES for path in source.glob(pattern)), folder)
 
 
 def _write_generation_config(sources: Sources, launch: Launch | None, folder: Path) -> None:
     """Copy the target's; transformers reads the number of drafted tokens from it."""
     path = folder / _GENERATION
     if sources.target is not None:
-        theirs = sources.target.directory / _GENERATION
-        if theirs.exists():
-            shutil.copyfile(theirs, path)
+        copy_files([sources.target.directory / _GENERATION], folder)
     if sources.config.to != "transformers" or launch is None:
         return
     settings = json.loads(path.read_text("utf-8")) if path.exists() else {}

@@ -9,17 +9,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import transformers
 
-from paceline.config import StrictModel
+from paceline.config import StrictModel, as_written
 from paceline.errors import ExportError, UsageError
 from paceline.export.card import model_card
 from paceline.export.checks import Checks, Reference, check_directory, check_gguf, overflows
-from paceline.export.directory import copy_licence, extends_positions, fit, write_directory
+from paceline.export.directory import (
+    LICENCES,
+    copy_licence,
+    extends_positions,
+    fit,
+    write_directory,
+)
 from paceline.export.engine_check import check_in_engine
-from paceline.export.export_inputs import Sources, read_sources
+from paceline.export.export_inputs import Sources, manifest_of, read_sources
 from paceline.export.gguf_file import write_gguf
 from paceline.export.gguf_vocabulary import Tokenizer
 from paceline.export.launch import Launch, loads, plan_launch
 from paceline.models.compatibility import without_rollback
+from paceline.models.drafts.save import other_file
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.hf.draft_vocabulary import EXPORTED
 from paceline.models.inspection import state_keeper
@@ -74,7 +81,8 @@ def export(config: ExportConfig, progress: Progress = silent) -> Exported:
     with atomic_directory(config.out) as scratch:
         checks = _write(sources, launch, scratch, path.name, notes)
         copy_licence(sources, scratch)
-        card = model_card(sources, launch, checks, notes)
+        with as_written(manifest_of(config.model)):
+            card = model_card(sources, launch, checks, notes)
         (scratch / "README.md").write_text(card, "utf-8")
         marker = {"engine": config.to, "draft_vocabulary": config.draft_vocabulary}
         (scratch / EXPORTED).write_text(json.dumps(marker) + "\n", "utf-8")
@@ -102,6 +110,8 @@ def check_place(config: ExportConfig) -> None:
         raise UsageError(
             f"{out} exists already; choose another --out, or give --overwrite to replace it"
         )
+    if (other := other_file(out, EXPORTED, "README.md", "*.gguf", *LICENCES)) is not None:
+        raise UsageError(f"{out} holds {other}, which is no part of an export; move it")
     for path in (config.model, config.target):
         if path is not None and Path(path).expanduser().resolve().is_relative_to(out.resolve()):
             raise UsageError(f"{out} would replace {path}, which is exported; choose another --out")
@@ -166,6 +176,11 @@ def notes_of(sources: Sources, launch: Launch | None) -> list[str]:
     notes: list[str] = []
     if target is None:
         notes.append("no target is given: the model is exported alone, for serving or as a target")
+    elif config.target is None:
+        notes.append(
+            f"the target {target.path} is the one in {manifest_of(config.model)}; give --target to "
+            "choose it"
+        )
     if launch is not None:
         notes += _launch_notes(sources, launch)
     limit = sources.model.draft_vocabulary

@@ -21,7 +21,8 @@ from paceline.models.compatibility import check_block, check_same_vocabulary
 from paceline.models.gguf import open_gguf
 from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import fingerprint, model_directory, stored_dtype
-from paceline.records import RunDirectory
+from paceline.places import refuse_link_out
+from paceline.records import RunDirectory, is_run
 
 if TYPE_CHECKING:
     from paceline.export.export_config import ExportConfig
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card
 _NUM_STRINGS = 100
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SAMPLES = (
     'def mean(values):\n    """The arithmetic mean."""\n    return sum(values) / len(values)\n',
     "The quick brown fox didn't jump over 13 lazy dogs; it's 2026, and they've 1,234.5 reasons.",
@@ -91,7 +93,12 @@ def read_sources(config: ExportConfig) -> Sources:
     """Load the inputs; raises UsageError if one cannot be read or they do not match."""
     run = _run_of(config.model)
     named = config.target or (run["config"].get("target") if run else None)
+    if named is not None and not isinstance(named, str):
+        raise UsageError(f"{manifest_of(config.model)} names no model as target; give --target")
     target = None if named is None else read_target(named)
+    for path in (config.model, named):
+        if path is not None:
+            _refuse_links(model_directory(path))
     if target is not None:
         drafted = inspect_model(model_directory(config.model))
         check_same_reading(target, drafted)
@@ -181,11 +188,24 @@ def _differing_text(ours: Any, theirs: Any) -> str | None:
     return None
 
 
+def manifest_of(model: str) -> Path:
+    """Where the run that trained a draft has its manifest, if the model is its `draft`."""
+    return RunDirectory(Path(model).expanduser().parent).manifest
+
+
 def _run_of(model: str) -> dict[str, Any] | None:
     """Manifest of the training run whose `draft` directory this is, if any."""
     folder = Path(model).expanduser()
     manifest = RunDirectory(folder.parent).read_manifest() if folder.is_dir() else None
-    return manifest if manifest and manifest.get("kind") == "Align" else None
+    ours = manifest is not None and is_run(manifest) and manifest.get("kind") == "Align"
+    return manifest if ours else None
+
+
+def _refuse_links(directory: Path) -> None:
+    """Raise a UsageError if what an export repeats of a model, all but weights, is linked to."""
+    for path in directory.iterdir():
+        if path.suffix not in _WEIGHTS:
+            refuse_link_out(path, directory)
 
 
 def read_measurement(config: ExportConfig, target: str | None) -> Measurement:

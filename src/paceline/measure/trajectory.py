@@ -29,6 +29,7 @@ from paceline.measure.training_stops import Stop, all_runs, stops_of
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint, tokenizer_of
+from paceline.places import PathPart
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
 from paceline.rng import named_generator
@@ -75,8 +76,8 @@ class TrajectoryConfig(StrictModel):
 
     target: str = Field(min_length=1)
     runs: tuple[Path, ...] = Field(min_length=1)
-    tasks: dict[str, Task] = Field(default_factory=dict)
-    scored_tasks: dict[str, TaskChoice] = Field(default_factory=dict)
+    tasks: dict[PathPart, Task] = Field(default_factory=dict)
+    scored_tasks: dict[PathPart, TaskChoice] = Field(default_factory=dict)
     samplings: tuple[SamplingParams, ...] = Field(
         default=(SamplingParams(temperature=0), _LOOSE), min_length=1
     )

@@ -6,7 +6,6 @@ An adapter is adapter_config.json with its weights, beside the weights of a mode
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import warnings
 from importlib import import_module
@@ -19,13 +18,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from paceline.errors import ModelLoadError, PacelineError, first_line
+from paceline.fingerprints import files_fingerprint
 from paceline.models.cached_directory import cached_directory
 from paceline.models.config_files import read_config
 from paceline.models.hf.architectures import is_encoder_decoder
 from paceline.models.silence import quiet
 from paceline.models.sizes import shapes_in, with_weights
 from paceline.models.weights import refuse_incomplete
-from paceline.records import files_fingerprint
+from paceline.places import copy_files
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -157,10 +157,10 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
         hf.to(stored).save_pretrained(scratch)
     for folder in (directory, base):
         for file in folder.iterdir():
-            is_other = file.is_file() and file.suffix not in _WEIGHT_SUFFIXES
             is_ours = (scratch / file.name).exists() or file.name.startswith("adapter")
-            if is_other and not is_ours and not file.name.endswith(".index.json"):
-                shutil.copyfile(file, scratch / file.name)
+            is_weights = file.suffix in _WEIGHT_SUFFIXES or file.name.endswith(".index.json")
+            if not is_ours and not is_weights:
+                copy_files([file], scratch)
 
 
 def _load(base: Path, config: Any) -> Any:

@@ -24,6 +24,7 @@ from paceline.errors import (
     UsageError,
     first_line,
 )
+from paceline.fingerprints import files_fingerprint
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.tokenizer import admit_tokenizer
 from paceline.models.config_files import needs_code, read_config
@@ -42,7 +43,6 @@ from paceline.models.weights import (
     weight_files,
 )
 from paceline.models.wrapping import admitted, unchecked
-from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ NOTHING = "-"
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a table with aligned columns."""
-    cells = [[_escape(cell) for cell in row] for row in (header, *rows)]
+    cells = [[escape(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
@@ -42,5 +43,6 @@ def figure(found: Interval) -> str:
     return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
 
 
-def _escape(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def escape(text: str) -> str:
+    """The text on one line, with no HTML, link, code or border of a table in it."""
+    return re.sub(r"([\\`|<]|\](?=[(\[:]))", r"\\\1", " ".join(text.split()))

@@ -15,6 +15,7 @@ from paceline.bench.schema import ResultRow, family
 from paceline.decode.strategies import Autoregressive
 from paceline.errors import UsageError
 from paceline.permissions import Origin
+from paceline.places import refuse_links_out
 from paceline.records import RunDirectory
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Results:
 
 def read_results(folder: Path) -> Results:
     """Read a run directory; raises UsageError if it has no rows or an invalid one."""
+    refuse_links_out(folder, "remove it: a report shows what is in the directory")
     manifest = RunDirectory(folder).read_manifest()
     rows = read_rows(folder, (manifest or {}).get("context"))
     if not rows:

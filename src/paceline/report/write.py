@@ -8,7 +8,7 @@ from paceline.bench.measured_frontier import NUM_RESAMPLES
 from paceline.errors import UsageError
 from paceline.records import atomic_directory, atomic_write_text
 from paceline.report import bench_tables, claims, predictions
-from paceline.report.markdown import definitions, figure
+from paceline.report.markdown import definitions, escape, figure
 from paceline.report.plots import draw_plots
 from paceline.report.run_folder import Results, Section, read_results
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FILE = "report.md"
 PLOTS = "plots"
+_HEAD = b"# Bench report\n"
 
 _INTERVALS = (
     f"Intervals are 95% percentile intervals of {NUM_RESAMPLES} bootstrap resamples of the "
@@ -47,8 +48,9 @@ def write_report(folder: Path) -> Report:
     """Write the report of a bench's run directory.
 
     Raises:
-        UsageError: The folder has no valid rows, other files are in `plots/`, or matplotlib is not
-            installed; in the latter case `report.md` is written without plots.
+        UsageError: The folder has no valid rows, `report.md` or a file in `plots/` is another
+            program's, or matplotlib is not installed; in the latter case `report.md` is written
+            without plots.
         StorageError: The report cannot be written.
     """
     results = read_results(folder)
@@ -56,16 +58,19 @@ def write_report(folder: Path) -> Report:
     for path in plots.iterdir() if plots.is_dir() and not plots.is_symlink() else ():
         if not path.name.startswith("temperature-"):
             raise UsageError(f"{path} is no plot of this report, which replaces {plots}; move it")
-    atomic_write_text(folder / FILE, render(results))
+    path = folder / FILE
+    if path.is_file() and not path.is_symlink() and not path.read_bytes().startswith(_HEAD):
+        raise UsageError(f"{path} is no report of Paceline, which would replace it; move it")
+    atomic_write_text(path, render(results))
     if any(section.judged for section in results.sections):
         with atomic_directory(plots) as scratch:
             draw_plots(results.sections, scratch)
-    return Report(folder / FILE, _summaries(results))
+    return Report(path, _summaries(results))
 
 
 def render(results: Results) -> str:
     """Return the report as Markdown."""
-    facts = "\n".join(f"- {line}" for line in bench_tables.run_lines(results))
+    facts = "\n".join(f"- {escape(line)}" for line in bench_tables.run_lines(results))
     parts = [
         f"# Bench report\n\n{facts}\n\n{_INTERVALS}",
         f"## Speedup at the target's quality, quality within its latency\n\n{_summaries(results)}",

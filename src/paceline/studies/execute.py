@@ -22,7 +22,7 @@ import yaml
 from paceline.config import read_json_mapping
 from paceline.errors import ConfigError, PacelineError, StudyError, UsageError
 from paceline.processes import connect_to_ray
-from paceline.records import RunDirectory, atomic_write_text, storage_errors
+from paceline.records import RunDirectory, atomic_write_text, is_run, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,7 +144,7 @@ def _set_aside_if_stale(stage: PlannedStage, folder: StageFolder) -> None:
     place = str(stage.folder.relative_to(folder.output))
     if stage.folder.exists():
         is_ours = "digest" in known and known.get("folder", place) == place
-        is_ours = is_ours or "config" in (RunDirectory(stage.folder).read_manifest() or {})
+        is_ours = is_ours or is_run(RunDirectory(stage.folder).read_manifest() or {})
         if not is_ours and (stage.folder.is_file() or any(stage.folder.iterdir())):
             raise StudyError(
                 f"stage {stage.name} writes to {stage.folder}, which is there already and holds no "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.config import as_written
-from paceline.errors import StudyError, UsageError
+from paceline.config import as_written, read_json_mapping
+from paceline.errors import ConfigError, StudyError, UsageError
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory
 from paceline.studies.execute import LocalRunner, RayRunner, StageFolder, execute
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.studies.study_file import Scale, StudyConfig
     from paceline.studies.workflow import Workflow
 
+RECORD = "doit.json"
 _TICK_S = 1.0
 
 
@@ -49,12 +51,13 @@ def run_study(
         runner: Runs commands; None: as `study.engine` says.
 
     Raises:
-        UsageError: an input is missing, or doit is not installed.
+        UsageError: an input is missing, the output holds other files, or doit is not installed.
         StudyError: a stage failed; finished stages are kept.
     """
     stages = plan(study, scale)
     check_inputs(study, stages)  # of all looks, before anything runs
     with RunDirectory(study.output).alone():
+        _refuse_other_files(study.output)
         runner = runner or (RayRunner() if study.engine == "ray" else LocalRunner(study.workers))
         try:
             for looks in range(1, study.looks + 1):
@@ -67,10 +70,28 @@ def run_study(
     return stages
 
 
+def _refuse_other_files(output: Path) -> None:
+    """Raise a ConfigError unless the directory is empty or a study's, by the marks of its stages.
+
+    A study that was killed before its first stage has nothing but an empty doit.json.
+    """
+    there = [path for path in output.iterdir() if not path.name.startswith(".")]
+    with suppress(ConfigError):
+        if any("digest" in read_json_mapping(path) for path in output.glob("stages/*.json")):
+            return
+        if [path.name for path in there] == [RECORD] and not read_json_mapping(there[0]):
+            return
+    if there:
+        raise ConfigError(
+            f"output {output} holds {min(there).name} and no stage of a study; choose another "
+            "output"
+        )
+
+
 def states(study: StudyConfig, scale: Scale = "cpu") -> list[StageState]:
     """The stages of all looks with their states."""
     stages = plan(study, scale)
-    with as_written(study.output / "doit.json"):
+    with as_written(study.output / RECORD):
         done = _workflow(stages, study.output).done()
     return [StageState(*each) for each in zip(stages, done, strict=True)]
 
@@ -121,7 +142,7 @@ def _workflow(stages: Sequence[PlannedStage], output: Path) -> Workflow:
         from paceline.studies.workflow import Workflow
     except ImportError:
         raise UsageError("studies need doit: pip install -e '.[study]'") from None
-    return Workflow(stages, output / "doit.json")
+    return Workflow(stages, output / RECORD)
 
 
 class _Clock:

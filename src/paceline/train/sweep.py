@@ -21,9 +21,10 @@ from pydantic import Field, model_validator
 from paceline.config import StrictModel, read_json, validate
 from paceline.core.bootstrap import Interval, mean_interval
 from paceline.errors import ConfigError, DivergedError, TrainingError
+from paceline.places import PathPart, refuse_links_out
 from paceline.processes import in_processes
 from paceline.progress import silent
-from paceline.records import RunDirectory, atomic_write_text, config_hash, refuse_links_out
+from paceline.records import RunDirectory, atomic_write_text, config_hash
 from paceline.train.align import align
 from paceline.train.align_config import AlignConfig
 from paceline.train.checkpoint import check_run_directory
@@ -58,8 +59,8 @@ class SweepConfig(StrictModel):
 
     output: Path
     base: Changes
-    rows: dict[str, Changes] = Field(min_length=1)
-    columns: dict[str, Changes] = Field(min_length=1)
+    rows: dict[PathPart, Changes] = Field(min_length=1)
+    columns: dict[PathPart, Changes] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=2)
     figure: Figure = "expected_acceptance"
     reference: str | None = None

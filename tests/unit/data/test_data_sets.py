@@ -92,3 +92,44 @@ def test_a_data_set_of_the_hub_names_no_file_of_this_machine(
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: found)
     with pytest.raises(PromptError, match=f"names {name}, a file of this machine"):
         read_records("organisation/set")
+
+
+@pytest.mark.parametrize(
+    "name", ["local:///etc/passwd", "zip://a::/etc/x.zip", "hf://a::file:///b"]
+)
+def test_files_of_a_hub_data_set_are_of_known_places(name: str, monkeypatch: pytest.MonkeyPatch):
+    found = SimpleNamespace(config=SimpleNamespace(data_files={"train": [name]}))
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: found)
+    with pytest.raises(PromptError, match=r"a file of this machine"):
+        read_records("organisation/set")
+
+
+@pytest.mark.parametrize(
+    ("link", "options"),
+    [
+        ("a.jsonl", {}),
+        ("deep/a.jsonl", {}),
+        ("train.jsonl", {"split": "train"}),
+        ("a.json", {}),
+        ("main", {"subset": "main"}),
+    ],
+)
+def test_a_link_out_of_a_directory_of_data_is_not_read(
+    folder: Path, tmp_path: Path, link: str, options: dict[str, str]
+):
+    place = folder / link
+    place.parent.mkdir(exist_ok=True)
+    secret = tmp_path / "secret"
+    place.symlink_to(secret if link == "main" else secret / "s.jsonl")
+    with pytest.raises(PromptError, match=r"\.jsonl? is a link out of .*, which is not read"):
+        read_records(CorpusConfig(path=str(folder), **options))
+
+
+def test_a_pattern_follows_no_link_out_of_the_directory_that_it_names(folder: Path, tmp_path: Path):
+    write(folder / "own/s.jsonl", "mine")
+    pattern = str(folder / "*/*.jsonl")
+    assert [record.text for record in read_records(pattern)] == ["mine"]
+    (folder / "other").symlink_to(tmp_path / "secret")
+    with pytest.raises(PromptError, match=r"other/s\.jsonl is a link out of .*set"):
+        read_records(pattern)
+    assert [r.text for r in read_records(str(folder / "other/s.jsonl"))] == ["SECRET"]  # by name

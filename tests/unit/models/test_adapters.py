@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, UsageError
 from paceline.models import load_model
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint
+from paceline.records import cache_root
 from tiny import LLAMA_LIKE, tiny_hf, tiny_tokenizer
 
 TEXT = torch.tensor([[5, 6, 7, 8, 9]])
@@ -194,3 +195,13 @@ def test_an_adapter_without_peft_is_refused_by_name(
     monkeypatch.setitem(sys.modules, "peft", None)
     monkeypatch.setattr("paceline.models.adapters.find_spec", lambda name: None)
     refused(folder, "holds an adapter (LORA)", "'.[peft]'", "merge it into its base model")
+
+
+def test_a_merged_model_has_no_copy_of_what_a_link_leads_to(tmp_path: Path):
+    base(tmp_path / "base")
+    (tmp_path / "id_rsa").write_text("SECRET")
+    adapter = lora(tmp_path / "adapter", str(tmp_path / "base"))
+    (adapter / "vocab.key").symlink_to("../id_rsa")
+    with pytest.raises(UsageError, match=r"vocab\.key is a link out of .*adapter"):
+        load_model(adapter)
+    assert not list(cache_root().rglob("vocab.key"))

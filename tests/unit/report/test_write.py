@@ -363,3 +363,19 @@ def test_plots_replace_a_link_and_no_other_files(tmp_path: Path):
     write_report(folder)
     assert not (folder / "plots").is_symlink()
     assert [path.name for path in home.iterdir()] == ["letter"]
+
+
+def test_text_of_rows_is_no_markup():
+    text = "<img src=x onerror=a> [b](http://c) [d]: e `f` | g\nh 1.0 [0.9, 1.1]"
+    shown = markdown.table([text], [["1.000 [0.900, 1.100]"]])
+    wanted = r"\<img src=x onerror=a> [b\](http://c) [d\]: e \`f\` \| g h 1.0 [0.9, 1.1]"
+    assert shown.splitlines()[0] == f"| {wanted} |"
+    assert "1.000 [0.900, 1.100]" in shown
+
+
+def test_a_report_replaces_no_other_text(tmp_path: Path):
+    folder = write_rows(tmp_path, ROWS)
+    (folder / "report.md").write_text("my notes")
+    with pytest.raises(UsageError, match=r"report\.md is no report of Paceline"):
+        write_report(folder)
+    assert (folder / "report.md").read_text() == "my notes"

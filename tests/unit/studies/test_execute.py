@@ -36,7 +36,7 @@ class Recorded:
         for output in self.outputs:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text("new")
-            (output.parent / "manifest.json").write_text('{"config": {}}')
+            (output.parent / "manifest.json").write_text('{"config": {}, "config_hash": "0"}')
         return self.code
 
     def stop(self) -> None:

@@ -271,3 +271,38 @@ def test_all_claims_are_judged_from_rows_alone(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="the number of looks of study tiny is not known"):
         judge_all(rows, file)
     assert json.loads((tmp_path / "rows.jsonl").read_text())["study"] == "tiny"
+
+
+FOREIGN = {
+    "doit.json": '{"build": {"deps:": []}}',
+    "rows.jsonl": "precious\n",
+    "stages/align.json": '{"image": 1}',
+    "stages/align.yaml": "precious: 1\n",
+    "logs/align.log": "precious\n",
+}
+
+
+@pytest.mark.parametrize(
+    "names", [list(FOREIGN), ["doit.json"], ["rows.jsonl"], ["logs/align.log"]]
+)
+def test_a_directory_with_other_files_is_no_output_of_a_study(
+    study: StudyConfig, writer: Writer, names: list[str]
+):
+    for name in names:
+        (study.output / name).parent.mkdir(parents=True, exist_ok=True)
+        (study.output / name).write_text(FOREIGN[name])
+    with pytest.raises(ConfigError, match=r"holds .* and no stage of a study; choose another"):
+        run_and_judge(study, "tiny")
+    assert not writer.ran
+    assert {name: (study.output / name).read_text() for name in names} == {
+        name: FOREIGN[name] for name in names
+    }
+
+
+@pytest.mark.parametrize("left", [["doit.json"], [".tmp"], ["stages/align.json", "align/x"]])
+def test_a_study_that_was_killed_early_goes_on(study: StudyConfig, writer: Writer, left: list[str]):
+    for name in left:
+        (study.output / name).parent.mkdir(parents=True, exist_ok=True)
+        (study.output / name).write_text('{"digest": "0"}' if "stages" in name else "{}")
+    run_study(study, is_decided=lambda _: True)
+    assert "align" in writer.ran

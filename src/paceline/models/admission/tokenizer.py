@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from paceline.config import StrictModel
 from paceline.errors import ModelLoadError, first_line
+from paceline.fingerprints import files_fingerprint
 from paceline.models.admission.results import recall, remember
 from paceline.models.admission.tokenizer_doubts import (
     NO_VOCABULARY,
@@ -31,7 +32,6 @@ from paceline.models.admission.tokenizer_doubts import (
     refuse_outside,
 )
 from paceline.models.admission.tokenizer_probes import TOKENIZER_FILE, TokenizerFile, find_reference
-from paceline.records import files_fingerprint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelLoadError
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
 from paceline.models.silence import quiet
+from paceline.places import copy_files
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     import torch
@@ -26,9 +25,12 @@ _MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json"
 _MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
 
 
-def other_file(directory: Path) -> str | None:
-    """The name of a file in a directory that `save_draft` does not write; None without any."""
-    patterns = (*_MODEL_FILES, *_TOKENIZER_FILES)
+def other_file(directory: Path, *more: str) -> str | None:
+    """The name of a file in a directory that `save_draft` does not write; None without any.
+
+    `more`: Patterns of further files that belong there.
+    """
+    patterns = (*_MODEL_FILES, *_TOKENIZER_FILES, *more)
     known = {path for pattern in patterns for path in directory.glob(pattern)}
     return next((path.name for path in sorted(directory.iterdir()) if path not in known), None)
 
@@ -59,12 +61,12 @@ def save_draft(
             weights.chmod((scratch / "config.json").stat().st_mode)
         if draft.draft_vocabulary is not None:
             write_draft_vocabulary(scratch, draft.draft_vocabulary)
-        _copy(files, scratch)
+        copy_files(files, scratch)
 
 
 def copy_tokenizer(source: str | Path, out: Path) -> None:
     """Copy a model's tokenizer files byte for byte; raises a ModelLoadError if it has none."""
-    _copy(_tokenizer_files(source), out)
+    copy_files(_tokenizer_files(source), out)
 
 
 def _tokenizer_files(source: str | Path) -> list[Path]:
@@ -75,11 +77,3 @@ def _tokenizer_files(source: str | Path) -> list[Path]:
             f"{source} has no tokenizer files to copy to the draft; name the target's own directory"
         )
     return files
-
-
-def _copy(files: Iterable[Path], out: Path) -> None:
-    for path in files:
-        if path.is_dir():
-            shutil.copytree(path, out / path.name)
-        else:
-            shutil.copyfile(path, out / path.name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.config import read_yaml
 from paceline.errors import ConfigError
+from paceline.places import leads_out
 from paceline.studies.collect import command_of
 from paceline.studies.execute import StageFolder
 from paceline.studies.plan import plan
@@ -72,8 +73,10 @@ def read_background(
     folders = {path.parent for path in row_files(places)}
     for source in {row.source.command: row.source for row in rows}.values():
         name = Path(_config_file(source)).name
-        for path in (each / "stages" / name for each in sorted(folders)):
-            if name and path.is_file() and _is_of(path, source):
+        for folder in sorted(folders):
+            path = folder / "stages" / name
+            is_there = bool(name) and path.is_file() and not leads_out(path, folder)
+            if is_there and _is_of(path, source):
                 stages[source.command] = StageConfig(
                     read_yaml(path), f"As it ran, from stages/{name} beside the rows."
                 )

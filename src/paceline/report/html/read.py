@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from paceline.config import as_written, describe, read_json
 from paceline.errors import UsageError
 from paceline.permissions import Origin
+from paceline.places import refuse_links_out
 from paceline.records import RunDirectory, read_jsonl
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _WANTED = (
     "the directory of a study, bench, tune, trajectory, sweep, align or pretrain, or a file "
     "written by measure, verify or decode with --json"
 )
+_MARK, _HEAD = b'<meta name="generator" content="Paceline ', 2_000  # where a report has it
 
 
 class Found(NamedTuple):
@@ -34,10 +36,14 @@ def read_page(path: Path) -> Found:
     """Make the page of a run directory or of a result file.
 
     Raises:
-        UsageError: the path is not a run, or its rows cannot be read.
+        UsageError: the path is not a run, its rows cannot be read, or another program wrote the
+            file that the page belongs in.
     """
+    page = recognise(path)()
     place = path.with_suffix(".html") if path.is_file() else path / "report.html"
-    return Found(recognise(path)(), place)
+    if place.is_file() and not place.is_symlink() and _MARK not in place.read_bytes()[:_HEAD]:
+        raise UsageError(f"{place} is no report of Paceline, which would replace it; move it")
+    return Found(page, place)
 
 
 def recognise(path: Path) -> Callable[[], Page]:
@@ -50,6 +56,7 @@ def recognise(path: Path) -> Callable[[], Page]:
         return _file(path)
     if not path.is_dir():
         raise UsageError(f"{path} does not exist; give {_WANTED}")
+    refuse_links_out(path, "remove it: a report shows what is in the directory")
     if is_study(path):
         return lambda: _study(path)
     manifest = RunDirectory(path).read_manifest()

@@ -96,3 +96,11 @@ def test_a_study_that_names_a_missing_file_is_known_without_its_stages(tmp_path:
     found = read_background(rows, [place], folder)
     assert set(found.studies) == {"tiny"}
     assert not found.stages
+
+
+def test_a_link_out_of_the_directory_of_rows_is_not_read(tmp_path: Path, studies: Path):
+    rows, place = written(tmp_path, "elsewhere/tiny/stages/hosts.yaml")
+    (tmp_path / "hosts.yml").write_text("token: SECRET\n")
+    (place / "stages").mkdir()
+    (place / "stages/hosts.yaml").symlink_to(tmp_path / "hosts.yml")
+    assert read_background(rows, [place], studies).config(rows[0].source) == {}

@@ -136,3 +136,24 @@ def test_a_value_of_another_kind_is_named_with_what_python_says(tmp_path: Path):
     assert f"{run} holds values that Paceline does not write (AttributeError: " in str(
         shown.exception
     )
+
+
+@pytest.mark.parametrize("kind", ["bench", "sweep"])
+def test_a_run_with_a_link_out_of_it_is_not_shown(kind: str, tmp_path: Path):
+    run = report_runs.RUNS[kind](tmp_path / "run")
+    (tmp_path / "hosts.yml").write_text("token: SECRET\n")
+    (run / "hosts.yml").symlink_to(tmp_path / "hosts.yml")
+    with pytest.raises(UsageError, match=r"hosts\.yml is a link out of .*; remove it: a report"):
+        read_page(run)
+
+
+def test_only_a_report_is_replaced_by_a_report(tmp_path: Path):
+    run = report_runs.losslessness(tmp_path)
+    page = run.with_suffix(".html")
+    page.write_text("<html>mine</html>")
+    with pytest.raises(UsageError, match=r"verified\.html is no report of Paceline"):
+        read_page(run)
+    assert page.read_text() == "<html>mine</html>"
+    page.unlink()
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["report", str(run), "--html"]).exit_code == 0

@@ -1,0 +1,66 @@
+"""Where files of other people may lead: links in their directories, and names that become paths."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator
+
+from paceline.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_LONGEST = 200  # bytes of a name; a file system allows 255, and suffixes are added
+
+
+def _one_part(name: str) -> str:
+    if "/" in name or name.startswith(".") or not name.isprintable() or not name.strip():
+        raise ValueError("is not the name of a file; leave out /, a dot at its start, and controls")
+    if len(name.encode()) > _LONGEST:
+        raise ValueError(f"is longer than {_LONGEST} bytes; give it a shorter name")
+    return name
+
+
+PathPart = Annotated[str, AfterValidator(_one_part)]
+"""A name in a configuration that becomes the name of a file or directory."""
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """True if a path below a folder leads out of it by a link.
+
+    Files of the hub's cache are links from `snapshots/COMMIT` to `blobs`, and lead not out.
+    """
+    place, inside = path.resolve(), folder.resolve()
+    commits = (one.parent for one in (inside, *inside.parents) if one.parent.name == "snapshots")
+    blobs = [one.parent / "blobs" for one in commits]
+    return not place.is_relative_to(inside) and place.parent not in blobs
+
+
+def refuse_link_out(path: Path, folder: Path, advice: str = "put the file in its place") -> None:
+    """Raise a UsageError if the path leads out of the folder by a link."""
+    if leads_out(path, folder):
+        raise UsageError(f"{path} is a link out of {folder}; {advice}")
+
+
+def refuse_links_out(folder: Path, advice: str = "remove it, or choose another output") -> None:
+    """Raise a ConfigError if a link in the folder leads out of it."""
+    inside = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                raise ConfigError(f"{path} is a link out of {folder}; {advice}")
+
+
+def copy_files(files: Iterable[Path], out: Path) -> None:
+    """Copy files into a directory, and no directories; raises a UsageError for links out of theirs.
+
+    A copy may be published, and a link may lead to a file that its maker cannot read.
+    """
+    for path in files:
+        if path.is_file():
+            refuse_link_out(path, path.parent)
+            shutil.copyfile(path, out / path.name)
