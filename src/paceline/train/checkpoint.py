@@ -17,7 +17,7 @@ import torch
 
 from paceline.config import read_json
 from paceline.engines.text_config import MAY_CHANGE
-from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.save import save_draft, tokenizer_files
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class CheckpointStore:
     def __init__(self, directory: Path, tokenizer_source: Path, keep: int) -> None:
         self.directory = directory
         self.tokenizer_source = tokenizer_source
+        tokenizer_files(tokenizer_source)  # an error now instead of when the draft is saved
         self.keep = keep
 
     def all(self) -> list[Path]:

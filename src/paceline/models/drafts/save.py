@@ -9,7 +9,7 @@ from paceline.errors import ModelLoadError
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
 from paceline.models.silence import quiet
-from paceline.places import copy_files
+from paceline.places import copy_files, refuse_link_out
 from paceline.records import atomic_directory
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def save_draft(
     Raises:
         StorageError: The disk is full or the directory cannot be written.
     """
-    files = _tokenizer_files(tokenizer_source)
+    files = tokenizer_files(tokenizer_source)
     hf = draft.hf if dtype is None else copy.deepcopy(draft.hf).to(dtype)  # pyright: ignore
     embeddings: Any = hf.get_input_embeddings()
     hf.config.get_text_config(decoder=True).vocab_size = embeddings.weight.shape[0]
@@ -66,12 +66,15 @@ def save_draft(
 
 def copy_tokenizer(source: str | Path, out: Path) -> None:
     """Copy a model's tokenizer files byte for byte; raises a ModelLoadError if it has none."""
-    copy_files(_tokenizer_files(source), out)
+    copy_files(tokenizer_files(source), out)
 
 
-def _tokenizer_files(source: str | Path) -> list[Path]:
+def tokenizer_files(source: str | Path) -> list[Path]:
+    """A model's tokenizer files; raises a UsageError if it has none, or one is a link out of it."""
     directory = model_directory(source)
     files = [path for pattern in _TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
+    for path in files:
+        refuse_link_out(path, directory)
     if not files:
         raise ModelLoadError(
             f"{source} has no tokenizer files to copy to the draft; name the target's own directory"
