@@ -28,6 +28,8 @@ _TAG = "tag:yaml.org,2002:"
 _LARGEST = 2**63
 _LARGEST_FILE = 1 << 20  # bytes of a configuration
 _MOST_NODES = 100_000  # values of a configuration, each as often as aliases repeat it
+_LONGEST_NUMBER = 10_000  # characters in YAML
+_SHOWN = 200  # characters of a key or a problem
 _MOST_FAULTS = 5  # reported in one message
 _MOST_KEYS = 12  # more are not listed for an unknown key
 
@@ -178,7 +180,7 @@ def parse_yaml(text: str, source: str, advice: str = "correct it") -> Any:
         place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         deep = isinstance(error, RecursionError)
         usual = "it is nested too deeply" if deep else "a value that its type does not have"
-        problem = getattr(error, "problem", None) or usual
+        problem = str(getattr(error, "problem", None) or usual)[:_SHOWN]
         raise ConfigError(f"{source} is not valid YAML ({problem}{place}); {advice}") from None
 
 
@@ -206,9 +208,15 @@ class _Loader(yaml.SafeLoader):
         self._sizes.setdefault(node, self._num_nodes - before)
         return node
 
+    def short_number(self, node: yaml.ScalarNode) -> int | float:
+        if len(node.value) > _LONGEST_NUMBER:  # 1:1:1 is a number to the base of 60
+            raise _RefusedError(f"a number has more than {_LONGEST_NUMBER:,} characters")
+        is_int = node.tag == f"{_TAG}int"
+        return self.construct_yaml_int(node) if is_int else self.construct_yaml_float(node)
+
     def refuse_type(self, node: yaml.Node) -> None:
         raise _RefusedError(
-            f"{node.tag.removeprefix(_TAG)} in it is no type of a value; write a text"
+            f"{node.tag.removeprefix(_TAG)[:_SHOWN]} in it is no type of a value; write a text"
         )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -218,8 +226,8 @@ class _Loader(yaml.SafeLoader):
                 line = key.start_mark.line + 1
                 if key.value in lines:
                     raise _RefusedError(
-                        f"the key {key.value} is given twice, in line {lines[key.value]} and in "
-                        f"line {line}; keep one"
+                        f"the key {key.value[:_SHOWN]} is given twice, in line "
+                        f"{lines[key.value]} and in line {line}; keep one"
                     )
                 lines[key.value] = line
         return super().construct_mapping(node, deep)
@@ -227,6 +235,8 @@ class _Loader(yaml.SafeLoader):
 
 for _kind in ("binary", "set", "omap", "pairs"):
     _Loader.add_constructor(_TAG + _kind, _Loader.refuse_type)
+for _kind in ("int", "float"):
+    _Loader.add_constructor(_TAG + _kind, _Loader.short_number)
 # a name such as 2026-11-26
 _Loader.add_constructor(f"{_TAG}timestamp", _Loader.construct_scalar)  # pyright: ignore
 
@@ -283,7 +293,7 @@ def describe(error: ValidationError, cls: type[BaseModel] | None = None) -> str:
 
 
 def _describe_fault(fault: Mapping[str, Any], cls: type[BaseModel] | None) -> str:
-    where = ".".join(str(part) for part in fault["loc"])
+    where = ".".join(str(part)[:_SHOWN] for part in fault["loc"])
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] in _UNKNOWN:
         return f"{where}: unknown key{_advice(fault['loc'], cls)}"

@@ -135,12 +135,13 @@ ALIASES = "a: &a [1]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" fo
         ("steps: " + "[" * 3000, "not valid YAML (it is nested too deeply)"),
         ("steps: " + "9" * 5000, "not valid YAML (a value that its type does not have)"),
         ("steps: 0x" + "f" * 5000, "steps is a number, which is too large"),
+        ("steps: 1" + ":1" * 100_000, "a number has more than 10,000 characters"),
         ("note: !!bool x", "not valid YAML (a value that its type does not have)"),
         ('note: !!int ""', "not valid YAML (a value that its type does not have)"),
         ("note: !!python/object/apply:os.getpid []", "could not determine a constructor"),
         ("#" * (1 << 20) + "\n", "has more than 1,048,576 bytes"),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_file_that_would_exhaust_python_is_one_line(tmp_path: Path, text: str, said: str):
     assert said in fault(tmp_path, text)

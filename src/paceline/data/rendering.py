@@ -31,6 +31,7 @@ SECONDS = 10.0
 """Time for one chat."""
 _MEMORY = 1 << 30  # bytes that the copy may take beyond what this process has
 _LONGEST = 64 << 20  # characters of a rendered chat
+_LONGEST_ERROR = 1000
 _IDLE_S = 1.0  # until the copy ends, as it holds the memory that this process changes or frees
 
 
@@ -107,13 +108,18 @@ def _serve(pipe: Connection, tokenizer: Any, parent: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process, which gets it too, answers it
         end_with_parent(parent)
         gc.disable()  # nothing of the other process is freed here
-        pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
-        most = pages * resource.getpagesize() + _MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        _limit_memory()
         while pipe.poll(_IDLE_S):
             pipe.send(_answer(tokenizer, *pipe.recv()))
     finally:
         os._exit(0)
+
+
+def _limit_memory() -> None:
+    with contextlib.suppress(OSError, ValueError):  # a system without /proc, or a lower limit
+        pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
+        most = pages * resource.getpagesize() + _MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _answer(tokenizer: Any, name: str, messages: Any, settings: dict[str, Any]) -> Any:
@@ -126,5 +132,5 @@ def _answer(tokenizer: Any, name: str, messages: Any, settings: dict[str, Any]) 
     except MemoryError:
         return None, f"rendering takes more than {_MEMORY >> 30} GiB of memory"
     except Exception as error:  # a template is a program and can raise anything
-        return None, str(error)
+        return None, str(error)[:_LONGEST_ERROR]
     return found, None

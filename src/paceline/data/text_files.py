@@ -153,7 +153,7 @@ def read_parquet(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
                 raise PromptError(
                     f"{path} has {names[twice[0]]} columns named {twice[0]}; rename all but one"
                 )
-            for batch in file.iter_batches(batch_size=1000):
+            for batch in file.iter_batches(batch_size=64):
                 for row in batch.to_pylist():
                     yield arrow_row(row), f"{path} row {next(number)}"
     except PacelineError:

@@ -33,12 +33,13 @@ def limiting(seconds: float) -> Callable[[httpx2.Response], None]:
     """
 
     def limit(answer: httpx2.Response) -> None:
-        encoding = answer.headers.get("Content-Encoding", "identity")
-        if encoding != "identity":
+        encoding = answer.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
             raise EngineError(
                 f"{answer.url} answered in the encoding {encoding[:20]!r}, which was not asked "
                 "for; configure the server, or the proxy before it, not to compress"
             )
+        answer.encoding = "utf-8"  # not the codec that the server names
         answer.stream = _Limited(answer.stream, str(answer.url), seconds)
 
     return limit

@@ -16,7 +16,7 @@ from paceline.errors import ModelLoadError, UnsupportedModelError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_COUNTS = re.compile(r"layer|label|first_k")
+_COUNTS = re.compile(r"^(?!.*(size|vocab)).*(layer|label|first_k)")
 """Settings of which transformers makes lists before it makes a model."""
 _MOST, _MOST_LISTED = 10_000, 1 << 22  # such a setting, and any number in a list
 _ADVICE = "copy or download the model again"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import huggingface_hub
-import torch
 from safetensors import safe_open
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
@@ -18,10 +17,12 @@ from torch.nn.modules.module import (
 )
 
 from paceline.errors import ModelLoadError
-from paceline.models.weights import WEIGHTS, weight_files
+from paceline.models.weights import WEIGHTS, unpickled, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import torch
 
 _PACKED = 8  # values in a stored one, of quantized weights
 _COPIES = 4  # of a tied embedding, and parts of a fused weight, while a model is built
@@ -71,9 +72,13 @@ def stored_size(source: str | Path, config: Any) -> Size | None:
         if not directories:
             return None
         directory = directories[0]
-    values = [count for file in weight_files(directory) for _, count in shapes_in(file)]
     packed = getattr(config, "quantization_config", None) is not None
-    return Size(len(values), sum(values) * (_PACKED if packed else 1))
+    tensors = values = 0
+    for file in weight_files(directory):
+        counts = [count for _, count in shapes_in(file)]
+        tensors += len(counts)
+        values += min(sum(counts), 2 * file.stat().st_size)  # names may share values
+    return Size(tensors, values * (_PACKED if packed else 1))
 
 
 def shapes_in(file: Path) -> list[tuple[Sequence[int], int]]:
@@ -82,9 +87,11 @@ def shapes_in(file: Path) -> list[tuple[Sequence[int], int]]:
         with safe_open(file, "pt") as weights:
             shapes = [weights.get_slice(key).get_shape() for key in list(weights.keys())]
         return [(shape, math.prod(shape)) for shape in shapes]
-    stored = torch.load(file, "cpu", weights_only=True, mmap=True)
     # a tensor with a stride of 0 has more values than are stored
-    return [(x.shape, min(x.numel(), x.untyped_storage().nbytes())) for x in stored.values()]
+    return [
+        (tensor.shape, min(tensor.numel(), tensor.untyped_storage().nbytes()))
+        for tensor in unpickled(file).values()
+    ]
 
 
 @contextlib.contextmanager
@@ -101,10 +108,12 @@ def within(name: str, size: Callable[[], Size | None]) -> Iterator[None]:
     """
     stored = functools.cache(size)
     made: Counter[str] = Counter()
+    seen: dict[int, Any] = {}  # tied weights are registered again
 
     def count(kind: str, spare: int, tensor: Any) -> None:
-        if tensor is None or not tensor.is_meta:
+        if tensor is None or not tensor.is_meta or id(tensor) in seen:
             return
+        seen[id(tensor)] = tensor
         made[f"{kind}s"] += 1
         made[kind] += tensor.numel()
         held = stored() or Size(_MOST_TENSORS, 1 << 62)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,7 @@ def _keys(file: Path) -> list[str]:
     if file.suffix == ".safetensors":
         with safe_open(file, "pt") as weights:
             return list(weights.keys())
-    return list(torch.load(file, "cpu", weights_only=True, mmap=True))
+    return list(unpickled(file))
 
 
 def _tensors(file: Path, names: Sequence[str]) -> list[Tensor]:
@@ -187,5 +188,11 @@ def _tensors(file: Path, names: Sequence[str]) -> list[Tensor]:
         with safe_open(file, "pt") as weights:
             known = set(weights.keys())
             return [weights.get_tensor(name) for name in names if name in known]
-    found: dict[str, Tensor] = torch.load(file, "cpu", weights_only=True, mmap=True)
+    found = unpickled(file)
     return [found[name] for name in names if name in found]
+
+
+def unpickled(file: Path) -> dict[str, Tensor]:
+    """The tensors of a pickled file, of which no code runs; an old file is read into memory."""
+    stored = torch.load(file, "cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    return {name: value for name, value in stored.items() if isinstance(value, torch.Tensor)}

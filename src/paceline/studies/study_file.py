@@ -86,7 +86,7 @@ class StudyConfig(StrictModel):
     variables: dict[str, str] = Field(default_factory=dict)
     prepare: str = ""
     output: Path
-    looks: int = Field(default=1, ge=1)
+    looks: int = Field(default=1, ge=1, le=100)
     stages: dict[Annotated[str, Field(pattern=r"^[a-z0-9_-]+$")], Stage] = Field(min_length=1)
     workers: int = Field(default=1, ge=1)
     engine: Literal["local", "ray"] = "local"

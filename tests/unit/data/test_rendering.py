@@ -85,3 +85,12 @@ def test_the_process_that_renders_is_no_longer_there_once_it_is_replaced():
     assert rendering._copies[0].pid != first
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+
+
+def test_a_system_with_a_lower_limit_of_memory_renders(monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(rendering.resource, "setrlimit", refused)
+    found = with_template("{{ messages[0].content }}")
+    assert rendering.apply(found, [{"role": "user", "content": "hi"}]) == "hi"

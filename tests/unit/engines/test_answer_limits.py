@@ -88,6 +88,7 @@ HOSTILE = {
     "bomb": (body(BOMB, Content_Encoding="deflate"), "in the encoding 'deflate'"),
     "drip": (dripping, "did not end its answer in 0 s"),
     "deep": (body(b"[" * 10_000), "text that is not JSON"),
+    "codec": (body(b"x", Content_Type="text/plain; charset=zlib_codec"), "text that is not JSON"),
     "digits": (body(b"9" * 10_000), "text that is not JSON"),
     "echo": (body(f"no: {KEY}".encode(), "401 No"), "answered 401 (no: ***)"),
     "text": (body(KEY.encode()), "text that is not JSON ('***')"),

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MT5Config,
+    MT5ForConditionalGeneration,
+)
 
 from paceline.errors import ModelLoadError
 from paceline.models import load_model
+from paceline.models.config_files import _refuse_counts
 from paceline.models.inspection import read_header
 from paceline.models.sizes import Size, stored_size, within
 from tiny import tiny_hf
@@ -71,3 +78,36 @@ def test_a_model_that_is_nowhere_has_a_limit_of_tensors_alone():
     config = LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=1 << 40)
     with within("m", lambda: stored_size("nobody/nothing", config)), torch.device("meta"):
         assert AutoModelForCausalLM.from_config(config).get_input_embeddings() is not None
+
+
+def test_an_embedding_that_is_larger_than_the_rest_is_stored_once_and_built_several_times(
+    tmp_path: Path,
+):
+    shape = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    MT5ForConditionalGeneration(MT5Config(vocab_size=300_000, **shape)).save_pretrained(tmp_path)
+    assert read_header(tmp_path).hf.config.vocab_size == 300_000
+
+
+def test_pickled_weights_of_old_files_and_beside_other_values_are_read(tmp_path: Path):
+    hf = tiny_hf()
+    hf.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    stored = {**hf.state_dict(), "version": 1.0}
+    for zipped in (True, False):
+        torch.save(stored, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+        size = stored_size(tmp_path, hf.config)
+        assert size is not None
+        assert size.tensors == len(stored) - 1
+
+
+def test_names_of_one_storage_count_no_more_than_their_file_holds(tmp_path: Path):
+    file = tmp_path / "pytorch_model.bin"
+    value = torch.zeros(1 << 16)
+    torch.save({f"name{number}": value for number in range(500)}, file)
+    assert stored_size(tmp_path, LlamaConfig()) == Size(500, 2 * file.stat().st_size)
+
+
+@pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text", "llama", "bart", "falcon_h1"])
+def test_counts_that_architectures_have_by_default_are_no_error(kind: str):
+    settings = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
+    _refuse_counts(Path("config.json"), settings)
