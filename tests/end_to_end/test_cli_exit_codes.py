@@ -46,7 +46,7 @@ STARTS = {
     "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),
     "study": (("study", "list"), "paceline.studies.study_file.find_studies"),
     "claims": (("claims",), "paceline.studies.session.study_rows"),
-    "report": (("report", "x"), "paceline.report.run_kind.is_bench"),
+    "report": (("report", "x"), "paceline.config.as_written"),
     "demo": (("demo", "--target", "t"), "paceline.cli.demo_story.Story"),
     "env": (("env",), "paceline.environment.environment"),
     "inspect": (("inspect", "m"), "paceline.export.model_report.load_model"),
