@@ -37,6 +37,9 @@ class Limits(NamedTuple):
     megabytes: int
 
 
+_AMPLE = Limits(10, 1024)  # of a program that does nothing
+
+
 class Checks(NamedTuple):
     """Tests of a function: text that defines `check`, which is called with the function.
 
@@ -75,7 +78,8 @@ def passes(program: str, limits: Limits, checks: Checks | None = None) -> bool:
             "the tests do not compile, or pass something other than numbers, texts, lists, "
             "tuples, sets, dictionaries and None; correct them or leave the row out"
         )
-    if status in (1, 2):  # of unshare and of Python
+    # of unshare and of Python, and of unshare when the judge is killed, as at a limit
+    if status in (1, 2) and _status("", _AMPLE, None, _can_unshare()) != judge.PASSED:
         raise PacelineError(
             "a process for a program could not be started; wait until fewer processes run, and "
             "run the command again"
@@ -137,4 +141,4 @@ def _wait(process: subprocess.Popen[bytes], seconds: int) -> int | None:
 def _can_unshare() -> bool:
     if shutil.which(_ISOLATED[0], path=os.defpath) is None:
         return False
-    return _status("", Limits(10, 1024), None, own_root=True) == judge.PASSED
+    return _status("", _AMPLE, None, own_root=True) == judge.PASSED

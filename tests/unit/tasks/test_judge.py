@@ -203,3 +203,8 @@ def test_tests_that_cannot_run_are_one_line(checks: Checks):
         "the tests do not compile, or pass something other than numbers, texts, lists, tuples, "
         "sets, dictionaries and None; correct them or leave the row out"
     )
+
+
+def test_a_result_that_brings_the_tests_to_a_limit_fails(barrier: str):
+    checks = Checks("def check(candidate):\n    for _ in range(candidate()): pass", "f")
+    assert not passes("def f(): return 10 ** 9", LIMITS, checks)
