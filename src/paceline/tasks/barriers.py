@@ -132,7 +132,8 @@ def _limit_files(folder: str) -> None:
     if rules < 0:
         return
     rights = dict.fromkeys(_READABLE, _READ_DIR)  # to list the hidden folders does no harm
-    hidden = [os.path.realpath(os.path.join(path, _HIDDEN)) for path in sys.path]
+    hidden = {os.path.realpath(os.path.join(path, _HIDDEN)) for path in sys.path}
+    hidden = {path for path in hidden if os.path.isdir(path)}
     for path in {os.path.realpath(path) for path in _READABLE}:
         for found in _without(hidden, path):
             rights[found] = _READ_FILE | (_READ_DIR if os.path.isdir(found) else 0)
@@ -148,11 +149,11 @@ def _limit_files(folder: str) -> None:
     os.close(rules)
 
 
-def _without(hidden: list[str], path: str) -> list[str]:
+def _without(hidden: set[str], path: str) -> list[str]:
     """What has all files of the path but the hidden ones."""
     if path in hidden:
         return []
-    if not any(folder.startswith(path + "/") for folder in hidden if os.path.isdir(folder)):
+    if not any(folder.startswith(path + "/") for folder in hidden):
         return [path]
     entries = [entry.path for entry in os.scandir(path) if not entry.is_symlink()]
     return [found for entry in entries for found in _without(hidden, entry)]
