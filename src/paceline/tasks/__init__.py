@@ -11,7 +11,8 @@ translation.py    BLEU and chrF
 summarization.py  ROUGE
 math_problems.py  word problems, scored by accuracy; numbers.py reads the final number
 questions.py      closed questions, scored by exact match and F1
-code_problems.py  functions, scored by their tests; execution.py starts judge.py, which runs both
+code_problems.py  functions, scored by their tests; execution.py starts judge.py, which runs both;
+                  barriers.py says what is closed to them
 open_chat.py      messages of users, for speed and agreement
 scoring.py        metrics and the libraries that compute them
 task_choice.py    tasks as configuration values

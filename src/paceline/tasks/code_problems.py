@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import warnings
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -24,6 +27,22 @@ _SOLUTION = "canonical_solution"
 _REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
 _BEFORE = re.compile(r".*^(?=(?:async )?(?:def|class) )", re.DOTALL | re.MULTILINE)
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def _before_function(prompt: str) -> str:
+    """What the prompt has before its last function or class and the decorators of it."""
+    for body in ("", " " * 99 + "pass"):  # deeper than what the prompt has
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                found = ast.parse(prompt + body).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        if defined := [at for at, node in enumerate(found) if isinstance(node, kinds)]:
+            end = found[defined[-1] - 1].end_lineno if defined[-1] else 0
+            return "".join(io.StringIO(prompt, newline=None).readlines()[:end])
+    before = _BEFORE.match(prompt)
+    return before[0] if before else ""
 
 
 class Code(TaskModel):
@@ -88,9 +107,9 @@ class Code(TaskModel):
             PromptError: the tests cannot run apart from the program.
         """
         self._check_allowed()
-        before = _BEFORE.match(self._prompt(example))
+        before = _before_function(self._prompt(example))
         text, _, called = f"\n{example.reference}".rpartition("\ncheck(")
-        checks = Checks(text, called.rstrip()[:-1], before[0] if before else "")
+        checks = Checks(text, called.rstrip()[:-1], before)
         try:
             return float(passes(self.program(example, answer), self._limits, checks))
         except PromptError as error:

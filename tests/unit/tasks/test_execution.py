@@ -23,8 +23,25 @@ PASSING = {
     "writes here": "open('note', 'w').write('x'); assert open('note').read() == 'x'",
     "reads": "import json; open(json.__file__).read()",
     "imports": "import collections, heapq, itertools, math, random, re, string, typing",
+    "imports what can start programs": "import asyncio, subprocess, urllib.request, unittest.mock",
     "imports numpy": "import numpy; numpy.ones(2) @ numpy.ones(2)",
     "recovers": "def f(): return f()\ntry:\n    f()\nexcept RecursionError:\n    pass",
+    "has flags": "import fcntl; fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL))",
+    "has limits": "import resource; resource.setrlimit(7, (resource.getrlimit(7)[0], 64))",
+    "defines types": """
+import abc, collections, dataclasses, enum, functools, typing
+class A(typing.NamedTuple):
+    x: int = 1
+@dataclasses.dataclass(order=True)
+class B(abc.ABC):
+    x: int = 1
+    y: list = dataclasses.field(default_factory=list)
+class C(enum.Enum):
+    X = 1
+@functools.lru_cache(None)
+def f(x): return collections.namedtuple('D', 'x', defaults=[1])()
+f.__name__, A.__doc__ = 'g', 'd'
+assert (f(1).x, A().x, B(1) < B(2), C(1)) == (1, 1, True, C.X)""",
     "discards": "open('/dev/null', 'w').write('x')",
 }
 FAILING = {
@@ -81,6 +98,32 @@ s.run_string(s.create(), 'open(' + repr({outside}) + ', "w")')""",
     "signals": "import os; os.kill(os.getpid(), 0)",
     "signals a thread": "import signal, threading; signal.pthread_kill(threading.get_ident(), 0)",
     "leaves the session": "import os; os.setsid()",
+    "finds the checks": "import gc; gc.get_objects()",
+    "finds the checks by what refers": "import gc; gc.get_referrers(print)",
+    "finds the checks by a refusal": """
+try:
+    open({outside})
+except PermissionError as error:
+    trace = error.__traceback__
+while trace:
+    for value in [*trace.tb_frame.f_locals.values()]:
+        if getattr(value, '__module__', None) == 'paceline.tasks.barriers':
+            value.__defaults__ = ('', ('/',), *value.__defaults__[2:])
+        for cell in getattr(value, '__closure__', None) or ():
+            if type(cell.cell_contents) is tuple:
+                cell.cell_contents = ('/',)
+    trace = trace.tb_next
+try:
+    open({outside})
+except PermissionError as error:
+    assert error.errno""",
+    "lies about a module": """
+class Name(str):
+    __eq__, __hash__ = lambda *_: False, str.__hash__
+try:
+    __import__(Name('_testcapi'))
+except ModuleNotFoundError:
+    pass""",
     "writes elsewhere": "open({outside}, 'w')",
     "writes up": "open('../' * 9 + {outside}[1:], 'w')",
     "appends elsewhere": "import os; os.open({outside}, os.O_RDWR | os.O_APPEND)",
@@ -114,20 +157,33 @@ os.open('kept', os.O_WRONLY | os.O_TRUNC, dir_fd=os.open({folder}, os.O_PATH | o
     "reads arguments": "open('/proc/self/cmdline').read()",
     "reads memory": "open('/proc/self/mem', 'rb')",
 }
-# Turns a line of judge.py off, so that what remains has to hold alone.
-WATCH = '    _watch_interpreter(os.getcwd() + "/")\n'
-FILTER = "        _filter_calls()\n"
+# Only the kernel refuses these.
+UNSEEN = {
+    "owns": "import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+    "chooses a signal": "import fcntl, os; fcntl.fcntl(os.pipe()[0], 10, 9)",
+    "limits another": "import os, resource; resource.prlimit(os.getppid(), 7, (9, 9))",
+    "reads limits": "import os, resource; resource.prlimit(os.getppid(), 7)",
+    "slows another": "import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "binds another": "import os; os.sched_setaffinity(os.getppid(), {0})",
+    "attaches memory": """
+import ctypes
+ctypes.CDLL(None, use_errno=True).shmat(1 << 30, None, 0)
+assert ctypes.get_errno() != 1""",
+}
+# Turns a line of barriers.py off, so that what remains has to hold alone.
+WATCH = '    _watch_interpreter(os.getcwd() + "/", filtered)\n'
+FILTER = "        filtered = _filter_calls()\n"
 FILES = "        _limit_files(os.getcwd())\n"
 
 
 def weaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    source = Path(execution.judge.__file__).read_text()
+    source = Path(execution.barriers.__file__).read_text()
     for line in lines:
         assert source.count(line) == 1
         source = source.replace(line, " " * (len(line) - len(line.lstrip())) + "pass\n")
-    weak = tmp_path / "judge.py"
+    weak = tmp_path / "barriers.py"
     weak.write_text(source)
-    monkeypatch.setattr(execution.judge, "__file__", str(weak))
+    monkeypatch.setattr(execution.barriers, "__file__", str(weak))
 
 
 def filled(program: str, tmp_path: Path, port: int = 9) -> str:
@@ -219,13 +275,16 @@ def test_name_spaces_hold_when_nothing_else_does(
 def test_the_kernel_refuses_when_the_interpreter_does_not(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    landlock = ctypes.CDLL(None).syscall(execution.judge._CREATE_RULESET, None, 0, 1) > 0
-    if not landlock or os.uname().machine not in execution.judge._ARCHITECTURES:
+    landlock = ctypes.CDLL(None).syscall(execution.barriers._CREATE_RULESET, None, 0, 1) > 0
+    if not landlock or os.uname().machine not in execution.barriers._ARCHITECTURES:
         pytest.skip("this system has no filter of system calls or no Landlock")
     monkeypatch.setattr(execution, "_can_unshare", lambda: False)
     weaken(tmp_path, monkeypatch, WATCH)
     programs = {name: filled(program, place) for name, program in REFUSED.items()}
-    del programs["calls C"], programs["reads the tests"]
+    for name in REFUSED:
+        if name == "calls C" or name.startswith(("finds", "lies about")):
+            del programs[name]
+    programs |= UNSEEN
     programs["forks"] = "import os; os.fork() or os._exit(0)"
     programs["executes"] = "import os; os.execv('/usr/bin/env', ['env'])"
     programs["looks into the tests"] = "import os; open(f'/proc/{os.getppid()}/mem', 'rb')"
@@ -239,8 +298,8 @@ def test_no_process_remains_nor_delays(
     monkeypatch.setattr(execution, "_can_unshare", lambda: False)
     monkeypatch.setattr(execution, "_WALL_FACTOR", 1 if end else 50)
     weaken(tmp_path, monkeypatch, WATCH, FILTER, FILES)
-    judge = Path(execution.judge.__file__)
-    judge.write_text(judge.read_text().replace('"NPROC": 0', '"NPROC": -1'))
+    barriers = Path(execution.barriers.__file__)
+    barriers.write_text(barriers.read_text().replace('"NPROC": 0', '"NPROC": -1'))
     lock = tmp_path / "lock"
     lock.touch()
     program = f"""

@@ -117,7 +117,7 @@ SAME = """
 import math
 def check(candidate):
     values = [None, True, 1, -2.5, 1 << 80, 'x\\ud800', [1, (2, 3)], {1: 'a', (1, 2): [None]}]
-    values += [{1, 2}, frozenset('ab'), b'ab', bytearray(b'c'), math.inf, -0.0, {}, [], ()]
+    values += [{1, 2}, frozenset('ab'), b'ab', bytearray(b'c'), math.inf, -0.0, 1j, {}, [], ()]
     for value in values:
         found = candidate(value)
         assert found == value and type(found) is type(value), value
@@ -161,18 +161,26 @@ def check(candidate):
             assert type(error) is wanted and str(error).strip("'") == "why", number
         else:
             assert False
-    candidate(9, list_, dict_, set_)
-    assert (list_, dict_, set_) == ([1, 2, 3], {1: [2, 3]}, {1, 4})
+    bytes_ = bytearray(b"ab")
+    candidate(9, list_, dict_, set_, more=bytes_)
+    assert (list_, dict_, set_, bytes_) == ([1, 2, 3], {1: [2, 3]}, {1, 4}, b"abc")
+    try:
+        candidate(-1, list_, dict_, set_)
+    except ValueError:
+        assert list_ == [1, 2, 3, 3]
 """
     program = """
 class Own(RuntimeError): pass
 class Other(Exception): pass
-def f(number, *changed):
+def f(number, *changed, more=None):
     if not changed:
         raise [ValueError, KeyError, Own, Other][number]('why')
     changed[0].sort(); changed[0].append(3)
     changed[1][1].append(3)
     changed[2].add(4)
+    if number < 0:
+        raise ValueError
+    more.append(99)
 """
     assert passes(program, LIMITS, Checks(tests, "f"))
     assert not passes(program.replace("'why'", "'no'"), LIMITS, Checks(tests, "f"))
@@ -203,3 +211,23 @@ def test_tests_that_cannot_run_are_one_line(checks: Checks):
         "the tests do not compile, or pass something other than numbers, texts, lists, tuples, "
         "sets, dictionaries and None; correct them or leave the row out"
     )
+
+
+def test_a_result_that_brings_the_tests_to_a_limit_fails(barrier: str):
+    checks = Checks("def check(candidate):\n    for _ in range(candidate()): pass", "f")
+    assert not passes("def f(): return 10 ** 9", LIMITS, checks)
+
+
+@pytest.mark.parametrize(
+    ("tests", "body"),
+    [
+        ("assert all(a == b for a, b in zip(map(candidate, 'ab'), 'cd'))", "raise StopIteration"),
+        (
+            "deep = candidate(0)\n    for _ in range(99): deep = [deep]\n    candidate(deep)",
+            "for _ in range(450): x = [x]\n    return x",
+        ),
+    ],
+)
+def test_a_function_neither_ends_a_loop_of_the_tests_nor_makes_them_unfit(tests: str, body: str):
+    checks = Checks(f"def check(candidate):\n    {tests}", "f")
+    assert not passes(f"def f(x):\n    {body}", LIMITS, checks)
