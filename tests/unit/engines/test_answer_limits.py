@@ -61,7 +61,8 @@ def sending(parts: Parts) -> Iterator[str]:
 
 def body(content: bytes, head: str = "200 OK", **headers: str) -> Parts:
     lines = [f"HTTP/1.1 {head}", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
-    whole = "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content
+    lines += ["Connection: close", f"Content-Length: {len(content)}"]  # one answer for each
+    whole = "\r\n".join([*lines, "", ""]).encode() + content
     return lambda: iter([whole])
 
 
