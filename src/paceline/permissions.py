@@ -1,7 +1,7 @@
 """What a file may not decide: code to import, programs to start, and keys to send.
 
-Configurations, result rows and manifests come from strangers. A file may name code or a program of
-its author's, but only the user permits it: on the command line, where `Given` marks every text, or
+Configurations, result rows and manifests are untrusted input. A file may name code or a program of
+its author, but only the user permits it: on the command line, where `Given` marks every text, or
 by an environment variable, which processes started by this one inherit.
 """
 

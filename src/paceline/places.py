@@ -58,7 +58,7 @@ def refuse_links_out(folder: Path, advice: str = "remove it, or choose another o
 def copy_files(files: Iterable[Path], out: Path) -> None:
     """Copy files into a directory, and no directories; raises a UsageError for links out of theirs.
 
-    A copy may be published, and a link may lead to a file that its maker cannot read.
+    A copy may be published, and the author of a link may not have read access to its target.
     """
     for path in files:
         if path.is_file():

@@ -1,7 +1,7 @@
 """Terminal output: results on stdout, progress and messages on stderr.
 
-Names, paths and texts of models come from strangers, so a terminal gets no control characters of
-theirs: everything is printed by `stdout`, `stderr`, `echo` or `say`.
+Names, paths and generated texts are untrusted, so their control characters are escaped on a
+terminal: everything is printed by `stdout`, `stderr`, `echo` or `say`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".txt": "text"}
-_ELSEWHERE = ("hf://", "https://")
 _READERS |= {".parquet": "parquet", ".arrow": "arrow"}
+_REMOTE = ("hf://", "https://")  # prefixes of files that a hub data set may name
 
 
 def read_data_set(
@@ -69,7 +69,7 @@ def _builder(path: str, subset: str | None) -> Any:
         )
     builder: Any = datasets.load_dataset_builder(path, subset)
     for name in itertools.chain.from_iterable((builder.config.data_files or {}).values()):
-        if not str(name).startswith(_ELSEWHERE) or "::" in str(name):  # :: leads on to a file
+        if not str(name).startswith(_REMOTE) or "::" in str(name):  # :: chains to a local file
             raise PromptError(f"the data set {path} names {name}, a file of this machine; set path")
     return builder
 

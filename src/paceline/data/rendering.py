@@ -1,6 +1,6 @@
 """Renders chat templates with limits of time, memory and size.
 
-A template is a program of whoever made the model. Its sandbox keeps it from files and code, but not
+A template is a program of the model's author. Its sandbox keeps it from files and code, but not
 from loops without end, and one operation such as `9 ** 9 ** 9` or `'a' * 10 ** 10` cannot be
 interrupted in this process. So a copy of this process renders, which is ended at the limits.
 """
@@ -92,6 +92,9 @@ def _ask(tokenizer: Any, request: Any, *, again: bool = True) -> tuple[Any, str 
         fault = f"rendering takes more than {SECONDS:.0f} s"
     except (EOFError, OSError):  # it was idle, or it died
         fault = "the process that renders it died"
+    except BaseException:  # interrupted: its answer would be taken for that to the next request
+        _end_copy()
+        raise
     _end_copy()
     return _ask(tokenizer, request, again=False) if again and "died" in fault else (None, fault)
 

@@ -170,8 +170,7 @@ def api_key(variable: str | None, urls: Sequence[str]) -> str | None:
 def _refuse_plain_http(url: str) -> None:
     if url.startswith("http://") and not is_loopback(url):
         raise UsageError(
-            f"{url} would get the API key without encryption, for everyone on the way to read; use "
-            "https, or leave api_key_env out"
+            f"{url} would get the API key without encryption; use https, or leave api_key_env out"
         )
 
 

@@ -94,3 +94,18 @@ def test_a_system_with_a_lower_limit_of_memory_renders(monkeypatch: pytest.Monke
     monkeypatch.setattr(rendering.resource, "setrlimit", refused)
     found = with_template("{{ messages[0].content }}")
     assert rendering.apply(found, [{"role": "user", "content": "hi"}]) == "hi"
+
+
+def test_an_interrupted_chat_is_not_the_answer_to_the_next_one(monkeypatch: pytest.MonkeyPatch):
+    found = with_template("{{ messages[0].content }}")
+    assert rendering.apply(found, [{"role": "user", "content": "first"}]) == "first"
+    pipe = rendering._copies[0].pipe
+
+    def interrupted(_: float) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(pipe), "poll", lambda _, seconds: interrupted(seconds))
+        with pytest.raises(KeyboardInterrupt):
+            rendering.apply(found, [{"role": "user", "content": "second"}])
+    assert rendering.apply(found, [{"role": "user", "content": "third"}]) == "third"
