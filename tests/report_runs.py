@@ -48,7 +48,7 @@ def bench_run(folder: Path) -> Path:
     cells = [
         cell(ALONE, 1.0, 4, 0),
         cell(Lossless(), 1.3, 4, 4),
-        cell(Opt(0.2), 1.5, 5, 3),
+        cell(Opt(0.2), 1.5, 7, 3),
         cell(Opt(0.4), 1.7, 9, 2),
         cell(Chow(0.2), 1.4, 6, 3),
         row(Chow(0.9), error="ran out of memory"),

@@ -1,22 +1,28 @@
 """Computes figures with intervals from result rows, and the best cell under a constraint.
 
-Intervals come from resampling the examples, with the same resamples for all cells: difficult
-examples are difficult for every cell. The best cell is selected in each resample, so its interval
-includes the uncertainty of the selection.
+The best of many cells looks better than it is on the examples that chose it. So a best cell is
+chosen on a random half of the examples, and its figures are those of the other half.
 """
 
 # C cells, N examples, R resamples
 from __future__ import annotations
 
 import math
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.bench.schema import Baseline, ExampleRow, ResultRow, family
-from paceline.core.bootstrap import Interval, draw_resamples, percentile_interval
+from paceline.bench.schema import ExampleRow, ResultRow, family
+from paceline.core.bootstrap import (
+    Interval,
+    Ratios,
+    draw_resamples,
+    ratio_interval,
+    ratio_of_ratios_interval,
+)
+from paceline.core.bounded_means import bounded_mean_interval, bounded_ratio_interval
 from paceline.core.rules import Lossless
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.errors import UsageError
@@ -27,19 +33,30 @@ if TYPE_CHECKING:
 
 NUM_RESAMPLES = 2000
 
+Figure = Literal[
+    "quality",
+    "relative quality",
+    "speedup",
+    "decoding speedup",
+    "rejection rate",
+    "deferral rate",
+]
+_UNKNOWN = Interval(math.nan, math.nan, math.nan)
+_EXACTLY_1 = Interval(1.0, 1.0, 1.0)
+
 
 class Reached(NamedTuple):
-    """The best cell that meets a constraint.
+    """The best cell that meets a constraint on one half of the examples.
 
     Attributes:
         row: The cell.
-        value: Its figure, with a 95% interval over the resamples where a cell meets the constraint.
-        share: Fraction of these resamples.
+        value: Its figure on the other half, with a 95% interval.
+        bound: The constrained figure there.
     """
 
     row: ResultRow
     value: Interval
-    share: float
+    bound: Interval
 
 
 class Frontier:
@@ -50,11 +67,6 @@ class Frontier:
         target: The cell of the target alone.
         num_examples: Number of examples per cell.
         num_timed: Number of examples on which speed is measured.
-        quality_CR: Mean score; NaN if the task has no metric. Index 0 of R is the data itself.
-        relative_CR: Mean score / the target's.
-        granted_CR: `relative_CR`, but at least 1 for the target alone and for lossless cells, which
-            have the target's quality: lower scores above temperature 0 are random.
-        speed_CR: Seconds per token of the target alone / of the cell, whole requests.
     """
 
     def __init__(
@@ -66,89 +78,120 @@ class Frontier:
         self.rows = list(rows)
         self.target = targets[0]
         self.num_timed = sum(example.baseline is not None for example in self.target.examples)
-        self.num_examples = num_examples = len(self.target.examples)
-        rng = named_generator(seed, "frontier", num_examples)
-        picks_RN = draw_resamples(num_examples, num_resamples, rng)
-        # how often each example is in a resample: a sum over it is a product of matrices
-        self._weights_RN = torch.ones(1 + num_resamples, num_examples, dtype=torch.float64)
-        self._weights_RN[1:] = 0
-        self._weights_RN[1:].scatter_add_(1, picks_RN, torch.ones_like(picks_RN).double())
-        self.quality_CR = torch.stack([self._ratio(row, _score, lambda _: 1.0) for row in rows])
-        self.speed_CR = torch.stack([self._speed(row) for row in rows])
-        at = self.rows.index(self.target)
-        self.relative_CR = _rounded(self.quality_CR / self.quality_CR[at])
-        proven_C = torch.tensor([row is self.target or is_lossless(row) for row in rows])
-        granted_CR = self.relative_CR.nan_to_num(1).clamp(min=1)
-        self.granted_CR = granted_CR.where(proven_C[:, None], self.relative_CR)
+        self.num_examples = len(self.target.examples)
+        for row in rows:
+            if len(row.examples) != self.num_examples:
+                raise UsageError(
+                    f"a cell has {len(row.examples)} examples, the target alone "
+                    f"{self.num_examples}; run the bench again in a new output directory"
+                )
+        self._seed = seed
+        self._num_resamples = num_resamples
+        self._intervals: dict[tuple[Figure, int], Interval] = {}
+        self._resamples: dict[tuple[Figure, int], Tensor] = {}
 
     def indices(self, cells: Sequence[ResultRow]) -> Tensor:
         """Their places in the first axis, [cells]."""
         return torch.tensor([self.rows.index(row) for row in cells])
 
     def quality(self, row: ResultRow) -> Interval:
-        """Mean score."""
-        return _known(self.quality_CR[self.rows.index(row)], self.num_examples)
+        """Mean score; NaN if the task has no metric."""
+        return self._interval("quality", row)
 
     def relative_quality(self, row: ResultRow) -> Interval:
-        """Mean score / that of the target alone, on the same examples."""
-        return _known(self.relative_CR[self.rows.index(row)], self.num_examples)
+        """Mean score / that of the target alone, on the same examples.
+
+        Exactly 1 for the target alone and for lossless cells, which have the target's quality by
+        proof: above temperature 0, their mean score differs by chance.
+        """
+        return self._interval("relative quality", row)
 
     def speedup(self, row: ResultRow) -> Interval:
-        """Seconds per token of the target alone / of this cell."""
-        return _known(self.speed_CR[self.rows.index(row)], self.num_timed)
+        """Seconds per token of the target alone / of this cell, for whole requests."""
+        return self._interval("speedup", row)
 
     def against_itself(self) -> Interval:
         """Speedup of the target alone, measured as a cell: 1 apart from noise."""
-        return _known(self._ratio_of_times(self.target), self.num_timed)
+        return self._measured("speedup", self.target)
 
     def decoding_speedup(self, row: ResultRow) -> Interval:
         """Speedup after the first token, or after the first block if that contains it."""
-        baseline_R = self._timed_ratio(
-            row,
-            lambda _, alone: alone.seconds - alone.first_seconds,
-            lambda _, alone: alone.num_tokens - 1,
-        )
-        own_R = self._timed_ratio(
-            row,
-            lambda one, _: one.seconds - one.first_seconds,
-            lambda one, _: len(one.tokens) - one.num_first_tokens,
-        )
-        return _known(baseline_R / own_R, self.num_timed)
+        return self._interval("decoding speedup", row)
 
     def rejection_rate(self, row: ResultRow) -> Interval:
         """Rejected / examined drafted tokens; NaN if none are examined."""
-        return _known(self.rejection_rates[self.rows.index(row)], self.num_examples)
+        return self._interval("rejection rate", row)
 
     def deferral_rate(self, row: ResultRow) -> Interval:
         """Target calls / tokens, without the prefill and its tokens."""
-        return _known(self.deferral_rates[self.rows.index(row)], self.num_examples)
+        return self._interval("deferral rate", row)
+
+    def value(self, figure: Figure, row: ResultRow) -> float:
+        """A figure of a cell; NaN if it is unknown."""
+        return float(self._weighted(figure, row, torch.ones(1, self.num_examples).double())[0])
+
+    def resampled(self, figure: Figure, row: ResultRow) -> Tensor:
+        """A figure of a cell in the data and then in each resample, [1 + R].
+
+        All cells have the same resamples: an example that is hard for one is hard for all.
+        """
+        key = figure, self.rows.index(row)
+        if key not in self._resamples:
+            self._resamples[key] = self._weighted(figure, row, self._resample_weights)
+        return self._resamples[key]
+
+    def _weighted(self, figure: Figure, row: ResultRow, weights_RN: Tensor) -> Tensor:
+        """A figure for each row of numbers of times that the examples count, [R]."""
+        found_R = torch.ones(len(weights_RN), dtype=torch.float64)
+        if self._is_known(figure, row):
+            return found_R
+        for over_N, under_N in self.ratios(figure, row):
+            found_R = found_R * (weights_RN @ over_N) / (weights_RN @ under_N)
+        # without the rounding errors of sums, so that a quality of 0.95 reaches a floor of 0.95
+        return found_R.round(decimals=12)
+
+    def influence(self, figure: Figure, row: ResultRow) -> Tensor:
+        """What each example adds to the figure, [N]: their mean is 0, to first order its error."""
+        if self._is_known(figure, row):
+            return torch.zeros(self.num_examples, dtype=torch.float64)
+        ratios = self.ratios(figure, row)
+        values = [float(over_N.sum() / under_N.sum()) for over_N, under_N in ratios]
+        found_N = torch.zeros(self.num_examples, dtype=torch.float64)
+        for place, (over_N, under_N) in enumerate(ratios):
+            others = math.prod(value for other, value in enumerate(values) if other != place)
+            found_N += others * (over_N - values[place] * under_N) / under_N.mean()
+        return found_N
 
     @cached_property
-    def rejection_rates(self) -> Tensor:
-        """`rejection_rate` of each cell in the data and in each resample, [C, 1 + R]."""
-        rates = [
-            self._ratio(row, lambda one: one.num_rejected, lambda one: one.num_examined)
-            for row in self.rows
-        ]
-        return torch.stack(rates)
+    def halves(self) -> tuple[Frontier, Frontier]:
+        """The cells on a random half of the examples, which choose, and on the rest, which report.
 
-    @cached_property
-    def deferral_rates(self) -> Tensor:
-        """`deferral_rate` of each cell in the data and in each resample, [C, 1 + R]."""
+        Timed examples are halved by themselves. A single example is in both.
+        """
+        if self.num_examples < 2:
+            return self, self
+        rng = named_generator(self._seed, "halves", self.num_examples)
+        order = torch.randperm(self.num_examples, generator=rng).tolist()
+        is_timed = [one.baseline is not None for one in self.target.examples]
+        parts = [[place for place in order if is_timed[place] is each] for each in (True, False)]
 
-        def generated(one: ExampleRow) -> float:
-            return len(one.tokens) - one.num_prefill_tokens
+        def half(which: int) -> Frontier:
+            places = sorted(place for part in parts for place in part[which::2])
+            rows = [
+                row.model_copy(update={"examples": tuple(row.examples[place] for place in places)})
+                for row in self.rows
+            ]
+            return Frontier(rows, self._seed, self._num_resamples)
 
-        calls = [self._ratio(row, lambda one: one.num_target_calls, generated) for row in self.rows]
-        return torch.stack(calls)
+        return half(0), half(1)
 
     def fastest(self, cells: Sequence[ResultRow], floor: float) -> Reached | None:
         """The highest speedup with at least `floor` of the target's quality; None if none."""
-        return self._best(cells, self.speed_CR, self.granted_CR, floor)
+        return self._best(cells, "speedup", "relative quality", floor)
 
     def finest(self, cells: Sequence[ResultRow], speedup: float = 1.0) -> Reached | None:
         """The highest quality relative to the target's, at this speedup or more; None if none."""
-        return self._best(cells, self.relative_CR, self.speed_CR, speedup)
+        return self._best(cells, "relative quality", "speedup", speedup)
 
     def families(self) -> dict[str, list[ResultRow]]:
         """The cells of each curve of a frontier plot."""
@@ -158,71 +201,85 @@ class Frontier:
         return found
 
     def _best(
-        self, cells: Sequence[ResultRow], wanted_CR: Tensor, bound_CR: Tensor, floor: float
+        self, cells: Sequence[ResultRow], wanted: Figure, bounded: Figure, floor: float
     ) -> Reached | None:
-        at = self.indices(cells)
-        met_CR = (bound_CR[at] >= floor) & wanted_CR[at].isfinite()
-        value_CR = wanted_CR[at].where(met_CR, -torch.inf)
-        best_R, which_R = value_CR.max(0)
-        if best_R[0] == -torch.inf:
+        choosing, reporting = self.halves
+        values: list[tuple[float, int]] = []
+        for place in self.indices(cells).tolist():
+            row = choosing.rows[place]
+            value, bound = choosing.value(wanted, row), choosing.value(bounded, row)
+            if bound >= floor and math.isfinite(value):
+                values.append((value, -place))
+        if not values:
             return None
-        met_R = best_R[1:] > -torch.inf
-        found = _known(best_R.where(best_R > -torch.inf, torch.nan), self.num_timed)
-        return Reached(cells[int(which_R[0])], found, float(met_R.float().mean()))
+        place = -max(values)[1]
+        found = (reporting._interval(figure, reporting.rows[place]) for figure in (wanted, bounded))
+        return Reached(self.rows[place], *found)
 
-    def _speed(self, row: ResultRow) -> Tensor:
+    def _is_known(self, figure: Figure, row: ResultRow) -> bool:
+        """True if the figure is 1 by definition or by proof."""
         if row is self.target:
-            return torch.ones(len(self._weights_RN), dtype=torch.float64)
-        return self._ratio_of_times(row)
+            return figure in {"relative quality", "speedup"}
+        return figure == "relative quality" and is_lossless(row)
 
-    def _ratio_of_times(self, row: ResultRow) -> Tensor:
-        baseline_R = self._timed_ratio(
-            row, lambda _, alone: alone.seconds, lambda _, alone: alone.num_tokens
-        )
-        own_R = self._timed_ratio(row, lambda one, _: one.seconds, lambda one, _: len(one.tokens))
-        return _rounded(baseline_R / own_R)
+    @cached_property
+    def _resample_weights(self) -> Tensor:
+        """How often each example is in a resample; the first is the data itself."""
+        rng = named_generator(self._seed, "frontier", self.num_examples)
+        picks_RN = draw_resamples(self.num_examples, self._num_resamples, rng)
+        weights_RN = torch.zeros(self._num_resamples, self.num_examples, dtype=torch.float64)
+        weights_RN.scatter_add_(1, picks_RN, torch.ones_like(weights_RN))
+        return torch.cat([torch.ones_like(weights_RN[:1]), weights_RN])
 
-    def _timed_ratio(
-        self,
-        row: ResultRow,
-        over: Callable[[ExampleRow, Baseline], float],
-        under: Callable[[ExampleRow, Baseline], float],
-    ) -> Tensor:
-        """`_ratio` over the timed examples."""
+    def _interval(self, figure: Figure, row: ResultRow) -> Interval:
+        key = figure, self.rows.index(row)
+        if key not in self._intervals:
+            known = self._is_known(figure, row)
+            self._intervals[key] = _EXACTLY_1 if known else self._measured(figure, row)
+        return self._intervals[key]
 
-        def if_timed(count: Callable[[ExampleRow, Baseline], float], one: ExampleRow) -> float:
-            return count(one, one.baseline) if one.baseline else 0.0
+    def _measured(self, figure: Figure, row: ResultRow) -> Interval:
+        first, *rest = self.ratios(figure, row)
+        sums = [(float(over_N.sum()), float(under_N.sum())) for over_N, under_N in (first, *rest)]
+        if not all(under and math.isfinite(over / under) for over, under in sums):
+            return _UNKNOWN
+        rng = named_generator(self._seed, figure, self.num_examples)
+        match figure:
+            case "quality":
+                return bounded_mean_interval(first[0], rng=rng)
+            case "relative quality":
+                return bounded_ratio_interval(first[0], rest[0][1], rng=rng)
+            case "rejection rate":
+                return ratio_interval(*first, rng=rng, most=1.0)
+            case "deferral rate":
+                return ratio_interval(*first, rng=rng)
+            case "speedup" | "decoding speedup":
+                (tokens_N, seconds_N), *_ = rest
+                return ratio_of_ratios_interval(first, (seconds_N, tokens_N), rng=rng)
 
-        return self._ratio(row, partial(if_timed, over), partial(if_timed, under))
+    def ratios(self, figure: Figure, row: ResultRow) -> Ratios:
+        """Numerators and denominators of the ratios of sums whose product is the figure."""
+        rows = row.examples
 
-    def _ratio(
-        self,
-        row: ResultRow,
-        over: Callable[[ExampleRow], float],
-        under: Callable[[ExampleRow], float],
-    ) -> Tensor:
-        """Ratio of sums over examples in the data and in each resample, [1 + R]."""
-        if len(row.examples) != self._weights_RN.shape[1]:
-            raise UsageError(
-                f"a cell has {len(row.examples)} examples, the target alone "
-                f"{self._weights_RN.shape[1]}; run the bench again in a new output directory"
-            )
-        over_N, under_N = (
-            torch.tensor([count(example) for example in row.examples], dtype=torch.float64)
-            for count in (over, under)
-        )
-        return (self._weights_RN @ over_N) / (self._weights_RN @ under_N)
+        def column(of: Callable[[ExampleRow], float]) -> Tensor:
+            return torch.tensor([of(example) for example in rows], dtype=torch.float64)
 
-
-def _rounded(ratios: Tensor) -> Tensor:
-    """Without the rounding errors of sums, so that a quality of 0.95 reaches a floor of 0.95."""
-    return ratios.round(decimals=12)
-
-
-def _known(values_R: Tensor, num_units: int) -> Interval:
-    """The percentile interval; 0 to infinity for a single unit, whose resamples are all equal."""
-    found = percentile_interval(values_R)
-    return Interval(found.value, 0.0, math.inf) if num_units == 1 else found
+        ones_N = torch.ones(len(rows), dtype=torch.float64)
+        match figure:
+            case "quality":
+                return [(_scores(row), ones_N)]
+            case "relative quality":
+                return [(_scores(row), ones_N), (ones_N, _scores(self.target))]
+            case "rejection rate":
+                rejected_N = column(lambda one: one.num_rejected)
+                return [(rejected_N, column(lambda one: one.num_examined))]
+            case "deferral rate":
+                calls_N = column(lambda one: one.num_target_calls)
+                return [(calls_N, column(lambda one: len(one.tokens) - one.num_prefill_tokens))]
+            case "speedup":
+                return _times(row)
+            case "decoding speedup":
+                return _times(row, after_first=True)
 
 
 def is_lossless(row: ResultRow) -> bool:
@@ -231,5 +288,22 @@ def is_lossless(row: ResultRow) -> bool:
     return isinstance(strategy, Speculative) and isinstance(strategy.rule, Lossless)
 
 
-def _score(example: ExampleRow) -> float:
-    return float("nan") if example.score is None else example.score
+def _scores(row: ResultRow) -> Tensor:
+    scores = [math.nan if one.score is None else one.score for one in row.examples]
+    return torch.tensor(scores, dtype=torch.float64)
+
+
+def _times(row: ResultRow, *, after_first: bool = False) -> Ratios:
+    """Seconds / tokens of the target alone, and tokens / seconds of the row; 0 if not timed."""
+    columns: list[list[float]] = [[], [], [], []]
+    for one in row.examples:
+        values = [0.0] * 4
+        if (alone := one.baseline) is not None:
+            values = [alone.seconds, alone.num_tokens, len(one.tokens), one.seconds]
+            if after_first:
+                firsts = [alone.first_seconds, 1, one.num_first_tokens, one.first_seconds]
+                values = [whole - first for whole, first in zip(values, firsts, strict=True)]
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    parts = [torch.tensor(column, dtype=torch.float64) for column in columns]
+    return [(parts[0], parts[1]), (parts[2], parts[3])]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from paceline.bench.workbench import prompt_set
 from paceline.config import StrictModel
-from paceline.core.bootstrap import mean_interval
+from paceline.core.bounded_means import bounded_mean_interval
 from paceline.core.sampling import SamplingParams
 from paceline.engines.contract import Request
 from paceline.engines.text_config import MAY_CHANGE, OpenAIWriter
@@ -20,6 +20,7 @@ from paceline.measure.results import IntervalRow
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
+from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
@@ -177,9 +178,10 @@ def _summary(
     task = config.task
     answers = [row.text for row in ordered]
     found = None
-    if len(scores) > 1:
-        interval = mean_interval(torch.tensor(scores, dtype=torch.float64))
-        found = IntervalRow.of(interval)
+    if scores:
+        rng = named_generator(config.seed, "mean score")
+        scores_N = torch.tensor(scores, dtype=torch.float64)
+        found = IntervalRow.of(bounded_mean_interval(scores_N, rng=rng))
     return Score(
         config=config,
         metric=task.metric,

@@ -11,6 +11,7 @@ al. 2021, "Learn then Test", section 3).
 # N examples, R resamples
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.bench.measured_frontier import Frontier
+    from paceline.bench.measured_frontier import Figure, Frontier
     from paceline.bench.schema import ResultRow
     from paceline.bench.tune_result import Step, TuneConfig
     from paceline.decode.strategies import DecodingConfig
@@ -48,6 +49,13 @@ class Bound:
         return f"{config.max_latency:g} of the target's latency"
 
     @property
+    def figure(self) -> Figure:
+        """The bounded figure."""
+        if self.config.max_latency is not None:
+            return "speedup"
+        return "quality" if self.config.quality_floor is None else "relative quality"
+
+    @property
     def least(self) -> float:
         """The minimum relative quality, quality or speedup."""
         config = self.config
@@ -59,12 +67,7 @@ class Bound:
 
     def met(self, frontier: Frontier, row: ResultRow) -> Tensor:
         """Whether the row meets the bound, in the data and in each resample, [1 + R]."""
-        at, config = frontier.rows.index(row), self.config
-        if config.quality_floor is not None:
-            return frontier.granted_CR[at] >= self.least
-        if config.absolute_quality is not None:
-            return frontier.quality_CR[at] >= self.least
-        return frontier.speed_CR[at] >= self.least
+        return frontier.resampled(self.figure, row) >= self.least
 
     def is_proven(self, frontier: Frontier, row: ResultRow) -> bool:
         """True if the row needs no test: lossless decoding has the target's quality by proof."""
@@ -106,16 +109,15 @@ class Bound:
         config = self.config
         rng = named_generator(config.seed, "confirm", row.key)
         both_tails = 2 * config.confidence - 1
+        (over_N, under_N), *rest = frontier.ratios(self.figure, row)
         if config.max_latency is not None:
-            baseline, own = _times(row)
-            found = ratio_of_ratios_interval(baseline, own, rng=rng, confidence=both_tails)
-            return found.low
-        scores_N = _scores(row)
-        under_N = torch.ones_like(scores_N)
-        if config.quality_floor is not None:
-            under_N = _scores(frontier.target)
-        lost = (scores_N.new_zeros(1), under_N.amax(keepdim=True))
-        over_N, under_N = torch.cat([scores_N, lost[0]]), torch.cat([under_N, lost[1]])
+            (tokens_N, seconds_N), *_ = rest
+            pair = (over_N, under_N), (seconds_N, tokens_N)
+            return ratio_of_ratios_interval(*pair, rng=rng, confidence=both_tails).low
+        if rest:  # the target's scores
+            under_N = rest[0][1]
+        lost = (over_N.new_zeros(1), under_N.amax(keepdim=True))
+        over_N, under_N = torch.cat([over_N, lost[0]]), torch.cat([under_N, lost[1]])
         return ratio_interval(over_N, under_N, rng=rng, confidence=both_tails).low
 
     def tried(self, frontier: Frontier, row: ResultRow, examples: Step) -> Tried:
@@ -147,11 +149,11 @@ class Bound:
         return f"the best scored {best:.3f}" + (" of it" if relative else "")
 
     def _worth(self, frontier: Frontier, row: ResultRow) -> _Worth:
-        at = frontier.rows.index(row)
-        speed = float(frontier.speed_CR[at, 0])
+        speed = frontier.value("speedup", row)
         if self.config.max_latency is None:
             return _Worth(speed, row is not frontier.target, speed)
-        quality = float(frontier.granted_CR[at, 0].nan_to_num(0))
+        quality = frontier.value("relative quality", row)
+        quality = 0.0 if math.isnan(quality) else quality
         return _Worth(quality, row is not frontier.target, speed)
 
 
@@ -202,21 +204,3 @@ def statement(bound: Bound, tests: Sequence[Tried]) -> str:
         "the bound."
     )
     return " ".join(lines)
-
-
-def _scores(row: ResultRow) -> Tensor:
-    scores = [float("nan") if one.score is None else one.score for one in row.examples]
-    return torch.tensor(scores, dtype=torch.float64)
-
-
-def _times(row: ResultRow) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Seconds and tokens of the timed examples: of the target alone, and of the row."""
-    timed = [(one, one.baseline) for one in row.examples if one.baseline is not None]
-
-    def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64)
-
-    return (
-        (column([b.seconds for _, b in timed]), column([b.num_tokens for _, b in timed])),
-        (column([e.seconds for e, _ in timed]), column([len(e.tokens) for e, _ in timed])),
-    )

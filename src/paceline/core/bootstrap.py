@@ -98,10 +98,14 @@ def ratio_interval(
 
     From 8 units: studentised bootstrap of the ratio's logarithm. With fewer units, or too many
     resamples without spread: Student's t with the jackknife's standard error. Units of zeros are
-    ignored. A single unit gives the interval [0, `most`]; units without spread give width 0.
+    ignored. A single unit gives the interval [0, `most`].
 
-    Shapes: [N], one entry per independent unit. `most`, such as 1 for a fraction, truncates the
-    interval.
+    `most` bounds the ratio of every unit, such as 1 for a fraction. If N units have no spread, a
+    part of all units that is not among them with probability (1 - confidence)/2, which is
+    1 - ((1 - confidence)/2)^(1/N), may have the ratio 0 or `most`. Without `most`, units without
+    spread give width 0.
+
+    Shapes: [N], one entry per independent unit.
 
     Raises:
         ValueError: no units, a negative number, or denominators that sum to 0.
@@ -109,6 +113,11 @@ def ratio_interval(
     here of a logarithm and for several ratios at once.
     """
     found = _interval([(numerators_N, denominators_N)], rng, confidence, num_resamples)
+    if found.low == found.high and math.isfinite(most):
+        num_units = int(((numerators_N != 0) | (denominators_N != 0)).sum())
+        unseen = 1 - ((1 - confidence) / 2) ** (1 / num_units)
+        low, high = found.value * (1 - unseen), found.value + unseen * (most - found.value)
+        return Interval(found.value, low, high)
     return Interval(found.value, min(found.low, most), min(found.high, most))
 
 

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
+from paceline.core.bounded_means import bounded_mean_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
@@ -285,11 +286,15 @@ def _row(
         rng = named_generator(config.seed, "bootstrap")
         return IntervalRow.of(ratio_of_ratios_interval(*both, rng=rng))
 
+    def quality() -> IntervalRow:
+        rng = named_generator(config.seed, "mean score")
+        own_B = torch.tensor(own, dtype=torch.float64)
+        return IntervalRow.of(bounded_mean_interval(own_B, rng=rng))
+
     taus = {
         gamma: interval(*scores.tokens_and_blocks(gamma, budget_B), gamma + 1) for gamma in gammas
     }
     first, own = stop.is_start, scorer.own(stop, case)
-    own_B = torch.tensor(own, dtype=torch.float64)
     return TrajectoryRow(
         stop=stop,
         task=task,
@@ -301,7 +306,7 @@ def _row(
         block_efficiency=taus,
         gain={} if first else {gamma: gain(gamma) for gamma in gammas},
         mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
-        quality=interval(own_B, torch.ones_like(own_B), 1.0) if own else None,
+        quality=quality() if own else None,
         texts=_figures(scores, gammas, budget_B).model_copy(update={"score": own}),
     )
 

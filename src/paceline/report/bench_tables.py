@@ -21,7 +21,10 @@ NOT_REACHED = "not reached"
 
 QUALITY_COLUMNS = {
     "quality": "mean score of the answers, with its 95% interval.",
-    "quality / target's": "mean score / mean score of the target alone on the same examples.",
+    "quality / target's": (
+        "mean score / mean score of the target alone on the same examples; 1 by proof for lossless "
+        "decoding."
+    ),
 }
 SPEED_COLUMNS = {
     "speedup": (
@@ -41,18 +44,19 @@ CELL_COLUMNS = {
 }
 SUMMARY_COLUMNS = {
     "family": "a rule or strategy with all its settings; oracle_cascade runs both models.",
-    "cells": "finished settings; the more there are, the better the best one looks by chance.",
+    "cells": "finished settings.",
     "speedup at the target's quality": (
-        "largest speedup of the cells with at least the target's quality; its 95% interval is over "
-        "the resamples with such a cell, each with its own fastest cell."
+        "largest speedup of the cells with at least the target's quality. The cell is chosen on a "
+        "random half of the examples; its figures are those of the other half, so that the best of "
+        "many cells does not look better than it is."
     ),
     "setting (speedup)": "setting of the cell with this speedup.",
-    "share (speedup)": "share of the resamples in which a cell has at least the target's quality.",
+    "its quality / target's": "the same cell's, on the examples that did not choose it.",
     "best quality within the target's latency": (
         "best quality / target's of the cells that are at least as fast as the target; likewise."
     ),
     "setting (quality)": "setting of the cell with this quality.",
-    "share (quality)": "share of the resamples in which a cell is at least as fast as the target.",
+    "its speedup": "the same cell's, on the examples that did not choose it.",
 }
 
 
@@ -129,7 +133,7 @@ def summary_table(section: Section) -> str:
 def _reached(best: Reached | None) -> list[str]:
     if best is None:
         return [NOT_REACHED, NOTHING, NOTHING]
-    return [figure(best.value), setting(best.row.decoding), f"{best.share:.0%}"]
+    return [figure(best.value), setting(best.row.decoding), figure(best.bound)]
 
 
 def failed_table(rows: Sequence[ResultRow]) -> str:
@@ -158,9 +162,10 @@ def run_lines(results: Results) -> list[str]:
             f"metric: {done[0].metric or 'none'}"
         )
         lines += [f"{name}: {text}" for name, text in done[0].signatures.items()]
-        if min(len(examples), num_timed) < LEAST_UNITS:
+        if min(len(examples), num_timed) < 2 * LEAST_UNITS:
             lines.append(
-                f"fewer than {LEAST_UNITS} examples: the intervals are too narrow for 95% coverage"
+                f"fewer than {2 * LEAST_UNITS} examples: half of them choose the best settings, "
+                "and the other half are too few for intervals with 95% coverage"
             )
     if results.manifest is None:
         return [*lines, "no manifest.json: models, seed and machine are unknown"]

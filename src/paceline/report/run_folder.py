@@ -72,7 +72,7 @@ class Section:
             )
         if self.frontier.target.metric is None:
             return "The task has no metric, so there is no quality to compare with speed."
-        if not self.frontier.quality_CR[self.frontier.rows.index(self.frontier.target), 0] > 0:
+        if not self.frontier.value("quality", self.frontier.target) > 0:
             return "The target's own quality is 0, so quality / target's is undefined."
         return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.bench.measured_frontier import NUM_RESAMPLES
 from paceline.errors import UsageError
 from paceline.records import atomic_directory, atomic_write_text
 from paceline.report import bench_tables, claims, predictions
@@ -20,14 +19,13 @@ PLOTS = "plots"
 _HEAD = b"# Bench report\n"
 
 _INTERVALS = (
-    f"Intervals are 95% percentile intervals of {NUM_RESAMPLES} bootstrap resamples of the "
-    "examples, the same resamples for all cells; speeds use the timed examples only."
+    "Intervals are 95% intervals over the examples: of mean scores and of quality / target's by "
+    "Dirichlet weights with one more example at the worst score (exact for scores of 0 and 1), of "
+    "speedups and rates by the studentised bootstrap; speeds use the timed examples only."
 )
 _LUCK = (
-    "A lossless rule has the target's quality, but above temperature 0 it samples other texts, so "
-    "on few examples its measured quality differs from the target's by chance: see the share next "
-    "to each value. A value may lie outside its interval, because the best of many cells looks "
-    "better in resamples than it is."
+    "A lossless rule has the target's quality by proof. Above temperature 0 it samples other "
+    "texts, so its mean score differs from the target's by chance."
 )
 _CAPTION = (
     "A line connects the cells of a family in the order of their thresholds; the line style shows "

@@ -98,7 +98,8 @@ def test_intervals_cover_the_truth_and_those_of_means_without_costs_do_not():
         found = compare_curves(frontier, Group("opt"), Group("chow"), ACCEPTED, 1, 0.025)
         assert found is not None
         covered += found.difference.low <= 0 <= found.difference.high
-        means_R = frontier.relative_CR[1:3].mean(0) - frontier.relative_CR[3:].mean(0)
+        qualities_CR = torch.stack([frontier.resampled("relative quality", c) for c in cells])
+        means_R = qualities_CR[:2].mean(0) - qualities_CR[2:].mean(0)
         low, high = means_R[1:].quantile(torch.tensor([0.025, 0.975], dtype=means_R.dtype))
         mutant += bool(low <= 0 <= high)
     assert 0.91 <= covered / 400 <= 0.99

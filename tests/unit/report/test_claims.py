@@ -1,10 +1,13 @@
 """The paper's claims, on rows whose verdict is known beforehand."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+import result_rows
+from paceline.bench.comparison import compare
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.schema import ResultRow, family
 from paceline.core.bootstrap import Interval
@@ -21,9 +24,10 @@ from paceline.core.rules import (
 from paceline.decode.strategies import TokenByToken
 from paceline.report import claims
 from paceline.report.claims import Finding
-from result_rows import ALONE, example, read_tables, row, steady
+from result_rows import ALONE, example, read_tables, row
 
 OURS, PAPER = "ours", "the paper's"
+steady = partial(result_rows.steady, count=40)
 
 
 def judged(*cells: ResultRow) -> dict[tuple[str, str], Finding]:
@@ -42,7 +46,7 @@ def counted(
 ) -> ResultRow:
     """10 tokens after the first with so many target calls; 10 drafted tokens were judged."""
     given = example(score, seconds, calls=calls, examined=10, rejected=rejected)
-    return row(rule, [given] * 20)
+    return row(rule, [given] * 40)
 
 
 SPEED, CALLS = "measured speedup", "target calls saved per token"
@@ -65,14 +69,14 @@ def test_beta_one_is_judged_by_target_calls_and_not_by_the_tuned_betas_solver():
     """Both call the target 4 times in 10 tokens; the tuned one needs longer for its solver."""
     found = verdicts(counted(Lossy(0.1), 4, 0.5), counted(Lossy(0.1, "tuned"), 4, 0.8))
     assert found["f", SPEED] == "held"
-    assert found["f", CALLS] == "not decided"
+    assert found["f", CALLS] == "held", "no difference is no worse"
     slower = verdicts(counted(Lossy(0.1), 5, 0.5), counted(Lossy(0.1, "tuned"), 4, 0.8))
     assert (slower["f", SPEED], slower["f", CALLS]) == ("held", "did not hold")
 
 
 def test_beta_one_may_save_two_calls_in_a_hundred_tokens_less():
-    near = [example(calls=41, num_tokens=101)] * 20, [example(calls=40, num_tokens=101)] * 20
-    far = [example(calls=43, num_tokens=101)] * 20, [example(calls=40, num_tokens=101)] * 20
+    near = [example(calls=41, num_tokens=101)] * 40, [example(calls=40, num_tokens=101)] * 40
+    far = [example(calls=43, num_tokens=101)] * 40, [example(calls=40, num_tokens=101)] * 40
     for (one, tuned), verdict in ((near, "held"), (far, "did not hold")):
         found = verdicts(row(Lossy(0.1), one), row(Lossy(0.1, "tuned"), tuned))
         assert found["f", CALLS] == verdict
@@ -117,7 +121,7 @@ def test_the_best_rule_has_to_beat_every_other_one():
 
 def test_of_a_broken_claim_the_pair_that_broke_it_is_shown():
     """OPT is faster on some examples, slower on most: undecided. Lossy is a bit faster on all."""
-    erratic = row(Opt(0.1), [example(1.0, 0.05), *[example(1.0, 0.62)] * 4] * 4)
+    erratic = row(Opt(0.1), [example(1.0, 0.05), *[example(1.0, 0.62)] * 4] * 8)
     steadily = [steady(rule, 1.0, 1.5) for rule in RIVALS[1:-1]]
     cells = erratic, *steadily, steady(Lossy(0.1), 1.0, 2.02)
     found = judged(steady(TokenV3(0.1), 1.0, 2.0), *cells)["a", SPEED]
@@ -140,7 +144,7 @@ def test_two_statistics_of_one_claim_may_disagree():
 def test_which_is_faster_on_some_examples_only_is_not_decided():
     """Either is the faster one, by as much, on half of the examples."""
     quick, slow = example(seconds=0.4), example(seconds=0.6)
-    cells = row(TokenV3(0.1), [quick, slow] * 10), row(TokenV1(0.1), [slow, quick] * 10)
+    cells = row(TokenV3(0.1), [quick, slow] * 20), row(TokenV1(0.1), [slow, quick] * 20)
     found = judged(*cells)["e1", SPEED]
     assert (found.verdict, found.reason) == ("not decided", "an interval contains the threshold")
     assert found.decisive is not None
@@ -193,27 +197,25 @@ def test_every_group_of_a_claim_is_a_family_of_the_benches():
 
 @pytest.mark.slow
 def test_equal_families_are_rarely_told_apart():
-    """200 benches of 40 answers in which both families are equally fast and equally good.
+    """100 benches of 40 answers in which both families are equally fast and equally good.
 
-    The odds are 5% if the interval is exact and about 6% with 40 answers: more than 24 of 200
-    happens once in 38,000 at 5%, once in 2,000 at 6%; the seed is fixed. The mutant, which takes
-    every answer for two, decides about 17% of them.
+    The odds are at most 5%: more than 14 of 100 happens once in 7,000; the seed is fixed. The
+    mutant, which takes every answer for ten, decides most.
     """
     draws = torch.Generator().manual_seed(3)
-    decided = {1: 0, 2: 0}
-    for _ in range(200):
-        cells = [
-            [
-                example(seconds=0.25 + 0.5 * extra)
-                for extra in torch.rand(40, generator=draws).tolist()
-            ]
-            for _ in range(2)
-        ]
+    decided = {1: 0, 10: 0}
+    statistic = claims.SPEED._replace(floors=(1.0,))
+    for _ in range(100):
+        seconds = (0.25 + 0.5 * torch.rand(2, 40, generator=draws)).tolist()
+        cells = [[example(seconds=one) for one in own] for own in seconds]
         for times in decided:
             pair = row(TokenV3(0.1), cells[0] * times), row(TokenV1(0.1), cells[1] * times)
-            decided[times] += verdicts(*pair)["e1", SPEED] in ("held", "did not hold")
-    assert decided[1] <= 24
-    assert decided[2] > 24
+            frontier = Frontier([steady(ALONE, count=40 * times), *pair])
+            found = compare(frontier, claims.V3, claims.V1, statistic, 1)
+            assert found is not None
+            decided[times] += claims.verdict_of(found.difference) != "not decided"
+    assert decided[1] <= 14
+    assert decided[10] > 28
 
 
 def test_the_text_names_claim_statistic_pair_and_verdict():
@@ -237,7 +239,7 @@ def test_the_text_names_claim_statistic_pair_and_verdict():
     for words in (
         "rejection rate",
         "fraction of target calls",
-        "winner's curse",
+        "on a random half",
         "pays the target",
     ):
         assert words in claims.explanation()
@@ -250,9 +252,9 @@ def test_the_target_alone_leaves_every_claim_unmeasured():
 
 def test_nothing_is_decided_by_a_handful_of_examples():
     """Every resample of one example is that example: an interval of no width that says nothing."""
-    few = [steady(TokenV3(0.1), 1.0, 3.0, count=19), steady(TokenV1(0.2), 1.0, 1.5, count=19)]
+    few = [steady(TokenV3(0.1), 1.0, 3.0, count=39), steady(TokenV1(0.2), 1.0, 1.5, count=39)]
     found = judged(*few)["e1", SPEED]
-    assert (found.verdict, found.reason) == ("not decided", "19 examples, fewer than 20")
+    assert (found.verdict, found.reason) == ("not decided", "39 examples, fewer than 40")
     enough = [steady(TokenV3(0.1), 1.0, 3.0), steady(TokenV1(0.2), 1.0, 1.5)]
     assert judged(*enough)["e1", SPEED].verdict == "held"
 
@@ -260,9 +262,9 @@ def test_nothing_is_decided_by_a_handful_of_examples():
 def test_untimed_examples_count_for_target_calls_but_not_for_latency():
     untimed, timed = example(calls=4, baseline_s=None), example(calls=4)
     fewer, also = example(calls=2, baseline_s=None), example(calls=2)
-    alone = row(ALONE, [untimed] * 15 + [timed] * 5)
-    cells = [row(Lossy(0.1), [fewer] * 15 + [also] * 5)]
-    cells.append(row(Lossy(0.1, "tuned"), [untimed] * 15 + [timed] * 5))
+    alone = row(ALONE, [untimed] * 30 + [timed] * 10)
+    cells = [row(Lossy(0.1), [fewer] * 30 + [also] * 10)]
+    cells.append(row(Lossy(0.1, "tuned"), [untimed] * 30 + [timed] * 10))
     found = claims.judge(Frontier([alone, *cells]))
     verdict = {one.statistic.name: one.verdict for one in found if one.claim.label == "f"}
     assert verdict == {CALLS: "held", SPEED: "not decided"}

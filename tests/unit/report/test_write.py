@@ -68,7 +68,7 @@ def test_every_cell_has_its_figures(tmp_path: Path):
     assert values["relative latency"] == f"{1 / speedup:.3f}"
     assert values["rejection rate"] == f"{9 / 30:.3f}"
     assert values["deferral rate"] == f"{10 / 30:.3f}"
-    assert found["chow"]["quality"] == "0.500 [0.000, 1.000]"
+    assert found["chow"]["quality"] == "0.500 [0.012, 0.989]"  # 0.013 to 0.987 exactly
     assert found["autoregressive"]["rejection rate"] == "-"
     assert found["autoregressive"]["deferral rate"] == "1.000 [1.000, 1.000]"
 
@@ -91,18 +91,13 @@ def test_every_column_is_defined_below_the_tables(tmp_path: Path):
         assert f"- **{column}**: " in text, column
 
 
-def test_both_summaries_name_the_setting_and_its_share(tmp_path: Path):
+def test_both_summaries_name_the_setting_and_its_other_figure(tmp_path: Path):
     found = summary_lines(read(tmp_path, ROWS))
     chow = list(found["chow"].values())
-    assert chow == [
-        "chow",
-        "2",
-        "2.000 [2.000, 2.000]",
-        "alpha 0.2, gamma 4",
-        "100%",
-        "1.000 [1.000, 1.000]",
-        "alpha 0.2, gamma 4",
-        "100%",
+    assert [value.partition(" [")[0] for value in chow] == [
+        *("chow", "2"),
+        *("2.000", "alpha 0.2, gamma 4", "1.000"),
+        *("1.000", "alpha 0.2, gamma 4", "2.000"),
     ]
     assert "autoregressive" not in found
 
@@ -110,19 +105,14 @@ def test_both_summaries_name_the_setting_and_its_share(tmp_path: Path):
 def test_what_is_not_reached_says_so(tmp_path: Path):
     slow = steady(Diff(0.2), 0.5, 0.8)
     found = summary_lines(read(tmp_path, [*ROWS, slow]))
-    assert list(found["opt"].values())[2:6] == ["not reached", "-", "-", "0.900 [0.900, 0.900]"]
-    assert list(found["diff"].values())[2:] == [
-        *("0.800 [0.800, 0.800]", "alpha 0.2, gamma 4", "100%"),
+    lines = {
+        name: [value.partition(" [")[0] for value in line.values()] for name, line in found.items()
+    }
+    assert lines["opt"][2:6] == ["not reached", "-", "-", "0.900"]
+    assert lines["diff"][2:] == [
+        *("0.800", "alpha 0.2, gamma 4", "1.000"),
         *("not reached", "-", "-"),
     ]
-
-
-def test_the_share_counts_resamples_that_reach_it(tmp_path: Path):
-    """Two answers: the target's quality is kept unless both picks are the second, 3 of 4 times."""
-    alone = row(ALONE, [example(0.5), example(0.5)])
-    chow = row(Chow(0.2), [example(1.0), example(0.0)])
-    share = summary_lines(read(tmp_path, [alone, chow]))["chow"]["share (speedup)"]
-    assert int(share.rstrip("%")) == pytest.approx(75, abs=5)
 
 
 def test_failed_cells_have_a_reason_and_an_empty_family_a_line(tmp_path: Path):
@@ -285,21 +275,23 @@ def predict(folder: Path, **rates: float | None) -> None:
 
 
 def test_predictions_are_counted_where_something_was_measured(tmp_path: Path):
-    """Rejected 1 of 10 and 3 of 10: every resample has 0.1, 0.2 or 0.3."""
-    examples = [example(examined=10, rejected=1), example(examined=10, rejected=3)]
+    """Rejected 1 of 10 and 3 of 10 by turns: 0.2, with a standard error of 0.02."""
+    examples = [example(examined=10, rejected=1), example(examined=10, rejected=3)] * 12
     cells = [row(rule, examples) for rule in (Chow(0.2), Chow(0.4), Diff(0.2), Opt(0.2))]
-    alone = row(ALONE, [example(), example()])
+    alone = row(ALONE, [example()] * 24)
     write_rows(tmp_path, [alone, *cells])
     inside, outside, unknown, _ = (cell.key for cell in cells)
-    rates = {inside: 0.3, outside: 0.31, unknown: None, alone.key: 0.2, "another cell": 0.1}
+    rates = {inside: 0.22, outside: 0.31, unknown: None, alone.key: 0.2, "another cell": 0.1}
     predict(tmp_path, **rates)
     text = write_report(tmp_path).path.read_text()
     assert "Inside: 1 of 2." in text
     found = next(lines for lines in read_tables(text) if "predicted" in lines[0])
     speeds = ["1.500", *["1.000 [1.000, 1.000]"] * 2]
+    measured = found[0].pop("measured"), found[1].pop("measured")
+    assert [text.partition(" ")[0] for text in measured] == ["0.200", "0.200"]
     assert [list(line.values()) for line in found] == [
-        ["chow", "alpha 0.2, gamma 4", "0.300", "0.200 [0.100, 0.300]", "yes", *speeds],
-        ["chow", "alpha 0.4, gamma 4", "0.310", "0.200 [0.100, 0.300]", "NO", *speeds],
+        ["chow", "alpha 0.2, gamma 4", "0.220", "yes", *speeds],
+        ["chow", "alpha 0.4, gamma 4", "0.310", "NO", *speeds],
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.bench.measured_frontier import is_lossless
 from paceline.bench.schema import ORACLE, TARGET_ALONE, family, setting
 from paceline.decode.strategies import Speculative
 from paceline.report import claims
@@ -110,9 +111,11 @@ def _verdict(cells: Cells, *, several: bool) -> str:
             text += f": the fastest, {_name(best.row)}, has {_bounds(best.value)}"
         return _capital(f"{at}{text}.")
     sure = "" if best.value.low > 1 else "; its interval includes 1"
+    quality, low, high = best.bound
+    kept = "by proof" if is_lossless(best.row) else f"{quality:.2f} ({low:.2f} to {high:.2f})"
     return _capital(
         f"{at}the fastest setting with at least the target's quality is {_name(best.row)}: "
-        f"{_bounds(best.value)} the target's speed{sure}."
+        f"{_bounds(best.value)} the target's speed{sure}. Quality / target's: {kept}."
     )
 
 
@@ -234,28 +237,36 @@ def _summary(frontier: Frontier, source: Source) -> Table:
             {
                 "family": name,
                 "cells": len(cells),
-                **_reached("speedup at the target's quality", fastest),
-                **_reached("quality within the target's latency", finest),
+                **_reached("speedup at the target's quality", fastest, "quality"),
+                **_reached("quality within the target's latency", finest, "speedup"),
             }
         )
     columns = {
         "speedup at the target's quality": (
-            "largest speedup of the cells with at least the target's quality, and the share of the "
-            "resamples in which there is such a cell."
+            "largest speedup of the cells with at least the target's quality, and the quality / "
+            "target's of this cell."
         ),
         "quality within the target's latency": (
-            "best quality / target's of the cells that are at least as fast as the target."
+            "best quality / target's of the cells that are at least as fast as the target, and the "
+            "speedup of this cell."
         ),
     }
-    text = "The best of many cells looks better by chance; compare families with as many cells."
+    text = (
+        "The cells are chosen on a random half of the examples. Their figures are those of the "
+        "other half, so that the best of many cells does not look better than it is."
+    )
     return Table("Best setting of each family", rows, source, text, columns)
 
 
-def _reached(name: str, best: Reached | None) -> Row:
+def _reached(name: str, best: Reached | None, bound: str) -> Row:
+    place = f"setting ({name.split()[0]})"
     if best is None:
-        return {name: None, f"setting ({name.split()[0]})": "not reached"}
-    words = f"{setting(best.row.decoding)}, {best.share:.0%} of resamples"
-    return {**bounded(name, best.value), f"setting ({name.split()[0]})": words.lstrip(", ")}
+        return {name: None, place: "not reached"}
+    low, high = best.bound.low, best.bound.high
+    words = (
+        f"{setting(best.row.decoding)}; {bound} {best.bound.value:.2f} ({low:.2f} to {high:.2f})"
+    )
+    return {**bounded(name, best.value), place: words.lstrip("; ")}
 
 
 def _claims(frontier: Frontier, source: Source) -> Claims | None:

@@ -1,0 +1,148 @@
+"""Confidence intervals of means where a few rare values may decide, such as scores from 0 to 1.
+
+A sample of scores near a bound says little about the rare scores that are far from it: Student's
+interval of 64 answers that are all right has width 0, and far in the tail its error is many times
+what it states. These intervals weigh the sample with Dirichlet weights, together with one more
+value at the worst bound. For scores of 0 and 1 they are those of Clopper and Pearson, so their
+coverage is at least the confidence; for other scores no exception is known. Without known bounds,
+the added value is half as far again from the mean as the farthest of the sample. Simulations:
+`tests/statistical/test_score_intervals.py`.
+
+Paper: Gaffke 2005, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a
+nonnegative variable"; Learned-Miller and Thomas 2019, "A new confidence interval for the mean of a
+bounded random variable", section 3.
+"""
+
+# N values, R draws
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.bootstrap import Interval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_NUM_AT_ONCE = 2_000_000
+_LEAST_DRAWS = 4000
+_BEYOND = 20  # draws beyond a bound, at least
+_FARTHER = 1.5  # than the farthest value
+
+
+def mean_bounds(
+    groups: Sequence[Tensor],
+    tail: float,
+    rng: torch.Generator,
+    extremes: Sequence[tuple[float, float]] | None = None,
+) -> tuple[float, float]:
+    """Bounds of the error of a sum of means of independent groups: add them to the sum.
+
+    Args:
+        groups: Values of each group, [N] each.
+        tail: Probability beyond either bound.
+        rng: Random numbers.
+        extremes: Least and largest possible value in each group; None: from the sample.
+    """
+    num_draws = max(_LEAST_DRAWS, math.ceil(_BEYOND / tail))
+    low_R, high_R = (torch.zeros(num_draws, dtype=torch.float64) for _ in range(2))
+    for number, values_N in enumerate(groups):
+        values_N = values_N.double()
+        mean = float(values_N.mean())
+        errors_N = values_N - mean
+        if extremes is None:
+            most = _FARTHER * float(errors_N.abs().max())
+            least = -most
+        else:
+            least, most = (bound - mean for bound in extremes[number])
+        begun = 0
+        for weights_RN in _weights(len(values_N) + 1, num_draws, rng):
+            part = slice(begun, begun + len(weights_RN))
+            sums_R, shared_R = weights_RN[:, 1:] @ errors_N, weights_RN.sum(-1)
+            low_R[part] += (sums_R + weights_RN[:, 0] * least) / shared_R
+            high_R[part] += (sums_R + weights_RN[:, 0] * most) / shared_R
+            begun = part.stop
+    low, high = _quantiles(low_R, high_R, tail)
+    return min(low, 0.0), max(high, 0.0)
+
+
+def bounded_mean_interval(
+    values_N: Tensor,
+    *,
+    rng: torch.Generator,
+    confidence: float = 0.95,
+    least: float = 0.0,
+    most: float = 1.0,
+) -> Interval:
+    """Mean of independent values in [least, most], with its interval.
+
+    Lower bound: the quantile of sum_i w_i x_i + w_0 least, where w is uniform on the simplex. Upper
+    bound: likewise with `most`.
+
+    Shapes: [N].
+
+    Raises:
+        ValueError: no values, or values beyond the bounds.
+    """
+    values_N = _checked(values_N, least, most)
+    value = float(values_N.mean())
+    low, high = mean_bounds([values_N], (1 - confidence) / 2, rng, [(least, most)])
+    # without rounding errors
+    return Interval(value, max(value + low, least), min(value + high, most))
+
+
+def bounded_ratio_interval(
+    over_N: Tensor,
+    under_N: Tensor,
+    *,
+    rng: torch.Generator,
+    confidence: float = 0.95,
+    most: float = 1.0,
+) -> Interval:
+    """Ratio of the means of two scores of the same units, both in [0, most], with its interval.
+
+    As `bounded_mean_interval`; the added unit has the scores (0, most) for the lower bound and
+    (most, 0) for the upper bound.
+
+    Shapes: [N] each.
+
+    Raises:
+        ValueError: no values, values beyond the bounds, or a denominator of 0.
+    """
+    over_N, under_N = (_checked(part_N, 0.0, most) for part_N in (over_N, under_N))
+    if not float(under_N.sum()):
+        raise ValueError("a ratio of means needs a denominator above 0")
+    value, tail = float(over_N.mean() / under_N.mean()), (1 - confidence) / 2
+    lows, highs = list[Tensor](), list[Tensor]()
+    for weights_RN in _weights(len(over_N) + 1, max(_LEAST_DRAWS, math.ceil(_BEYOND / tail)), rng):
+        tops_R, bottoms_R = weights_RN[:, 1:] @ over_N, weights_RN[:, 1:] @ under_N
+        added_R = weights_RN[:, 0] * most
+        lows.append(tops_R / (bottoms_R + added_R))
+        highs.append((tops_R + added_R) / bottoms_R)
+    low, high = _quantiles(torch.cat(lows), torch.cat(highs), tail)
+    return Interval(value, min(low, value), max(high, value))
+
+
+def _quantiles(low_R: Tensor, high_R: Tensor, tail: float) -> tuple[float, float]:
+    place = int(tail * len(low_R))
+    return float(low_R.sort().values[place]), float(high_R.sort().values[-1 - place])
+
+
+def _weights(width: int, num_draws: int, rng: torch.Generator) -> Iterator[Tensor]:
+    """Exponential numbers, which are uniform on the simplex if divided by their sum, [R, width]."""
+    at_once = max(1, _NUM_AT_ONCE // width)
+    for begun in range(0, num_draws, at_once):
+        shape = min(at_once, num_draws - begun), width
+        yield torch.empty(shape, dtype=torch.float64).exponential_(generator=rng)
+
+
+def _checked(values_N: Tensor, least: float, most: float) -> Tensor:
+    values_N = values_N.double()
+    if not len(values_N):
+        raise ValueError("wanted at least 1 value, got none")
+    if not bool(((values_N >= least) & (values_N <= most)).all()):
+        raise ValueError(f"wanted values in [{least:g}, {most:g}]; use mean_interval for others")
+    return values_N
