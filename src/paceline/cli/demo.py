@@ -40,6 +40,10 @@ def demo(
     story.decode(gamma)
     stdout.print(before_and_after(before, after))
     stdout.print(f"The aligned draft is in {story.aligned}, all figures are in {out}.")
-    codes = [found.verdict.exit_code for found in after]
-    verdict = 0 if 0 in codes else max(codes)
+    verdict = best_code([found.verdict.exit_code for found in after])
     raise typer.Exit(verdict if report.passed else 1)
+
+
+def best_code(codes: list[int]) -> int:
+    """0 if any verdict is GO, 1 if all are NO-GO, else 3."""
+    return 0 if 0 in codes else max(codes)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # A verdict that needs this many times the measurements made, and more, is out of reach.
 _MOST_TIMES = 100
+# Difference from 1 that is not worth calling close to it.
+_WIDE = 0.1
 _EXACT = Interval(1.0, 1.0, 1.0)
 
 
@@ -69,7 +71,7 @@ def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow) -> Verdict
         return _too_few(measured, count, "request", "timed_prompts")
     times, _ = _times_needed(found, found, _EXACT)
     if times - 1 > _MOST_TIMES:
-        advice = _out_of_reach(found)
+        advice = _out_of_reach(found, "timed_prompts and num_prompts")
     else:
         more = _about(count * (times - 1))
         advice = (
@@ -130,7 +132,8 @@ def _more_measurements(
         return f"the costs have no interval; set pass_repeats={least_values(confidence)} or more"
     prompts, rounds = _times_needed(best.speedup, best.by_texts, best.by_costs)
     if max(prompts, rounds) - 1 > _MOST_TIMES:
-        return _out_of_reach(best.speedup)
+        settings = "num_prompts" if pass_repeats is None else "num_prompts and pass_repeats"
+        return _out_of_reach(best.speedup, settings)
     wanted: list[str] = []
     if prompts > 1:
         more = _about(count * (prompts - 1))
@@ -166,10 +169,10 @@ def _times_needed(
     return max(by_sample**2 / (to_one**2 - allowed**2), 1.0), rounds
 
 
-def _out_of_reach(speedup: Interval | IntervalRow) -> str:
+def _out_of_reach(speedup: Interval | IntervalRow, settings: str) -> str:
     largest = max(speedup.high - 1, 1 - speedup.low)
-    if not math.isfinite(largest):
-        return "the texts are too few or too short for an interval; give more or longer ones"
+    if largest > _WIDE:
+        return f"the interval is too wide to tell how much would decide (raise {settings})"
     return f"the speedup is within {largest:.1%} of 1"
 
 

@@ -142,6 +142,9 @@ def test_what_no_number_of_prompts_decides_is_close_to_1():
         "; the speedup is within 3.3% of 1"
     )
     assert "more requests" in timed(1.004, 3.0).reason
+    for wide in (timed(1.002, 30.0), by_expected(expected(3, 1.002, 3, 30))[1]):
+        assert "the interval is too wide to tell how much would decide (raise " in wide.reason
+    assert timed(1.0, math.inf).word == "UNDECIDED"
 
 
 def test_go_is_about_a_gamma_that_is_shown_to_gain():
