@@ -146,9 +146,11 @@ def assert_costs_give_a_verdict(run: Run, costs: Path) -> None:
         *("measure", "--target", TARGET, "--draft", DRAFT, *PROMPTS, "--temperature", "0"),
         *("--costs", costs, "--json"),
     )
-    assert code in (0, 1), err
+    assert code in (0, 1, 3), err
     keep(f"{costs.stem}-verdict", out)
-    assert json.loads(out)["cost"]["engine"].startswith(costs.stem.split("-")[0])
+    found = json.loads(out)
+    assert found["cost"]["engine"].startswith(costs.stem.split("-")[0])
+    assert found["verdict"]["decided"] or found["verdict"]["includes_one"]
 
 
 @needs("llamacpp")

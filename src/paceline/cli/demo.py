@@ -20,7 +20,7 @@ def demo(
     """Create, align, measure and verify a draft.
 
     Resumes an earlier run in the same directory. Exit code 0: decoding is lossless, and the verdict
-    at temperature 0 or 1 is GO.
+    at temperature 0 or 1 is GO; 1: it is NO-GO at both, or a test failed; 3: no verdict.
     """
     from paceline.cli.demo_story import Story, before_and_after
     from paceline.cli.draft import parse_layers
@@ -40,5 +40,10 @@ def demo(
     story.decode(gamma)
     stdout.print(before_and_after(before, after))
     stdout.print(f"The aligned draft is in {story.aligned}, all figures are in {out}.")
-    pays = any(found.verdict.go for found in after)
-    raise typer.Exit(0 if pays and report.passed else 1)
+    verdict = best_code([found.verdict.exit_code for found in after])
+    raise typer.Exit(verdict if report.passed else 1)
+
+
+def best_code(codes: list[int]) -> int:
+    """0 if any verdict is GO, 1 if all are NO-GO, else 3."""
+    return 0 if 0 in codes else max(codes)

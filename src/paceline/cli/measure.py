@@ -42,7 +42,7 @@ def measure(
 ) -> None:
     """Measure acceptance and speed of a draft.
 
-    Reports acceptance, cost and measured speedup. Exit code 1: NO-GO; 3: no verdict.
+    Reports acceptance, cost and measured speedup. Exit code 1: NO-GO; 3: undecided or no verdict.
     With --engine, compares the engine's counters with the prediction. Exit code 1: they differ.
     With --costs, predicts the speedup in the engine that the costs were measured in.
     """

@@ -35,7 +35,7 @@ _ACCEPTANCE_LEGEND = """\
 expected acceptance: fraction of sampled draft tokens that the target accepts
 greedy draft acceptance: the same if the draft proposes its most likely token
 greedy agreement: fraction of positions with the same most likely token in both models
-gamma: draft tokens per block; * marks the best
+gamma: draft tokens per block; * marks the one to serve, if the verdict is GO
 tokens per target call: tau, the mean number of tokens per block"""
 _GAMMA_LEGEND = f"""{_ACCEPTANCE_LEGEND}
 break-even acceptance: acceptance above which this gamma gives a speedup
@@ -154,7 +154,11 @@ def _engine_table(found: Measurement) -> Table:
 
 def _speed_lines(found: Measurement) -> Iterator[str]:
     if found.expected is not None:
-        yield f"expected speedup in {found.cost.engine} {found.expected}, after the first token"
+        engine = f" in {found.cost.engine}" if found.cost.engine else ""
+        yield (
+            f"expected speedup{engine} {found.expected}, after the first token; its interval "
+            "allows for the choice of gamma"
+        )
     if (speed := found.speed) is None:
         return
     if found.tried:

@@ -62,8 +62,8 @@ def mean_interval(values_N: Tensor) -> Interval:
 def median_interval(values_N: Tensor, confidence: float = 0.95) -> Interval:
     """Median, with order statistics as an interval of at least this confidence.
 
-    Makes no assumption on the distribution and is robust to outliers. With fewer than 6 values, 95%
-    is not attainable: the interval is the range.
+    Makes no assumption on the distribution and is robust to outliers. With fewer than
+    `least_values`, this confidence is not attainable: the interval is the range.
 
     Shapes: [N].
 
@@ -83,6 +83,11 @@ def median_interval(values_N: Tensor, confidence: float = 0.95) -> Interval:
     rank = max(rank, 0)
     low, high = float(values_N[rank]), float(values_N[count - 1 - rank])
     return Interval(float(values_N.quantile(0.5)), low, high)
+
+
+def least_values(confidence: float) -> int:
+    """The fewest values whose range contains the median with this confidence; 6 for 95%."""
+    return math.ceil(1 - math.log2(1 - confidence))
 
 
 def ratio_interval(
@@ -140,6 +145,24 @@ def ratio_of_ratios_interval(
         ValueError: no units, a negative number, or a denominator that sums to 0.
     """
     return _interval([over, (under[1], under[0])], rng, confidence, num_resamples)
+
+
+def product_interval(*factors: Interval) -> Interval:
+    """Product of independent estimates above 0, whose intervals have one confidence.
+
+    The distances of the bounds from the value, in logarithms, add as squares.
+    Paper: ours. Differs: Zou and Donner 2008 (method of variance estimates recovery), for sums.
+    """
+    value = math.prod(factor.value for factor in factors)
+    below = math.hypot(*(log_distance(factor.value, factor.low) for factor in factors))
+    above = math.hypot(*(log_distance(factor.value, factor.high) for factor in factors))
+    high = value * math.exp(above) if above < 700 else math.inf
+    return Interval(value, value * math.exp(-below), high)
+
+
+def log_distance(value: float, bound: float) -> float:
+    """|log(bound / value)| of a bound of 0 or more; infinite at 0."""
+    return abs(math.log(bound / value)) if bound > 0 else math.inf
 
 
 def draw_resamples(num_units: int, num_resamples: int, rng: torch.Generator) -> Tensor:

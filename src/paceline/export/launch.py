@@ -130,7 +130,7 @@ def _gamma(config: ExportConfig, measurement: Measurement | None) -> tuple[int, 
         return DEFAULT_GAMMA, False
     if measurement.best_gamma:
         return measurement.best_gamma, True
-    # NO-GO, as the card says; the command still has the measured gamma
+    # without GO, as the card says; the command still has the measured gamma
     best = max(measurement.gammas, key=lambda row: row.expected_speedup)
     return (measurement.speed.gamma if measurement.speed else best.gamma), True
 

@@ -5,7 +5,8 @@
 - `latency`, `timing`: timing of forward passes; paired timing of requests, choice of gamma
 - `served`, `served_figures`: counters of a serving engine, compared with the prediction
 - `served_costs`, `engine_costs`: timing of an engine's steps; the file with their costs
-- `verdict`: GO or NO-GO, with the reason
+- `verdict`: GO, NO-GO or UNDECIDED, with the reason
+- `expected_speed`: expected speedups of all gammas, with intervals
 - `perplexity`: how well one model predicts plain text
 - `losslessness`: tests of greedy and sampled speculative text against the target
 """

@@ -7,14 +7,21 @@ both sides. Passes are compared by medians, requests by bootstrap intervals.
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
-from paceline.core.bootstrap import Interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import (
+    Interval,
+    least_values,
+    median_interval,
+    ratio_of_ratios_interval,
+)
 from paceline.core.rules import Lossless
 from paceline.core.sampling import proposal_params
 from paceline.core.speed import predicted_speedup
@@ -27,7 +34,7 @@ from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from paceline.core.drafted import Drafted
     from paceline.core.sampling import SamplingParams
@@ -39,7 +46,10 @@ _WARM_TOKENS = 8
 
 
 class PassCosts(NamedTuple):
-    """Median seconds of one token from each model, of drafting and of verifying gamma tokens."""
+    """Median seconds of one token from each model, of drafting and of verifying gamma tokens.
+
+    `block_ratios`: block / target pass of each round of timing, by gamma; empty if not timed here.
+    """
 
     target_pass_s: float
     draft_pass_s: float
@@ -48,6 +58,28 @@ class PassCosts(NamedTuple):
     target_start_s: float | None = None
     """Of an encoder-decoder: seconds from a source to the first logits, encoder included."""
     draft_start_s: float | None = None
+    block_ratios: Mapping[int, Sequence[float]] = MappingProxyType({})
+
+    @classmethod
+    def of_rounds(
+        cls, seconds: Mapping[tuple[str, int], Sequence[float]], gammas: Sequence[int]
+    ) -> PassCosts:
+        """Medians over rounds; `seconds` of each round by part and number of tokens."""
+        median = {case: statistics.median(times) for case, times in seconds.items()}
+
+        def ratios(gamma: int) -> list[float]:
+            parts = seconds["drafting", gamma], seconds["judging", gamma], seconds["target", 1]
+            return [(draw + judge) / target for draw, judge, target in zip(*parts, strict=True)]
+
+        return cls(
+            median["target", 1],
+            median["draft", 1],
+            {gamma: median["drafting", gamma] for gamma in gammas},
+            {gamma: median["judging", gamma] for gamma in gammas},
+            median.get(("target start", 0)),
+            median.get(("draft start", 0)),
+            {gamma: ratios(gamma) for gamma in gammas},
+        )
 
     @classmethod
     def of_parameters(cls, ratio: float, gammas: Sequence[int]) -> PassCosts:
@@ -74,6 +106,19 @@ class PassCosts(NamedTuple):
     def block_s(self, gamma: int) -> float:
         """Seconds of a block of gamma drafted tokens."""
         return self.drafting_s[gamma] + self.judging_s[gamma]
+
+    def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
+        """Relative error of block_s / target_pass_s as a lower and an upper factor.
+
+        From the median of the rounds' ratios, in which what slows a whole round cancels. Too few
+        rounds for this confidence give 0 and infinity; see `least_values`.
+        """
+        ratios = self.block_ratios.get(gamma, ())
+        if len(ratios) < least_values(confidence):
+            return 0.0, math.inf
+        _, low, high = median_interval(torch.tensor(ratios), confidence)
+        value = self.block_s(gamma) / self.target_pass_s
+        return min(low / value, 1.0), max(high / value, 1.0)
 
     def expected_speedup(
         self, block_efficiency: float, gamma: int, drafted: float | None = None
@@ -170,15 +215,7 @@ class PassTimer:
 
     def costs(self) -> PassCosts:
         """Medians over the rounds so far."""
-        median = {case: statistics.median(times) for case, times in self._seconds.items()}
-        return PassCosts(
-            median["target", 1],
-            median["draft", 1],
-            {gamma: median["drafting", gamma] for gamma in self._gammas},
-            {gamma: median["judging", gamma] for gamma in self._gammas},
-            median.get(("target start", 0)),
-            median.get(("draft start", 0)),
-        )
+        return PassCosts.of_rounds(self._seconds, self._gammas)
 
 
 class PairedTimes(NamedTuple):

@@ -13,6 +13,7 @@ from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, budgets_of, score_texts
 from paceline.measure.engine_costs import EngineCosts, check_sizes, read_costs
+from paceline.measure.expected_speed import errors_of, expected_speeds
 from paceline.measure.latency import PassTimer
 from paceline.measure.measure_config import MeasureConfig
 from paceline.measure.pair import load_models, load_prompts, sample_texts
@@ -52,13 +53,13 @@ class Measurement(StrictModel):
     cost: CostRow
     gammas: list[GammaRow]
     best_gamma: int
-    """The gamma to serve: the timed one, else the one with the highest expected speedup; 0 if
-    decoding without a draft is as fast or faster, or if blocks cannot be timed."""
+    """The gamma to serve, that of the verdict; above 0 exactly if the verdict is GO."""
     tried: list[TriedRow]
     """Gammas timed to choose the one of `speed`; empty if only the expected best was timed."""
     speed: SpeedRow | None
     expected: IntervalRow | None = None
-    """Expected speedup with the costs of an engine; None without them."""
+    """Expected speedup at the gamma of the verdict, with an interval that holds for the best of all
+    gammas; None if requests were timed, or blocks cannot be."""
     timed_gammas: tuple[int, ...] = ()
     """Gammas with measured costs in the engine; those between are interpolated."""
     verdict: Verdict
@@ -138,26 +139,29 @@ def measure_models(
         passes = costs.pass_costs(gammas, config.concurrency)
     cost = _cost_row(target, draft, passes, costs)
     rows = [_gamma_row(one, scores, budget_B, acceptance, passes, cost, costs) for one in gammas]
-    chosen = max(rows, key=lambda row: row.expected_speedup)
     tried, timed, expected = list[TriedRow](), None, None
-    if (
-        config.timed_prompts and passes is not None
-    ):  # also if no speedup is expected, to measure a NO-GO
-        chosen, tried, timed = time_best(target, draft, prompts, rows, begun, config, progress)
     if passes is None:
-        verdict = not_timed(acceptance, str(without_rollback(target, draft)))
-    elif costs is None:
+        chosen, verdict = rows[0], not_timed(acceptance, str(without_rollback(target, draft)))
+    elif config.timed_prompts and costs is None:  # also if no speedup is expected
+        chosen, tried, timed = time_best(target, draft, prompts, rows, begun, config, progress)
         verdict = judge(acceptance, chosen, timed)
     else:
-        expected = _expected(scores, budget_B, chosen, costs, config)
-        verdict = judge_expected(acceptance, chosen, expected, str(costs))
-    gain = timed.speedup.value if timed and verdict.decided else chosen.expected_speedup
+        found = expected_speeds(
+            rows,
+            [scores.tokens_and_blocks(gamma, budget_B) for gamma in gammas],
+            errors_of(passes, costs, config.concurrency),
+            seed=config.seed,
+            in_full=costs is not None and costs.drafts_in_full,
+        )
+        engine = "" if costs is None else str(costs)
+        best, verdict = judge_expected(acceptance, found, config.pass_repeats, engine)
+        chosen, expected = best.row, IntervalRow.of(best.speedup)
     return Measurement(
         config=config,
         acceptance=acceptance,
         cost=cost,
         gammas=rows,
-        best_gamma=chosen.gamma if gain > 1 else 0,
+        best_gamma=chosen.gamma if verdict.go else 0,
         tried=tried,
         speed=timed,
         expected=expected,
@@ -202,18 +206,6 @@ def _complete(
     texts = [] if known_texts is None else known_texts
     sample_texts(target, prompts, config, texts, progress)
     return texts[: len(prompts)]
-
-
-def _expected(
-    scores: TextScores, budget_B: Tensor, row: GammaRow, costs: EngineCosts, config: MeasureConfig
-) -> IntervalRow:
-    """Expected speedup in an engine; the interval combines those of tau and of the costs."""
-    rng = named_generator(config.seed, "expected speedup")
-    tau = ratio_interval(*scores.tokens_and_blocks(row.gamma, budget_B), rng=rng)
-    least, most = costs.error_of_block(row.gamma, config.concurrency)
-    value = row.expected_speedup
-    low, high = value * tau.low / tau.value / most, value * tau.high / tau.value / least
-    return IntervalRow(value=value, low=low, high=high)
 
 
 def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.demo import best_code
 from paceline.cli.demo_story import _remember, median_acceptance
 from paceline.config import StrictModel
 from paceline.core.stats import DecodeStats
@@ -65,6 +66,15 @@ def test_an_answer_of_another_version_is_asked_again(tmp_path: Path, draft: Path
     (tmp_path / "a.json").write_text('{"config": {"number": 3}, "third": 1.0}')
     found = _remember(tmp_path / "a.json", draft, Answer, Question(number=3), asked)
     assert (found.half, asked.times) == (1.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("codes", "wanted"), [([0, 3], 0), ([1, 0], 0), ([1, 1], 1), ([1, 3], 3), ([3, 3], 3)]
+)
+def test_a_demo_without_go_is_undecided_unless_all_verdicts_are_no_go(
+    codes: list[int], wanted: int
+):
+    assert best_code(codes) == wanted
 
 
 def generation(num_tokens: int, num_accepted: int, num_recovered: int) -> Generation:

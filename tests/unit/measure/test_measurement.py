@@ -332,7 +332,7 @@ def test_the_gamma_that_is_recommended_for_short_answers_is_the_cheapest_one(
     target, draft = _short_answers()
     monkeypatch.setattr(latency, "_now", lambda: 10 * target.num_passes + draft.num_passes)
     config = _config(
-        num_prompts=400, timed_prompts=0, max_new_tokens=max_new_tokens, pass_repeats=1
+        num_prompts=400, timed_prompts=0, max_new_tokens=max_new_tokens, pass_repeats=9
     )
     found = measure_models(target, draft, [[1]] * 400, config)
     seconds = {

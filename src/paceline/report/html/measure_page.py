@@ -77,8 +77,10 @@ def _facts(found: Measurement) -> list[Fact]:
     if not found.verdict.timed:
         return facts
     facts.append(Fact("cost ratio", f"{found.cost.cost_ratio:.3f}"))
-    gamma = str(found.best_gamma) if found.best_gamma else "none"
-    facts.append(Fact("gamma to serve", gamma, "" if found.best_gamma else "decode without draft"))
+    if found.verdict.decided:
+        gamma = str(found.best_gamma) if found.best_gamma else "none"
+        note = "" if found.best_gamma else "decode without draft"
+        facts.append(Fact("gamma to serve", gamma, note))
     return facts
 
 

@@ -38,8 +38,10 @@ def trajectory_page(rows: Sequence[TrajectoryRow], manifest: Mapping[str, Any] |
         row, gamma = best
         gain, tau = row.gain[gamma], row.block_efficiency[gamma]
         verdict = (
-            f"The largest gain is {gain.value:.2f}x ({gain.low:.2f} to {gain.high:.2f}) in tokens "
-            f"per target call: the {_draft(row)} of {names[row.stop.run]} on {row.task} at "
+            f"Of {sum(len(one.gain) for one in rows)} gains in tokens per target call, the one "
+            f"with the largest lower bound is {gain.value:.2f}x ({gain.low:.2f} to "
+            f"{gain.high:.2f}; the interval does not allow for this choice): the "
+            f"{_draft(row)} of {names[row.stop.run]} on {row.task} at "
             f"{_sampling(row)}, gamma {gamma}, with {tau.value:.2f} tokens per call."
         )
         facts = [Fact("runs", str(len(names))), Fact("drafts measured", str(_num_drafts(rows)))]
