@@ -14,8 +14,17 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from paceline.core.bootstrap import Interval, mean_interval, ratio_of_ratios_interval
-from paceline.core.bounded_means import bounded_mean_interval, bounded_ratio_interval
+from paceline.core.bootstrap import (
+    Interval,
+    mean_interval,
+    ratio_of_ratios_interval,
+    student_quantile,
+)
+from paceline.core.bounded_means import (
+    bounded_mean_interval,
+    bounded_ratio_interval,
+    mean_bounds,
+)
 
 ACCURACIES = (0.0, 0.02, 0.5, 0.98, 1.0)
 
@@ -135,3 +144,29 @@ def test_smaller_tails_give_wider_intervals_at_the_exact_rate():
 def test_values_beyond_the_bounds_are_refused(values):
     with pytest.raises(ValueError, match="wanted"):
         bounded_mean_interval(torch.tensor(values), rng=seeded())
+
+
+def rare_differences(count: int, rng: torch.Generator) -> Tensor:
+    """5% of answers lose 0 to 0.2, the others differ by 0.003 at most: mean -0.005."""
+    lost = torch.rand(count, generator=rng, dtype=torch.float64) < 0.05
+    near = 0.006 * torch.rand(count, generator=rng, dtype=torch.float64) - 0.003
+    return torch.where(lost, -0.2 * torch.rand(count, generator=rng, dtype=torch.float64), near)
+
+
+@pytest.mark.slow
+def test_far_in_the_tail_rare_losses_are_not_overlooked():
+    """100 samples of 100 differences, at the tail of a claim among 38 that are judged twice.
+
+    An interval wholly above the mean has odds of 3.3e-4 at most: one of 100 has odds of 1 in 30.
+    The mutant is Student's interval, which is wholly above in 1 sample of 30.
+    """
+    tail, rng = 3.3e-4, seeded(4)
+    above, by_mutant = 0, 0
+    for _ in range(100):
+        values_N = rare_differences(100, rng)
+        mean = float(values_N.mean())
+        above += mean + mean_bounds([values_N], tail, rng, [(-1.0, 1.0)])[0] > -0.005
+        half = student_quantile(1 - 2 * tail, 99) * float(values_N.std()) / 10
+        by_mutant += mean - half > -0.005
+    assert above == 0
+    assert by_mutant > 1

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import validate
-from paceline.core.bootstrap import Interval
+from paceline.core.bootstrap import Interval, student_quantile
 from paceline.studies import evidence
 from paceline.studies.claim_file import Claim
 from paceline.studies.correlation import correlation
@@ -155,11 +155,17 @@ def test_rare_differences_are_not_called_the_same(expect: str):
     assert found.get(HOLDS, 0) < limit(SIDE, STUDIES)
 
 
+def students(
+    groups: list[Tensor], tail: float, rng: torch.Generator, extremes: object
+) -> tuple[float, float]:
+    """The mutant of `mean_bounds`: Student's interval of one group."""
+    (values_N,) = groups
+    half = student_quantile(1 - 2 * tail, len(values_N) - 1) * float(values_N.std())
+    return -half / len(values_N) ** 0.5, half / len(values_N) ** 0.5
+
+
 def test_the_ordinary_interval_of_rare_differences_is_caught(monkeypatch: pytest.MonkeyPatch):
-    """The mutant."""
-    original = evidence._error
-    monkeypatch.setattr(evidence, "_error", lambda strata: (*original(strata)[:2], 0.0))
-    monkeypatch.setattr(evidence, "_ROUNDING", -1.0)  # no units are alike
+    monkeypatch.setattr(evidence, "mean_bounds", students)
     one = wanted(over="score", under=None, compare="difference", across=[], expect="same")
     one = one.model_copy(update={"test": one.test.model_copy(update={"matters": 0.04})})
     assert outcomes(rare(0.04), one)[HOLDS] > limit(SIDE, STUDIES)
@@ -173,13 +179,13 @@ def test_looks_without_a_correction_are_caught():
 
 def test_strata_that_are_taken_for_independent_are_caught(monkeypatch: pytest.MonkeyPatch):
     """The mutant takes the texts of three drafts for different ones."""
-    original = evidence._error
+    original = evidence._mean_effect
 
-    def independent(strata: list[evidence.Stratum]) -> tuple[float, int, float]:
+    def independent(test: Any, strata: list[evidence.Stratum], tail: float) -> evidence.Effect:
         apart = [one._replace(population=str(number)) for number, one in enumerate(strata)]
-        return original(apart)
+        return original(test, apart, tail)
 
-    monkeypatch.setattr(evidence, "_error", independent)
+    monkeypatch.setattr(evidence, "_mean_effect", independent)
     found = outcomes(ratios(0.0, drafts=3), wanted())
     assert found[HOLDS] > limit(SIDE, STUDIES)
 

@@ -101,7 +101,7 @@ class Estimate(NamedTuple):
     def interval(self, tail: float) -> Interval:
         """The value with its interval."""
         rng = named_generator(0, "comparison", len(self.influence_N))
-        low, high = mean_bounds([self.influence_N], tail, rng)
+        low, high = mean_bounds([self.influence_N], tail, rng, [None])
         return Interval(self.value, self.value + low, self.value + high)
 
 

@@ -2,15 +2,20 @@
 
 A sample of scores near a bound says little about the rare scores that are far from it: Student's
 interval of 64 answers that are all right has width 0, and far in the tail its error is many times
-what it states. These intervals weigh the sample with Dirichlet weights, together with one more
-value at the worst bound. For scores of 0 and 1 they are those of Clopper and Pearson, so their
-coverage is at least the confidence; for other scores no exception is known. Without known bounds,
-the added value is half as far again from the mean as the farthest of the sample. Simulations:
-`tests/statistical/test_score_intervals.py`.
+what it states. For values within known bounds, these intervals weigh the sample with Dirichlet
+weights, together with one more value at the worst bound. For scores of 0 and 1 they are those of
+Clopper and Pearson, so their coverage is at least the confidence; for other scores no exception is
+known. Without known bounds, an interval is that of the bootstrap-t, and nowhere inside Student's.
+
+Errors as multiples of the nominal tail, 3.3e-4, in 20,000 samples (the worse side; "rare": 5% of
+values lose up to 0.2, the others differ by 0.003; they are known to be in [-1, 1]):
+
+(table)
+Tests: `tests/statistical/test_score_intervals.py`.
 
 Paper: Gaffke 2005, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a
 nonnegative variable"; Learned-Miller and Thomas 2019, "A new confidence interval for the mean of a
-bounded random variable", section 3.
+bounded random variable", section 3; Efron and Tibshirani 1993, section 12.5 (bootstrap-t).
 """
 
 # N values, R draws
@@ -22,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.bootstrap import Interval
+from paceline.core.bootstrap import Interval, draw_resamples, student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,34 +35,49 @@ if TYPE_CHECKING:
 _NUM_AT_ONCE = 2_000_000
 _LEAST_DRAWS = 4000
 _BEYOND = 20  # draws beyond a bound, at least
-_FARTHER = 1.5  # than the farthest value
+_FARTHER = 1.5  # than the farthest value, if the sample alone shows how far values can be
+_ROUNDING = 1e-12  # a spread that can be rounding
 
 
 def mean_bounds(
     groups: Sequence[Tensor],
     tail: float,
     rng: torch.Generator,
-    extremes: Sequence[tuple[float, float]] | None = None,
+    extremes: Sequence[tuple[float, float] | None],
 ) -> tuple[float, float]:
     """Bounds of the error of a sum of means of independent groups: add them to the sum.
 
     Args:
-        groups: Values of each group, [N] each.
+        groups: Values of each group, [N] each, 2 or more.
         tail: Probability beyond either bound.
         rng: Random numbers.
-        extremes: Least and largest possible value in each group; None: from the sample.
+        extremes: Least and largest possible value in each group; None: not known.
     """
-    num_draws = max(_LEAST_DRAWS, math.ceil(_BEYOND / tail))
+    groups = [values_N.double() for values_N in groups]
+    if any(bounds is not None for bounds in extremes):
+        return _within_extremes(groups, tail, rng, extremes)
+    low, high = _studentised(groups, tail, rng)
+    if not math.isfinite(high - low):  # resamples without spread are too frequent
+        least, most = _within_extremes(groups, tail, rng, extremes)
+        low, high = max(low, least), min(high, most)
+    variance = sum(float(values_N.var()) / len(values_N) for values_N in groups)
+    student = variance**0.5 * student_quantile(1 - 2 * tail, min(map(len, groups)) - 1)
+    return min(low, -student), max(high, student)
+
+
+def _within_extremes(
+    groups: Sequence[Tensor],
+    tail: float,
+    rng: torch.Generator,
+    extremes: Sequence[tuple[float, float] | None],
+) -> tuple[float, float]:
+    num_draws = _num_draws(tail)
     low_R, high_R = (torch.zeros(num_draws, dtype=torch.float64) for _ in range(2))
-    for number, values_N in enumerate(groups):
-        values_N = values_N.double()
+    for values_N, bounds in zip(groups, extremes, strict=True):
         mean = float(values_N.mean())
         errors_N = values_N - mean
-        if extremes is None:
-            most = _FARTHER * float(errors_N.abs().max())
-            least = -most
-        else:
-            least, most = (bound - mean for bound in extremes[number])
+        farthest = _FARTHER * float(errors_N.abs().max())
+        least, most = (-farthest, farthest) if bounds is None else (one - mean for one in bounds)
         begun = 0
         for weights_RN in _weights(len(values_N) + 1, num_draws, rng):
             part = slice(begun, begun + len(weights_RN))
@@ -67,6 +87,38 @@ def mean_bounds(
             begun = part.stop
     low, high = _quantiles(low_R, high_R, tail)
     return min(low, 0.0), max(high, 0.0)
+
+
+def _studentised(
+    groups: Sequence[Tensor], tail: float, rng: torch.Generator
+) -> tuple[float, float]:
+    """Bootstrap-t bounds; infinite if too many resamples lack spread."""
+    num_draws, variance = _num_draws(tail), 0.0
+    errors_R, variances_R = (torch.zeros(num_draws, dtype=torch.float64) for _ in range(2))
+    for values_N in groups:
+        size = len(values_N)
+        errors_N = values_N - values_N.mean()
+        variance += float(errors_N.square().mean()) / (size - 1)
+        at_once = max(1, _NUM_AT_ONCE // size)
+        for begun in range(0, num_draws, at_once):
+            part = slice(begun, min(begun + at_once, num_draws))
+            picks_RN = draw_resamples(size, part.stop - begun, rng)
+            drawn_RN = errors_N.take(picks_RN)
+            means_R = drawn_RN.mean(-1)
+            errors_R[part] += means_R
+            squares_R = drawn_RN.square().mean(-1) - means_R.square()
+            variances_R[part] += squares_R.clamp(min=0) / (size - 1)
+    spread = variance**0.5
+    if spread < _ROUNDING:
+        return 0.0, 0.0
+    scores_R = errors_R / variances_R.sqrt().where(variances_R.sqrt() > _ROUNDING * spread, 0.0)
+    scores_R = scores_R[~scores_R.isnan()]
+    low, high = _quantiles(scores_R, scores_R, tail)
+    return -high * spread, -low * spread
+
+
+def _num_draws(tail: float) -> int:
+    return max(_LEAST_DRAWS, math.ceil(_BEYOND / tail))
 
 
 def bounded_mean_interval(
@@ -117,7 +169,7 @@ def bounded_ratio_interval(
         raise ValueError("a ratio of means needs a denominator above 0")
     value, tail = float(over_N.mean() / under_N.mean()), (1 - confidence) / 2
     lows, highs = list[Tensor](), list[Tensor]()
-    for weights_RN in _weights(len(over_N) + 1, max(_LEAST_DRAWS, math.ceil(_BEYOND / tail)), rng):
+    for weights_RN in _weights(len(over_N) + 1, _num_draws(tail), rng):
         tops_R, bottoms_R = weights_RN[:, 1:] @ over_N, weights_RN[:, 1:] @ under_N
         added_R = weights_RN[:, 0] * most
         lows.append(tops_R / (bottoms_R + added_R))

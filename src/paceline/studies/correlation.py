@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core.bootstrap import LEAST_UNITS, Interval, student_quantile
+from paceline.core.bootstrap import LEAST_UNITS, Interval
+from paceline.core.bounded_means import mean_bounds
 from paceline.errors import UsageError
+from paceline.rng import named_generator
 from paceline.studies.evidence import ratio_estimate, select
 from paceline.studies.rows import pooled
 
@@ -96,6 +98,6 @@ def correlation(
     value = product(x_D, y_D, ex_ND, ey_ND) / math.sqrt(xx * yy)
     influence_N = (ex_ND @ y_D + ey_ND @ x_D) / math.sqrt(xx * yy)
     influence_N -= value * (ex_ND @ x_D / xx + ey_ND @ y_D / yy)
-    half = student_quantile(1 - 2 * tail, count - 1) * float(influence_N.std()) / math.sqrt(count)
-    bounds = (value, value - half, value + half)
+    low, high = mean_bounds([influence_N], tail, named_generator(0, "correlation", count), [None])
+    bounds = (value, value + low, value + high)
     return Interval(*(max(-1.0, min(1.0, one)) for one in bounds))

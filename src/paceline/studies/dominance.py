@@ -21,8 +21,8 @@ from paceline.core.bootstrap import (
     Interval,
     draw_resamples,
     percentile_interval,
-    student_quantile,
 )
+from paceline.core.bounded_means import mean_bounds
 from paceline.errors import UsageError
 from paceline.rng import named_generator
 from paceline.studies.evidence import column, select
@@ -93,12 +93,12 @@ def distances(first_N: Tensor, second_N: Tensor, tail: float) -> DominanceEffect
         against[0].add(gaps_RX)
         against[1].add(-gaps_RX)
     gains_N = first_N - second_N
-    mean, error = float(gains_N.mean()), float(gains_N.std()) / count**0.5
-    half = student_quantile(1 - 2 * tail, count - 1) * error
+    mean = float(gains_N.mean())
+    low, high = mean_bounds([gains_N], tail, named_generator(0, "gain", count), [None])
     return DominanceEffect(
         against[0].interval(tail),
         against[1].interval(tail),
-        Interval(mean, mean - half, mean + half),
+        Interval(mean, mean + low, mean + high),
         count,
     )
 

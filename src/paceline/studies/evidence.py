@@ -3,14 +3,12 @@
 A figure is R = sum a / sum b over the units. Its influence values (a_i - R b_i) / mean(b) have mean
 0, and their standard error is that of R to first order (the infinitesimal jackknife). Effects are
 smooth functions of such ratios on the same units, so their influence values are sums of these. The
-interval is Student's, with the degrees of freedom of Welch and Satterthwaite if there are several
-populations.
-
-Differences of scores are often 0 in most units, and a few rare ones decide. If most units show one
-effect, one more like the farthest is added on the side of each bound. If all N do, up to a fraction
+interval is that of their mean by `core.bounded_means.mean_bounds`, which holds its error rate far
+in the tail, where rare units decide. A difference of two scores is between -1 and 1. Of other
+figures, the sample shows how far a unit can be; if all N units show one effect, up to a fraction
 1 - tail^(1 / N) of all units may differ, each by a whole unit.
 
-Error rates in simulations are in tests/statistical/test_sequential_claims.py.
+Error rates in simulations are in tests/statistical/test_sequential_claims.py and test_far_tails.py.
 """
 
 # N units
@@ -21,9 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.core.bootstrap import LEAST_UNITS, Interval, student_quantile
+from paceline.core.bootstrap import LEAST_UNITS, Interval
+from paceline.core.bounded_means import mean_bounds
 from paceline.core.speed import mbsu
 from paceline.errors import UsageError
+from paceline.rng import named_generator
 from paceline.studies.claim_file import IidTau, MemoryBoundSpeedup
 from paceline.studies.rows import StudyRow, pooled
 
@@ -35,15 +35,24 @@ if TYPE_CHECKING:
     from paceline.studies.claim_file import Condition, Paired, Side
     from paceline.studies.study_file import Label
 
-_ROUNDING = 1e-12  # a standard error that can be rounding
+_ROUNDING = 1e-12  # a spread that can be rounding
+_SCORE = "score"  # the sum of scores in [0, 1]
 
 
 class Estimate(NamedTuple):
-    """A value, the influence of each unit on it, [N], and what a unit contributes at most."""
+    """A value, and the influence of each unit on it, [N].
+
+    Attributes:
+        value: Mean of what the units contribute.
+        influence_N: What each one contributes, less the mean.
+        largest: The largest contribution of a unit.
+        bounds: The least and the largest possible contribution; None if they are not known.
+    """
 
     value: float
     influence_N: Tensor
     largest: float
+    bounds: tuple[float, float] | None = None
 
 
 class Stratum(NamedTuple):
@@ -133,53 +142,56 @@ def _too_few(strata: Sequence[Stratum]) -> bool:
 
 def _mean_effect(test: Paired, strata: Sequence[Stratum], tail: float) -> Effect:
     value = sum(stratum.effect.value for stratum in strata) / len(strata)
-    error, freedom, shift = _error(strata)
-    count = min(len(stratum.units) for stratum in strata)
-    half = student_quantile(1 - 2 * tail, freedom) * error + shift
-    if error < _ROUNDING:
-        largest = max(stratum.effect.largest for stratum in strata)
-        half = largest * (1 - tail ** (1 / count))
+    groups = [_Group.of(strata, name) for name in dict.fromkeys(one.population for one in strata)]
+    low, high = mean_bounds(
+        [one.influence_N for one in groups],
+        tail,
+        named_generator(0, "effect", *(len(one.influence_N) for one in groups)),
+        [one.extremes for one in groups],
+    )
     to_effect = math.expm1 if test.compare == "ratio" else float
     return Effect(
-        Interval(*map(to_effect, (value, value - half, value + half))),
+        Interval(*map(to_effect, (value, value + low, value + high))),
         sum(stratum.first for stratum in strata) / len(strata),
         sum(stratum.second for stratum in strata) / len(strata),
-        count,
+        min(len(stratum.units) for stratum in strata),
         {stratum.name: to_effect(stratum.effect.value) for stratum in strata},
     )
 
 
-def _error(strata: Sequence[Stratum]) -> tuple[float, int, float]:
-    """Standard error of the mean effect, its degrees of freedom, and the shift by rare units.
+class _Group(NamedTuple):
+    """What the units of one population contribute to the mean over all strata, less its mean.
 
     Strata of one population share units, so their influence values are added by unit.
     """
-    by_population: dict[str, dict[int, float]] = {}
-    for stratum in strata:
-        values = by_population.setdefault(stratum.population, {})
-        for unit, value in zip(stratum.units, stratum.effect.influence_N.tolist(), strict=True):
-            values[unit] = values.get(unit, 0.0) + value / len(strata)
-    variances: list[tuple[float, int]] = []
-    shift = 0.0
-    for population, values in by_population.items():
-        sizes = {len(one.units) for one in strata if one.population == population}
-        if sizes != {len(values)}:
+
+    influence_N: Tensor
+    extremes: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, strata: Sequence[Stratum], population: str) -> _Group:
+        own = [stratum for stratum in strata if stratum.population == population]
+        values: dict[int, float] = {}
+        for stratum in own:
+            for unit, value in zip(stratum.units, stratum.effect.influence_N.tolist(), strict=True):
+                values[unit] = values.get(unit, 0.0) + value / len(strata)
+        if {len(stratum.units) for stratum in own} != {len(values)}:
             raise UsageError(
                 f"settings of one claim measure different examples of {population}; run the study "
                 "again, so that all have the same looks"
             )
-        values_N = torch.tensor(list(values.values()), dtype=torch.float64)
-        farthest = values_N.abs().max()
-        same_N = (values_N - values_N.median()).abs() <= _ROUNDING + 1e-9 * farthest
-        if float(same_N.double().mean()) > 0.5:
-            values_N = torch.cat([values_N, farthest[None]])
-            shift += float(farthest) / len(values_N)
-        variances.append((float(values_N.var(correction=1)) / len(values_N), len(values_N)))
-    total = sum(variance for variance, _ in variances)
-    parts = sum(variance**2 / (count - 1) for variance, count in variances)
-    # rounded down, apart from rounding errors: 6.9999999 is 7
-    freedom = max(1, int(total**2 / parts + 1e-6)) if parts else 1
-    return math.sqrt(total), freedom, shift
+        values_N = torch.tensor([values[unit] for unit in sorted(values)], dtype=torch.float64)
+        effects = [stratum.effect for stratum in own]
+        bounds = [effect.bounds for effect in effects if effect.bounds is not None]
+        if len(bounds) == len(effects):
+            means = [effect.value for effect in effects]
+            sums = (sum(side) - sum(means) for side in zip(*bounds, strict=True))
+            least, most = (each / len(strata) for each in sums)
+            return cls(values_N, (least, most))
+        if float(values_N.std()) < _ROUNDING:
+            largest = max(effect.largest for effect in effects) * len(own) / len(strata)
+            return cls(values_N, (-largest, largest))
+        return cls(values_N, None)
 
 
 def _strata(test: Paired, rows: Sequence[StudyRow]) -> list[Stratum]:
@@ -258,7 +270,8 @@ def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stra
         assert test.than is not None, "the file is checked"
         one = figure(test, test.first, first)
         zero_N = torch.zeros_like(one.influence_N)
-        return _compared(test, name, first, one, Estimate(test.than, zero_N, 0.0))
+        constant = Estimate(test.than, zero_N, 0.0, (test.than, test.than))
+        return _compared(test, name, first, one, constant)
     second = measured(second, test.second.over or test.over, test.second.under or test.under)
     if set(first.units) != set(second.units) or first.population != second.population:
         raise UsageError(
@@ -275,7 +288,10 @@ def _stratum(test: Paired, name: str, first: StudyRow, second: StudyRow) -> Stra
 def _compared(test: Paired, name: str, row: StudyRow, one: Estimate, two: Estimate) -> Stratum:
     if test.compare == "difference":
         influence_N = one.influence_N - two.influence_N
-        effect = Estimate(one.value - two.value, influence_N, max(one.largest, two.largest))
+        largest, bounds = max(one.largest, two.largest), None
+        if one.bounds is not None and two.bounds is not None:
+            bounds = one.bounds[0] - two.bounds[1], one.bounds[1] - two.bounds[0]
+        effect = Estimate(one.value - two.value, influence_N, largest, bounds)
     else:
         least = min(one.value, two.value)
         if least <= 0:
@@ -325,7 +341,10 @@ def ratio_estimate(row: StudyRow, over: str, under: str | None) -> Estimate:
         raise UsageError(f"{under} of {row.setting} is 0 in all units; name another sum")
     value = float(over_N.sum() / under_N.sum())
     mean = under_N.mean()
-    return Estimate(value, (over_N - value * under_N) / mean, float((over_N / mean).abs().max()))
+    is_score = (over, under) == (_SCORE, None) and bool(((over_N >= 0) & (over_N <= 1)).all())
+    bounds = (0.0, 1.0) if is_score else None
+    largest = float((over_N / mean).abs().max())
+    return Estimate(value, (over_N - value * under_N) / mean, largest, bounds)
 
 
 def _scaled(found: Estimate, factor: float) -> Estimate:

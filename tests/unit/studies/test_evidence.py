@@ -1,11 +1,11 @@
 """Effects of paired tests against the delete-one jackknife, resampling and sums by hand."""
 
 import math
-import statistics
 from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 
 from paceline.config import validate
 from paceline.core.bootstrap import student_quantile
@@ -54,8 +54,8 @@ def half_width(found: Effect, compare: str) -> float:
 
 
 @pytest.mark.parametrize("compare", ["ratio", "difference"])
-def test_the_interval_is_that_of_the_delete_one_jackknife(compare: str):
-    """With 200 texts the two agree to 2%: they differ by a term of order 1 / N."""
+def test_the_interval_is_little_wider_than_that_of_the_delete_one_jackknife(compare: str):
+    """It allows for one text that is half as far again from the mean as the farthest of 200."""
     first, second = numbers(200, 1, 1.1), numbers(200, 2)
     rows = [study_row(first, label="end"), study_row(second, label="start")]
     found = measured(paired_test(compare=compare), rows)
@@ -67,24 +67,25 @@ def test_the_interval_is_that_of_the_delete_one_jackknife(compare: str):
     without = [effect(number) for number in range(200)]
     mean = sum(without) / 200
     error = math.sqrt(199 / 200 * sum((one - mean) ** 2 for one in without))
-    assert half_width(found, compare) == pytest.approx(
-        student_quantile(0.95, 199) * error, rel=0.02
-    )
+    assert 0.98 < half_width(found, compare) / (student_quantile(0.95, 199) * error) < 1.25
     value = effect()
     assert found.interval.value == pytest.approx(math.expm1(value) if compare == "ratio" else value)
     assert (found.first, found.second) == pytest.approx((rate(first), rate(second)))
     assert found.num_units == 200
 
 
-def test_a_difference_of_means_is_the_paired_t_test_of_the_textbook():
-    """Eight pairs: differences 1 to 8 have mean 4.5 and standard deviation sqrt(6)."""
+@pytest.mark.parametrize(("tail", "quantile"), [(0.025, 2.364624), (1e-4, 7.063433)])
+def test_a_difference_of_means_is_nowhere_inside_the_paired_t_test_of_the_textbook(tail, quantile):
+    """Differences 1 to 8 have mean 4.5 and standard deviation sqrt(6); t of 7 degrees of freedom."""
     rows = [
         study_row({"score": [float(3 * n) for n in range(8)]}, label="start"),
         study_row({"score": [3.0 * n + n + 1 for n in range(8)]}, label="end"),
     ]
-    found = measured(paired_test(over="score", under=None, compare="difference"), rows)
-    half = 2.364624 * math.sqrt(6 / 8)  # t of 7 degrees of freedom at 97.5%
-    assert found.interval == pytest.approx((4.5, 4.5 - half, 4.5 + half), rel=1e-5)
+    test = paired_test(over="score", under=None, compare="difference")
+    found, half = measured(test, rows, tail).interval, quantile * math.sqrt(6 / 8)
+    assert found.value == pytest.approx(4.5)
+    assert 1 - 1e-6 <= (4.5 - found.low) / half < 2
+    assert 1 - 1e-6 <= (found.high - 4.5) / half < 2
 
 
 def test_units_are_paired_by_their_numbers_and_looks_are_pooled():
@@ -113,10 +114,7 @@ def test_strata_of_one_population_share_their_units():
 
 
 def test_strata_of_two_populations_are_independent():
-    """Two equal strata of other texts: the standard error is smaller by the square root of 2.
-
-    The degrees of freedom of Welch and Satterthwaite are then those of both: 2 (N - 1).
-    """
+    """Two equal strata of other texts: the error is smaller by about the square root of 2."""
     first, second = numbers(20, 1, 1.2), numbers(20, 2)
     rows = [
         study_row(sums, label=label, task=task, population=task)
@@ -125,11 +123,8 @@ def test_strata_of_two_populations_are_independent():
     ]
     one = measured(paired_test(rows={"task": "a"}), rows)
     two = measured(paired_test(across=["task"]), rows)
-    widths = [
-        half_width(found, "ratio") / student_quantile(0.95, freedom)
-        for found, freedom in ((one, 19), (two, 38))
-    ]
-    assert widths[0] == pytest.approx(math.sqrt(2) * widths[1])
+    widths = [half_width(found, "ratio") for found in (one, two)]
+    assert widths[0] == pytest.approx(math.sqrt(2) * widths[1], rel=0.1)
 
 
 def test_effects_of_strata_are_averaged_as_logarithms():
@@ -180,7 +175,7 @@ def test_the_formula_of_tau_and_its_error_follow_the_acceptance_rate():
     rates = accepted[picks].mean(-1) / 10
     spread = float((rates + rates**2 + rates**3).std())
     expected = student_quantile(0.95, 299) * spread
-    assert half_width(found, "difference") == pytest.approx(expected, rel=0.05)
+    assert 0.95 < half_width(found, "difference") / expected < 1.2
 
 
 def test_a_memory_bound_speedup_is_tau_over_what_a_block_costs():
@@ -210,22 +205,21 @@ def test_units_without_any_difference_leave_room_for_rare_ones(count: int):
     rows = [study_row({"score": [1.0] * count}, label=label) for label in ("end", "start")]
     found = measured(paired_test(over="score", under=None, compare="difference"), rows, 0.01)
     assert found.interval.value == 0
-    assert (1 - found.interval.high) ** count == pytest.approx(0.01)
-    assert found.interval.low == -found.interval.high
+    for bound in (found.interval.high, -found.interval.low):
+        assert (1 - bound) ** count == pytest.approx(0.01, rel=0.5)  # 40 draws are beyond it
 
 
-def test_a_rare_difference_is_counted_once_more():
-    """One of 20 answers is worse by 1: as if two of 21 were, for the bounds alone."""
+def test_a_rare_difference_is_that_of_one_wrong_answer_in_twenty():
+    """The lower bound is that of Clopper and Pearson for 1 of 20; the upper allows for a gain."""
     scores = [1.0] * 19 + [0.0]
     rows = [
         study_row({"score": scores}, label="end"),
         study_row({"score": [1.0] * 20}, label="start"),
     ]
     found = measured(paired_test(over="score", under=None, compare="difference"), rows)
-    # influence values are 0.05 in 19 units and -0.95 in one; 0.95 is added
-    spread = statistics.stdev([0.05] * 19 + [-0.95, 0.95]) / math.sqrt(21)
-    half = student_quantile(0.95, 20) * spread + 0.95 / 21
-    assert found.interval == pytest.approx((-0.05, -0.05 - half, -0.05 + half))
+    assert found.interval.value == pytest.approx(-0.05)
+    assert stats.beta.sf(-found.interval.low, 2, 19) == pytest.approx(TAIL, rel=0.4)
+    assert 0 < found.interval.high < 0.16
 
 
 def test_too_few_units_and_no_rows_are_no_effect():
