@@ -38,7 +38,9 @@ def tvd(p: Distribution, q: Distribution) -> float:
 
 
 def surprise(q: Distribution, p_raw: Distribution) -> float:
-    return -math.fsum(a * math.log(b) for a, b in zip(q, p_raw, strict=True) if a)
+    """Infinite if p is 0 where q is not."""
+    pairs = [(a, b) for a, b in zip(q, p_raw, strict=True) if a]
+    return -math.fsum(a * math.log(b) for a, b in pairs) if all(b for _, b in pairs) else math.inf
 
 
 def binary(defers: Callable[..., bool]) -> Aim:
