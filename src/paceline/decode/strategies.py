@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.rule_base import Bonus
+from paceline.core.rule_base import Bonus, Rule
 from paceline.core.rules import Diff, Lossless, RuleChoice
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.autoregressive import AutoregressiveDecoder
@@ -37,7 +37,8 @@ class Speculative(StrictModel):
         draft_sampling: Sampling of the draft; None uses the target's. `{temperature: 0}` is greedy
             drafting, as in most engines. Omitted keys have their defaults, not the target's values.
         bonus: What the bonus tokens and the first token of a text follow: the rule, or the target,
-            as vLLM serves the rule. Not written where it is `rule`.
+            as vLLM serves the rule. Under a lossless rule they are the same, so it is `rule`, which
+            is not written.
     """
 
     strategy: Literal["speculative"] = "speculative"
@@ -46,6 +47,12 @@ class Speculative(StrictModel):
     policy: PolicyChoice = FixedLength()
     draft_sampling: SamplingParams | None = None
     bonus: Bonus = Field(default="rule", exclude_if=lambda value: value == "rule")
+
+    @field_validator("bonus")
+    @classmethod
+    def _one_of_equals(cls, value: Bonus, info: ValidationInfo) -> Bonus:
+        rule = info.data.get("rule")
+        return "rule" if isinstance(rule, Rule) and rule.exact else value
 
 
 class TokenByToken(StrictModel):

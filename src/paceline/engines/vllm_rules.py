@@ -122,11 +122,7 @@ def rejection_sample_v1(
     else:
         temperature_B = sampling_metadata.temperature
     temperature_N = temperature_B[request_N]
-    draft_NV = None
-    if draft_probs is not None:
-        factor_N1 = torch.where(temperature_N == 0, 1.0, temperature_N)[:, None]
-        is_log_N1 = draft_probs.amax(-1, keepdim=True) <= 0
-        draft_NV = torch.where(is_log_N1, draft_probs, draft_probs.log() * factor_N1)
+    draft_NV = None if draft_probs is None else _untempered(draft_probs, temperature_N)
     drafted_N = draft_token_ids.to(torch.int64)
     rows = _Rows(target_logits, draft_NV, drafted_N, temperature_N, raw_logits)
     sampled = Lossless() if lost_draft else rule  # with a one-hot draft: the target's text
@@ -204,6 +200,13 @@ def rejection_sample_v2(
     uniforms_BV = _counted_uniforms(seed[places_N[row_B]], pos[row_B], _DRAW, width)
     next_B = _drawn(rule, last, judged_B, -uniforms_BV.log())
     return _output(drafted_BK, kept_B, next_B, torch.int64), (kept_B + 1).to(torch.int32)
+
+
+def _untempered(probs_NV: Tensor, temperature_N: Tensor) -> Tensor:
+    """Logits at temperature 1 of tempered probabilities; rows of log-probabilities stay."""
+    factor_N1 = torch.where(temperature_N == 0, 1.0, temperature_N)[:, None]
+    is_log_N1 = probs_NV.amax(-1, keepdim=True) <= 0
+    return torch.where(is_log_N1, probs_NV, probs_NV.log() * factor_N1)
 
 
 def _accepted(rule: Rule, greedy_rule: Rule, rows: _Rows, uniform_N: Tensor) -> Tensor:
