@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import exact_cascades as cascades
+from paceline.config import validate
 from paceline.core.rule_base import Bonus, Position, TargetBonus, with_bonus
 from paceline.core.rules import (
     BiLDRule,
@@ -28,6 +29,7 @@ from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.analysis import analyze_rules, rule_effect
+from paceline.measure.predicted_frontier import AnalyzeConfig, analyze_models
 from paceline.models.fakes import TableModel
 
 BINARY: list[Rule] = [
@@ -206,3 +208,19 @@ def test_nothing_to_analyse_is_one_line(texts: list[list[int]], chosen: list[Rul
     target, draft = (TableModel(values) for values in tables())
     with pytest.raises(UsageError, match=says):
         analyze_rules(target, draft, [[1]] * len(texts), texts, chosen, SamplingParams())
+
+
+def test_analyze_predicts_for_vllm_too():
+    """Under a rule that is all but lossless, the first token is then the target's, as there."""
+    target, draft = (TableModel(values) for values in tables())
+    rules = [{"rule": "lossless"}, {"rule": "lenient", "epsilon": 0.999999}]
+    given = {"target": "t", "draft": "d", "prompts": "p", "rules": rules, "gammas": [2]}
+    given |= {"max_new_tokens": 9, "pass_repeats": 1, "sampling": {"temperature": 1.0}}
+    taus: dict[str, list[float]] = {}
+    for bonus in ("rule", "target"):
+        config = validate(AnalyzeConfig, given | {"bonus": bonus})
+        found = analyze_models(target, draft, [[0], [1], [2]], config)
+        assert [row.rule for row in found.rows] == list(config.rules)
+        taus[bonus] = [row.block_efficiency[2] for row in found.rows]
+    assert taus["target"][1] == pytest.approx(taus["target"][0], rel=1e-4)
+    assert taus["rule"][1] != pytest.approx(taus["rule"][0], rel=1e-4)
