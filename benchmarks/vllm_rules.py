@@ -48,15 +48,16 @@ class Timed:
         return found
 
 
-def samplers() -> dict[str, Callable[..., Any]]:
-    from paceline.engines import vllm_plugin
-    from paceline.engines.vllm_plugin import read_rule
+def functions() -> dict[str, list[tuple[Any, str, Any]]]:
+    """For each sampler: modules or classes of vLLM, names in them, and functions to put there."""
+    from paceline.engines import vllm_logits, vllm_plugin
+    from paceline.engines.vllm_plugin import read_rule, replacements
 
     module = importlib.import_module("vllm.v1.sample.rejection_sampler")
-    module.expand_batch_to_tokens = vllm_plugin.expand_batch_to_tokens  # vLLM issue 55005, for all
+    module.expand_batch_to_tokens = vllm_logits.expand_batch_to_tokens  # vLLM issue 55005, for all
+    own = vllm_plugin._originals()
     return {
-        name: module.rejection_sample if rule is None else vllm_plugin._sampler_v1(read_rule(rule))
-        for name, rule in RULES.items()
+        name: own if rule is None else replacements(read_rule(rule)) for name, rule in RULES.items()
     }
 
 
@@ -73,7 +74,7 @@ def main() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     from vllm import LLM, SamplingParams
 
-    found = samplers()
+    found = functions()
     speculation = {
         "method": "draft_model",
         "model": given.draft,
@@ -101,7 +102,9 @@ def main() -> None:
             for _ in range(given.batch)
         ]
         for name in rng.sample(list(found), len(found)):
-            timed = module.rejection_sample = Timed(found[name])
+            for place, function, new in found[name]:
+                setattr(place, function, new)
+            timed = module.rejection_sample = Timed(module.rejection_sample)
             begun = time.perf_counter()
             llm.generate(prompts, params, use_tqdm=False)
             if number:  # the first round warms up

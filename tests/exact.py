@@ -143,15 +143,37 @@ def speculative_texts(
 ) -> dict[tuple[int, ...], float]:
     """Every speculative text of `length` tokens with its probability.
 
-    The rule gets `p_raw` in place of p, if it is given.
+    The rule gets `p_raw` in place of p, if it is given. The bonus token comes from p.
+    """
+
+    def judged(text: tuple[int, ...]) -> tuple[Distribution, Distribution]:
+        return rule((p_raw or p)(text), q(text))
+
+    return judged_texts(p, q, judged, gamma=gamma, prompt=prompt, length=length)
+
+
+def judged_texts(
+    p: NextToken,
+    q: NextToken,
+    judged: Callable[[tuple[int, ...]], tuple[Distribution, Distribution]],
+    *,
+    gamma: int,
+    prompt: tuple[int, ...],
+    length: int,
+    first_from_target: bool = False,
+) -> dict[tuple[int, ...], float]:
+    """Every text with its probability; `judged`: acceptance and recovery of a rule behind a text.
 
     State: the text, the place in its block, how many tokens that block drafts. At a drafted place a
     token is kept with mass q a, or recovered with mass (1 - sum q a) r, which ends the block; at
-    the bonus place it comes from p. The first block begins with the first token.
+    the bonus place it comes from p. The first block begins with the first token, or behind one of
+    the target's.
     """
     State = tuple[tuple[int, ...], int, int]
 
     def new_block(text: tuple[int, ...]) -> State:
+        if first_from_target and not text:
+            return text, 0, 0
         most = max(length - len(text) - 1, 0 if text else 1)
         return text, 0, min(gamma, most)
 
@@ -165,7 +187,7 @@ def speculative_texts(
                     after[new_block((*text, token))] += mass * share
                 continue
             draft = q(prompt + text)
-            accept, recover = rule(p_raw(prompt + text) if p_raw else target, draft)
+            accept, recover = judged(prompt + text)
             kept = [a * b for a, b in zip(draft, accept, strict=True)]
             rejected = 1 - math.fsum(kept)
             for token, (stays, comes) in enumerate(zip(kept, recover, strict=True)):

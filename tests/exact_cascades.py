@@ -8,11 +8,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from exact import Distribution, NextToken
+from exact import Distribution, NextToken, judged_texts
 
 Texts = dict[tuple[int, ...], float]
 Aim = Callable[[Distribution, Distribution, Distribution, Distribution], Distribution]
 """p, q, untempered p, untempered q -> pi."""
+Vectors = Callable[..., tuple[Distribution, Distribution]]
+"""The same four -> acceptance of each token, distribution of the recovered token."""
 
 
 class Models(NamedTuple):
@@ -36,7 +38,9 @@ def tvd(p: Distribution, q: Distribution) -> float:
 
 
 def surprise(q: Distribution, p_raw: Distribution) -> float:
-    return -math.fsum(a * math.log(b) for a, b in zip(q, p_raw, strict=True) if a)
+    """Infinite if p is 0 where q is not."""
+    pairs = [(a, b) for a, b in zip(q, p_raw, strict=True) if a]
+    return -math.fsum(a * math.log(b) for a, b in pairs) if all(b for _, b in pairs) else math.inf
 
 
 def binary(defers: Callable[..., bool]) -> Aim:
@@ -96,6 +100,35 @@ AIMS: dict[str, Callable[[float], Aim]] = {
     "token_v3": lambda a: token_wise(lambda p, q, peak: p < (1 - a) * peak),
     "tuned": tuned_lossy,
 }
+
+
+def aimed_vectors(aim: Aim) -> Vectors:
+    """Keeps with min(1, pi/q), and recovers from norm((pi - q)_+)."""
+
+    def vectors(
+        p: Distribution, q: Distribution, p_raw: Distribution, q_raw: Distribution
+    ) -> tuple[Distribution, Distribution]:
+        pairs = list(zip(aim(p, q, p_raw, q_raw), q, strict=True))
+        excess = [max(0.0, a - b) for a, b in pairs]
+        mass = math.fsum(excess)
+        return [min(1.0, a / b) if b else 1.0 for a, b in pairs], [
+            x / mass for x in excess
+        ] if mass else p
+
+    return vectors
+
+
+def target_bonus_texts(
+    models: Models, vectors: Vectors, *, gamma: int, prompt: tuple[int, ...], length: int
+) -> Texts:
+    """The first token and every bonus token from p; drafted places follow the rule."""
+
+    @cache
+    def judged(text: tuple[int, ...]) -> tuple[Distribution, Distribution]:
+        return vectors(*models(text))
+
+    blocks = {"gamma": gamma, "prompt": prompt, "length": length}
+    return judged_texts(models.p, models.q, judged, **blocks, first_from_target=True)
 
 
 def aimed_texts(models: Models, aim: Aim, prompt: tuple[int, ...], length: int) -> Texts:

@@ -2,7 +2,8 @@
 
 Each case writes N = 20,000 texts with vLLM, two drafts a block, and compares their first three
 tokens with the exact distribution: the first from the target, the others under the rule. A right
-plugin fails a case by chance with probability below 1e-4. Another rule is rejected.
+plugin fails a case by chance with probability below 1e-4. Another rule is rejected, and one whose
+confidences are those of the filtered target.
 """
 
 import json
@@ -18,8 +19,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from exact import Distribution, chi_square_p_value, speculative_texts
-from exact_cascades import AIMS
+from exact import Distribution, NextToken, Shaping, chi_square_p_value
+from exact_cascades import AIMS, Models, aimed_vectors, target_bonus_texts
 
 pytestmark = pytest.mark.engines
 
@@ -45,7 +46,7 @@ WRITER = textwrap.dedent("""
             "draft_sample_method": "probabilistic",
         },
     )
-    options = {"max_tokens": 7, "ignore_eos": True, "detokenize": False}
+    options = {"max_tokens": 7, "ignore_eos": True, "detokenize": False, **settings["options"]}
     kinds = [SamplingParams(temperature=t, **options) for t in settings["temperatures"]]
     prompts = [{"prompt_token_ids": settings["prompt"]}] * settings["count"]
     params = [kinds[index % len(kinds)] for index in range(len(prompts))]
@@ -83,38 +84,50 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def next_token(path: Path) -> Any:
-    """The model's distribution of the next token, at temperature 1."""
-    model = LlamaForCausalLM.from_pretrained(path).double()
+@cache
+def model_at(path: Path) -> Any:
+    return LlamaForCausalLM.from_pretrained(path).double()
+
+
+def next_token(path: Path, shaping: Shaping | None = None, penalty: float = 1.0) -> NextToken:
+    """The model's distribution of the next token; a penalty divides logits above 0, as in vLLM."""
+    model, shaping = model_at(path), shaping or Shaping()
 
     @cache
     def probs(text: tuple[int, ...]) -> Distribution:
         with torch.no_grad():
-            return model(torch.tensor([text])).logits[0, -1].softmax(-1).tolist()
+            logits = model(torch.tensor([text])).logits[0, -1].tolist()
+        for token in set(text):
+            logits[token] *= 1 / penalty if logits[token] > 0 else penalty
+        return shaping(logits, ())
 
     return probs
 
 
-def vectors(name: str, alpha: float) -> Any:
-    """Keeps with min(1, pi/q), and recovers from norm((pi - q)_+)."""
+def expected(
+    folder: Path,
+    name: str,
+    alpha: float,
+    shaping: Shaping | None = None,
+    penalty: float = 1.0,
+    *,
+    filtered: bool = False,
+) -> dict[tuple[int, ...], float]:
+    """Exact triples; drafts have the temperature alone. `filtered`: confidences of what is drawn.
 
-    def rule(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution]:
-        aim = p if name == "lossless" else AIMS[name](alpha)(p, q, p, q)
-        keeps = [min(1.0, a / b) for a, b in zip(aim, q, strict=True)]
-        over = [max(0.0, a - b) for a, b in zip(aim, q, strict=True)]
-        return keeps, [x / sum(over) for x in over] if sum(over) else p
-
-    return rule
-
-
-def expected(folder: Path, name: str, alpha: float) -> dict[tuple[int, ...], float]:
-    p, q = next_token(folder / "target"), next_token(folder / "draft")
+    A penalty is part of the target that confidences are of.
+    """
+    shaping = shaping or Shaping()
+    target, draft = folder / "target", folder / "draft"
+    p = next_token(target, shaping, penalty)
+    q = next_token(draft, Shaping(shaping.temperature))
+    p_raw = p if filtered else next_token(target, None, penalty)
+    aim = (lambda p, *_: p) if name == "lossless" else AIMS[name](alpha)
+    models = Models(p, q, p_raw, next_token(draft))
+    texts = target_bonus_texts(models, aimed_vectors(aim), gamma=GAMMA, prompt=PROMPT, length=5)
     triples: dict[tuple[int, ...], float] = defaultdict(float)
-    for first, chance in enumerate(p(PROMPT)):
-        prompt = (*PROMPT, first)
-        texts = speculative_texts(p, q, vectors(name, alpha), gamma=GAMMA, prompt=prompt, length=4)
-        for text, mass in texts.items():
-            triples[(first, *text[:2])] += chance * mass
+    for text, mass in texts.items():
+        triples[text[:3]] += mass
     return triples
 
 
@@ -126,6 +139,7 @@ def written(folder: Path, rule: str | None, **changes: Any) -> dict[str, Any]:
         "prompt": PROMPT,
         "count": N,
         "temperatures": [1.0],
+        "options": {},
         "seed": 0,
         "out": str(folder / "texts.json"),
     }
@@ -155,6 +169,25 @@ def test_triples_follow_the_rule(folder: Path, name: str, alpha: float):
     assert p_value(found["texts"], expected(folder, name, alpha)) > 1e-4
     if name != "lossless":
         assert p_value(found["texts"], expected(folder, "lossless", 0.0)) < 1e-4, "another rule"
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "shaping", "penalty"),
+    [
+        ("diff", 0.2, Shaping(top_p=0.6), 1.0),
+        ("token_v1", 0.2, Shaping(top_p=0.6), 1.0),
+        ("token_v2", 0.1, Shaping(0.7, top_k=4, top_p=0.8), 1.5),
+    ],
+)
+def test_confidences_are_those_of_the_target_before_filters(
+    folder: Path, name: str, alpha: float, shaping: Shaping, penalty: float
+):
+    options = {"top_p": shaping.top_p, "top_k": shaping.top_k, "repetition_penalty": penalty}
+    rule = json.dumps({"rule": name, "alpha": alpha})
+    found = written(folder, rule, temperatures=[shaping.temperature], options=options)
+    given = folder, name, alpha, shaping, penalty
+    assert p_value(found["texts"], expected(*given)) > 1e-4
+    assert p_value(found["texts"], expected(*given, filtered=True)) < 1e-4
 
 
 def test_greedy_and_sampled_requests_in_one_batch(folder: Path):

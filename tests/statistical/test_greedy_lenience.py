@@ -1,9 +1,9 @@
 """Text of lenience and lossy sampling at temperature 0, against enumerations in Python floats.
 
 Where the draft samples: n = 2,000 texts from fixed seeds and one chi-square for each pair of
-neighbouring places, as in `test_distributions.py`; failure below 1e-4, which are the odds of a
-false alarm of each p-value under other seeds. Where the draft is greedy, too, there is one text for
-each prompt. Mutants fail.
+neighbouring places, as in `test_distributions.py`, and one for the first three tokens; failure
+below 1e-4, which are the odds of a false alarm of each p-value under other seeds. Where the draft
+is greedy, too, there is one text for each prompt. Mutants fail.
 """
 
 import pytest
@@ -37,6 +37,12 @@ def texts_of(rule: Rule, pair: Pair, gamma: int) -> list[list[int]]:
     return draw(SpeculativeDecoder(*models, draft_sampling=pair.draft_sampling), gamma, 2000)
 
 
+def least_p_value(texts: list[list[int]], expected: dict[tuple[int, ...], float]) -> float:
+    """Of all pairs of neighbouring places, and of the triples of the first three tokens."""
+    triples = exact.beginning_p_value(texts, expected, 3)
+    return min(triples, smallest_p_value(texts, expected))
+
+
 @rules
 @pytest.mark.parametrize("shaping", [GREEDY, PENALTY, FILTERED], ids=["plain", "penalty", "few"])
 @pytest.mark.parametrize("gamma", [1, 3])
@@ -46,7 +52,7 @@ def test_text_of_a_draft_that_samples_follows_the_rule(
     """n = 2,000. Lossless text must fail."""
     pair = Pair(1, shaping, PLAIN)
     texts = texts_of(rule, pair, gamma)
-    assert smallest_p_value(texts, pair.speculative(vectors, gamma)) > ODDS
+    assert least_p_value(texts, pair.speculative(vectors, gamma)) > ODDS
     assert smallest_p_value(texts, pair.plain(gamma)) < ODDS
 
 
@@ -59,7 +65,7 @@ def test_under_the_tuned_rule_bonus_tokens_follow_it_too(shaping: exact.Shaping)
     for gamma in (1, 3):
         texts = texts_of(Lossy(0.6, "tuned"), pair, gamma)
         expected = cascades.aimed_texts(models, aim, tuple(PROMPT), len(texts[0]))
-        assert smallest_p_value(texts, expected) > ODDS
+        assert least_p_value(texts, expected) > ODDS
         assert smallest_p_value(texts, pair.plain(gamma)) < ODDS
 
 

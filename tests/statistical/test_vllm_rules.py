@@ -2,22 +2,42 @@
 
 Each test draws N = 20,000 blocks of two drafts at once, with a fixed seed, and compares the first
 two tokens with the exact joint distribution (a rejected first draft ends the block). A right
-sampler fails a case by chance with probability below 1e-4; there are 19 cases. Mutants fail.
+sampler fails a case by chance with probability below 1e-4; there are 150 cases. Mutants fail.
 """
 
 import math
 from collections import Counter, defaultdict
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+import exact
 from exact import chi_square_p_value, lenient_at_0, lossy_at_0
-from exact_cascades import AIMS
-from paceline.core.rules import Chow, Lenient, Lossless, Lossy, Opt, Rule, TokenV3
+from exact_cascades import AIMS, Vectors, aimed_vectors
+from fake_vllm import FakeVllm, keep_top_p, settings_of
+from paceline.core.rules import (
+    BiLDRule,
+    Chow,
+    ChowLog,
+    Diff,
+    DiffLog,
+    Lenient,
+    Lossless,
+    Lossy,
+    Opt,
+    OptLog,
+    Rule,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+)
+from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines import vllm_rules
+from paceline.engines.vllm_logits import RawLogits
+from paceline.engines.vllm_plugin import register
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
 
 N = 20_000
@@ -28,57 +48,62 @@ DRAFT = torch.tensor([[0.9, 1.8, 0.1, 0.3, -0.4], [1.2, 0.7, 1.1, -0.2, 0.0]])
 Pairs = dict[tuple[int, ...], float]
 
 
+class Setting(NamedTuple):
+    """What a request asks for; the penalty is added to the target's logits."""
+
+    temperature: float = TEMPERATURE
+    top_p: float = 1.0
+    penalty: tuple[float, ...] = (0.0,) * V
+
+
 def probs(logits: torch.Tensor, temperature: float) -> list[list[float]]:
     return (logits.double() / temperature).softmax(-1).tolist()
 
 
-def keeps(aim: list[float], q: list[float]) -> list[float]:
-    return [min(1.0, a / b) if b else 1.0 for a, b in zip(aim, q, strict=True)]
+def near(vectors: exact.RuleVectors) -> Vectors:
+    return lambda p, q, *_: vectors(p, q)
 
 
-def lenient(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
-    return keeps([x / 0.5 for x in p], q), rest(p, q)
+def cascade(name: str, alpha: float) -> Vectors:
+    return aimed_vectors(AIMS[name](alpha))
 
 
-def lossless(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
-    return keeps(p, q), rest(p, q)
-
-
-def lossy(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
-    return keeps([x / (1 - 0.3) for x in p], q), rest(p, q)
-
-
-def rest(p: list[float], q: list[float]) -> list[float]:
-    over = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
-    return [x / math.fsum(over) for x in over]
-
-
-def cascade(name: str, alpha: float) -> Any:
-    """Keeps with min(1, pi/q) and recovers from norm((pi - q)_+)."""
-
-    def rule(p: list[float], q: list[float], p_raw: list[float], q_raw: list[float]) -> Any:
-        aim = AIMS[name](alpha)(p, q, p_raw, q_raw)
-        over = [max(0.0, a - b) for a, b in zip(aim, q, strict=True)]
-        total = math.fsum(over)
-        return keeps(aim, q), [x / total for x in over] if total else p
-
-    return rule
-
-
-RULES: dict[str, tuple[Rule, Any]] = {
-    "lossless": (Lossless(), lambda p, q, *_: lossless(p, q)),
-    "lenient": (Lenient(kind="linear", epsilon=0.5), lambda p, q, *_: lenient(p, q)),
-    "lossy": (Lossy(alpha=0.3), lambda p, q, *_: lossy(p, q)),
+RULES: dict[str, tuple[Rule, Vectors]] = {
+    "lossless": (Lossless(), near(exact.lossless)),
+    "lenient": (Lenient(kind="linear", epsilon=0.5), near(exact.lenient("linear", 0.5))),
+    "square": (Lenient(kind="square", epsilon=0.6), near(exact.lenient("square", 0.6))),
+    "exponential": (Lenient("exponential", 0.5), near(exact.lenient("exponential", 0.5))),
+    "lossy": (Lossy(alpha=0.3), near(exact.lossy(0.3))),
+    "tuned": (Lossy(alpha=0.3, beta="tuned"), cascade("tuned", 0.3)),
+    "bild": (BiLDRule(2.1), cascade("bild", 2.1)),
     "chow": (Chow(alpha=0.6), cascade("chow", 0.6)),
+    "chow_log": (ChowLog(1.35), cascade("chow_log", 1.35)),
+    "diff": (Diff(0.1), cascade("diff", 0.1)),
+    "diff_log": (DiffLog(0.25), cascade("diff_log", 0.25)),
     "opt": (Opt(alpha=0.2), cascade("opt", 0.2)),
+    "opt_log": (OptLog(0.4), cascade("opt_log", 0.4)),
+    "token_v1": (TokenV1(0.3), cascade("token_v1", 0.3)),
+    "token_v2": (TokenV2(0.3), cascade("token_v2", 0.3)),
     "token_v3": (TokenV3(alpha=0.5), cascade("token_v3", 0.5)),
 }
+READ_RAW = ["bild", "diff", "diff_log", "opt", "opt_log", "token_v1", "token_v2"]
+"""Rules that the sum of the target's probabilities changes; token_v3 compares their ratio."""
 
 
-def expected(name: str, *, one_hot: bool = False) -> Pairs:
-    """The joint distribution of the first two tokens; -1: there is no second one."""
-    p, p_raw = probs(TARGET, TEMPERATURE), probs(TARGET, 1.0)
-    q, q_raw = probs(DRAFT, TEMPERATURE), probs(DRAFT, 1.0)
+def expected(
+    name: str, *, one_hot: bool = False, setting: Setting | None = None, filtered: bool = False
+) -> Pairs:
+    """The joint distribution of the first two tokens; -1: there is no second one.
+
+    `filtered`: confidences of the filtered target, renormalised, which no rule states.
+    """
+    temperature, top_p, penalty = setting or Setting()
+    penalised = TARGET + torch.tensor(penalty)
+    p, p_raw = probs(penalised, temperature), probs(penalised, 1.0)
+    p = [exact.Shaping(top_p=top_p)([math.log(x) for x in row], ()) for row in p]
+    if filtered:
+        p_raw = [exact.Shaping(1 / temperature)([log(x) for x in row], ()) for row in p]
+    q, q_raw = probs(DRAFT, temperature), probs(DRAFT, 1.0)
     if one_hot:
         q = q_raw = [[float(chance == max(row)) for chance in row] for row in q]
     pairs: Pairs = defaultdict(float)
@@ -92,12 +117,16 @@ def expected(name: str, *, one_hot: bool = False) -> Pairs:
     return pairs
 
 
-def drafted(*, one_hot: bool = False) -> torch.Tensor:
+def log(x: float) -> float:
+    return math.log(x) if x else -math.inf
+
+
+def drafted(*, one_hot: bool = False, temperature: float = TEMPERATURE) -> torch.Tensor:
     """Two drafts of each request, [N, 2]."""
     if one_hot:
         return DRAFT.argmax(-1).expand(N, 2)
     rng = torch.Generator().manual_seed(1)
-    q = torch.tensor(probs(DRAFT, TEMPERATURE))
+    q = torch.tensor(probs(DRAFT, temperature))
     return torch.stack([torch.multinomial(row, N, True, generator=rng) for row in q], 1)
 
 
@@ -159,6 +188,78 @@ def test_pairs_after_greedy_drafts_follow_the_rule(name: str, runner: str):
     assert p_value(tokens, expected(name, one_hot=True)) > 1e-4
 
 
+def in_vllm(
+    monkeypatch: pytest.MonkeyPatch, runner: str, rule: Rule, setting: Setting
+) -> torch.Tensor:
+    """Through vLLM's functions as the plugin leaves them; the first runner drafts there, too."""
+    temperature, top_p, penalty = setting
+    options: Any = {"top_p": top_p, "penalty": torch.tensor(penalty)}
+    vllm = FakeVllm(monkeypatch)
+    monkeypatch.setenv(
+        "PACELINE_RULE", DecodingConfig(strategy=Speculative(rule=rule)).model_dump_json()
+    )
+    register()
+    temperature_N = torch.full((N,), temperature)
+    torch.manual_seed(4)
+    if runner == "second":
+        drafts = drafted(temperature=temperature)
+        logits = TARGET.repeat(N, 1)
+        return vllm.judge_second(drafts, DRAFT.expand(N, 2, V), logits, temperature_N, **options)
+    settings = settings_of(temperature_N, **options)
+    drawn = [vllm.draft(row.expand(N, V).clone(), settings) for row in DRAFT]
+    tokens, given = (torch.stack(parts, 1) for parts in zip(*drawn, strict=True))
+    return vllm.judge_first(tokens, given.flatten(0, 1), TARGET[:2].repeat(N, 1), settings)
+
+
+SETTINGS = [
+    Setting(1.0, 0.6),
+    Setting(0.7, 0.8, (-0.8, 0.0, 0.4, 0.0, 0.0)),
+    Setting(0.15),
+]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("name", RULES)
+def test_pairs_in_vllm_follow_the_rule_with_filters_penalties_and_at_low_temperatures(
+    name: str, setting: Setting, runner: str, monkeypatch: pytest.MonkeyPatch
+):
+    tokens = in_vllm(monkeypatch, runner, RULES[name][0], setting)
+    assert p_value(tokens, expected(name, setting=setting)) > 1e-4
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("name", READ_RAW)
+def test_confidences_of_the_filtered_target_are_rejected(
+    name: str, runner: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The mutant takes no copy of the logits."""
+    setting = SETTINGS[0]
+    wrong = expected(name, setting=setting, filtered=True)
+    assert p_value(in_vllm(monkeypatch, runner, RULES[name][0], setting), wrong) < 1e-4
+    monkeypatch.setattr(RawLogits, "_reads", lambda *_, any_greedy: False)
+    tokens = in_vllm(monkeypatch, runner, RULES[name][0], setting)
+    assert p_value(tokens, expected(name, setting=setting)) < 1e-4
+    assert p_value(tokens, wrong) > 1e-4
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_logits_before_the_penalty_are_rejected(runner: str, monkeypatch: pytest.MonkeyPatch):
+    """What is copied is the target that the decoder calls raw: penalised."""
+    penalised = Setting(1.0, 1.0, (-2.5, 0.0, 0.0, 0.0, 0.0))
+    tokens = in_vllm(monkeypatch, runner, TokenV2(0.3), penalised)
+    assert p_value(tokens, expected("token_v2", setting=penalised)) > 1e-4
+    penalty = torch.tensor(penalised.penalty)
+    given = vllm_rules._Rows.position
+
+    def unpenalised(rows: Any, rule: Rule) -> Any:
+        return given(rows._replace(raw_NV=rows.raw_NV - penalty), rule)
+
+    monkeypatch.setattr(vllm_rules._Rows, "position", unpenalised)
+    tokens = in_vllm(monkeypatch, runner, TokenV2(0.3), penalised)
+    assert p_value(tokens, expected("token_v2", setting=penalised)) < 1e-4
+
+
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_lossless_tokens_are_the_targets(runner: str):
     tokens = RUNNERS[runner](Lossless())
@@ -206,7 +307,7 @@ def wanted_at_0(vectors: Any, first: int, second: int) -> list[int]:
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("name", GREEDY_RULES)
 def test_greedy_requests_of_the_first_runner_follow_the_rule(name: str, *, mixed: bool):
-    """All pairs of drafts, also between requests that sample; without draft probabilities."""
+    """All pairs of drafts, also between requests that sample, where top-p cuts; without q."""
     rule, vectors = GREEDY_RULES[name]
     pairs = list(product(range(V), range(V)))
     temperatures = torch.tensor([0.0, 0.8] * len(pairs) if mixed else [0.0] * len(pairs))
@@ -222,9 +323,10 @@ def test_greedy_requests_of_the_first_runner_follow_the_rule(name: str, *, mixed
         2,
         2 * torch.arange(1, len(requests) + 1, dtype=torch.int32),
         None,
-        (TARGET[:2] / divisor).flatten(0, 1),
+        keep_top_p((TARGET[:2] / divisor).flatten(0, 1), 0.5 if mixed else 1.0),
         torch.full((len(requests), 1), 9, dtype=torch.int32),
         settings,
+        raw_logits=TARGET[:2].repeat(len(requests), 1) if mixed else None,
     )
     if mixed and rule.uses_confidence:
         vectors = lenient_at_0("linear", 0.3)
@@ -234,7 +336,7 @@ def test_greedy_requests_of_the_first_runner_follow_the_rule(name: str, *, mixed
 
 @pytest.mark.parametrize("name", GREEDY_RULES)
 def test_greedy_requests_of_the_second_runner_follow_the_rule(name: str):
-    """With draft logits, which do not matter; every second request samples."""
+    """With draft logits, which do not matter; every second request samples, and top-p cuts."""
     rule, vectors = GREEDY_RULES[name]
     pairs = [pair for pair in product(range(V), range(V)) for _ in range(2)]
     count = len(pairs)
@@ -242,7 +344,7 @@ def test_greedy_requests_of_the_second_runner_follow_the_rule(name: str):
     divisor = torch.where(temperatures == 0, 1.0, temperatures)[:, None, None]
     found, counts = rejection_sample_v2(
         rule,
-        (TARGET / divisor).flatten(0, 1),
+        keep_top_p((TARGET / divisor).flatten(0, 1), 0.5),
         DRAFT.expand(count, 2, V),
         torch.tensor([(3, *pair) for pair in pairs], dtype=torch.int32).flatten(),
         3 * torch.arange(count + 1, dtype=torch.int32),
@@ -252,6 +354,7 @@ def test_greedy_requests_of_the_second_runner_follow_the_rule(name: str):
         temperatures,
         torch.arange(count),
         2,
+        raw_logits=TARGET.repeat(count, 1),
     )
     bonus = int(TARGET[2].argmax())
     for pair, row, kept in zip(pairs[::2], found[::2].tolist(), counts[::2].tolist(), strict=True):

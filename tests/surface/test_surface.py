@@ -125,8 +125,8 @@ OPTIONS = {
     "bench": "--target --draft --output --max-seconds --config --set --html",
     "report": "--html",
     "tune": (
-        "--target --draft --output --task --quality-floor --max-latency --temperature --config "
-        "--set --json --html"
+        "--target --draft --output --task --quality-floor --max-latency --temperature --for "
+        "--config --set --json --html"
     ),
     "trajectory": "--target --run --output --plot --config --set --html",
     "sweep": "--output --config --set --html",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
+from paceline.core.rule_base import Bonus
 from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
 from paceline.decode.draft_policies import FixedLength, PolicyChoice
@@ -29,6 +30,7 @@ class Grid(StrictModel):
         strategies: Decoding strategies without a rule, such as `token_cascade`.
         policy: When drafting stops before the full block length.
         draft_sampling: Sampling parameters of the draft; None: those of the target.
+        bonus: What bonus tokens and first tokens follow: the rule, or the target, as in vLLM.
         sampling: Sampling parameters except the temperature, which is ignored.
     """
 
@@ -42,6 +44,7 @@ class Grid(StrictModel):
     strategies: tuple[StrategyChoice, ...] = ()
     policy: PolicyChoice = FixedLength()
     draft_sampling: SamplingParams | None = None
+    bonus: Bonus = "rule"
     sampling: SamplingParams = SamplingParams()
 
     @field_validator("rules", "strategies", mode="before")
@@ -75,6 +78,7 @@ class Grid(StrictModel):
                 num_speculative_tokens=gamma,
                 policy=self.policy,
                 draft_sampling=self.draft_sampling,
+                bonus=self.bonus,
             )
             for rule, gamma in itertools.product(self.rules, self.num_speculative_tokens)
         ]

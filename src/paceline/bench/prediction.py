@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from paceline.bench.schema import SCHEMA_VERSION
 from paceline.config import StrictModel, describe
+from paceline.core.rule_base import with_bonus
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.errors import UsageError
 from paceline.measure.analysis import analyze_rules
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import Workbench
+    from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.decode.strategies import DecodingConfig
 
@@ -70,6 +72,10 @@ def predict(
             group = [cell for cell in same if _draft_sampling(cell) == drafts]
             found += _predict(work, row, group, progress, passes)
     return found
+
+
+def _rule(strategy: Speculative) -> Rule:
+    return with_bonus(strategy.rule, strategy.bonus)
 
 
 def _draft_sampling(cell: DecodingConfig) -> SamplingParams | None:
@@ -122,7 +128,7 @@ def _predict(
     texts = [list(example.tokens) for example in row.examples]
     most = work.max_new_tokens - 1  # a block leaves one token of the budget to the target
     strategies = [one.strategy for one in cells if isinstance(one.strategy, Speculative)]
-    rules = list({repr(one.rule): one.rule for one in strategies}.values())
+    rules = list({repr(rule): rule for rule in map(_rule, strategies)}.values())
     gammas = sorted({min(one.num_speculative_tokens, most) for one in strategies})
     sampling, drafts = cells[0].sampling, _draft_sampling(cells[0])
     positive = [gamma for gamma in gammas if gamma]
@@ -142,7 +148,7 @@ def _predict(
     found: list[Prediction] = []
     for cell, strategy in zip(cells, strategies, strict=True):
         gamma = min(strategy.num_speculative_tokens, most)
-        effect = by_rule[repr(strategy.rule)]
+        effect = by_rule[repr(_rule(strategy))]
         rejection = effect.rejection_rate[gamma].value
         tau, drafted = effect.block_efficiency[gamma], effect.drafted_per_block[gamma]
         prediction = Prediction(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 TARGET_ALONE = "autoregressive"  # names of families
 ORACLE = "oracle_cascade"
+TARGET_BONUS = "target bonus"  # last in a family's name
 
 
 class Baseline(StrictModel):
@@ -129,6 +130,8 @@ def family(decoding: DecodingConfig) -> str:
         names.append(strategy.policy.name)
     if strategy.draft_sampling is not None:
         names.append(_drawn(strategy.draft_sampling))
+    if strategy.bonus == "target":
+        names.append(TARGET_BONUS)
     return " ".join(names)
 
 

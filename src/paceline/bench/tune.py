@@ -15,7 +15,7 @@ target even if its random answers above temperature 0 score lower. Steps 1 to 3 
 from __future__ import annotations
 
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.bench.engine_seconds import in_engine_seconds
 from paceline.bench.measured_frontier import Frontier
@@ -27,6 +27,7 @@ from paceline.bench.workbench import BenchConfig, bench_context, prepare
 from paceline.config import to_yaml
 from paceline.core.rules import Lossless
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
+from paceline.engines.draft_sampling import proposals_of
 from paceline.errors import NotReachedError, UsageError
 from paceline.measure.engine_costs import check_sizes, read_costs
 from paceline.measure.pair import ModelsConfig, load_models
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from paceline.bench.prediction import Prediction
     from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import Workbench
+    from paceline.core.rule_base import Rule
+    from paceline.core.sampling import SamplingParams
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
 
@@ -107,9 +110,13 @@ def _tune(
 
 def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
     """The block lengths with known costs, and no rules unless configured: engines have none."""
-    gammas = costs.usable(config.block_lengths, config.concurrency)
-    rules = config.rules if "rules" in config.model_fields_set else ()
-    return config.model_copy(update={"num_speculative_tokens": gammas, "rules": rules})
+    changes: dict[str, Any] = {
+        "num_speculative_tokens": costs.usable(config.block_lengths, config.concurrency),
+        "rules": config.rules if "rules" in config.model_fields_set else (),
+    }
+    if costs.engine == "vllm":
+        changes["served_by"] = "vllm"
+    return config.model_copy(update=changes)
 
 
 def _load(config: TuneConfig, costs: EngineCosts | None) -> Pair:
@@ -200,17 +207,24 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     spaced in the order of surprisal, including both ends.
     """
     rows = choosing.rows([])
-    drafts = passes = None
+    drafts, passes, in_vllm = config.sampling, None, config.served_by == "vllm"
     if (costs := choosing.costs) is not None:
         drafts = costs.proposals(config.sampling)
-        drafts = None if drafts == config.sampling else drafts
         passes = partial(costs.pass_costs, batch_size=config.concurrency)
+    elif in_vllm:
+        drafts = proposals_of("vllm", "probabilistic", config.sampling)
+    rules = (rule for rule in config.rules if not (in_vllm and _is_idle(rule, config.sampling)))
     cells = [
         DecodingConfig(
-            strategy=Speculative(rule=rule, num_speculative_tokens=gamma, draft_sampling=drafts),
+            strategy=Speculative(
+                rule=rule,
+                num_speculative_tokens=gamma,
+                draft_sampling=None if drafts == config.sampling else drafts,
+                bonus="target" if in_vllm else "rule",
+            ),
             sampling=config.sampling,
         )
-        for rule in (Lossless(), *config.rules)
+        for rule in (Lossless(), *rules)
         for gamma in config.num_speculative_tokens
     ]
     predictions = predict(choosing.work, rows, cells, choosing.progress, passes)
@@ -223,6 +237,11 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     _, lossless = best[repr(Lossless())]
     others = [cell for cell in undominated(list(best.values())) if cell != lossless]
     return [lossless, *spread(others, config.num_candidates)]
+
+
+def _is_idle(rule: Rule, sampling: SamplingParams) -> bool:
+    """True if vLLM decodes losslessly with this rule."""
+    return sampling.greedy and rule.uses_confidence
 
 
 def undominated(candidates: Sequence[tuple[Prediction, DecodingConfig]]) -> list[DecodingConfig]:

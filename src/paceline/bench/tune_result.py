@@ -37,6 +37,9 @@ class TuneConfig(WithCosts, ModelsConfig):
         rules: Candidate rules; lists of parameters are expanded. With `costs`, the default is
             lossless decoding alone, since engines have no other rule.
         num_speculative_tokens: Candidate block lengths (gamma).
+        served_by: Decode the candidates as this serves them. vLLM takes first and bonus tokens from
+            the target and drafts without top-k and top-p; cascades have no effect there at
+            temperature 0, so they are no candidates. With the `costs` of vLLM, it is vllm.
         num_candidates: Number of candidates to measure, besides lossless decoding.
         num_examples: Number of examples for choosing.
         num_confirmed: Number of other examples, for confirming.
@@ -55,6 +58,7 @@ class TuneConfig(WithCosts, ModelsConfig):
     num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 2, 3, 4, 6), min_length=1
     )
+    served_by: Literal["paceline", "vllm"] = "paceline"
     num_candidates: int = Field(default=8, ge=1)
     num_examples: int = Field(default=64, ge=2)
     num_confirmed: int = Field(default=128, ge=LEAST_CONFIRMED)
@@ -79,6 +83,15 @@ class TuneConfig(WithCosts, ModelsConfig):
             raise ValueError(
                 f"num_timed is {timed}, but max_latency needs at least {LEAST_CONFIRMED} timed "
                 "examples; raise num_timed"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_has_no_such_penalty(self) -> TuneConfig:
+        if self.served_by == "vllm" and self.sampling.repetition_penalty != 1:
+            raise ValueError(
+                "vLLM applies a repetition penalty to the target alone, and Paceline's decoder to "
+                "the draft, too; leave sampling.repetition_penalty out, or served_by"
             )
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -63,6 +63,20 @@ class BenchConfig(ModelsConfig):
         """True if the draft proposes from the full vocabulary; an engine knows no reduced one."""
         baked = self.engine is not None and is_baked(self.engine.draft or self.draft)
         return self.full_vocabulary or (self.engine is not None and not baked)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bonus_of_the_engine(cls, values: Any) -> Any:
+        """With an engine, the grid's bonus is `target` unless it is set."""
+        if not isinstance(values, dict) or cast("dict[str, Any]", values).get("engine") is None:
+            return cast("Any", values)
+        given = cast("dict[str, Any]", values)
+        grid = given.get("grid", {})
+        if isinstance(grid, Grid) and "bonus" not in grid.model_fields_set:
+            grid = grid.model_copy(update={"bonus": "target"})
+        elif isinstance(grid, dict):
+            grid = {"bonus": "target", **cast("dict[str, Any]", grid)}
+        return given | {"grid": grid}
 
     @model_validator(mode="after")
     def _engine_can_run_the_cells(self) -> BenchConfig:
@@ -249,6 +263,11 @@ def _check_engine(engine: EngineChoice, grid: Grid) -> None:
         raise ValueError(
             "vLLM runs rules with blocks of a fixed length, and samples drafts at the temperature "
             "of the request; leave grid.strategies, grid.policy and grid.draft_sampling out"
+        )
+    if grid.bonus != "target":
+        raise ValueError(
+            "vLLM takes first and bonus tokens from the target, under every rule; leave grid.bonus "
+            "out, or set it to target"
         )
     if grid.sampling.repetition_penalty != 1:
         raise ValueError("vLLM computes another penalty; leave grid.sampling.repetition_penalty 1")

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from paceline.bench.tune import Tuned
 
 
+_ServedBy = Annotated[
+    str | None,
+    typer.Option("--for", help="paceline or vllm: decode the settings as this serves them."),
+]
+
+
 def tune(
     config: options.ConfigFile = None,
     target: options.Target = None,
@@ -27,6 +33,7 @@ def tune(
         float | None, typer.Option(help="Maximum time per token, as a fraction of the target's.")
     ] = None,
     temperature: options.Temperature = None,
+    served_by: _ServedBy = None,
     costs: options.Costs = None,
     overrides: options.Overrides = None,
     dry_run: options.DryRun = False,
@@ -56,6 +63,7 @@ def tune(
         **given,
         **bounds,
         sampling__temperature=temperature,
+        served_by=served_by,
     )
     if wanted.shortage:
         stderr.print(f"paceline: warning: {wanted.shortage}")
@@ -73,10 +81,11 @@ def tune(
 
 def _usage(found: "Tuned") -> str:
     """How to use the chosen setting."""
-    wanted = found.config
-    if wanted.costs is not None:
-        from paceline.decode.strategies import Speculative
+    from paceline.decode.strategies import Speculative
 
+    wanted = found.config
+    in_vllm = f"serve it in vLLM with PACELINE_RULE={wanted.output}/decoding.yaml"
+    if wanted.costs is not None:
         strategy = found.chosen.decoding.strategy
         assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
         gamma = strategy.num_speculative_tokens
@@ -84,7 +93,11 @@ def _usage(found: "Tuned") -> str:
         if found.chosen.speedup.high < 1:
             text += "; this is slower than decoding without a draft"
         if strategy.rule.name != "lossless":
-            text += "; only paceline decode supports this rule, engines do not"
+            only_ours = "only paceline decode supports this rule, engines do not"
+            text += f"; {in_vllm if wanted.served_by == 'vllm' else only_ours}"
         return text
+    strategy = found.chosen.decoding.strategy
+    if wanted.served_by == "vllm" and isinstance(strategy, Speculative):
+        return f"{in_vllm} and {strategy.num_speculative_tokens} tokens per block"
     weights = "" if wanted.draft_weights == "auto" else f" --draft-weights {wanted.draft_weights}"
     return f"{wanted.output}/decoding.yaml: use it with paceline decode{weights} --config"

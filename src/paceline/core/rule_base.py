@@ -10,11 +10,15 @@ To add a rule, derive a frozen pydantic dataclass from `Rule`: see docs/guides/a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor
+
+Bonus: TypeAlias = Literal["rule", "target"]
+"""What the bonus token and the first token of a text follow."""
 
 STRICT = ConfigDict(extra="forbid")
 
@@ -64,6 +68,7 @@ class NativeForm(NamedTuple):
     kind: str
     alpha: float = 0.0
     beta: float = 0.0
+    target_bonus: bool = False
 
 
 class Rule(ABC):
@@ -92,7 +97,7 @@ class Rule(ABC):
     def num_undrafted(self) -> int:
         """Number of tokens at the start of a text that are not drafted; metrics skip them.
 
-        Under an exact rule the target's prefill generates the first token.
+        Under an exact rule and `TargetBonus`, the target's prefill generates the first token.
         """
         return 1 if self.exact else 0
 
@@ -168,6 +173,59 @@ class Rule(ABC):
         accepted = at.draft * self.accept(at)
         rejected = (1 - accepted.sum(-1, keepdim=True)).clamp(min=0)
         return accepted + rejected * self.recover(at)
+
+
+@dataclass(frozen=True)
+class TargetBonus(Rule):
+    """A rule at drafted positions; the first and the bonus token follow the target, as in vLLM.
+
+    Without q behind the last draft, no rule can be applied there.
+    """
+
+    drafted: Rule
+
+    @property
+    def name(self) -> str:
+        return self.drafted.name
+
+    @property
+    def num_undrafted(self) -> int:
+        return 1
+
+    @property
+    def uses_confidence(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.drafted.uses_confidence
+
+    @property
+    def entrywise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.drafted.entrywise
+
+    @property
+    def capturable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return is_capturable(self.drafted)
+
+    def reads_raw(self, sampling: Sampling) -> bool:
+        return self.drafted.reads_raw(sampling)
+
+    def accept(self, at: Position) -> Tensor:
+        return self.drafted.accept(at)
+
+    def recover(self, at: Position) -> Tensor:
+        return self.drafted.recover(at)
+
+    def native_form(self) -> NativeForm | None:
+        form = own_native_form(self.drafted)
+        return None if form is None else form._replace(target_bonus=True)
+
+
+def with_bonus(rule: Rule, bonus: Bonus) -> Rule:
+    """The rule with this bonus; an exact rule already follows the target everywhere."""
+    return rule if bonus == "rule" or rule.exact else TargetBonus(rule)
+
+
+def own_native_form(rule: Rule) -> NativeForm | None:
+    """The native form that the rule's own class, not a base class, defines."""
+    return rule.native_form() if "native_form" in vars(type(rule)) else None
 
 
 def as_read(rule: Rule, at: Position, sampling: Sampling) -> Position:

@@ -86,6 +86,14 @@ def instance(name: str, value: Any, kind: type[Kind]) -> Kind | None:
     raise UsageError(f"{name} must be a {kind.__name__}, got {reprlib.repr(value)}")
 
 
+def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    """The value, if it is one of these; raises UsageError."""
+    if value in choices:
+        return value
+    wanted = " or ".join(map(repr, choices))
+    raise UsageError(f"{name} must be {wanted}, got {reprlib.repr(value)}")
+
+
 def check_models(**models: Any) -> None:
     """Raise UsageError if a model is not loaded, such as a path; names are the keywords."""
     for name, model in models.items():

@@ -2,8 +2,8 @@
 
 Before each block, for a text of L tokens, the target's session holds L - 1: all but the newest.
 The draft's session holds the same, or one fewer if the previous block was fully accepted, because
-the draft has not processed its own last token. With a lossless rule, the first token comes from
-the target's pass over the prompt; with any other rule, it is the first token of the first block.
+the draft has not processed its own last token. With a lossless rule or `bonus="target"`, the first
+token comes from the target's pass over the prompt; else it is the first token of the first block.
 
     text        a b c d | e              L = 5: both sessions hold a b c d
     propose     draft processes e, x, y  drafted x y z (gamma 3), draft holds a..e x y
@@ -15,7 +15,7 @@ the target's pass over the prompt; with any other rule, it is the first token of
 # B batch, G gamma, V vocabulary
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ from torch import Tensor
 from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
 from paceline.core.drafted import Drafted
 from paceline.core.lists import as_list
-from paceline.core.rule_base import Rule
+from paceline.core.rule_base import Bonus, Rule, with_bonus
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params
-from paceline.decode.arguments import check_models, instance, whole
+from paceline.decode.arguments import check_models, instance, one_of, whole
 from paceline.decode.block import draw, judge
 from paceline.decode.decoder import BatchSlots, Decoder, shared_context
 from paceline.decode.draft_policies import DraftPolicy, FixedLength
@@ -50,6 +50,9 @@ class SpeculativeDecoder(Decoder):
     that may be rejected. With a lossless rule, the first token is sampled from the target's pass
     over the prompt; with any other rule, it is drafted and verified like the others.
 
+    `bonus="target"` decodes as vLLM does with the rule: the first token and every bonus token
+    follow the target, and drafted positions follow the rule. Nothing changes for a lossless rule.
+
     `draft_sampling` sets how the draft samples; None uses `sampling`. q is the draft's distribution
     with these settings, one-hot at temperature 0; lossless rules stay lossless for any setting.
     The repetition penalty of `sampling` applies to both models.
@@ -66,6 +69,8 @@ class SpeculativeDecoder(Decoder):
         sampling: SamplingParams | None = None,
         policy: DraftPolicy | None = None,
         draft_sampling: SamplingParams | None = None,
+        *,
+        bonus: Bonus = "rule",
     ) -> None:
         gamma = whole("gamma", gamma, advice="; AutoregressiveDecoder drafts nothing")
         check_models(target=target, draft=draft)
@@ -75,6 +80,8 @@ class SpeculativeDecoder(Decoder):
         self.vocab_size = shared_vocab_size
         self.draft = draft
         self.rule = instance("rule", rule, Rule) or Lossless()
+        self.bonus: Bonus = one_of("bonus", bonus, get_args(Bonus))
+        self._judged = with_bonus(self.rule, self.bonus)
         self.gamma = gamma
         self.policy = instance("policy", policy, DraftPolicy) or FixedLength()
         self.draft_sampling = proposal_params(
@@ -82,7 +89,7 @@ class SpeculativeDecoder(Decoder):
         )
         # At temperature 0 a lossless rule accepts only the target's argmax, whatever q is.
         self._verifies_argmax = self.sampling.greedy and self.rule.exact
-        self.judges_first = not self.rule.exact
+        self.judges_first = self._judged.num_undrafted == 0
         self._drafts_argmax = self._verifies_argmax and self.draft_sampling.greedy
 
     def _models(self) -> tuple[Model, ...]:
@@ -142,7 +149,7 @@ class SpeculativeDecoder(Decoder):
         """Draft every row; also returns how many of the drafted tokens are valid in each row."""
         lengths = [self._most_drafted(text) for text in texts]
         gamma = max(lengths)
-        if gamma == 0 and not self.rule.needs_draft_at_bonus:
+        if gamma == 0 and not self._judged.needs_draft_at_bonus:
             empty = torch.zeros(len(texts), 0, dtype=torch.int64)
             return Drafted(empty, torch.zeros(len(texts), 0, self.vocab_size)), lengths
         uniforms = None
@@ -152,8 +159,8 @@ class SpeculativeDecoder(Decoder):
         plan = DrawPlan(
             gamma,
             self.draft_sampling,
-            after_last=self.rule.needs_draft_at_bonus,
-            raw=self.rule.uses_confidence,
+            after_last=self._judged.needs_draft_at_bonus,
+            raw=self._judged.uses_confidence,
         )
         request = DrawRequest(unread_tokens(draft, texts), plan, uniforms, seen_BV)
         if self.policy.stops_early:
@@ -190,7 +197,9 @@ class SpeculativeDecoder(Decoder):
         newest = [text.newest(1)[0] for text in texts]
         return judge(
             target,
-            JudgeRequest(newest, drafted, num_drafted, self.rule, self.sampling, uniforms, seen_BV),
+            JudgeRequest(
+                newest, drafted, num_drafted, self._judged, self.sampling, uniforms, seen_BV
+            ),
         )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.config import StrictModel
+from paceline.core.rule_base import Bonus, Rule
 from paceline.core.rules import Diff, Lossless, RuleChoice
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.autoregressive import AutoregressiveDecoder
@@ -35,6 +36,9 @@ class Speculative(StrictModel):
     Attributes:
         draft_sampling: Sampling of the draft; None uses the target's. `{temperature: 0}` is greedy
             drafting, as in most engines. Omitted keys have their defaults, not the target's values.
+        bonus: What the bonus tokens and the first token of a text follow: the rule, or the target,
+            as vLLM serves the rule. Under a lossless rule they are the same, so it is `rule`, which
+            is not written.
     """
 
     strategy: Literal["speculative"] = "speculative"
@@ -42,6 +46,13 @@ class Speculative(StrictModel):
     num_speculative_tokens: Count = 4
     policy: PolicyChoice = FixedLength()
     draft_sampling: SamplingParams | None = None
+    bonus: Bonus = Field(default="rule", exclude_if=lambda value: value == "rule")
+
+    @field_validator("bonus")
+    @classmethod
+    def _one_of_equals(cls, value: Bonus, info: ValidationInfo) -> Bonus:
+        rule = info.data.get("rule")
+        return "rule" if isinstance(rule, Rule) and rule.exact else value
 
 
 class TokenByToken(StrictModel):
@@ -118,7 +129,8 @@ def build_decoder(config: DecodingConfig, target: Model, draft: Model) -> Decode
             return AutoregressiveDecoder(target, sampling)
         case Speculative(rule=rule, num_speculative_tokens=gamma, policy=policy) as chosen:
             return SpeculativeDecoder(
-                target, draft, rule, gamma, sampling, policy, chosen.draft_sampling
+                *(target, draft, rule, gamma, sampling, policy, chosen.draft_sampling),
+                bonus=chosen.bonus,
             )
         case TokenByToken(alpha=alpha, most_drafted=most):
             return TokenCascade(target, draft, alpha, sampling, most)

@@ -4,7 +4,8 @@
 
 `PACELINE_RULE` is a rule as JSON or YAML, or a file with one, such as decoding.yaml of `paceline
 tune`. Without it, vLLM is not changed. The functions that sample are replaced in both model
-runners, if their parameters are those that Paceline was tested with.
+runners, and those that overwrite logits which a rule reads; all of them only if their parameters
+are those that Paceline was tested with.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.config import describe, parse_yaml
-from paceline.core.rules import Lossless, RuleChoice
+from paceline.core.rules import RuleChoice
 from paceline.engines.commands import RULE_IS_SET
 from paceline.engines.commands import RULE_VARIABLE as VARIABLE
+from paceline.engines.vllm_logits import RawLogits, expand_batch_to_tokens
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
 from paceline.errors import ConfigError
 
@@ -35,18 +37,32 @@ if TYPE_CHECKING:
 
 _V1 = "vllm.v1.sample.rejection_sampler"
 _V2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+_DRAFTER = "vllm.v1.spec_decode.llm_base_proposer"
+_SAMPLER = "vllm.v1.worker.gpu.sample.sampler"
+_STATES = "vllm.v1.worker.gpu.sample.states"
 _PARAMETERS = {
-    _V1: (
+    (_V1, "rejection_sample"): (
         *("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens"),
         *("draft_probs", "target_logits", "bonus_token_ids", "sampling_metadata"),
         *("synthetic_mode", "synthetic_conditional_rates", "use_fp64_gumbel"),
     ),
-    _V2: (
+    (_V1, "apply_sampling_constraints"): ("logits", "cu_num_draft_tokens", "sampling_metadata"),
+    (_DRAFTER, "compute_probs_and_sample_next_token"): (
+        *("logits", "sampling_metadata", "use_fp64_gumbel"),
+    ),
+    (_V2, "rejection_sample"): (
         *("target_logits", "draft_logits", "draft_sampled", "cu_num_logits", "pos"),
         *("idx_mapping", "expanded_idx_mapping", "expanded_local_pos", "temperature", "seed"),
         *("num_speculative_steps", "synthetic_conditional_rates", "use_fp64"),
         *("use_block_verification", "contexts", "watermarking", "watermarking_skip_mask"),
         "watermark_key",
+    ),
+    (_SAMPLER, "Sampler.apply_sampling_params"): (
+        *("self", "logits", "expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos"),
+        *("input_ids", "expanded_local_pos", "seq_lens_upper_bound_np", "skip_top_k_top_p"),
+    ),
+    (_STATES, "SamplingStates.apply_temperature"): (
+        *("self", "logits", "expanded_idx_mapping", "idx_mapping_np"),
     ),
 }
 _NEEDS_DRAFT = (
@@ -62,8 +78,9 @@ class Counter:
 
     Attributes:
         num_calls: Number of batches with drafts.
-        num_without_draft: Batches without draft probabilities, judged by the lossless rule.
-        saw_draft: vLLM has handed over draft probabilities.
+        num_without_draft: Batches without draft probabilities, whose sampled requests follow the
+            target.
+        saw_draft: vLLM samples drafts, so that those without probabilities are not greedy ones.
     """
 
     def __init__(self) -> None:
@@ -91,21 +108,11 @@ def register() -> None:
     if not given:
         return
     rule = read_rule(given)
-    for name, make in ((_V1, _sampler_v1), (_V2, _sampler_v2)):
-        module = _module(name)
-        original = getattr(module, "rejection_sample", None)
-        if getattr(original, "paceline_rule", None) is not None:
-            continue  # vLLM may load plugins twice
-        found = () if original is None else tuple(inspect.signature(original).parameters)
-        if found != _PARAMETERS[name]:
-            raise SystemExit(
-                f"paceline: {name}.rejection_sample of this vLLM takes "
-                f"{', '.join(found) or 'nothing'}, which Paceline does not know (tested: vLLM "
-                f"0.32.0); unset {VARIABLE} or install a tested version"
-            )
-        sampler: Any = make(rule)
-        sampler.paceline_rule = rule
-        module.rejection_sample = sampler
+    if any(getattr(found, "paceline_rule", None) for *_, found in _originals()):
+        return  # vLLM may load plugins twice
+    for place, name, replacement in replacements(rule):
+        replacement.paceline_rule = rule
+        setattr(place, name, replacement)
     module = _module(_V1)
     if hasattr(module, "expand_batch_to_tokens") and not torch.cuda.is_available():
         # on a CPU vLLM 0.32.0 leaves the result uninitialised (vLLM issue 55005)
@@ -113,18 +120,39 @@ def register() -> None:
     _log.info("%s %r", RULE_IS_SET, rule)
 
 
-def expand_batch_to_tokens(
-    x: Tensor,
-    cu_num_tokens: Tensor,
-    num_tokens: int,
-    replace_from: int = 0,
-    replace_to: int = 0,
-) -> Tensor:
-    """vLLM's function: a request's value for each of its tokens, [B] -> [num_tokens]."""
-    ends = cu_num_tokens.to(torch.int64)
-    counts = torch.diff(ends, prepend=ends.new_zeros(1))
-    expanded = x.repeat_interleave(counts, output_size=num_tokens)
-    return torch.where(expanded == replace_from, replace_to, expanded).to(x.dtype)
+def replacements(rule: Rule) -> list[tuple[Any, str, Any]]:
+    """Modules and classes of vLLM, the names of their functions, and those that replace them.
+
+    Raises:
+        SystemExit: This vLLM is not supported; with one line.
+    """
+    originals = _originals()
+    for (module, path), (*_, original) in zip(_PARAMETERS, originals, strict=True):
+        found = () if original is None else tuple(inspect.signature(original).parameters)
+        if found != _PARAMETERS[module, path]:
+            raise SystemExit(
+                f"paceline: {module}.{path} of this vLLM takes "
+                f"{', '.join(found) or 'nothing'}, which Paceline does not know (tested: vLLM "
+                f"0.32.0); unset {VARIABLE} or install a tested version"
+            )
+    first, second = RawLogits(rule), RawLogits(rule)
+    _, constraints, sample_drafts, _, params, temperature = (one for *_, one in originals)
+    made = (
+        *(_sampler_v1(rule, first), first.constraints(constraints), _drafter(sample_drafts)),
+        *(_sampler_v2(rule, second), second.params(params), second.temperature(temperature)),
+    )
+    return [(place, name, new) for (place, name, _), new in zip(originals, made, strict=True)]
+
+
+def _originals() -> list[tuple[Any, str, Any]]:
+    """Module or class, name and function of all of `_PARAMETERS`; None for one that is missing."""
+    found: list[tuple[Any, str, Any]] = []
+    for module, path in _PARAMETERS:
+        place, (*classes, name) = _module(module), path.split(".")
+        for part in classes:
+            place = getattr(place, part, None)
+        found.append((place, name, getattr(place, name, None)))
+    return found
 
 
 def read_rule(given: str) -> Rule:
@@ -166,7 +194,27 @@ def _module(name: str) -> Any:
         ) from None
 
 
-def _sampler_v1(rule: Rule) -> Callable[..., Tensor]:
+def _drafter(original: Callable[..., tuple[Tensor, Tensor]]) -> Any:
+    """The first runner's drafting, with untempered log-probabilities in place of probabilities.
+
+    vLLM only stores and regroups them. float32 probabilities are 0 for tokens that count at
+    temperature 1, where the temperature is below 0.2.
+    """
+
+    def compute_probs_and_sample_next_token(
+        logits: Tensor, sampling_metadata: Any, use_fp64_gumbel: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        if sampling_metadata.all_greedy:
+            return original(logits, sampling_metadata, use_fp64_gumbel)
+        counter.saw_draft = True
+        log_probs = logits.log_softmax(-1, dtype=torch.float32)
+        tokens, _ = original(log_probs.clone(), sampling_metadata, use_fp64_gumbel)
+        return tokens, log_probs
+
+    return compute_probs_and_sample_next_token
+
+
+def _sampler_v1(rule: Rule, raw: RawLogits) -> Any:
     def rejection_sample(
         draft_token_ids: Tensor,
         num_draft_tokens: list[int],
@@ -182,15 +230,15 @@ def _sampler_v1(rule: Rule) -> Callable[..., Tensor]:
     ) -> Tensor:
         del synthetic_conditional_rates, use_fp64_gumbel
         _refuse(synthetic=synthetic_mode)
-        judged = rule
+        lost = False
         if sum(num_draft_tokens):
             if draft_probs is not None:
                 counter.saw_draft = True
-            elif rule.uses_confidence and not sampling_metadata.all_greedy:
-                judged = _without_draft(rule)
-            counter.add(judged, "first runner")
+            elif not sampling_metadata.all_greedy:
+                lost = _lost_draft(rule)
+            counter.add(rule, "first runner")
         return rejection_sample_v1(
-            judged,
+            rule,
             draft_token_ids,
             num_draft_tokens,
             max_spec_len,
@@ -199,12 +247,14 @@ def _sampler_v1(rule: Rule) -> Callable[..., Tensor]:
             target_logits,
             bonus_token_ids,
             sampling_metadata,
+            raw_logits=raw.take(target_logits),
+            lost_draft=lost,
         )
 
     return rejection_sample
 
 
-def _sampler_v2(rule: Rule) -> Callable[..., tuple[Tensor, Tensor]]:
+def _sampler_v2(rule: Rule, raw: RawLogits) -> Any:
     def rejection_sample(
         target_logits: Tensor,
         draft_logits: Tensor | None,
@@ -246,6 +296,7 @@ def _sampler_v2(rule: Rule) -> Callable[..., tuple[Tensor, Tensor]]:
             temperature,
             seed,
             num_speculative_steps,
+            raw_logits=raw.take(target_logits),
         )
 
     return rejection_sample
@@ -264,16 +315,19 @@ def _refuse(*, synthetic: bool = False, block: bool = False, watermark: bool = F
             )
 
 
-def _without_draft(rule: Rule) -> Rule:
-    """The rule of a batch for which the first runner has lost the draft's probabilities.
+def _lost_draft(rule: Rule) -> bool:
+    """Whether the first runner has lost the probabilities of a batch's drafts, or never had any.
 
     It loses them for single batches, where a request's drafts are older than its last step or were
-    made in a greedy batch. With a one-hot draft the lossless rule follows the target, whatever
-    proposed the token.
+    made in a greedy batch. If it drafts greedily, q is one-hot, and rules that compare no
+    confidences judge by that.
 
     Raises:
-        RuntimeError: It has handed over none in many batches, so it drafts greedily.
+        RuntimeError: It has handed over none in many batches, so it drafts greedily, and the rule
+            compares confidences.
     """
+    if not (counter.saw_draft or rule.uses_confidence):
+        return False
     counter.num_without_draft += 1
     if not counter.saw_draft and counter.num_without_draft > _MOST_WITHOUT_DRAFT:
         raise RuntimeError(_NEEDS_DRAFT.format(rule.name))
@@ -281,4 +335,4 @@ def _without_draft(rule: Rule) -> Rule:
         _log.warning(
             "paceline: vLLM has no draft probabilities for a batch; its tokens follow the target"
         )
-    return Lossless()
+    return True

@@ -7,6 +7,9 @@ no draft probabilities for them; `lenient` and `lossy` compare the target's prob
 in the decoder. The bonus token follows the target, because no draft probabilities exist behind the
 last draft.
 
+Confidences, and the target that `lenient` and `lossy` compare at temperature 0, are those of the
+logits before temperature, min-p, top-k and top-p, with penalties, as in the decoder.
+
 Nothing here copies values to the host. This module needs torch alone.
 
 Paper: Narasimhan et al. 2024, algorithm 4 (speculative cascades).
@@ -22,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.core.rule_base import Position
+from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,18 +48,18 @@ class _Rows(NamedTuple):
         draft_NV: The draft's logits at temperature 1, up to a constant; None: it drafts greedily.
         drafted_N: Drafted tokens; -1: not valid.
         temperature_N: 0: greedy.
+        raw_NV: The target's logits, untempered and unfiltered; None: no filter is set.
     """
 
     target_NV: Tensor
     draft_NV: Tensor | None
     drafted_N: Tensor
     temperature_N: Tensor
+    raw_NV: Tensor | None
 
     def at(self, rows: Tensor) -> _Rows:
         """The rows with these indices."""
-        draft_NV = None if self.draft_NV is None else self.draft_NV[rows]
-        kept = self.target_NV[rows], draft_NV, self.drafted_N[rows], self.temperature_N[rows]
-        return _Rows(*kept)
+        return _Rows(*(None if part is None else part[rows] for part in self))  # pyright: ignore[reportArgumentType]
 
     @property
     def is_greedy(self) -> Tensor:
@@ -75,7 +79,8 @@ class _Rows(NamedTuple):
                 draft_raw = self.draft_NV.softmax(-1, dtype=torch.float32)
         target_raw = target
         if rule.uses_confidence:
-            target_raw = (self.target_NV * temperature_N1).softmax(-1, dtype=torch.float32)
+            raw_NV = self.target_NV * temperature_N1 if self.raw_NV is None else self.raw_NV
+            target_raw = raw_NV.softmax(-1, dtype=torch.float32)
         return Position(target, draft, target_raw, draft_raw)
 
 
@@ -89,13 +94,22 @@ def rejection_sample_v1(
     target_logits: Tensor,
     bonus_token_ids: Tensor,
     sampling_metadata: Any,
+    *,
+    raw_logits: Tensor | None = None,
+    lost_draft: bool = False,
 ) -> Tensor:
     """`vllm.v1.sample.rejection_sampler.rejection_sample` under a rule.
 
-    Shapes: drafts [N], `cu_num_draft_tokens` [B] (sums, the request's own included), draft
-    probabilities [N, V] (tempered, unfiltered), target logits [N, V], bonus tokens [B, 1] ->
-    [B, max_spec_len + 1] int32, -1 behind a request's last token. `sampling_metadata` has
-    `temperature` ([B], None if all are greedy), `all_greedy`, and `generators` by request.
+    Shapes: drafts [N], `cu_num_draft_tokens` [B] (sums, the request's own included), `draft_probs`
+    [N, V], target logits [N, V], bonus tokens [B, 1] -> [B, max_spec_len + 1] int32, -1 behind a
+    request's last token. `sampling_metadata` has `temperature` ([B], None if all are greedy),
+    `all_greedy`, and `generators` by request.
+
+    Each row of `draft_probs` has untempered log-probabilities, or tempered probabilities. Those are
+    exact above temperature 0.2; below, float32 has no number for unlikely tokens. `raw_logits`:
+    the target's before temperature and filters, [N, V]; None: no filter is set. `lost_draft`: the
+    drafts were sampled with probabilities that are not known, so sampled requests follow the
+    target. If it is False, drafts without `draft_probs` are greedy ones.
     """
     device = target_logits.device
     num_requests = len(num_draft_tokens)
@@ -108,14 +122,13 @@ def rejection_sample_v1(
     else:
         temperature_B = sampling_metadata.temperature
     temperature_N = temperature_B[request_N]
-    draft_NV = None
-    if draft_probs is not None:
-        draft_NV = draft_probs.log() * torch.where(temperature_N == 0, 1.0, temperature_N)[:, None]
+    draft_NV = None if draft_probs is None else _untempered(draft_probs, temperature_N)
     drafted_N = draft_token_ids.to(torch.int64)
-    rows = _Rows(target_logits, draft_NV, drafted_N, temperature_N)
+    rows = _Rows(target_logits, draft_NV, drafted_N, temperature_N, raw_logits)
+    sampled = Lossless() if lost_draft else rule  # with a one-hot draft: the target's text
     generators = sampling_metadata.generators
     uniform_N = _seeded(torch.rand, (len(drafted_N),), num_draft_tokens, generators, device)
-    accepted_N = _accepted(rule, rows, uniform_N)
+    accepted_N = _accepted(sampled, rule, rows, uniform_N)
     kept_B, drafted_BK = _kept(accepted_N, drafted_N, request_N, first_B, counts_B, max_spec_len)
 
     rejected_B = kept_B < counts_B
@@ -125,7 +138,7 @@ def rejection_sample_v1(
         noise_BV = _seeded(
             torch.empty, (num_requests, target_logits.shape[-1]), None, generators, device
         )
-        drawn_B = _drawn(rule, rows.at(row_B), rejected_B, noise_BV)
+        drawn_B = _drawn(sampled, rows.at(row_B), rejected_B, noise_BV)
         next_B = torch.where(rejected_B, drawn_B, next_B)
     return _output(drafted_BK, kept_B, next_B, torch.int32)
 
@@ -142,13 +155,16 @@ def rejection_sample_v2(
     temperature: Tensor,
     seed: Tensor,
     num_speculative_steps: int,
+    *,
+    raw_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`vllm.v1.worker.gpu.spec_decode.rejection_sampler.rejection_sample` under a rule.
 
     A request with n drafts has n + 1 rows of target logits; row i judges `draft_sampled[i + 1]`,
     and the last row is for the bonus token.
 
-    Shapes: target logits [N, V] (tempered, filtered), draft logits [max_requests, K, V]
+    Shapes: target logits [N, V] (tempered, filtered), `raw_logits` the same (before both; None: no
+    filter), draft logits [max_requests, K, V]
     (untempered), `draft_sampled`, `pos`, `expanded_idx_mapping` (a request's place in the tensors
     of all requests) and `expanded_local_pos` (0, 1, ... within a request) [N], `cu_num_logits`
     [B + 1], `temperature` and `seed` [max_requests] -> tokens [B, K + 1] int64 and their numbers
@@ -168,10 +184,12 @@ def rejection_sample_v2(
     if draft_logits is not None:
         step_N = expanded_local_pos.to(torch.int64).clamp(max=num_speculative_steps - 1)
         draft_NV = draft_logits[places_N, step_N, :width].float()
-    rows = _Rows(target_logits[:, :width].float(), draft_NV, drafted_N, temperature[places_N])
+    raw_NV = None if raw_logits is None else raw_logits[:, :width]
+    target_NV = target_logits[:, :width].float()
+    rows = _Rows(target_NV, draft_NV, drafted_N, temperature[places_N], raw_NV)
     uniform_N = _counted_uniforms(seed[places_N], pos, _ACCEPT, 1)[:, 0]
     behind_N = row_N == bounds[1:][request_N] - 1  # rows of bonus tokens
-    accepted_N = _accepted(rule, rows, uniform_N) & ~behind_N
+    accepted_N = _accepted(rule, rule, rows, uniform_N) & ~behind_N
     kept_B, drafted_BK = _kept(
         accepted_N, drafted_N, request_N, bounds[:-1], counts_B, num_speculative_steps
     )
@@ -184,8 +202,15 @@ def rejection_sample_v2(
     return _output(drafted_BK, kept_B, next_B, torch.int64), (kept_B + 1).to(torch.int32)
 
 
-def _accepted(rule: Rule, rows: _Rows, uniform_N: Tensor) -> Tensor:
-    """Which drafts are kept, each judged by itself."""
+def _untempered(probs_NV: Tensor, temperature_N: Tensor) -> Tensor:
+    """Logits at temperature 1 of tempered probabilities; rows of log-probabilities stay."""
+    factor_N1 = torch.where(temperature_N == 0, 1.0, temperature_N)[:, None]
+    is_log_N1 = probs_NV.amax(-1, keepdim=True) <= 0
+    return torch.where(is_log_N1, probs_NV, probs_NV.log() * factor_N1)
+
+
+def _accepted(rule: Rule, greedy_rule: Rule, rows: _Rows, uniform_N: Tensor) -> Tensor:
+    """Which drafts are kept, each judged by itself; `greedy_rule`: of rows at temperature 0."""
     if not len(rows.drafted_N):
         return torch.zeros(0, dtype=torch.bool, device=rows.target_NV.device)
     drafted_N1 = rows.drafted_N.clamp(min=0)[:, None]
@@ -195,7 +220,7 @@ def _accepted(rule: Rule, rows: _Rows, uniform_N: Tensor) -> Tensor:
         chance_N = rule.accept(position)[:, 0]
     else:
         chance_N = rule.accept(position).gather(-1, drafted_N1)[:, 0]
-    kept_N = torch.where(rows.is_greedy, _kept_greedily(rule, rows), uniform_N < chance_N)
+    kept_N = torch.where(rows.is_greedy, _kept_greedily(greedy_rule, rows), uniform_N < chance_N)
     return kept_N & (rows.drafted_N >= 0)
 
 
@@ -205,7 +230,8 @@ def _kept_greedily(rule: Rule, rows: _Rows) -> Tensor:
     if rule.uses_confidence or not rule.reads_raw(_GREEDY):
         return rows.drafted_N == best_N
     drafted_N = rows.drafted_N.clamp(min=0)
-    target_raw = rows.target_NV.softmax(-1, dtype=torch.float32)
+    raw_NV = rows.target_NV if rows.raw_NV is None else rows.raw_NV
+    target_raw = raw_NV.softmax(-1, dtype=torch.float32)
     one_hots = (F.one_hot(tokens, target_raw.shape[-1]) for tokens in (best_N, drafted_N))
     target, draft = (one_hot.to(target_raw) for one_hot in one_hots)
     accepted = rule.accept(Position.of(target, draft, target_raw))

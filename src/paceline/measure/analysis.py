@@ -96,10 +96,10 @@ class RuleRow(NamedTuple):
     """Effect of one rule over all texts.
 
     `rejection_rate`, `block_efficiency` and `drafted_per_block` are by gamma, over the positions
-    that blocks draft: without the first token of a text under an exact rule (`Rule.num_undrafted`),
-    and without the last token of the budget. Without such positions they are NaN, 1 and 0. The
-    interval of `rejection_rate` is over texts. `tvd`, `kl` and `surprisal` are means over all
-    positions.
+    that blocks draft: without the first token of a text where the target gives it
+    (`Rule.num_undrafted`), and without the last token of the budget. Without such positions they
+    are NaN, 1 and 0. The interval of `rejection_rate` is over texts. `tvd`, `kl` and `surprisal`
+    are means over all positions, of the rule.
     """
 
     rule: Rule

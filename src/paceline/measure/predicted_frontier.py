@@ -8,6 +8,7 @@ from pydantic import Field
 
 from paceline.config import StrictModel
 from paceline.core import rules as core_rules
+from paceline.core.rule_base import Bonus, with_bonus
 from paceline.core.rules import RuleChoice
 from paceline.environment import environment
 from paceline.measure.analysis import analyze_rules
@@ -50,6 +51,8 @@ class AnalyzeConfig(PairConfig):
     text: Literal["target", "draft"] = "target"
     """Model that generates the text. A rule's own text lies between the two."""
     rules: tuple[RuleChoice, ...] = DEFAULT_RULES
+    bonus: Bonus = "rule"
+    """What bonus tokens and first tokens follow: the rule, or the target, as in vLLM."""
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     pass_repeats: int = Field(default=15, ge=1)
 
@@ -119,8 +122,9 @@ def analyze_models(
         costs = timer.run(config.pass_repeats, progress)
     else:
         costs = PassCosts.of_parameters(draft.num_parameters / target.num_parameters, gammas)
+    rules = [with_bonus(rule, config.bonus) for rule in config.rules]
     found = analyze_rules(
-        *(target, draft, prompts, texts, config.rules, config.sampling, gammas),
+        *(target, draft, prompts, texts, rules, config.sampling, gammas),
         *(config.seed, progress, config.max_new_tokens, config.draft_sampling),
     )
     return PredictedFrontier(

@@ -16,6 +16,7 @@ typedef struct {
 
 static const Fact FACTS[] = {
     SIZE(Rule), AT(Rule, kind), AT(Rule, alpha), AT(Rule, beta),
+    AT(Rule, target_bonus),
 
     SIZE(Block), AT(Block, rule), AT(Block, batch), AT(Block, gamma), AT(Block, places),
     AT(Block, vocab), AT(Block, drafted), AT(Block, num_drafted), AT(Block, draft),

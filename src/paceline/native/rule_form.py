@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from paceline.core.rule_base import own_native_form
 from paceline.native.structures import Kind, NativeRule
 
 if TYPE_CHECKING:
@@ -18,5 +19,5 @@ def native_rule(rule: Rule) -> NativeRule | None:
 
 @functools.lru_cache(maxsize=256)
 def _converted(rule: Rule) -> NativeRule | None:
-    form = rule.native_form()
-    return None if form is None else NativeRule(Kind[form.kind], form.alpha, form.beta)
+    form = own_native_form(rule)
+    return None if form is None else NativeRule(Kind[form.kind], *form[1:])

@@ -17,6 +17,7 @@ typedef struct {
     int64_t kind;
     double alpha; /* epsilon of lenient rules, threshold of BiLD */
     double beta;  /* LOSSY only */
+    int64_t target_bonus; /* the bonus token follows the target, not pi */
 } Rule;
 
 /* Distributions at one position, [vocab] each; raw ones are untempered. */

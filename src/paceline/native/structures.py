@@ -38,11 +38,11 @@ class Kind(IntEnum):
 class NativeRule(ctypes.Structure):
     """Parameters of a rule in rules.c."""
 
-    _fields_ = (("kind", _int), ("alpha", _double), ("beta", _double))
+    _fields_ = (("kind", _int), ("alpha", _double), ("beta", _double), ("target_bonus", _int))
 
     @property
     def needs_draft_at_bonus(self) -> bool:
-        return self.kind >= Kind.LOSSY_TUNED
+        return self.kind >= Kind.LOSSY_TUNED and not self.target_bonus
 
 
 def _typed(kind: Any, names: str) -> list[tuple[str, Any]]:

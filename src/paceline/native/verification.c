@@ -26,7 +26,10 @@ static void judge_row(const Block *block, int64_t row) {
         at = position_at(block, row, ++accepted);
     if (accepted < count)
         next = draw(recovery(rule, &at, workspace), at.draft, block->vocab, uniform);
-    if (next < 0) next = draw(aim(rule, &at, workspace), 0, block->vocab, uniform);
+    if (next < 0) {
+        int of_target = accepted == count && rule->target_bonus;
+        next = draw(of_target ? at.target : aim(rule, &at, workspace), 0, block->vocab, uniform);
+    }
     block->num_accepted[row] = accepted;
     block->next_tokens[row] = next;
 }

@@ -7,7 +7,7 @@
 
 typedef struct {
     Rule rule;
-    int64_t batch, gamma, places, vocab;  /* places: draft positions; gamma + 1 for rules with pi */
+    int64_t batch, gamma, places, vocab;  /* places: draft positions; gamma + 1 if the bonus follows pi */
     const int64_t *drafted, *num_drafted; /* [batch, gamma], [batch] */
     const float *draft, *draft_raw;       /* [batch, places, vocab]; raw: null if equal */
     float *target, *target_raw;           /* [batch, gamma + 1, vocab]; raw: null if equal */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.bench.schema import ORACLE, TARGET_ALONE
+from paceline.bench.schema import ORACLE, TARGET_ALONE, TARGET_BONUS
 from paceline.decode.strategies import BigLittle, Speculative
 from paceline.errors import UsageError
 
@@ -109,8 +109,8 @@ def curves(frontier: Frontier) -> list[Curve]:
     gammas = gammas_of(frontier)
     found: list[Curve] = []
     families = {name: rows for name, rows in frontier.families().items() if name != TARGET_ALONE}
-    known = list(_STYLES)
-    ranks = {name: known.index(name) if name in known else len(known) for name in families}
+    places = {name: place for place, name in enumerate(_STYLES)}
+    ranks = {name: places.get(_rule(name), len(places)) for name in families}
     for name, cells in sorted(families.items(), key=lambda item: (ranks[item[0]], item[0])):
         lengths = sorted({_length(row) for row in cells})
         numbers = gammas if isinstance(cells[0].decoding.strategy, Speculative) else lengths
@@ -142,11 +142,16 @@ def _threshold(row: ResultRow) -> float:
 
 def style(name: str, spare: dict[str, int]) -> tuple[str, str]:
     """Return colour and marker, the same in every figure for the papers' families."""
-    if name in _STYLES:
-        return _STYLES[name]
+    if (rule := _rule(name)) in _STYLES:
+        return _STYLES[rule]
     if name.startswith(ORACLE):
         return _GREY, "o"
     return _SPARE[spare.setdefault(name, len(spare)) % len(_SPARE)]
+
+
+def _rule(name: str) -> str:
+    """The family of rules with either bonus, which have one style: a bench has one bonus."""
+    return name.removesuffix(f" {TARGET_BONUS}")
 
 
 def _draw(figure: Any, frontier: Frontier, name: str) -> None:

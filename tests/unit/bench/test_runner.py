@@ -14,7 +14,7 @@ from paceline.bench import BenchConfig, Grid, bench, read_rows, runner
 from paceline.bench.grid import expand
 from paceline.bench.prediction import FILE
 from paceline.bench.schema import ResultRow, family, setting
-from paceline.bench.workbench import bench_context
+from paceline.bench.workbench import bench_context, cell_key
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams
@@ -23,6 +23,7 @@ from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculati
 from paceline.errors import ConfigError, UsageError
 from paceline.models import CausalModel, load_model
 from paceline.records import RunDirectory, read_jsonl
+from paceline.report.plots import style
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +85,16 @@ def test_a_grid_says_how_the_drafts_of_its_rules_are_drawn_and_a_strategy_sweeps
         "lossless drafts at T=0",
         "lossless drafts at T=0.5",
     ]
+
+
+def test_a_grid_says_what_its_bonus_tokens_follow():
+    given = {"rules": [{"rule": "lossless"}, {"rule": "chow", "alpha": 0.5}], "temperatures": [1]}
+    both = [validate(Grid, given | {"bonus": bonus}).cells() for bonus in ("rule", "target")]
+    assert [family(cell) for cell in both[1]] == ["autoregressive", "lossless", "chow target bonus"]
+    assert both[1][:2] == both[0][:2], "lossless decoding has one bonus, and one key"
+    assert len({cell_key("", cells[2]) for cells in both}) == 2
+    assert "bonus" not in both[0][2].model_dump_json(), "keys of older rows are those of now"
+    assert style("chow target bonus", {}) == style("chow", {})
 
 
 def test_lists_in_a_choice_stand_for_all_combinations():

@@ -218,6 +218,17 @@ def test_a_server_that_does_not_start_fails_its_cell_alone(
     assert [one.baseline for one in again["lossless"].examples] == baseline
 
 
+def test_cells_of_an_engine_take_the_bonus_from_the_target(folder: Path, tmp_path: Path):
+    here = validate(BenchConfig, settings(folder, tmp_path))
+    served = validate(BenchConfig, settings(folder, tmp_path, **IN_VLLM))
+    assert here.grid.bonus == "rule"
+    assert served.grid == here.grid.model_copy(update={"bonus": "target"})
+    for grid in ({"bonus": "target"}, here.grid):
+        again = validate(BenchConfig, settings(folder, tmp_path, **IN_VLLM) | {"grid": grid})
+        assert again.grid.bonus == "target"
+    assert validate(BenchConfig, settings(folder, tmp_path) | {"engine": None}) == here
+
+
 def test_another_served_model_is_another_bench(folder: Path, tmp_path: Path):
     engine = IN_VLLM["engine"] | {"target": str(tmp_path / "served")}
     (tmp_path / "served").mkdir()
@@ -255,6 +266,7 @@ def test_blocks_behind_the_end_of_a_text_are_not_counted():
         ({"engine": {"engine": "vllm", "url": "http://127.0.0.1:1"}}, "a running server does not"),
         ({"grid": {"rules": [{"rule": "chow", "alpha": 0.5}]}}, "no rule at temperature 0"),
         ({"grid": {"sampling": {"repetition_penalty": 1.3}}}, "vLLM computes another penalty"),
+        ({"grid": {"bonus": "rule"}}, "first and bonus tokens from the target, under every rule"),
         (
             {"grid": {"strategies": [{"strategy": "token_cascade", "alpha": 0.5}]}},
             "leave grid.strategies, grid.policy",

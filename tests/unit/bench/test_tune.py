@@ -8,14 +8,15 @@ import pytest
 from aligning import write_corpus, write_pair
 from engine_costs import step, write_costs
 from paceline.bench import BenchConfig, bench, read_rows, runner
-from paceline.bench.prediction import Prediction
+from paceline.bench.prediction import Prediction, predict
 from paceline.bench.tune import TuneConfig, spread, tune, undominated
+from paceline.cli.tune import _usage as usage
 from paceline.cli.tune import tune as tune_command
 from paceline.config import load_config, validate
-from paceline.core.rules import Chow, Lossless
+from paceline.core.rules import Chow, Lenient, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder
-from paceline.decode.strategies import DecodingConfig, Speculative
+from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.errors import ConfigError, ModelLoadError, NotReachedError, UsageError
 from paceline.models import load_model
 from paceline.records import RunDirectory
@@ -258,6 +259,55 @@ def test_a_latency_budget_is_met_without_a_metric(folder: Path, tmp_path: Path):
     assert found.chosen.speedup.value > 1e-3
 
 
+def served(folder: Path, output: Path, **sampling: Any) -> TuneConfig:
+    return settings(folder, output, quality_floor=0.01, served_by="vllm", sampling=sampling)
+
+
+@pytest.fixture
+def candidates(monkeypatch: pytest.MonkeyPatch) -> list[Speculative]:
+    """What was predicted; timing decides which of these are measured."""
+    found: list[Speculative] = []
+
+    def spy(work: Any, rows: Any, cells: list[DecodingConfig], *rest: Any) -> list[Prediction]:
+        found.extend(one.strategy for one in cells if isinstance(one.strategy, Speculative))
+        return predict(work, rows, cells, *rest)
+
+    monkeypatch.setattr("paceline.bench.tune.predict", spy)
+    return found
+
+
+def test_for_vllm_settings_decode_as_the_plugin_serves_them(
+    folder: Path, tmp_path: Path, candidates: list[Speculative]
+):
+    """First and bonus tokens of the target, drafts without filters; lossless needs no other."""
+    found = tune(served(folder, tmp_path / "run", temperature=0.7, top_p=0.9))
+    assert {one.rule for one in candidates} == {Lossless(), Chow(0.5), Chow(1.0), TokenV3(0.5)}
+    for strategy in candidates:
+        assert strategy.draft_sampling == SamplingParams(temperature=0.7)
+        assert strategy.bonus == ("rule" if strategy.rule.exact else "target")
+    assert {one.decoding.strategy for one in found.tried} <= {*candidates, Autoregressive()}
+    path = tmp_path / "run" / "decoding.yaml"
+    assert load_config(DecodingConfig, path) == found.chosen.decoding
+    chosen = found.chosen.model_copy(update={"decoding": DecodingConfig(strategy=candidates[-1])})
+    said = usage(found.model_copy(update={"chosen": chosen}))
+    assert said == f"serve it in vLLM with PACELINE_RULE={path} and 3 tokens per block"
+
+
+def test_for_vllm_at_temperature_0_there_are_no_cascades(
+    folder: Path, tmp_path: Path, candidates: list[Speculative]
+):
+    """vLLM keeps the target's argmax under them; lenience is served there."""
+    rules = (Chow(0.5), Lenient("linear", 0.1), TokenV3(0.5))
+    tune(served(folder, tmp_path, temperature=0.0).model_copy(update={"rules": rules}))
+    assert {one.rule for one in candidates} == {Lossless(), Lenient("linear", 0.1)}
+    assert {one.draft_sampling for one in candidates} == {None}
+
+
+def test_for_vllm_a_penalty_is_one_line(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="vLLM applies a repetition penalty to the target alone"):
+        served(folder, tmp_path, repetition_penalty=1.2)
+
+
 def test_with_an_engines_costs_its_seconds_and_its_drafts_decide(folder: Path, tmp_path: Path):
     """A block of 1 costs as much as three steps there, one of 3 as much as one: 3 is chosen."""
     costs = write_costs(folder, step(0, 0.01), step(1, 0.03), step(3, 0.01))
@@ -271,7 +321,6 @@ def test_with_an_engines_costs_its_seconds_and_its_drafts_decide(folder: Path, t
     for one, strategy in drafted:
         assert strategy.num_speculative_tokens == 3
         assert strategy.draft_sampling == SamplingParams(temperature=0)
-        # A block costs a step and gives a token at least. A rule that is not exact takes the first
-        # token from a block, too: one step more for at most eight tokens.
-        least = 0.99 if strategy.rule.exact else 0.99 * 7 / 8
-        assert one.speedup.value >= least
+        # a block costs a step and gives a token at least; in vLLM no rule takes the first from one
+        assert one.speedup.value >= 0.99
+        assert strategy.bonus == ("rule" if strategy.rule.exact else "target")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import exact_cascades as cascades
-from paceline.core.rule_base import Position
+from paceline.config import validate
+from paceline.core.rule_base import Bonus, Position, TargetBonus, with_bonus
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -28,6 +29,7 @@ from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure.analysis import analyze_rules, rule_effect
+from paceline.measure.predicted_frontier import AnalyzeConfig, analyze_models
 from paceline.models.fakes import TableModel
 
 BINARY: list[Rule] = [
@@ -78,8 +80,9 @@ def test_an_effect_is_that_of_the_rules_vectors_token_by_token(rule: Rule):
 @pytest.mark.slow
 @rules
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("bonus", ["rule", "target"])
 def test_on_its_own_text_a_rule_is_predicted_to_do_what_it_then_does(
-    rule: Rule, temperature: float
+    rule: Rule, temperature: float, bonus: Bonus
 ):
     """8 texts of 400 tokens, gamma 2; within four standard errors, about.
 
@@ -88,12 +91,13 @@ def test_on_its_own_text_a_rule_is_predicted_to_do_what_it_then_does(
     """
     target, draft = (TableModel(values) for values in tables())
     sampling = SamplingParams(temperature=temperature)
-    decoder = SpeculativeDecoder(target, draft, rule, 2, sampling)
+    decoder = SpeculativeDecoder(target, draft, rule, 2, sampling, bonus=bonus)
     prompts = [[token] for token in range(8)]
     found = decoder.generate(prompts, 400, eos_token_ids=[])
     stats = sum((one.stats for one in found), DecodeStats())
     texts = [one.tokens for one in found]
-    (row,) = analyze_rules(target, draft, prompts, texts, [rule], sampling, (2,), budget=400)
+    served = with_bonus(rule, bonus)
+    (row,) = analyze_rules(target, draft, prompts, texts, [served], sampling, (2,), budget=400)
     # a token is rejected or not, a block has up to two accepted: deviations of 1/2 and 1 at most
     spread = 4 * 0.5 / math.sqrt(stats.num_examined) if temperature else 0.02
     spread_of_tau = 4 * 1 / math.sqrt(stats.num_blocks) if temperature else 0.02
@@ -162,16 +166,25 @@ def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
     assert alone.block_efficiency[4] == pytest.approx(5)
 
 
-@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 0.999999)], ids=str)
-def test_the_first_token_is_a_drafted_position_but_of_an_exact_rule(rule: Rule):
-    """Both rules do the same at each position; the draft is wrong after the prompt alone."""
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Lossless(),
+        Lenient("linear", 0.999999),
+        with_bonus(Lenient("linear", 0.999999), "target"),
+        with_bonus(TokenV3(0.0), "target"),
+    ],
+    ids=str,
+)
+def test_the_first_token_is_a_drafted_position_but_of_an_exact_rule_or_in_vllm(rule: Rule):
+    """All rules do the same at each position; the draft is wrong after the prompt alone."""
     target = torch.full((3, 3), 1 / 3, dtype=torch.float64)
     draft = target.clone()
     draft[0] = torch.tensor([0.0, 0.0, 1.0])
     models = [TableModel(table) for table in (target, draft)]
     texts = [[1, 2, 1, 2, 1, 2]] * 4
     (row,) = analyze_rules(*models, [[0]] * 4, texts, [rule], SamplingParams(), (1,), budget=6)
-    if rule.exact:  # 5 positions behind the first token: 2 + 2 + 1
+    if rule.exact or isinstance(rule, TargetBonus):  # 5 positions behind the first token: 2 + 2 + 1
         assert row.rejection_rate[1].value == pytest.approx(0, abs=1e-5)
         assert row.block_efficiency[1] == pytest.approx(5 / 3, rel=1e-5)
     else:  # judged: the first, which is never the draft's here; then as above
@@ -195,3 +208,19 @@ def test_nothing_to_analyse_is_one_line(texts: list[list[int]], chosen: list[Rul
     target, draft = (TableModel(values) for values in tables())
     with pytest.raises(UsageError, match=says):
         analyze_rules(target, draft, [[1]] * len(texts), texts, chosen, SamplingParams())
+
+
+def test_analyze_predicts_for_vllm_too():
+    """Under a rule that is all but lossless, the first token is then the target's, as there."""
+    target, draft = (TableModel(values) for values in tables())
+    rules = [{"rule": "lossless"}, {"rule": "lenient", "epsilon": 0.999999}]
+    given = {"target": "t", "draft": "d", "prompts": "p", "rules": rules, "gammas": [2]}
+    given |= {"max_new_tokens": 9, "pass_repeats": 1, "sampling": {"temperature": 1.0}}
+    taus: dict[str, list[float]] = {}
+    for bonus in ("rule", "target"):
+        config = validate(AnalyzeConfig, given | {"bonus": bonus})
+        found = analyze_models(target, draft, [[0], [1], [2]], config)
+        assert [row.rule for row in found.rows] == list(config.rules)
+        taus[bonus] = [row.block_efficiency[2] for row in found.rows]
+    assert taus["target"][1] == pytest.approx(taus["target"][0], rel=1e-4)
+    assert taus["rule"][1] != pytest.approx(taus["rule"][0], rel=1e-4)

@@ -76,7 +76,7 @@ def test_the_interval_is_little_wider_than_that_of_the_delete_one_jackknife(comp
 
 @pytest.mark.parametrize(("tail", "quantile"), [(0.025, 2.364624), (1e-4, 7.063433)])
 def test_a_difference_of_means_is_nowhere_inside_the_paired_t_test_of_the_textbook(tail, quantile):
-    """Differences 1 to 8 have mean 4.5 and standard deviation sqrt(6); t of 7 degrees of freedom."""
+    """Differences 1 to 8: mean 4.5, standard deviation sqrt(6); t of 7 degrees of freedom."""
     rows = [
         study_row({"score": [float(3 * n) for n in range(8)]}, label="start"),
         study_row({"score": [3.0 * n + n + 1 for n in range(8)]}, label="end"),

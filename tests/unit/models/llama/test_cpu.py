@@ -13,6 +13,7 @@ from backends import JudgesInPyTorch
 from paceline.core.backend import using
 from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
 from paceline.core.lists import as_list
+from paceline.core.rule_base import with_bonus
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -244,6 +245,8 @@ def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> lis
         (Lenient("linear", 0.5), SamplingParams(), {"draw", "judge"}),
         (OwnRule("linear", 0.5), SamplingParams(), {"draw"}),
         (Chow(0.5), SamplingParams(temperature=0, top_k=5), {"draw", "judge"}),
+        (with_bonus(Chow(0.5), "target"), SamplingParams(), {"draw", "judge"}),
+        (with_bonus(OwnRule("linear", 0.5), "target"), SamplingParams(), {"draw"}),
         (Lossless(), SamplingParams(top_k=5), set()),
         (Chow(0.5), SamplingParams(top_p=0.9), set()),
         (Lossless(), SamplingParams(repetition_penalty=1.3), set()),

@@ -14,6 +14,7 @@ import torch
 
 from paceline.core.block import DrawPlan
 from paceline.core.cascade_rules import Diff, Opt, TokenV3
+from paceline.core.rule_base import with_bonus
 from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
@@ -40,6 +41,7 @@ RULES = [
     Diff(0.1),
     Opt(0.2),
     TokenV3(0.3),
+    with_bonus(TokenV3(0.3), "target"),
 ]
 SAMPLINGS = [
     SamplingParams(temperature=0),
