@@ -23,7 +23,7 @@ from paceline.train.coverage import Normalisers
 from paceline.train.evaluation import AgreementEvaluator
 from paceline.train.objectives import Objective
 from paceline.train.pretrain import HeldOutLoss
-from paceline.train.step import DraftLoss, StepPlan
+from paceline.train.step import DraftLoss, StepPlan, Weights
 from tiny import SCALED, tiny_model
 
 NATIVE = pytest.param(
@@ -98,7 +98,8 @@ def our_loss(pair: Pair, objective: str, subset: str, *, native: bool) -> Tensor
     loss = DraftLoss(draft, target, 3, vocab_size=VOCAB, bfloat16=False, add_up=lambda x: x)
     with patch("paceline.train.step.can_differentiate", lambda _: native):
         plan = StepPlan(terms, vocabulary)
-        return loss(batch, weights_BT, hidden_ND, plan, [None], normalisers_N)
+        weights = Weights(weights_BT, weights_BT)
+        return loss(batch, weights, hidden_ND, plan, [None], normalisers_N)
 
 
 def compare(pair: Pair, objective: str, subset: str, *, native: bool) -> None:
