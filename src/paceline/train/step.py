@@ -20,6 +20,7 @@ from paceline.core.top_k_tail import among
 from paceline.data.collate import TokenBatch, collate
 from paceline.models.hf.architectures import body_of
 from paceline.native.divergence_kernels import can_differentiate, losses_and_slopes
+from paceline.train.chunk_size import ChunkSize
 from paceline.train.coverage import Normalisers, TargetScores
 from paceline.train.objectives import (
     counts_acceptance,
@@ -65,6 +66,7 @@ class StepFigures:
     loss: float
     gradient_norm: float
     num_tokens: int
+    chunk_tokens: int
 
 
 class StepPlan(NamedTuple):
@@ -101,7 +103,7 @@ class DraftLoss(nn.Module):
         self,
         draft: HfModel,
         target: HfModel | None,
-        chunk_tokens: int,
+        chunk: ChunkSize,
         *,
         vocab_size: int,
         bfloat16: bool,
@@ -111,7 +113,7 @@ class DraftLoss(nn.Module):
         self.hf = draft.hf
         self.draft = draft
         self.target = target
-        self.chunk_tokens = chunk_tokens
+        self.chunk = chunk
         self.vocab_size = vocab_size
         self.autocast = bfloat16
         self.add_up = add_up
@@ -162,14 +164,16 @@ class DraftLoss(nn.Module):
 
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
             hidden_ND = self.draft.hidden(batch)[batch.mask_BT]
-            size = {"chunk_size": self.chunk_tokens, "vocab_size": vocab_size}
+            width = len(draft_head.weight_VD[:vocab_size])
+            chunk_size = self.chunk.choose(self.hf, width, len(plan.terms))
+            size = {"chunk_size": chunk_size, "vocab_size": vocab_size}
             if native is not None and can_differentiate(hidden_ND):
                 return chunked_loss_of_logits(
                     hidden_ND, draft_head, loss_and_gradient_of_chunk, weights_N, **size
                 )
             policies.look_at(
                 (target.served_log_probs(rows), draft_head.log_probs(hidden_ND[rows], vocab_size))
-                for rows in chunks(len(hidden_ND), self.chunk_tokens)
+                for rows in chunks(len(hidden_ND), chunk_size)
             )
             return chunked_loss(hidden_ND, draft_head, loss_of_chunk, weights_N, **size)
 
@@ -196,7 +200,8 @@ class Stepper:
         self.config = config
         self.accelerator = accelerator
         self.vocab_size = vocab_size
-        self._normalisers = Normalisers(vocab_size, config.chunk_tokens)
+        self._chunk = ChunkSize(config.chunk_tokens)
+        self._normalisers = Normalisers(vocab_size, self._chunk.current)
         draft.hf.eval()
         # The padding token may be the end-of-text token, whose embedding must be trained. Masked
         # padding has no gradient anyway.
@@ -205,13 +210,9 @@ class Stepper:
                 module.padding_idx = None
         if target is not None:
             target.hf.eval().requires_grad_(False)
+        add_up = partial(_sum, accelerator)
         loss = DraftLoss(
-            draft,
-            target,
-            config.chunk_tokens,
-            vocab_size=vocab_size,
-            bfloat16=bfloat16,
-            add_up=partial(_sum, accelerator),
+            draft, target, self._chunk, vocab_size=vocab_size, bfloat16=bfloat16, add_up=add_up
         )
         self.loss: nn.Module = self._distributed(loss)
         self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
@@ -266,7 +267,7 @@ class Stepper:
                 (loss * self.accelerator.num_processes).backward()
             total += loss.detach()
         (loss,) = self._add_up(total)
-        return StepFigures(loss, self._update(learning_rate), num_tokens)
+        return StepFigures(loss, self._update(learning_rate), num_tokens, self._chunk.current)
 
     def _weights(
         self, batches: Sequence[TokenBatch], terms: Sequence[Objective]

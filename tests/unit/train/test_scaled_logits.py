@@ -19,6 +19,7 @@ from paceline.measure.perplexity import document_nats
 from paceline.models import HfModel
 from paceline.models.hf.logit_map import LogitMap
 from paceline.native import compiled
+from paceline.train.chunk_size import ChunkSize
 from paceline.train.coverage import Normalisers
 from paceline.train.evaluation import AgreementEvaluator
 from paceline.train.objectives import Objective
@@ -95,7 +96,9 @@ def our_loss(pair: Pair, objective: str, subset: str, *, native: bool) -> Tensor
     if subset == "draft vocabulary":
         lengths = [len(row.tokens) - row.trained_from for row in ROWS]
         normalisers_N = Normalisers(VOCAB, 3).of(ROWS, lengths, hidden_ND, target.head)
-    loss = DraftLoss(draft, target, 3, vocab_size=VOCAB, bfloat16=False, add_up=lambda x: x)
+    loss = DraftLoss(
+        draft, target, ChunkSize(3), vocab_size=VOCAB, bfloat16=False, add_up=lambda x: x
+    )
     with patch("paceline.train.step.can_differentiate", lambda _: native):
         plan = StepPlan(terms, vocabulary)
         weights = Weights(weights_BT, weights_BT)
