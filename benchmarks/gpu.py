@@ -264,7 +264,7 @@ def report_batches(ready: tuple[CausalModel, CausalModel], options: argparse.Nam
 
 
 def report_alignment(
-    pair: tuple[CausalModel, CausalModel], chunk_tokens: int, options: argparse.Namespace
+    pair: tuple[CausalModel, CausalModel], chunk_tokens: int | str, options: argparse.Namespace
 ) -> None:
     """Time a forward-KL step over the whole vocabulary, with logits of `chunk_tokens` at a time."""
     target, draft = pair
@@ -382,7 +382,7 @@ def main() -> None:
         if on_gpu:
             report_waiting(ready, options.gamma)
         report_batches(ready, options)
-        for chunk_tokens in (256, options.rows * options.length):
+        for chunk_tokens in (256, options.rows * options.length, "auto"):
             report_alignment(plain, chunk_tokens, options)
         print(f"({time.perf_counter() - started:.0f} s)", flush=True)
         del plain, ready

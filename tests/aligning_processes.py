@@ -26,7 +26,8 @@ _PROCESS = textwrap.dedent("""
         def counted(self, *arguments):
             figures = step(self, *arguments)
             models = (self.target, self.draft)
-            weights = ({id(w): w for w in m.hf.parameters()}.values() for m in models)
+            of_models = ([*m.hf.parameters()] if m else [] for m in models)
+            weights = ({id(w): w for w in each}.values() for each in of_models)
             states = self.optimizer.state.values()
             moments = [m for state in states for m in state.values() if m.dim()]
             file.write_text(json.dumps([*map(num_bytes, weights), num_bytes(moments)]))

@@ -2,7 +2,7 @@
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -12,6 +12,12 @@ from paceline.decode import AutoregressiveDecoder
 from paceline.models import HfModel, load_model, prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.loading import load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Process: TypeAlias = Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]
+    """What it makes of log probabilities, for a request's body."""
 
 
 class Served:
@@ -25,6 +31,7 @@ class Served:
         self.tokens_of: Any = load_tokenizer(folder / "target")
         self.lock = threading.Lock()
         self.omitted = 0  # first tokens of an answer without candidates, of llama-server
+        self.process: Process = lambda log_probs, _: log_probs
 
     @property
     def routes(self) -> dict[str, Any]:
@@ -56,7 +63,7 @@ class Served:
             text = self.tokens_of.decode(found.tokens, skip_special_tokens=True)
             ended = found.stop_reason == "eos"
             top = body.get("n_probs" if self.kind == "llama.cpp" else "logprobs")
-            candidates = self.logprobs(body["prompt"], found.tokens, top) if top else []
+            candidates = self.logprobs(body, found.tokens, top) if top else []
             if self.kind == "llama.cpp":
                 assert body["return_tokens"]
                 return 200, {
@@ -78,9 +85,10 @@ class Served:
             return 200, {"choices": [choice]}
 
     def logprobs(
-        self, prompt: list[int], tokens: list[int], top: int
+        self, body: dict[str, Any], tokens: list[int], top: int
     ) -> list[list[tuple[int, float]]]:
-        values, ids = top_of(self.model, prompt, tokens, top)
+        log_probs = log_probs_of(self.model, body["prompt"], tokens)
+        values, ids = self.process(log_probs, body).topk(top)
         return [
             list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)
         ]
@@ -90,8 +98,13 @@ def top_of(
     model: HfModel, prompt: list[int], tokens: list[int], top: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The highest log probabilities before each token, and their ids."""
+    values, ids = log_probs_of(model, prompt, tokens).topk(top)
+    return values, ids
+
+
+def log_probs_of(model: HfModel, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """Log probabilities of all tokens before each of these."""
     text = torch.tensor([[*prompt, *tokens]])
     with torch.no_grad():
         logits = model.plain_logits(Texts(text))[0, len(prompt) - 1 : -1]
-    values, ids = logits.float().log_softmax(-1).topk(top)
-    return values, ids
+    return logits.float().log_softmax(-1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow
 from paceline.errors import PacelineError
+from paceline.tasks.base import CorpusFigures, corpus_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class Cell:
     def row(self) -> ResultRow:
         """The result of the answered examples."""
         examples = [self._answers[number] for number in sorted(self._answers)]
-        corpus_scores = self._corpus_scores()
+        corpus = self._corpus_figures()
         failed = self._error is not None
         return ResultRow(
             key=self._prompts.key_of(self._decoding),
@@ -76,18 +77,19 @@ class Cell:
             status="failed" if failed else "done",
             error=self._error,
             examples=() if failed else tuple(examples),
-            corpus_scores=corpus_scores,
+            corpus_scores=corpus.scores,
+            corpus_intervals=corpus.intervals,
             signatures=self._prompts.task.signatures(),
         )
 
-    def _corpus_scores(self) -> dict[str, float]:
+    def _corpus_figures(self) -> CorpusFigures:
         """Figures of all answers together; none if the cell failed or fails here."""
-        if self._error is not None or self._prompts.task.metric is None:
-            return {}
+        if self._error is not None:
+            return CorpusFigures({}, {})
         answered = sorted(self._answers.items())
         answers = [self._prompts.text(row.tokens, number) for number, row in answered]
         try:
-            return self._prompts.task.corpus_scores(self._prompts.examples, answers)
+            return corpus_figures(self._prompts.task, self._prompts.examples, answers)
         except PacelineError as error:
             self._error = " ".join(str(error).split())
-            return {}
+            return CorpusFigures({}, {})

@@ -72,6 +72,7 @@ class ResultRow(StrictModel):
         context: Digest of everything the cells of a bench share: models, task, examples, seed.
         error: Why the cell failed, in one line; `examples` is then empty.
         corpus_scores: Figures of all answers together, such as corpus BLEU, if the task has any.
+        corpus_intervals: Bounds of their 95% intervals over examples, where the task has them.
         signatures: What scores depend on: versions, data, settings of the metrics; likewise.
     """
 
@@ -84,13 +85,14 @@ class ResultRow(StrictModel):
     error: str | None = None
     examples: tuple[ExampleRow, ...] = ()
     corpus_scores: dict[str, float] = Field(default_factory=dict)
+    corpus_intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
     signatures: dict[str, str] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Rows of tasks without corpus figures keep the form that they had before these fields."""
         values: dict[str, Any] = handler(self)
-        added = ("corpus_scores", "signatures")
+        added = ("corpus_scores", "corpus_intervals", "signatures")
         return {key: value for key, value in values.items() if value or key not in added}
 
 

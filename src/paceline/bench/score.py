@@ -22,6 +22,7 @@ from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
 from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
+from paceline.tasks.base import corpus_figures
 
 if TYPE_CHECKING:
     from paceline.bench.workbench import PromptSet
@@ -84,6 +85,7 @@ class Score(StrictModel):
     Attributes:
         score: Mean score with its 95% interval over examples; None if the task has no metric.
         corpus_scores: Figures of all answers together, such as corpus BLEU.
+        corpus_intervals: Bounds of their 95% intervals over examples, where the task has them.
         signatures: What the scores depend on.
         tokens_per_s: Of all requests together, in the last run; None if it asked for nothing.
     """
@@ -97,6 +99,7 @@ class Score(StrictModel):
     """Answers that ended at max_new_tokens."""
     score: IntervalRow | None
     corpus_scores: dict[str, float]
+    corpus_intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
     signatures: dict[str, str]
     servers: list[str]
     tokens_per_s: float | None
@@ -177,6 +180,7 @@ def _summary(
     scores = [row.score for row in ordered if row.score is not None]
     task = config.task
     answers = [row.text for row in ordered]
+    corpus = corpus_figures(task, prompts.examples, answers)
     found = None
     if scores:
         rng = named_generator(config.seed, "mean score")
@@ -189,7 +193,8 @@ def _summary(
         num_tokens=sum(row.num_tokens for row in ordered),
         num_cut=sum(row.stop_reason == "length" for row in ordered),
         score=found,
-        corpus_scores={} if task.metric is None else task.corpus_scores(prompts.examples, answers),
+        corpus_scores=corpus.scores,
+        corpus_intervals=corpus.intervals,
         signatures=task.signatures(),
         servers=sorted({row.server for row in ordered}),
         tokens_per_s=rate,

@@ -42,7 +42,9 @@ def score(
     quality = "no metric" if found.score is None else f"{found.metric} {found.score}"
     stdout.print(f"{quality} on {found.num_examples:,} examples, {', '.join(found.servers)}")
     for name, value in found.corpus_scores.items():
-        stdout.print(f"{name} {value:.2f}")
+        bounds = found.corpus_intervals.get(name)
+        shown = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
+        stdout.print(f"{name} {value:.2f}{shown}")
     stdout.print(
         f"{found.num_tokens:,} tokens, {found.num_cut:,} answers cut at max_new_tokens "
         f"{wanted.max_new_tokens}; answers are in {wanted.output}/metrics.jsonl"

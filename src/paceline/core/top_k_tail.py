@@ -31,6 +31,10 @@ class TopScores(NamedTuple):
     tokens_NK: Tensor
     log_probs_NK: Tensor
 
+    def recorded(self) -> Tensor:
+        """True at positions with scores, [N]."""
+        return (self.tokens_NK != UNUSED).any(-1)
+
     def rows(self, positions: slice) -> TopScores:
         """The scores at these positions."""
         return TopScores(*(values[positions] for values in self))

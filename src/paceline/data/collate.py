@@ -66,6 +66,12 @@ class TokenBatch:
     source: Texts | None = None
     top: TopScores | None = None
 
+    def scored(self) -> Tensor:
+        """The mask without the positions for which no scores of the target were recorded."""
+        if self.top is None:
+            return self.mask_BT
+        return self.mask_BT.masked_scatter(self.mask_BT, self.top.recorded())
+
     def to(self, device: torch.device) -> TokenBatch:
         attention = None if self.attention_BT is None else self.attention_BT.to(device)
         labels, mask = self.labels_BT.to(device), self.mask_BT.to(device)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
 from paceline.engines.client import shorten, without_keys
+from paceline.engines.text_errors import processed
 from paceline.errors import EngineError
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class _Candidate(BaseModel):
 
 class _Entry(BaseModel):
     id: Token
-    top_logprobs: list[_Candidate]
+    top_logprobs: list[_Candidate] = []
+    top_probs: list[Any] | None = None  # with post_sampling_probs
 
 
 class _LlamaCompletion(BaseModel):
@@ -124,7 +126,11 @@ def read_completion(body: str, where: str, server: str, top_logprobs: int) -> Wr
 
 
 def read_llama_completion(body: str, where: str, server: str, top_logprobs: int) -> Written:
-    """Read an answer of llama-server's /completion; raises as `read_completion`."""
+    """Read an answer of llama-server's /completion; raises as `read_completion`.
+
+    Raises:
+        UsageError: It has probabilities after sampling settings.
+    """
     found = _parsed(body, _LlamaCompletion, where)
     top = None
     if top_logprobs:
@@ -135,6 +141,8 @@ def read_llama_completion(body: str, where: str, server: str, top_logprobs: int)
             if entry is None or entry.id != token:
                 top.append([])
                 continue
+            if entry.top_probs is not None:
+                raise processed(where, "post_sampling_probs is set")
             row = [(candidate.id, candidate.logprob) for candidate in entry.top_logprobs]
             top.append(_checked(row, top_logprobs, index, where))
             entry = next(entries, None)
@@ -182,7 +190,7 @@ def _checked(candidates: TopTokens, count: int, position: int, where: str) -> To
     if bad:
         raise AnswerError(
             f"{where} gives the log probability {bad[0]} for token {position}; the model or the "
-            "server is damaged"
+            "server is damaged, or vLLM gives logits (--logprobs-mode)"
         )
     if len({token for token, _ in candidates}) < len(candidates):
         raise AnswerError(f"{where} names a candidate of token {position} twice")

@@ -29,7 +29,7 @@ class OpenAIWriter(StrictModel):
         concurrency: Requests in flight per server.
         top_logprobs: Also record the K most likely tokens of each position with their log
             probabilities, to distil from (0: none). vLLM allows 20 unless it is started with
-            --max-logprobs.
+            --max-logprobs. They must be those before temperature and filters, which is checked.
         timeout_s: Timeout of a request.
         patience_s: How long to wait while no server answers.
     """

@@ -42,3 +42,12 @@ def by_status(message: str, status: int) -> EngineError | UsageError:
     if status in (408, 409, 425, 429) or status >= 500:
         return UnavailableError(message)
     return RefusedError(message) if status in (400, 422) else UsageError(message)
+
+
+def processed(where: str, sign: str) -> UsageError:
+    """The error for log probabilities after temperature or filters."""
+    return UsageError(
+        f"{where} gives log probabilities after temperature, top-k and top-p, which are not the "
+        f"target's ({sign}); start vLLM with --logprobs-mode raw_logprobs, and llama-server behind "
+        "nothing that sets post_sampling_probs"
+    )

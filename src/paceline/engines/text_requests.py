@@ -49,5 +49,6 @@ def llama_body(request: Request, top_logprobs: int) -> dict[str, Any]:
         "seed": request.seed % _SEEDS,
         "return_tokens": True,
         "n_probs": top_logprobs,
+        "post_sampling_probs": False,
         **llamacpp.sampling_keys(request.sampling),
     }

@@ -9,65 +9,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import operator
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
-from paceline.engines.client import (
-    Client,
-    StatusError,
-    api_key,
-    certificates,
-    is_loopback,
-    shorten,
-)
+from paceline.engines.client import api_key, certificates, is_loopback, shorten
+from paceline.engines.server_identity import identify
 from paceline.engines.text_answers import (
     AnswerError,
     Written,
     read_completion,
     read_llama_completion,
 )
-from paceline.engines.text_errors import (
-    KEY_SETTING,
-    RefusedError,
-    UnavailableError,
-    by_status,
-    refusal,
-)
+from paceline.engines.text_errors import RefusedError, UnavailableError, refusal
 from paceline.engines.text_requests import NEUTRAL_FORMS, llama_body, openai_body
-from paceline.engines.vllm import Models
+from paceline.engines.unprocessed_scores import gives_unprocessed
 from paceline.errors import EngineError, SlowerWarning, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from paceline.engines.contract import Request
+    from paceline.engines.server_identity import Tokenize
     from paceline.engines.text_config import OpenAIWriter
 
-    Tokenize = Callable[[str], list[int]]
     OnAnswer = Callable[[int, Written], None]
 
 _RETRIES = 2  # by the client, with back-off, before a server counts as failing
 _DAMAGED = 4  # answers to one request that are damaged, before it fails
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_PROBE = "def f(x):\n    return 'naïve 東京 ½', 12345  # Hello, world!"
-"""Text of which servers and tokenizer must give the same ids."""
-
-
-class _Version(BaseModel):
-    version: str
-
-
-class _Properties(BaseModel):
-    build_info: str
-
-
-class _Tokens(BaseModel):
-    tokens: list[int]
 
 
 class TextServers:
@@ -235,6 +207,7 @@ class _Server:
         self._tokenize = tokenize
         self._known: tuple[str, str] | None = None  # model, name and version
         self._form = 0  # of neutral settings
+        self._is_raw = not writer.top_logprobs  # log probabilities are the target's, or not needed
         self.is_reported = False
         self.num_busy, self.pause_s, self.resumes_at = 0, 0.0, 0.0
 
@@ -265,22 +238,31 @@ class _Server:
         await self._client.close()
 
     def forget(self) -> None:
-        """Look at model, version and tokenizer again: another server may start at this URL."""
-        self._known, self._form = None, 0
+        """Check everything again: another server may start at this URL."""
+        self._known, self._form, self._is_raw = None, 0, not self._writer.top_logprobs
 
     async def ask(self, request: Request) -> Written:
         """Answer a request.
 
         Raises:
-            UsageError: The server refuses the key, the model or the request.
+            UsageError: The server refuses the key, the model or the request, or its log
+                probabilities are not those of the target.
             AnswerError: The answer is damaged.
             UnavailableError: The server does not answer, or refuses for now.
         """
         async with self._lock:
             if self._known is None:
-                self._known = await asyncio.to_thread(self._look)
+                given = self._key, self._writer.model, self._tokenize
+                self._known = await asyncio.to_thread(identify, self._url, *given)
                 self._check_model(self._known[0])
-        model, name = self._known
+            known = self._known
+            if not self._is_raw:
+                checked = await gives_unprocessed(partial(self._written, known), request, self._url)
+                self._is_raw = checked and self._known is known  # not forgotten meanwhile
+        return await self._written(known, request)
+
+    async def _written(self, known: tuple[str, str], request: Request) -> Written:
+        model, name = known
         top = self._writer.top_logprobs
         if name.startswith("llama.cpp"):
             where = f"{self._url}/completion"
@@ -344,57 +326,3 @@ class _Server:
                     f"{self._url} serves {model}, and {url} serves {other}; answers of different "
                     "models do not belong together: start the servers with one model and name"
                 )
-
-    def _look(self) -> tuple[str, str]:
-        """The model's name, and the server's name and version; checks its tokenizer."""
-        client = Client(self._url, self._key, key_setting=KEY_SETTING)
-        try:
-            name, tokenizing = self._identify(client)
-            model = _served_model(client, self._writer.model)
-            if tokenizing is not None:
-                wanted = self._tokenize(_PROBE)
-                got = client.post("/tokenize", {"model": model, **tokenizing}, _Tokens).tokens
-                if got != wanted:
-                    first = [*map(operator.eq, got, wanted), False].index(False)
-                    raise UsageError(
-                        f"{self._url} has another tokenizer than the prompts: {len(got)} tokens "
-                        f"instead of {len(wanted)} for the same text, different from token {first} "
-                        "on; set target to a directory with the tokenizer of the served model"
-                    )
-        except StatusError as error:
-            raise by_status(str(error), error.status) from None
-        except UsageError:
-            raise
-        except EngineError as error:
-            raise UnavailableError(str(error)) from None
-        finally:
-            client.close()
-        return model, name
-
-    def _identify(self, client: Client) -> tuple[str, dict[str, Any] | None]:
-        """Name and version, and the body of a request that tokenizes the probe."""
-        try:
-            version = client.get("/version", _Version).version
-        except EngineError:
-            version = None
-        if version is not None:
-            return f"vllm {version}", {"prompt": _PROBE, "add_special_tokens": False}
-        try:
-            build = client.get("/props", _Properties).build_info
-        except EngineError:
-            return "", None
-        return f"llama.cpp {build}", {"content": _PROBE, "add_special": False}
-
-
-def _served_model(client: Client, wanted: str | None) -> str:
-    models = [model.id for model in client.get("/v1/models", Models).data]
-    shown = shorten(", ".join(models)) or "no model"
-    if wanted is None and len(models) == 1:
-        return models[0]
-    if wanted is None:
-        raise UsageError(f"{client.url} serves {shown}; name one model as writer.model")
-    if wanted not in models:
-        raise UsageError(
-            f"{client.url} serves {shown}, not {wanted}; name one that it serves as writer.model"
-        )
-    return wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.schema import SCHEMA_VERSION, TARGET_ALONE, family, setting
-from paceline.core.bootstrap import LEAST_UNITS
+from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.decode.strategies import ResponseByResponse
 from paceline.report.markdown import NOTHING, figure, number, table
 
@@ -105,15 +105,18 @@ def corpus_table(rows: Sequence[ResultRow]) -> str | None:
         [
             family(row.decoding),
             setting(row.decoding) or NOTHING,
-            *(_shown(row.corpus_scores.get(name)) for name in names),
+            *(_corpus_figure(row, name) for name in names),
         ]
         for row in ordered
     ]
     return table(["family", "setting", *names], lines)
 
 
-def _shown(value: float | None) -> str:
-    return NOTHING if value is None else number(value)
+def _corpus_figure(row: ResultRow, name: str) -> str:
+    if name not in row.corpus_scores:
+        return NOTHING
+    value, bounds = row.corpus_scores[name], row.corpus_intervals.get(name)
+    return number(value) if bounds is None else figure(Interval(value, *bounds))
 
 
 def summary_table(section: Section) -> str:

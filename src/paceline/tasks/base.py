@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from paceline.config import StrictModel
 from paceline.errors import UsageError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.data.prompts import Record
+    from paceline.tasks.corpus_figures import CorpusCounts
 
 Split: TypeAlias = Literal["train", "test"]
 T = TypeVar("T")
@@ -89,6 +90,18 @@ class Task(Protocol):
         """
         ...
 
+    def corpus_counts(
+        self, examples: Sequence[TaskExample], answers: Sequence[str]
+    ) -> dict[str, CorpusCounts]:
+        """Counts of each example for all figures of `corpus_scores`, for their intervals.
+
+        None: the figures have no intervals.
+
+        Raises:
+            UsageError: as `score`.
+        """
+        ...
+
     def signatures(self) -> dict[str, str]:
         """What the scores depend on, for result rows: data, task version, settings of the metrics.
 
@@ -99,12 +112,19 @@ class Task(Protocol):
 
 
 class TaskModel(StrictModel):
-    """Base of tasks whose only figure is the mean of `score`."""
+    """Base of tasks; without methods of their own, their only figure is the mean of `score`."""
 
     def corpus_scores(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
     ) -> dict[str, float]:
-        """None; see `Task.corpus_scores`."""
+        """Those of `corpus_counts`; see `Task.corpus_scores`."""
+        counts = self.corpus_counts(examples, answers)
+        return {name: each.value() for name, each in counts.items()}
+
+    def corpus_counts(
+        self, examples: Sequence[TaskExample], answers: Sequence[str]
+    ) -> dict[str, CorpusCounts]:
+        """None; see `Task.corpus_counts`."""
         return {}
 
     def signatures(self) -> dict[str, str]:
@@ -157,6 +177,38 @@ def score_of(task: Task, example: TaskExample, answer: str) -> float:
             f"the task {task.task} scored an answer with {score}; wanted a number from 0 to 1"
         )
     return score
+
+
+class CorpusFigures(NamedTuple):
+    """Figures of all answers together, by name.
+
+    Attributes:
+        scores: In the scale of their reference implementation.
+        intervals: Bounds of their 95% intervals, where the task gives counts of each example.
+    """
+
+    scores: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+
+
+def corpus_figures(
+    task: Task, examples: Sequence[TaskExample], answers: Sequence[str]
+) -> CorpusFigures:
+    """The task's figures of all answers together; none if it has no metric.
+
+    Raises:
+        UsageError: as `Task.corpus_scores`.
+    """
+    if task.metric is None:
+        return CorpusFigures({}, {})
+    counts = task.corpus_counts(examples, answers)
+    if not counts:
+        return CorpusFigures(task.corpus_scores(examples, answers), {})
+    found = {name: each.interval() for name, each in counts.items()}
+    return CorpusFigures(
+        {name: each.value() for name, each in counts.items()},
+        {name: (each.low, each.high) for name, each in found.items() if each is not None},
+    )
 
 
 def write_examples(task: Task, split: Split, count: int, path: Path, seed: int = 0) -> int:

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import PromptError
+from paceline.tasks.corpus_figures import CorpusCounts, means
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
@@ -38,15 +39,16 @@ class Questions(RowTask):
         """The best exact match or F1 over the accepted answers, 0 to 1."""
         return self._best(exact_match if self.metric == "exact_match" else f1, example, answer)
 
-    def corpus_scores(
+    def corpus_counts(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, float]:
-        """Mean exact match and F1, 0 to 100, as SQuAD's script reports them."""
+    ) -> dict[str, CorpusCounts]:
+        """Counts of mean exact match and F1, 0 to 100, as SQuAD's script reports them."""
         both = list(zip(examples, answers, strict=True))
-        return {
-            name: 100 * sum(self._best(metric, *each) for each in both) / len(both)
+        scores = {
+            name: [self._best(metric, *each) for each in both]
             for name, metric in (("exact_match", exact_match), ("f1", f1))
         }
+        return means(scores, most=100.0)
 
     def signatures(self) -> dict[str, str]:
         """Versions and fingerprints, and how answers are compared."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Rouge: TypeAlias = Literal["rouge1", "rouge2", "rougeL"]
-BuiltInMetric: TypeAlias = Literal["exact_match", "rouge1", "rouge2", "rougeL", "bleu"]
+BuiltInMetric: TypeAlias = Literal["exact_match", "rouge1", "rouge2", "rougeL", "chrf"]
 
 
 def _known(metric: Any) -> Any:
@@ -37,6 +37,7 @@ def _known(metric: Any) -> Any:
                 "takes (reference, answer)"
             )
     elif metric not in get_args(BuiltInMetric):
+        refuse_sentence_bleu(metric)
         names = ", ".join(get_args(BuiltInMetric))
         raise ValueError(f"wanted one of {names}, or package.module:function")
     return metric
@@ -50,7 +51,7 @@ def score_text(metric: Metric, reference: str, answer: str) -> float:
     """Score an answer against its reference, 0 to 1, ignoring surrounding white space.
 
     exact_match is 1 or 0. ROUGE is the F-measure on stems; its tokens contain only letters a-z and
-    digits. bleu is smoothed sentence BLEU; its mean over examples is not corpus BLEU.
+    digits. chrf is sentence chrF; its mean over examples is not corpus chrF.
 
     Raises:
         UsageError: the library is not installed.
@@ -61,8 +62,8 @@ def score_text(metric: Metric, reference: str, answer: str) -> float:
     match metric:
         case "exact_match":
             return float(answer == reference)
-        case "bleu":
-            return _sentence_bleu(reference, answer)
+        case "chrf":
+            return sentence_chrf(reference, answer)
         case _:
             return rouge_scores((metric,), reference, answer)[metric]
 
@@ -77,6 +78,36 @@ def rouge_scores(
     """
     found = _rouge(metrics, stem).score(reference, answer)
     return {metric: float(found[metric].fmeasure) for metric in metrics}
+
+
+def refuse_sentence_bleu(metric: Any) -> None:
+    """Raise ValueError for BLEU as the metric of an answer."""
+    if metric == "bleu":
+        raise ValueError(
+            "bleu is a figure of all answers together, not of one; use chrf as metric: the task "
+            "translation reports corpus BLEU beside it"
+        )
+
+
+def sentence_chrf(reference: str, answer: str, word_order: int = 0) -> float:
+    """Sentence chrF, 0 to 1.
+
+    Raises:
+        UsageError: sacrebleu is not installed.
+    """
+    found = chrf_metric(word_order).sentence_score(answer, [reference])
+    # Rounding can put a perfect score slightly above 100.
+    return min(1.0, found.score / 100)
+
+
+@cache
+def chrf_metric(word_order: int) -> Any:
+    """sacrebleu's chrF; `word_order` 2: chrF++.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    return sacrebleu_metrics().CHRF(word_order=word_order)
 
 
 def sacrebleu_metrics() -> Any:
@@ -110,7 +141,7 @@ def metric_versions(metric: Metric) -> dict[str, str]:
     """
     if metric in get_args(Rouge):
         return {name: installed_version(name) for name in ("rouge-score", "nltk")}
-    return {"sacrebleu": installed_version("sacrebleu")} if metric == "bleu" else {}
+    return {"sacrebleu": installed_version("sacrebleu")} if metric == "chrf" else {}
 
 
 def installed_version(library: str) -> str:
@@ -151,13 +182,6 @@ def _rouge(metrics: tuple[str, ...], stem: bool) -> Any:
     with _extra("rouge-score"):
         from rouge_score.rouge_scorer import RougeScorer
     return RougeScorer(list(metrics), use_stemmer=stem)
-
-
-def _sentence_bleu(reference: str, answer: str) -> float:
-    with _extra("sacrebleu"):
-        import sacrebleu
-    # Rounding can put a perfect score slightly above 100.
-    return min(1.0, sacrebleu.sentence_bleu(answer, [reference]).score / 100)
 
 
 @contextlib.contextmanager

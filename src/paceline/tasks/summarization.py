@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from paceline.tasks import scoring
+from paceline.tasks.corpus_figures import CorpusCounts, means
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ class Summarization(RowTask):
     """Documents with one reference summary each.
 
     Attributes:
-        metric: ROUGE variant of `score`. Corpus figures have rouge1, rouge2 and rougeLsum.
+        metric: ROUGE variant of `score`. Corpus figures have rouge1, rouge2 and rougeLsum. ROUGE-2
+            is what the papers report; it is 0 for most summaries of small models, so the default,
+            which intervals and quality floors use, is rougeLsum.
         sentences: rougeLsum compares sentence by sentence. `lines`: a sentence is a line, as
             rouge_score defines it; `punctuation`: a sentence also ends after ".", "!" or "?".
         stem: Compare stems of words.
@@ -40,10 +43,10 @@ class Summarization(RowTask):
         """
         return self._scores((self.metric,), example, answer)[self.metric]
 
-    def corpus_scores(
+    def corpus_counts(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, float]:
-        """Mean F-measures, 0 to 1.
+    ) -> dict[str, CorpusCounts]:
+        """Counts of mean F-measures, 0 to 1.
 
         Raises:
             UsageError: rouge_score is not installed.
@@ -52,7 +55,7 @@ class Summarization(RowTask):
             self._scores(_REPORTED, example, answer)
             for example, answer in zip(examples, answers, strict=True)
         ]
-        return {name: sum(scores[name] for scores in found) / len(found) for name in _REPORTED}
+        return means({name: [scores[name] for scores in found] for name in _REPORTED})
 
     def versions(self) -> dict[str, str]:
         """Versions of task, rouge_score and its stemmer, and fingerprints of the data."""

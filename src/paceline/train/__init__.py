@@ -4,6 +4,7 @@ align.py                   align(AlignConfig): distill the target into a draft
 pretrain.py                pretrain(PretrainConfig): next-token training of a model
 run.py                     run directory, precision and result, shared by align and pretrain
 align_config.py            AlignConfig
+chunk_size.py              number of tokens whose logits are in memory at the same time
 settings.py                TrainSettings: budget, batches, optimizer, checkpoints
 recipes.py                 named recipes as defaults
 training_text.py           training and held-out text of align

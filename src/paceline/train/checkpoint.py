@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.train.settings import TrainSettings
 
 # keys that a resumed run may change
-_MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints", *MAY_CHANGE}
+_MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints", "chunk_tokens", *MAY_CHANGE}
 _BUDGET = {"num_steps", "max_seconds"}
 
 

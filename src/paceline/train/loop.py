@@ -122,6 +122,7 @@ class TrainingLoop:
                 "learning_rate": self._rate,
                 "gradient_norm": figures.gradient_norm,
                 "num_tokens": figures.num_tokens,
+                "chunk_tokens": figures.chunk_tokens,
                 "tokens_per_s": round(figures.num_tokens / (self._moved - started), 1),
                 "origin": batch.origin,
                 "elapsed_s": round(self.state.elapsed_s, 3),

@@ -17,7 +17,7 @@ from paceline.core import divergences
 from paceline.core.rule_base import Position
 from paceline.core.rule_losses import RuleLoss, rule_loss
 from paceline.core.rules import RuleChoice
-from paceline.core.top_k_tail import UNUSED, TopScores, coarsened, log_coverage
+from paceline.core.top_k_tail import TopScores, coarsened, log_coverage
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, tvd_plus_plus
 from paceline.errors import UsageError
 from paceline.extensions import IMPORT, variants
@@ -257,6 +257,8 @@ class CrossEntropy(ObjectiveTerm):
 class TopKTail(ObjectiveTerm):
     """A divergence over the target's recorded tokens and the rest; see `core.top_k_tail`.
 
+    Its mean is over the positions for which tokens were recorded.
+
     For a target that is only a URL: the text and its most likely tokens are recorded by
     `generate-data` with `writer.top_logprobs`. The target is not loaded.
 
@@ -286,11 +288,10 @@ class TopKTail(ObjectiveTerm):
     def per_token(self, at: Compared) -> Tensor:
         assert at.top is not None, "checked before training"
         top = TopScores(*(values_CK[:, : self.k] for values_CK in at.top))
-        recorded_C = (top.tokens_NK != UNUSED).any(-1)
         both = coarsened(top, at.draft_log_probs_CV)
         covered_C = log_coverage(top).to(at.draft_log_probs_CV)
         found_C = self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
-        return torch.where(recorded_C, found_C, 0.0)
+        return torch.where(top.recorded(), found_C, 0.0)
 
 
 AnyTerm: TypeAlias = (
@@ -348,16 +349,20 @@ def token_losses(
     *,
     log_coverage_C: Tensor | None = None,
     top: TopScores | None = None,
+    top_scale_C: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of all terms per token, in nats (TVD: in [0, 1]). -> [C].
 
-    `policies` has the TVD++ inputs of each term; see `Compared` for the other arguments.
+    `policies` has the TVD++ inputs of each term, and `top_scale_C` factors of the terms that read
+    recorded scores; see `Compared` for the other arguments.
     """
     given = target_log_probs_CV, draft_log_probs_CV, labels_C
-    losses = [
-        term.weight * term.per_token(Compared(*given, policy, log_coverage_C, top))
-        for term, policy in zip(terms, policies or [None] * len(terms), strict=True)
-    ]
+    losses = []
+    for term, policy in zip(terms, policies or [None] * len(terms), strict=True):
+        loss_C = term.weight * term.per_token(Compared(*given, policy, log_coverage_C, top))
+        if term.reads_top and top_scale_C is not None:
+            loss_C = loss_C * top_scale_C
+        losses.append(loss_C)
     return sum(losses[1:], start=losses[0])
 
 

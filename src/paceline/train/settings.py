@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -35,7 +35,8 @@ class TrainSettings(StrictModel):
         max_gradient_norm: Clip gradients to this norm; None: no clipping.
         max_loss_ratio: End the run if the loss exceeds its running median by this factor in several
             consecutive steps.
-        chunk_tokens: Number of tokens whose logits are in memory at the same time.
+        chunk_tokens: Number of tokens whose logits are in memory at the same time. `auto`: on a GPU
+            256 to 8192, as many as half of the free memory holds; else 256. The result is the same.
         shard: Models whose weights are sharded over processes instead of replicated.
         precision: Precision of forward and backward passes; weights and sums are float32. `auto`
             times both when the run begins and uses the faster one for the whole run.
@@ -51,7 +52,7 @@ class TrainSettings(StrictModel):
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_loss_ratio: float = Field(default=10.0, gt=1)
-    chunk_tokens: int = Field(default=256, ge=1)
+    chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     shard: tuple[Literal["draft", "target"], ...] = ()
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu"] = "auto"

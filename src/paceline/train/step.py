@@ -20,6 +20,7 @@ from paceline.core.top_k_tail import among
 from paceline.data.collate import TokenBatch, collate
 from paceline.models.hf.architectures import body_of
 from paceline.native.divergence_kernels import can_differentiate, losses_and_slopes
+from paceline.train.chunk_size import ChunkSize
 from paceline.train.coverage import Normalisers, TargetScores
 from paceline.train.objectives import (
     counts_acceptance,
@@ -65,6 +66,7 @@ class StepFigures:
     loss: float
     gradient_norm: float
     num_tokens: int
+    chunk_tokens: int
 
 
 class StepPlan(NamedTuple):
@@ -82,6 +84,18 @@ class StepPlan(NamedTuple):
     phase: int = 0
 
 
+class Weights(NamedTuple):
+    """Weights of the token losses in the step's mean; see `token_weights`.
+
+    Attributes:
+        labelled_BT: Of terms that have a loss at every trained position.
+        scored_BT: Of terms that read recorded scores: their mean is over positions with scores.
+    """
+
+    labelled_BT: Tensor
+    scored_BT: Tensor
+
+
 class DraftLoss(nn.Module):
     """The draft's forward pass and loss as one module, for data parallelism."""
 
@@ -89,7 +103,7 @@ class DraftLoss(nn.Module):
         self,
         draft: HfModel,
         target: HfModel | None,
-        chunk_tokens: int,
+        chunk: ChunkSize,
         *,
         vocab_size: int,
         bfloat16: bool,
@@ -99,7 +113,7 @@ class DraftLoss(nn.Module):
         self.hf = draft.hf
         self.draft = draft
         self.target = target
-        self.chunk_tokens = chunk_tokens
+        self.chunk = chunk
         self.vocab_size = vocab_size
         self.autocast = bfloat16
         self.add_up = add_up
@@ -107,7 +121,7 @@ class DraftLoss(nn.Module):
     def forward(
         self,
         batch: TokenBatch,
-        weights_BT: Tensor,
+        weights: Weights,
         target_hidden_ND: Tensor | None,
         plan: StepPlan,
         uniforms: Sequence[Tensor | None],
@@ -115,7 +129,8 @@ class DraftLoss(nn.Module):
     ) -> Tensor:
         """Sum over trained positions of weight times loss; see `TargetScores.normalisers_N`."""
         labels_N = batch.labels_BT[batch.mask_BT]
-        weights_N = weights_BT[batch.mask_BT]
+        weights_N, scored_N = (each_BT[batch.mask_BT] for each_BT in weights)
+        top_scale_N = scored_N / weights_N
         vocab_size: int | None = self.vocab_size
         draft_head = self.draft.head
         if not all(term.reads_target for term in plan.terms):
@@ -139,7 +154,8 @@ class DraftLoss(nn.Module):
             target_log_probs_CV, log_coverage_C = target.log_probs(rows)
             given = target_log_probs_CV, draft_log_probs_CV, labels_N[rows], policies.of(rows)
             top = None if top_N is None else top_N.rows(rows)
-            return token_losses(plan.terms, *given, log_coverage_C=log_coverage_C, top=top)
+            named = {"log_coverage_C": log_coverage_C, "top": top, "top_scale_C": top_scale_N[rows]}
+            return token_losses(plan.terms, *given, **named)
 
         def loss_and_gradient_of_chunk(draft_logits_CV: Tensor, rows: slice) -> Tensor:
             given = target.logits(rows), draft_logits_CV, labels_N[rows], weights_N[rows]
@@ -148,14 +164,16 @@ class DraftLoss(nn.Module):
 
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
             hidden_ND = self.draft.hidden(batch)[batch.mask_BT]
-            size = {"chunk_size": self.chunk_tokens, "vocab_size": vocab_size}
+            width = len(draft_head.weight_VD[:vocab_size])
+            chunk_size = self.chunk.choose(self.hf, width, len(plan.terms))
+            size = {"chunk_size": chunk_size, "vocab_size": vocab_size}
             if native is not None and can_differentiate(hidden_ND):
                 return chunked_loss_of_logits(
                     hidden_ND, draft_head, loss_and_gradient_of_chunk, weights_N, **size
                 )
             policies.look_at(
                 (target.served_log_probs(rows), draft_head.log_probs(hidden_ND[rows], vocab_size))
-                for rows in chunks(len(hidden_ND), self.chunk_tokens)
+                for rows in chunks(len(hidden_ND), chunk_size)
             )
             return chunked_loss(hidden_ND, draft_head, loss_of_chunk, weights_N, **size)
 
@@ -182,7 +200,8 @@ class Stepper:
         self.config = config
         self.accelerator = accelerator
         self.vocab_size = vocab_size
-        self._normalisers = Normalisers(vocab_size, config.chunk_tokens)
+        self._chunk = ChunkSize(config.chunk_tokens)
+        self._normalisers = Normalisers(vocab_size, self._chunk.current)
         draft.hf.eval()
         # The padding token may be the end-of-text token, whose embedding must be trained. Masked
         # padding has no gradient anyway.
@@ -191,13 +210,9 @@ class Stepper:
                 module.padding_idx = None
         if target is not None:
             target.hf.eval().requires_grad_(False)
+        add_up = partial(_sum, accelerator)
         loss = DraftLoss(
-            draft,
-            target,
-            config.chunk_tokens,
-            vocab_size=vocab_size,
-            bfloat16=bfloat16,
-            add_up=partial(_sum, accelerator),
+            draft, target, self._chunk, vocab_size=vocab_size, bfloat16=bfloat16, add_up=add_up
         )
         self.loss: nn.Module = self._distributed(loss)
         self.parameters = [p for p in draft.hf.parameters() if p.requires_grad]
@@ -239,24 +254,41 @@ class Stepper:
         size = len(rows) // self.config.gradient_accumulation_steps
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         batches = [self._batch(part, plan) for part in parts]
-        mean = self.config.mean
-        units = sum(count_units(batch.mask_BT, mean) for batch in batches)
-        tokens = sum(batch.mask_BT.sum() for batch in batches)
-        units, tokens = self._add_up(units, tokens)
+        weights, num_tokens = self._weights(batches, plan.terms)
         total = torch.zeros((), device=self.accelerator.device)
         for index, batch in enumerate(batches):
-            weights_BT = token_weights(batch.mask_BT, mean=mean, total=units)
             last = index == len(batches) - 1
             with self._synchronised(last=last), self._embedded():
                 hidden_ND = self.score(parts[index], batch, plan.terms)
                 uniforms = self._uniforms(index * len(parts[index]), batch, plan)
                 whole_N = self._normalisers_of(parts[index], batch, hidden_ND, plan.terms)
-                loss = self.loss(batch, weights_BT, hidden_ND, plan, uniforms, whole_N)
+                loss = self.loss(batch, weights[index], hidden_ND, plan, uniforms, whole_N)
                 # data parallelism averages gradients over processes, but a sum is needed
                 (loss * self.accelerator.num_processes).backward()
             total += loss.detach()
         (loss,) = self._add_up(total)
-        return StepFigures(loss, self._update(learning_rate), int(tokens))
+        return StepFigures(loss, self._update(learning_rate), num_tokens, self._chunk.current)
+
+    def _weights(
+        self, batches: Sequence[TokenBatch], terms: Sequence[Objective]
+    ) -> tuple[list[Weights], int]:
+        """Weights of each part in the mean of the whole step, and the number of its tokens."""
+        mean = self.config.mean
+        labelled = [batch.mask_BT for batch in batches]
+        scored = [batch.scored() for batch in batches] if reads_top(terms) else labelled
+        units, scored_units, tokens, scored_tokens = self._add_up(
+            *(sum(count_units(mask_BT, mean) for mask_BT in masks) for masks in (labelled, scored)),
+            *(sum(mask_BT.sum() for mask_BT in masks) for masks in (labelled, scored)),
+        )
+        weights = [
+            Weights(
+                token_weights(labelled_BT, mean=mean, total=units),
+                token_weights(scored_BT, mean=mean, total=max(scored_units, 1.0)),  # none: 0
+            )
+            for labelled_BT, scored_BT in zip(labelled, scored, strict=True)
+        ]
+        only_scored = all(term.reads_top for term in terms)
+        return weights, int(scored_tokens if only_scored else tokens)
 
     def _batch(self, rows: Sequence[Row], plan: StepPlan) -> TokenBatch:
         """Collate the rows; without a target, mask labels outside of the step's vocabulary."""

@@ -72,7 +72,8 @@ def test_a_row_has_the_figures_of_its_answers(folder: Path, finished: tuple[Path
             "bleu": sacrebleu.corpus_bleu(answers, [references]).score,
             "chrf": sacrebleu.corpus_chrf(answers, [references]).score,
         }
-        assert row.corpus_scores["chrf"] > 0
+        low, high = row.corpus_intervals["chrf"]
+        assert 0 <= low < row.corpus_scores["chrf"] < high
         assert row.signatures == config.task.signatures()
         assert row.metric == "chrf"
 
@@ -97,6 +98,8 @@ def test_a_row_with_figures_is_read_back_as_it_was_written(finished: tuple[Path,
         row = ResultRow.model_validate(values)
         assert json.loads(row.model_dump_json()) == values
         assert set(values["corpus_scores"]) == {"bleu", "chrf"}
+        without = {key: value for key, value in values.items() if key != "corpus_intervals"}
+        assert ResultRow.model_validate(without).corpus_scores == row.corpus_scores  # an older row
 
 
 def test_other_data_and_other_prompts_are_another_context(
@@ -113,7 +116,7 @@ def test_a_figure_that_cannot_be_computed_fails_the_cell_in_one_line(
     def fail(*_: Any) -> dict[str, float]:
         raise UsageError("no\nfigure")
 
-    monkeypatch.setattr(Translation, "corpus_scores", fail)
+    monkeypatch.setattr(Translation, "corpus_counts", fail)
     rows = bench(settings(folder, tmp_path / "run")).rows
     assert {(row.status, row.error, row.examples) for row in rows} == {("failed", "no figure", ())}
 

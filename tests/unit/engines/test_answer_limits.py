@@ -134,7 +134,7 @@ def test_a_stream_has_the_same_limits(name: str):
 def test_a_server_that_writes_texts_has_the_same_limits(name: str, monkeypatch: pytest.MonkeyPatch):
     parts, said = HOSTILE[name]
     monkeypatch.setattr(text_servers, "_RETRIES", 0)
-    monkeypatch.setattr(text_servers._Server, "_look", lambda _: ("model", "other"))
+    monkeypatch.setattr(text_servers, "identify", lambda *_: ("model", "other"))
     with sending(parts) as url:
         settings = {"api_key_env": "SERVER_KEY", "timeout_s": 0.2, "patience_s": 0}
         writer = OpenAIWriter.model_validate({"url": url, "model": "model", **settings})

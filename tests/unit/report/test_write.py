@@ -327,7 +327,11 @@ def test_a_frontier_of_the_target_alone_has_an_empty_summary(tmp_path: Path):
 
 
 def test_figures_of_all_answers_are_a_table_of_their_own(tmp_path: Path):
-    figures = {"corpus_scores": {"bleu": 27.4004, "chrf": 51.0}, "signatures": {"bleu": "nrefs:1"}}
+    figures = {
+        "corpus_scores": {"bleu": 27.4004, "chrf": 51.0},
+        "corpus_intervals": {"chrf": (48.0, 54.5)},
+        "signatures": {"bleu": "nrefs:1"},
+    }
     rows = [cell.model_copy(update=figures) for cell in ROWS[:2]]
     results = read(tmp_path, [*rows, *ROWS[2:]])
     text = write.render(results)
@@ -336,7 +340,7 @@ def test_figures_of_all_answers_are_a_table_of_their_own(tmp_path: Path):
     assert found["chow alpha 0.2, gamma 4"] == "27.400"
     assert found["chow alpha 0.6, gamma 4"] == markdown.NOTHING
     assert "in each metric's scale" in text
-    assert "51.000" in text
+    assert "51.000 [48.000, 54.500]" in text
     assert "- bleu: nrefs:1\n" in text
     assert bench_tables.corpus_table(ROWS) is None
 

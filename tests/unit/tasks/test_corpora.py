@@ -83,7 +83,7 @@ def test_a_record_without_an_answer_is_named_by_its_line_even_if_it_is_not_chose
         ("rouge1", "sat the cat", 1),
         ("rouge2", "sat the cat", 1 / 2),
         ("rougeL", "sat the cat", 2 / 3),
-        ("bleu", "the cat sat", 1),
+        ("chrf", "the cat sat", 1),
     ],
 )
 def test_the_metric_that_is_named_is_computed(
@@ -107,7 +107,7 @@ def test_versions_are_those_of_the_metric_and_of_what_stands_in_the_corpus(tmp_p
     corpus = write(tmp_path / "a.jsonl", pair(0), pair(1))
     first = Pairs(corpus=corpus).versions()
     assert set(first) == {"corpus"} == set(PlainText(corpus=corpus).versions())
-    assert set(Pairs(corpus=corpus, metric="bleu").versions()) == {"sacrebleu", "corpus"}
+    assert set(Pairs(corpus=corpus, metric="chrf").versions()) == {"sacrebleu", "corpus"}
     assert Pairs(corpus=corpus).versions() == first
     assert Pairs(corpus=write(tmp_path / "a.jsonl", pair(0), pair(2))).versions() != first
     assert Pairs(corpus=CorpusConfig(path="some/dataset")).versions() == {}

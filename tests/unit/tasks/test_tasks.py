@@ -63,8 +63,8 @@ def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"task": "docstrings", "chat": False}, Docstrings(chat=False)),
         ({"task": "text", "corpus": "a.txt"}, PlainText(corpus=CorpusConfig(path="a.txt"))),
         (
-            {"task": "pairs", "corpus": "a.jsonl", "metric": "bleu"},
-            Pairs(corpus=CorpusConfig(path="a.jsonl"), metric="bleu"),
+            {"task": "pairs", "corpus": "a.jsonl", "metric": "chrf"},
+            Pairs(corpus=CorpusConfig(path="a.jsonl"), metric="chrf"),
         ),
         ("gsm_symbolic", GSMSymbolic()),
         ("code", Code()),
@@ -84,6 +84,7 @@ def test_a_task_is_built_from_its_name_or_its_values(chosen: Any, task: Task):
         ("poetry", ["poetry", "arithmetic", "docstrings", "text", "pairs"]),
         ("pairs", ["corpus", "required"]),
         ({"task": "docstrings", "metric": "bleu"}, ["metric", "rougeL", "bleu"]),
+        ({"task": "pairs", "corpus": "a.jsonl", "metric": "bleu"}, ["metric", "use chrf"]),
         ({"task": "arithmetic", "min_terms": 9}, ["min_terms is 9, above max_terms 5"]),
         ({"task": "arithmetic", "terms": 3}, ["terms"]),
         ({}, ["task"]),

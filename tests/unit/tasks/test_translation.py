@@ -1,5 +1,6 @@
 """Translations score as sacrebleu's own functions score them, to the last digit."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from paceline.data import CorpusConfig
 from paceline.data.prompts import Record
 from paceline.errors import ConfigError
 from paceline.tasks import TaskExample, Translation, build_task
+from paceline.tasks.base import corpus_figures
 
 REFERENCES = [
     "The cat sat on the mat.",
@@ -45,20 +47,38 @@ def test_corpus_chrf_is_sacrebleus(word_order: int):
     assert found["chrf"] == wanted.score
 
 
-def test_corpus_bleu_is_not_the_mean_of_the_sentences():
-    found = task().corpus_scores(EXAMPLES, ANSWERS)["bleu"] / 100
-    scores = [task().score(*each) for each in zip(EXAMPLES, ANSWERS, strict=True)]
-    assert abs(found - sum(scores) / len(scores)) > 0.01
+@pytest.mark.parametrize("name", ["bleu", "chrf"])
+def test_an_interval_is_as_wide_as_sacrebleus_own(name: str):
+    """sacrebleu's is half the range between percentiles of resamples."""
+    rng = random.Random(0)
+    words = ["the", "a", "cat", "dog", "sat", "ran", "on", "in", "mat", "hat", "red", "then"]
+    texts = [[rng.choice(words) for _ in range(rng.randint(5, 14))] for _ in range(600)]
+    references = [" ".join(text) for text in texts]
+    answers = [" ".join(w if rng.random() < 0.8 else rng.choice(words) for w in t) for t in texts]
+    examples = [TaskExample(Record("row", "prompt"), text) for text in references]
+    metric = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}[name]()
+    wanted = metric.corpus_score(answers, [references], n_bootstrap=1000)
+    found = corpus_figures(task(), examples, answers)
+    low, high = found.intervals[name]
+    assert found.scores[name] == wanted.score
+    assert (high - low) / 2 == pytest.approx(wanted._ci, rel=0.1)
+    assert (high + low) / 2 == pytest.approx(wanted._mean, rel=0.01)
+
+
+def test_where_all_answers_are_right_or_one_there_is_no_interval():
+    for answers in (REFERENCES, ANSWERS[:1]):
+        found = corpus_figures(task(), EXAMPLES[: len(answers)], answers)
+        assert found.intervals == {}
+        assert set(found.scores) == {"bleu", "chrf"}
 
 
 @pytest.mark.parametrize(("reference", "answer"), list(zip(REFERENCES, ANSWERS, strict=True)))
 def test_a_sentence_scores_as_sacrebleu_scores_it(reference: str, answer: str):
     example = TaskExample(Record("row", "prompt"), reference)
-    bleu = sacrebleu.sentence_bleu(answer, [reference]).score / 100
-    chrf = sacrebleu.sentence_chrf(answer, [reference]).score / 100
-    assert task().score(example, answer) == bleu
-    assert task(metric="chrf").score(example, answer) == chrf
-    assert task().score(example, reference) == task(metric="chrf").score(example, reference) == 1
+    for order in (0, 2):
+        chrf = sacrebleu.sentence_chrf(answer, [reference], word_order=order).score / 100
+        assert task(chrf_word_order=order).score(example, answer) == chrf
+        assert task(chrf_word_order=order).score(example, reference) == 1
 
 
 def test_what_follows_a_stop_counts_in_no_figure():
@@ -83,7 +103,8 @@ def test_signatures_are_those_of_the_command_line(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"metric": "rougeL"}, ["metric", "bleu", "chrf"]),
+        ({"metric": "rougeL"}, ["metric", "chrf"]),
+        ({"metric": "bleu"}, ["bleu is a figure of all answers together", "use chrf as metric"]),
         ({"tokenize": "words"}, ["tokenize", "13a"]),
         ({"chrf_word_order": -1}, ["chrf_word_order"]),
     ],

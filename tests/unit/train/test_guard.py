@@ -12,7 +12,7 @@ SAVED = Path("runs/x/checkpoints/step-00000040")
 
 
 def figures(loss: float = 1.0, norm: float = 1.0) -> StepFigures:
-    return StepFigures(loss=loss, gradient_norm=norm, num_tokens=1)
+    return StepFigures(loss=loss, gradient_norm=norm, num_tokens=1, chunk_tokens=256)
 
 
 def settled() -> LossGuard:

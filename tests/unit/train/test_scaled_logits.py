@@ -19,11 +19,12 @@ from paceline.measure.perplexity import document_nats
 from paceline.models import HfModel
 from paceline.models.hf.logit_map import LogitMap
 from paceline.native import compiled
+from paceline.train.chunk_size import ChunkSize
 from paceline.train.coverage import Normalisers
 from paceline.train.evaluation import AgreementEvaluator
 from paceline.train.objectives import Objective
 from paceline.train.pretrain import HeldOutLoss
-from paceline.train.step import DraftLoss, StepPlan
+from paceline.train.step import DraftLoss, StepPlan, Weights
 from tiny import SCALED, tiny_model
 
 NATIVE = pytest.param(
@@ -95,10 +96,13 @@ def our_loss(pair: Pair, objective: str, subset: str, *, native: bool) -> Tensor
     if subset == "draft vocabulary":
         lengths = [len(row.tokens) - row.trained_from for row in ROWS]
         normalisers_N = Normalisers(VOCAB, 3).of(ROWS, lengths, hidden_ND, target.head)
-    loss = DraftLoss(draft, target, 3, vocab_size=VOCAB, bfloat16=False, add_up=lambda x: x)
+    loss = DraftLoss(
+        draft, target, ChunkSize(3), vocab_size=VOCAB, bfloat16=False, add_up=lambda x: x
+    )
     with patch("paceline.train.step.can_differentiate", lambda _: native):
         plan = StepPlan(terms, vocabulary)
-        return loss(batch, weights_BT, hidden_ND, plan, [None], normalisers_N)
+        weights = Weights(weights_BT, weights_BT)
+        return loss(batch, weights, hidden_ND, plan, [None], normalisers_N)
 
 
 def compare(pair: Pair, objective: str, subset: str, *, native: bool) -> None:

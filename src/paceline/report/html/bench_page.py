@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.bench.measured_frontier import is_lossless
 from paceline.bench.schema import ORACLE, TARGET_ALONE, family, setting
+from paceline.core.bootstrap import Interval
 from paceline.decode.strategies import Speculative
 from paceline.report import claims
 from paceline.report.html import charts
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from paceline.bench.measured_frontier import Frontier, Reached
     from paceline.bench.schema import ResultRow
-    from paceline.core.bootstrap import Interval
     from paceline.report.html.page import Block, Row, Source, Tone
     from paceline.report.run_folder import Results
     from paceline.report.run_folder import Section as Cells
@@ -177,7 +177,15 @@ def _cell(frontier: Frontier, row: ResultRow) -> Row:
         **_unless_unknown("rejection rate", frontier.rejection_rate(row)),
         **_unless_unknown("deferral rate", frontier.deferral_rate(row)),
         **row.corpus_scores,
+        **_corpus_bounds(row),
     }
+
+
+def _corpus_bounds(row: ResultRow) -> Row:
+    found: Row = {}
+    for name, bounds in row.corpus_intervals.items():
+        found |= bounded(name, Interval(row.corpus_scores[name], *bounds))
+    return found
 
 
 def _unless_unknown(name: str, value: Interval) -> Row:
