@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.data.prompts import Record
-    from paceline.tasks.corpus_figures import CorpusCounts
+    from paceline.tasks.corpus_figures import CorpusFigure
 
 Split: TypeAlias = Literal["train", "test"]
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Task(Protocol):
 
     def corpus_counts(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusCounts]:
+    ) -> dict[str, CorpusFigure]:
         """Counts of each example for all figures of `corpus_scores`, for their intervals.
 
         None: the figures have no intervals.
@@ -123,7 +123,7 @@ class TaskModel(StrictModel):
 
     def corpus_counts(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusCounts]:
+    ) -> dict[str, CorpusFigure]:
         """None; see `Task.corpus_counts`."""
         return {}
 

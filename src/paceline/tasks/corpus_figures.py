@@ -2,8 +2,10 @@
 
 Corpus BLEU is a function of n-gram counts that are summed over examples, not a mean of scores. Its
 interval comes from the figures without each example in turn (jackknife), with Student's t on the
-scale of log(figure / (most - figure)). Coverage of 95% intervals of corpus BLEU in simulations of
-short sentences (`tests/statistical/test_corpus_figures.py`):
+scale of log(figure / (most - figure)). Means of scores have the interval of `core.bounded_means`.
+
+Coverage of 95% intervals of corpus BLEU in simulations of short sentences
+(`tests/statistical/test_corpus_figures.py`):
 
     corpus BLEU                 30                  10                  3.6
     examples                    16    64    400     16    64    400     16    64    400
@@ -17,11 +19,13 @@ Where few examples have any four words in a row right, few examples say little a
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
 from paceline.core.bootstrap import Interval, student_quantile
+from paceline.core.bounded_means import bounded_mean_interval
+from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,13 +71,29 @@ class CorpusCounts(NamedTuple):
         return Interval(value, low, high)
 
 
-def means(scores: Mapping[str, Sequence[float]], *, most: float = 1.0) -> dict[str, CorpusCounts]:
-    """Counts of the means of scores, by name; `most` is the figure of a mean of 1."""
+class CorpusMean(NamedTuple):
+    """The mean of scores in [0, 1] times `most`."""
+
+    scores_N: Tensor
+    most: float
+
+    def value(self) -> float:
+        """The figure of all examples."""
+        return self.most * float(self.scores_N.mean())
+
+    def interval(self) -> Interval:
+        """The figure with its 95% interval."""
+        rng = named_generator(0, "mean score", len(self.scores_N))
+        found = bounded_mean_interval(self.scores_N, rng=rng)
+        return Interval(*(self.most * one for one in found))
+
+
+CorpusFigure: TypeAlias = CorpusCounts | CorpusMean
+
+
+def means(scores: Mapping[str, Sequence[float]], *, most: float = 1.0) -> dict[str, CorpusFigure]:
+    """Means of scores by name; `most` is the figure of a mean of 1."""
     return {
-        name: CorpusCounts(
-            torch.tensor([[value, 1.0] for value in values], dtype=torch.float64),
-            lambda sums: most * sums[0] / sums[1],
-            most,
-        )
+        name: CorpusMean(torch.tensor(values, dtype=torch.float64), most)
         for name, values in scores.items()
     }

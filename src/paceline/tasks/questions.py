@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import PromptError
-from paceline.tasks.corpus_figures import CorpusCounts, means
+from paceline.tasks.corpus_figures import CorpusFigure, means
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Questions(RowTask):
 
     def corpus_counts(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusCounts]:
+    ) -> dict[str, CorpusFigure]:
         """Counts of mean exact match and F1, 0 to 100, as SQuAD's script reports them."""
         both = list(zip(examples, answers, strict=True))
         scores = {

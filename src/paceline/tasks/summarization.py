@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from paceline.tasks import scoring
-from paceline.tasks.corpus_figures import CorpusCounts, means
+from paceline.tasks.corpus_figures import CorpusFigure, means
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Summarization(RowTask):
 
     def corpus_counts(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusCounts]:
+    ) -> dict[str, CorpusFigure]:
         """Counts of mean F-measures, 0 to 1.
 
         Raises:

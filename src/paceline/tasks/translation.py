@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, field_validator
 
 from paceline.tasks import scoring
-from paceline.tasks.corpus_figures import CorpusCounts
+from paceline.tasks.corpus_figures import CorpusCounts, CorpusFigure
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Translation(RowTask):
 
     def corpus_counts(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
-    ) -> dict[str, CorpusCounts]:
+    ) -> dict[str, CorpusFigure]:
         """Counts of corpus BLEU and chrF, 0 to 100.
 
         Raises:
