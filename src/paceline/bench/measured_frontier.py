@@ -18,9 +18,9 @@ from paceline.bench.schema import ExampleRow, ResultRow, family
 from paceline.core.bootstrap import (
     Interval,
     Ratios,
-    draw_resamples,
     ratio_interval,
     ratio_of_ratios_interval,
+    resample_counts,
 )
 from paceline.core.bounded_means import bounded_mean_interval, bounded_ratio_interval
 from paceline.core.rules import Lossless
@@ -226,9 +226,7 @@ class Frontier:
     def _resample_weights(self) -> Tensor:
         """How often each example is in a resample; the first is the data itself."""
         rng = named_generator(self._seed, "frontier", self.num_examples)
-        picks_RN = draw_resamples(self.num_examples, self._num_resamples, rng)
-        weights_RN = torch.zeros(self._num_resamples, self.num_examples, dtype=torch.float64)
-        weights_RN.scatter_add_(1, picks_RN, torch.ones_like(weights_RN))
+        weights_RN = resample_counts(self.num_examples, self._num_resamples, rng)
         return torch.cat([torch.ones_like(weights_RN[:1]), weights_RN])
 
     def _interval(self, figure: Figure, row: ResultRow) -> Interval:

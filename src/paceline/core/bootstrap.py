@@ -27,6 +27,10 @@ LEAST_UNITS = 8
 _ROUNDING = 1e-12
 # Resamples beyond a bound that are too few for a quantile.
 _FEW = 5
+# Part of the sample's spread that is rounding in a resample without spread.
+DEGENERATE = 1e-6
+# Numbers of a block of resamples.
+_NUM_AT_ONCE = 2_000_000
 
 
 class Interval(NamedTuple):
@@ -165,9 +169,19 @@ def log_distance(value: float, bound: float) -> float:
     return abs(math.log(bound / value)) if bound > 0 else math.inf
 
 
-def draw_resamples(num_units: int, num_resamples: int, rng: torch.Generator) -> Tensor:
-    """Units of each resample, drawn with replacement. -> [R, N]."""
-    return torch.randint(num_units, (num_resamples, num_units), generator=rng)
+def resample_counts(num_units: int, num_resamples: int, rng: torch.Generator) -> Tensor:
+    """How often each unit is in each resample, drawn with replacement. -> [R, N] float64."""
+    picks_RN = torch.randint(num_units, (num_resamples, num_units), generator=rng)
+    counts_RN = torch.zeros(num_resamples, num_units, dtype=torch.float64)
+    return counts_RN.scatter_add_(1, picks_RN, torch.ones_like(counts_RN))
+
+
+def resampled_means(columns_NP: Tensor, num_resamples: int, rng: torch.Generator) -> Tensor:
+    """Means of columns in resamples of their rows. [N, P] -> [R, P]."""
+    size = len(columns_NP)
+    at_once = max(1, _NUM_AT_ONCE // size)
+    parts = [min(at_once, num_resamples - begun) for begun in range(0, num_resamples, at_once)]
+    return torch.cat([resample_counts(size, part, rng) @ columns_NP / size for part in parts])
 
 
 def percentile_interval(values_R: Tensor, tail: float = 0.025) -> Interval:
@@ -207,7 +221,7 @@ def _interval(
     num_units = int(used_N.sum())
     if num_units == 1:
         return Interval(value, 0.0, math.inf)
-    if value == 0 or float(_log_and_error(ratios)[1]) < _ROUNDING:
+    if value == 0 or _log_error(ratios) < _ROUNDING:
         return Interval(value, value, value)
     if num_units >= LEAST_UNITS:
         low, high = _studentised(ratios, rng, confidence, num_resamples)
@@ -216,35 +230,45 @@ def _interval(
     return Interval(value, *_jackknife(ratios, value, confidence))
 
 
-def _log_and_error(ratios: Ratios) -> tuple[Tensor, Tensor]:
-    """Logarithm of the product and its linearised standard error. [..., N] -> [...] each."""
-    logs = torch.zeros((), dtype=torch.float64)
-    influence = torch.zeros((), dtype=torch.float64)
-    for tops, bottoms in ratios:
-        top, bottom = tops.mean(-1, keepdim=True), bottoms.mean(-1, keepdim=True)
-        logs = logs + (top / bottom).squeeze(-1).log()
-        influence = influence + tops / top - bottoms / bottom
-    # the influences have mean 0, so no mean is subtracted; `std` is several times slower
-    size = influence.shape[-1]
-    return logs, (influence.square().sum(-1) / (size * (size - 1))).sqrt()
+def _deviations(ratios: Ratios) -> tuple[Tensor, Tensor]:
+    """Relative deviations of all parts from their means, and their powers. -> [N, P], [P]."""
+    parts = [part_N for ratio in ratios for part_N in ratio]
+    signs_P = torch.tensor([1.0, -1.0] * len(ratios), dtype=torch.float64)
+    return torch.stack([part_N / part_N.mean() - 1 for part_N in parts], 1), signs_P
+
+
+def _log_error(ratios: Ratios) -> float:
+    """Standard error of the product's logarithm, linearised."""
+    deviations_NP, signs_P = _deviations(ratios)
+    influence_N = deviations_NP @ signs_P
+    size = len(influence_N)
+    return float((influence_N.square().sum() / (size * (size - 1))).sqrt())
 
 
 def _studentised(
     ratios: Ratios, rng: torch.Generator, confidence: float, num_resamples: int
 ) -> tuple[float, float]:
     """Bootstrap-t bounds of the logarithm; infinite if too many resamples lack spread."""
-    picks_RN = draw_resamples(len(ratios[0][0]), num_resamples, rng)
-    log, error = _log_and_error(ratios)
-    # `take` is faster than indexing
-    resamples = [(tops_N.take(picks_RN), bottoms_N.take(picks_RN)) for tops_N, bottoms_N in ratios]
-    logs_R, errors_R = _log_and_error(resamples)
-    scores_R = (logs_R - log) / errors_R.where(errors_R > _ROUNDING, 0.0)
+    deviations_NP, signs_P = _deviations(ratios)
+    size, width = deviations_NP.shape
+    products_NQ = (deviations_NP[:, :, None] * deviations_NP[:, None, :]).flatten(1)
+    columns_NK = torch.cat([deviations_NP, products_NQ], 1)
+    found_RK = resampled_means(columns_NK, num_resamples, rng)
+    means_RP, products_RPP = found_RK[:, :width], found_RK[:, width:].reshape(-1, width, width)
+    covariances_RPP = products_RPP - means_RP[:, :, None] * means_RP[:, None, :]
+    slopes_RP = signs_P / (1 + means_RP)  # of the logarithm
+    variances_R = torch.einsum("rp,rpq,rq->r", slopes_RP, covariances_RPP, slopes_RP) / (size - 1)
+    errors_R, error = variances_R.clamp(min=0).sqrt(), _log_error(ratios)
+    shifts_R = torch.log1p(means_RP) @ signs_P
+    scores_R = shifts_R / errors_R.where(errors_R > DEGENERATE * error, 0.0)
     scores_R = scores_R[~scores_R.isnan()].sort().values
     if not len(scores_R):
         return -math.inf, math.inf
     tail = int((1 - confidence) / 2 * (len(scores_R) - 1))
-    low, high = (log - scores_R[-1 - tail] * error).exp(), (log - scores_R[tail] * error).exp()
-    return float(low), float(high) if scores_R[-1 - tail].isfinite() else math.inf
+    factors = (scores_R[[-1 - tail, tail]] * -error).exp()
+    value = math.prod(float(tops_N.sum() / bottoms_N.sum()) for tops_N, bottoms_N in ratios)
+    high = float(factors[1]) if scores_R[-1 - tail].isfinite() else math.inf
+    return value * float(factors[0]), value * high
 
 
 def _jackknife(ratios: Ratios, value: float, confidence: float) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.bootstrap import Interval, draw_resamples, student_quantile
+from paceline.core.bootstrap import DEGENERATE, Interval, resampled_means, student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,19 +99,14 @@ def _studentised(
         size = len(values_N)
         errors_N = values_N - values_N.mean()
         variance += float(errors_N.square().mean()) / (size - 1)
-        at_once = max(1, _NUM_AT_ONCE // size)
-        for begun in range(0, num_draws, at_once):
-            part = slice(begun, min(begun + at_once, num_draws))
-            picks_RN = draw_resamples(size, part.stop - begun, rng)
-            drawn_RN = errors_N.take(picks_RN)
-            means_R = drawn_RN.mean(-1)
-            errors_R[part] += means_R
-            squares_R = drawn_RN.square().mean(-1) - means_R.square()
-            variances_R[part] += squares_R.clamp(min=0) / (size - 1)
-    spread = variance**0.5
+        columns_N2 = torch.stack([errors_N, errors_N.square()], 1)
+        means_R, squares_R = resampled_means(columns_N2, num_draws, rng).unbind(1)
+        errors_R += means_R
+        variances_R += (squares_R - means_R.square()).clamp(min=0) / (size - 1)
+    spread, spreads_R = variance**0.5, variances_R.sqrt()
     if spread < _ROUNDING:
         return 0.0, 0.0
-    scores_R = errors_R / variances_R.sqrt().where(variances_R.sqrt() > _ROUNDING * spread, 0.0)
+    scores_R = errors_R / spreads_R.where(spreads_R > DEGENERATE * spread, 0.0)
     scores_R = scores_R[~scores_R.isnan()]
     low, high = _quantiles(scores_R, scores_R, tail)
     return -high * spread, -low * spread
@@ -188,7 +183,8 @@ def _weights(width: int, num_draws: int, rng: torch.Generator) -> Iterator[Tenso
     at_once = max(1, _NUM_AT_ONCE // width)
     for begun in range(0, num_draws, at_once):
         shape = min(at_once, num_draws - begun), width
-        yield torch.empty(shape, dtype=torch.float64).exponential_(generator=rng)
+        # several times faster than `exponential_`
+        yield -torch.rand(shape, generator=rng, dtype=torch.float64).clamp(min=1e-300).log()
 
 
 def _checked(values_N: Tensor, least: float, most: float) -> Tensor:

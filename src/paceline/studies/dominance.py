@@ -19,8 +19,8 @@ import torch
 from paceline.core.bootstrap import (
     LEAST_UNITS,
     Interval,
-    draw_resamples,
     percentile_interval,
+    resample_counts,
 )
 from paceline.core.bounded_means import mean_bounds
 from paceline.errors import UsageError
@@ -81,9 +81,7 @@ def distances(first_N: Tensor, second_N: Tensor, tail: float) -> DominanceEffect
     """Largest differences of the two empirical distribution functions, with intervals. [N] each."""
     count = len(first_N)
     resamples = max(_NUM_RESAMPLES, math.ceil(_BEYOND / tail))
-    picks_RN = draw_resamples(count, resamples, named_generator(0, "dominance", count))
-    weights_RN = torch.zeros(resamples, count, dtype=torch.float64)
-    weights_RN.scatter_add_(1, picks_RN, torch.ones_like(weights_RN))
+    weights_RN = resample_counts(count, resamples, named_generator(0, "dominance", count))
     weights_RN = torch.cat([torch.ones_like(weights_RN[:1]), weights_RN])
     points_X = torch.cat([first_N, second_N]).unique()
     against = [_Largest(), _Largest()]
