@@ -17,12 +17,13 @@ from paceline.engines.start import started
 from paceline.engines.versions import untested
 from paceline.environment import environment
 from paceline.errors import EngineError, UsageError
+from paceline.measure.agreement import Agreement
 from paceline.measure.engine_costs import EngineCosts, check_replaceable
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split, logit_gap
 from paceline.measure.pair import Pair
 from paceline.measure.results import IntervalRow
 from paceline.measure.served_costs import StepTimer, mean_context
-from paceline.measure.served_figures import Agreement, BlockFigures, ServedConfig, compare_served
+from paceline.measure.served_figures import BlockFigures, ServedConfig, compare_served
 from paceline.models import HfModel, load_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked

@@ -21,7 +21,6 @@ def served_page(found: ServedMeasurement) -> Page:
     config = found.config.model_dump(mode="json")
     source = source_of("measure", found.config, found.environment)
     agreement = found.agreement
-    word = "AGREES" if agreement.agrees else "DIFFERS" if agreement.decided else "TOO FEW"
     tone = "good" if agreement.agrees else "bad" if agreement.decided else "neutral"
     about = [
         *models(config),
@@ -32,7 +31,7 @@ def served_page(found: ServedMeasurement) -> Page:
     ]
     return Page(
         title=f"The draft in {found.engine} {found.engine_version}".strip(),
-        word=word,
+        word=agreement.word.upper(),
         tone=tone,
         verdict=sentence(agreement.reason),
         facts=_facts(found),
