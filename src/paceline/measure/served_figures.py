@@ -42,6 +42,9 @@ class ServedConfig(PairConfig):
         drafting: How vLLM samples draft tokens. llama-server and SGLang draft greedily;
             transformers drafts at the square of the request's temperature.
         plain: Also measure without the draft, unless the server is already running.
+        starts: Number of times that each server is started, with and without the draft in turn. The
+            requests and rounds are divided among the starts. With 1, intervals of seconds leave out
+            the variation between starts. Does not apply to transformers and running servers.
         write_costs: Also time the engine's steps, for `measure --costs` and `tune --costs`.
     """
 
@@ -51,6 +54,7 @@ class ServedConfig(PairConfig):
     num_speculative_tokens: int = Field(default=3, ge=1)
     drafting: DraftSampling = "greedy"
     plain: bool = True
+    starts: int = Field(default=2, ge=1)
     write_costs: WriteCosts | None = None
 
     @model_validator(mode="after")

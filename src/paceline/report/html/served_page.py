@@ -92,7 +92,8 @@ def _speed(found: ServedMeasurement, source: Source) -> list[Section]:
             "equal texts": speed.num_equal,
             "near-ties": speed.num_near_ties,
         }
-        blocks.append(Table("Whole requests", [row], source, "With and without the draft."))
+        text = f"With and without the draft; {found.starts.words}."
+        blocks.append(Table("Whole requests", [row], source, text))
     if (costs := found.costs) is not None:
         rows: list[Row] = [
             {
@@ -108,7 +109,7 @@ def _speed(found: ServedMeasurement, source: Source) -> list[Section]:
             Axis("ms per step", "ms per step", ".2f", bounds=True),
             "requests at a time",
         )
-        text = "Seconds of an engine step, with 95% intervals."
+        text = f"Seconds of an engine step, with 95% intervals; {costs.starts.words}."
         blocks.append(Figure("Cost of a step", text, [Panel(chart)], rows, source))
     return [Section("Speed", blocks, ("speedup",))] if blocks else []
 
