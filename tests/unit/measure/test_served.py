@@ -144,14 +144,14 @@ def with_more_blocks(one: Served) -> Served:
     return one._replace(blocks=one.blocks.model_copy(update=changes))
 
 
-@pytest.mark.parametrize(("number", "word"), [(2, "agrees"), (3, "differs")])
+@pytest.mark.parametrize(("number", "word"), [(5, "agrees"), (6, "differs")])
 def test_greedy_requests_with_other_counts_are_named(
     number: int,
     word: str,
     folder: Path,
     greedily_served: tuple[list[Request], list[Served]],
 ):
-    """In float32, more than a tenth of them is more than rounding does."""
+    """In float32 a tenth may have: 6 of 24 or more have then a chance of 2.8%, 5 of 8.5%."""
     requests, served = greedily_served
     wanted = config(folder, {"engine": "vllm"}, sampling={"temperature": 0.0}, max_new_tokens=40)
     changed = [with_more_blocks(one) if at < number else one for at, one in enumerate(served)]
