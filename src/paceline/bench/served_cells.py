@@ -1,7 +1,8 @@
 """Runs the cells of a grid in vLLM: a server for each, which answers the examples one by one.
 
 At each temperature, a server of the target alone answers first; its seconds are the baseline of the
-cells. Only one server runs at a time: on a CPU, an idle vLLM slows another one down.
+cells. Only one server runs at a time: on a CPU, an idle vLLM slows another one down. Each cell has
+one start of its server, so intervals of its rows leave out the variation between starts.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def measure(
     """Measure acceptance and speed of a draft.
 
     Reports acceptance, cost and measured speedup. Exit code 1: NO-GO; 3: undecided or no verdict.
-    With --engine, compares the engine's counters with the prediction. Exit code 1: they differ.
+    With --engine, compares the engine's counters with the prediction. Exit code 1: they differ; 3:
+    undecided.
     With --costs, predicts the speedup in the engine that the costs were measured in.
     """
     from paceline.errors import UsageError

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from paceline.bench.tune import Tried, Tuned
     from paceline.core.bootstrap import Interval
     from paceline.core.rule_base import Rule
+    from paceline.measure.agreement import Agreement
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
     from paceline.measure.predicted_frontier import PredictedFrontier
     from paceline.measure.results import IntervalRow
-    from paceline.measure.served_figures import Agreement
     from paceline.measure.trajectory import TrajectoryRow
     from paceline.measure.verdict import Verdict
     from paceline.train.align_config import Evaluation

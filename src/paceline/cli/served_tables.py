@@ -31,7 +31,8 @@ def served_table(found: ServedMeasurement) -> Group:
     table = Table("", "served", "predicted", box=None, pad_edge=False)
     for name, served, predicted in _rows(found):
         table.add_row(name, _cell(served), _cell(predicted))
-    return Group(head, table, _LEGEND, *_speed_lines(found), *_cost_lines(found))
+    timed = [*_speed_lines(found), *_cost_lines(found)]
+    return Group(head, table, _LEGEND, *timed, *([found.starts.words] if timed else []))
 
 
 def _rows(

@@ -45,8 +45,8 @@ Ratios = list[tuple[Tensor, Tensor]]
 """Numerators and denominators, [N] each; the value is the product of the ratios of their sums."""
 
 
-def mean_interval(values_N: Tensor) -> Interval:
-    """Mean of a few independent values, with Student's 95% interval.
+def mean_interval(values_N: Tensor, confidence: float = 0.95) -> Interval:
+    """Mean of a few independent values, with Student's interval.
 
     Shapes: [N], N at least 2.
 
@@ -57,9 +57,8 @@ def mean_interval(values_N: Tensor) -> Interval:
     if count < 2:
         raise ValueError(f"wanted at least 2 values, got {count}")
     mean = float(values_N.double().mean())
-    half = (
-        student_quantile(0.95, count - 1) * float(values_N.double().std(correction=1)) / count**0.5
-    )
+    error = float(values_N.double().std(correction=1)) / count**0.5
+    half = student_quantile(confidence, count - 1) * error
     return Interval(mean, mean - half, mean + half)
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.models import HfModel
 
-_PAD = 0  # unused with one text; transformers warns without it
-
 
 class Transformers(Engine):
     """Runs `generate` of a target, with a draft as the assistant model or without one.
@@ -83,9 +81,8 @@ class Transformers(Engine):
             num_assistant_tokens=self._gamma,
             num_assistant_tokens_schedule="constant",
             assistant_confidence_threshold=0.0,
-            pad_token_id=_PAD,
         )
-        clean = [(self._target, GenerationConfig(pad_token_id=_PAD))]
+        clean = [(self._target, GenerationConfig())]
         clean += [] if self._draft is None else [(self._draft, drafting)]
         before = [hf.generation_config for hf, _ in clean]
         for hf, settings in clean:
@@ -110,7 +107,6 @@ def _settings(sampling: SamplingParams, max_new_tokens: int) -> GenerationConfig
     return GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=not sampling.greedy,
-        pad_token_id=_PAD,
         **drawn,
     )
 

@@ -14,6 +14,7 @@ from paceline.engines.draft_sampling import proposals_of
 from paceline.errors import ConfigError, UsageError
 from paceline.measure.latency import PassCosts
 from paceline.measure.results import IntervalRow
+from paceline.measure.starts import Starts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,13 +52,16 @@ class StepCost(StrictModel):
     Attributes:
         gamma: Drafted tokens per block; 0: no draft, one token per step.
         batch_size: Number of concurrent requests.
-        seconds: Of one step for the whole batch: median over rounds, with its interval.
+        seconds: Of one step for the whole batch, with its interval: median over rounds, geometric
+            mean over starts.
+        seconds_by_start: Median of each start; empty in files of earlier versions.
         num_steps: Number of timed steps, summed over requests.
     """
 
     gamma: int = Field(ge=0)
     batch_size: int = Field(ge=1)
     seconds: IntervalRow
+    seconds_by_start: list[float] = Field(default_factory=list[float])
     num_steps: int = Field(ge=0)
 
     @model_validator(mode="after")
@@ -80,6 +84,7 @@ class EngineCosts(StrictModel):
         full_vocabulary: The draft proposes from the full vocabulary.
         mean_context: Mean number of tokens before a step.
         steps: One entry per gamma and batch size.
+        starts: Starts of the engine; in files of earlier versions one.
         served: The configuration of the measurement.
     """
 
@@ -93,6 +98,7 @@ class EngineCosts(StrictModel):
     draft_parameters: int = Field(ge=1)
     mean_context: float = Field(ge=0, allow_inf_nan=False)
     steps: list[StepCost]
+    starts: Starts = Starts()
     served: dict[str, object]
     environment: dict[str, object]
 

@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.data import read_prompts
-from paceline.engines.commands import Drafting, Room, check_draft_path
-from paceline.engines.contract import Conventions, Request, Served
-from paceline.engines.engine_choice import Setup, check_choice, client_of, connect
-from paceline.engines.start import started
-from paceline.engines.versions import untested
+from paceline.engines.commands import check_draft_path
+from paceline.engines.contract import Request, Served
+from paceline.engines.engine_choice import check_choice
 from paceline.environment import environment
-from paceline.errors import EngineError, UsageError
+from paceline.errors import UsageError
+from paceline.measure.agreement import Agreement
 from paceline.measure.engine_costs import EngineCosts, check_replaceable
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split, logit_gap
 from paceline.measure.pair import Pair
 from paceline.measure.results import IntervalRow
-from paceline.measure.served_costs import StepTimer, mean_context
-from paceline.measure.served_figures import Agreement, BlockFigures, ServedConfig, compare_served
+from paceline.measure.served_costs import mean_context
+from paceline.measure.served_figures import BlockFigures, ServedConfig, compare_served
+from paceline.measure.served_runs import run_engine
+from paceline.measure.starts import Starts
 from paceline.models import HfModel, load_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
-from paceline.models.inspection import inspect_model
-from paceline.models.loading import fingerprint, load_tokenizer, model_directory
+from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import atomic_write_text
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
-    from paceline.engines.contract import Engine
+    from paceline.core.bootstrap import Interval
+    from paceline.engines.contract import Served
+    from paceline.measure.served_runs import Runs
 
 
 class ServedSpeed(StrictModel):
     """Whole requests with and without the draft.
 
     Attributes:
-        speedup: Seconds per token without / with the draft, paired by prompt.
+        speedup: Seconds per token without / with the draft, paired by prompt; the interval contains
+            the variation between starts.
         num_equal: Texts that are equal with and without; all at temperature 0 in exact arithmetic.
         num_near_ties: Texts that differ first where the target's two highest logits are closer than
             0.25, in float32 than 0.001; None above temperature 0.
@@ -63,6 +65,7 @@ class ServedMeasurement(StrictModel):
         predicted: From the probabilities of both models over the engine's texts.
         speed: None if the engine was not measured without the draft.
         notes: Remarks on the engine, e.g. an untested version.
+        starts: Starts of the engine; variation between them is in the intervals of seconds.
         costs: Costs of the engine's steps if `write_costs` is set; `save_costs` writes them.
     """
 
@@ -80,17 +83,8 @@ class ServedMeasurement(StrictModel):
     target_fingerprint: str = ""
     draft_fingerprint: str = ""
     notes: tuple[str, ...] = ()
+    starts: Starts = Starts()
     costs: EngineCosts | None = None
-
-
-class Answers(NamedTuple):
-    """Answers of one engine, with its name, version, conventions and notes."""
-
-    name: str
-    version: str
-    conventions: Conventions
-    served: list[Served]
-    notes: tuple[str, ...] = ()
 
 
 def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedMeasurement:
@@ -107,18 +101,12 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     check_draft_path(config.engine.engine, config.engine.draft or config.draft)
     requests = _requests(config)
     pair = load_scored(config) if config.engine.engine == "transformers" else None
-    steps = None
     if config.write_costs is not None:
         check_replaceable(config.write_costs.file)
-        steps = StepTimer(config.write_costs, requests, progress)
-    plain, drafted = _answers(config, pair, requests, steps, progress)
+    runs = run_engine(config, pair, requests, progress)
     pair = pair or load_scored(config)
+    drafted = runs.drafted
     found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
-    speed = None
-    if plain is not None:
-        sides = plain.served, drafted.served
-        ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
-        speed = _speed(*sides, ties, config.seed)
     return ServedMeasurement(
         config=config,
         engine=drafted.name,
@@ -128,13 +116,22 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         served=found.served,
         predicted=found.predicted,
         agreement=found.agreement,
-        speed=speed,
+        speed=_speed(config, pair, requests, runs),
         environment=environment(),
         target_fingerprint=fingerprint(config.target),
         draft_fingerprint=fingerprint(config.draft),
-        notes=drafted.notes,
-        costs=None if steps is None else _costs(config, pair, requests, steps, drafted),
+        notes=(*drafted.notes, *_notes(config)),
+        starts=runs.starts,
+        costs=_costs(config, pair, requests, runs),
     )
+
+
+def _notes(config: ServedConfig) -> list[str]:
+    if config.engine.url is not None:
+        return ["a running server is not restarted, so all figures are of one start"]
+    if config.engine.engine == "transformers":
+        return ["transformers runs in this process: all figures are of one start"]
+    return []
 
 
 def save_costs(found: ServedMeasurement) -> None:
@@ -149,22 +146,21 @@ def save_costs(found: ServedMeasurement) -> None:
 
 
 def _costs(
-    config: ServedConfig,
-    pair: Pair,
-    requests: Sequence[Request],
-    steps: StepTimer,
-    answers: Answers,
-) -> EngineCosts:
+    config: ServedConfig, pair: Pair, requests: Sequence[Request], runs: Runs
+) -> EngineCosts | None:
+    if runs.steps is None:
+        return None
     return EngineCosts(
         engine=config.engine.engine,
-        engine_version=answers.version,
+        engine_version=runs.drafted.version,
         drafting=config.drafting,
-        drafts_in_full=answers.conventions.counts_behind_end,
+        drafts_in_full=runs.drafted.conventions.counts_behind_end,
         full_vocabulary=pair.draft.draft_vocabulary is None,
         target_parameters=pair.target.num_parameters,
         draft_parameters=pair.draft.num_parameters,
         mean_context=mean_context(requests),
-        steps=sorted(steps.steps, key=lambda step: (step.gamma, step.batch_size)),
+        steps=runs.steps.costs(runs.starts),
+        starts=runs.starts,
         served=config.model_dump(mode="json"),
         environment=environment(),
     )
@@ -204,122 +200,6 @@ def load_scored(config: ServedConfig) -> Pair:
     return Pair(target, draft)
 
 
-def _answers(
-    config: ServedConfig,
-    pair: Pair | None,
-    requests: Sequence[Request],
-    steps: StepTimer | None,
-    progress: Progress,
-) -> tuple[Answers | None, Answers]:
-    """Answers without the draft, None if not configured, and with it. Also times the steps."""
-    gamma = config.num_speculative_tokens
-    others = [] if steps is None else [one for one in steps.gammas if one != gamma]
-    if pair is not None:
-        return _in_process(config, pair, requests, steps, progress)
-    plain = drafted = None
-    for one in (gamma, 0, *others):
-        # a running server always drafts
-        wanted = one == gamma or (one == 0 and config.plain and config.engine.url is None)
-        if not wanted and steps is None:
-            continue
-        with _server(config, one, requests, progress) as engine:
-            if wanted:
-                (answers,) = _serve_all([engine], requests, config, progress, drafts=one > 0)
-                plain, drafted = (plain, answers) if one else (answers, drafted)
-            if steps is not None and one in (0, *steps.gammas):
-                steps.time({one: engine})
-    assert drafted is not None, "the first engine drafts"
-    return plain, drafted
-
-
-def _in_process(
-    config: ServedConfig,
-    pair: Pair,
-    requests: Sequence[Request],
-    steps: StepTimer | None,
-    progress: Progress,
-) -> tuple[Answers | None, Answers]:
-    from paceline.engines.assisted import Transformers
-
-    def engine_of(gamma: int) -> Engine:
-        return Transformers(pair.target, pair.draft if gamma else None, gamma)
-
-    gammas = [config.num_speculative_tokens, *([0] if config.plain else [])]
-    answers = _serve_all([engine_of(one) for one in gammas], requests, config, progress)
-    if steps is not None:
-        steps.time({one: engine_of(one) for one in (0, *steps.gammas)})
-    return (answers[1] if config.plain else None), answers[0]
-
-
-def _serve_all(
-    engines: Sequence[Engine],
-    requests: Sequence[Request],
-    config: ServedConfig,
-    progress: Progress,
-    *,
-    drafts: bool = True,
-) -> list[Answers]:
-    """Send every request to every engine, interleaved, after a warm-up request.
-
-    `drafts`: the first engine must draft.
-    """
-    found: list[Answers] = []
-    for engine in engines:
-        note = untested(engine)
-        notes = () if note is None else (note,)
-        found.append(Answers(engine.name, engine.version, engine.conventions, [], notes))
-    warm = [engine.serve(requests[0]) for engine in engines]
-    if drafts:
-        _check_drafted(config, warm[0])
-    for number, request in enumerate(requests):
-        for engine, answers in zip(engines, found, strict=True):
-            answers.served.append(engine.serve(request))
-        progress("requests", number + 1, len(requests))
-    return found
-
-
-@contextmanager
-def _server(
-    config: ServedConfig, gamma: int, requests: Sequence[Request], progress: Progress
-) -> Generator[Engine]:
-    """The running server, or one started with this gamma; 0: without a draft."""
-    choice = config.engine
-    if choice.url is not None:
-        with closing(client_of(choice)) as client:
-            yield connect(choice, client)
-        return
-    drafting = Drafting(choice.draft or config.draft, gamma, config.drafting) if gamma else None
-    sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
-    room = Room(_context_length(config, requests), max(sizes))
-    setup = Setup(choice.target or config.target, drafting, room, config.dtype)
-    with started(choice, setup, progress) as engine:
-        yield engine
-
-
-def _context_length(config: ServedConfig, requests: Sequence[Request]) -> int:
-    """Tokens of the longest request and one more block, at most the target's context length."""
-    longest = max(len(request.prompt) for request in requests) + config.max_new_tokens
-    limit = inspect_model(model_directory(config.target)).max_length
-    others = config.write_costs.gammas if config.write_costs else ()
-    wanted = longest + max([config.num_speculative_tokens, *others]) + 1
-    return wanted if limit is None else min(wanted, limit)
-
-
-def _check_drafted(config: ServedConfig, answer: Served) -> None:
-    if answer.blocks is not None and answer.blocks.num_drafted:
-        return
-    advice = {
-        "llamacpp": "start llama-server with --spec-type draft-simple, and read its log: it "
-        "ignores drafts whose tokenizer it finds incompatible",
-        "vllm": "start it with --speculative-config",
-        "sglang": "start it with --speculative-algorithm STANDALONE",
-        "transformers": "use longer prompts or raise max_new_tokens",
-    }[config.engine.engine]
-    raise EngineError(
-        f"{config.engine.engine} served without the draft: nothing was drafted; {advice}"
-    )
-
-
 def _near_ties(
     target: HfModel,
     requests: Sequence[Request],
@@ -340,17 +220,33 @@ def _near_ties(
 
 
 def _speed(
-    plain: Sequence[Served], drafted: Sequence[Served], ties: int | None, seed: int
-) -> ServedSpeed:
-    seconds = [torch.tensor([one.seconds for one in side]) for side in (plain, drafted)]
-    tokens = [torch.tensor([len(one.tokens) for one in side]) for side in (plain, drafted)]
-    found = ratio_of_ratios_interval(
-        (seconds[0], tokens[0]), (seconds[1], tokens[1]), rng=named_generator(seed, "served speed")
-    )
+    config: ServedConfig, pair: Pair, requests: Sequence[Request], runs: Runs
+) -> ServedSpeed | None:
+    if runs.plain is None:
+        return None
+    sides = runs.plain.served, runs.drafted.served
+    tokens = [sum(len(one.tokens) for one in side) for side in sides]
+    seconds = [sum(one.seconds for one in side) for side in sides]
+    ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
     return ServedSpeed(
-        speedup=IntervalRow.of(found),
-        plain_tokens_per_s=float(tokens[0].sum() / seconds[0].sum()),
-        speculative_tokens_per_s=float(tokens[1].sum() / seconds[1].sum()),
-        num_equal=sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True)),
+        speedup=IntervalRow.of(speedup(*sides, runs.starts, config.seed)),
+        plain_tokens_per_s=tokens[0] / seconds[0],
+        speculative_tokens_per_s=tokens[1] / seconds[1],
+        num_equal=sum(a.tokens == b.tokens for a, b in zip(*sides, strict=True)),
         num_near_ties=ties,
     )
+
+
+def speedup(
+    plain: Sequence[Served], drafted: Sequence[Served], starts: Starts, seed: int
+) -> Interval:
+    """Seconds per token without / with the draft, with an interval over requests and starts."""
+    sides = [
+        (
+            torch.tensor([one.seconds for one in side]),
+            torch.tensor([len(one.tokens) for one in side]),
+        )
+        for side in (plain, drafted)
+    ]
+    found = ratio_of_ratios_interval(*sides, rng=named_generator(seed, "served speed"))
+    return starts.widen(found, 2)

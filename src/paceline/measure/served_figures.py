@@ -10,13 +10,14 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import LEAST_UNITS, ratio_interval, ratio_of_ratios_interval
+from paceline.core.bootstrap import ratio_interval
 from paceline.core.speed import accepted_by_position, drafted_per_block
 from paceline.engines.commands import DraftSampling
 from paceline.engines.contract import Conventions, check_counts
 from paceline.engines.draft_sampling import proposals_of
 from paceline.engines.engine_choice import EngineChoice
 from paceline.measure.acceptance import TextScores, score_texts
+from paceline.measure.agreement import Agreement, Counts, GreedyCounts, judge_agreement
 from paceline.measure.pair import Pair, PairConfig
 from paceline.measure.results import IntervalRow
 from paceline.measure.served_costs import WriteCosts
@@ -28,16 +29,6 @@ if TYPE_CHECKING:
 
     from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import Request, Served
-
-_TOLERANCE = 0.02
-_REASONS = {
-    "vllm": "another data type than the prediction's, or a running server with another "
-    "num_speculative_tokens or draft_sample_method",
-    "llamacpp": "a quantized target or draft, --spec-draft-p-min above 0, or a running server with "
-    "another --spec-draft-n-max",
-    "sglang": "another data type, acceptance thresholds below 1, or another number of steps",
-    "transformers": "another data type",
-}
 
 
 class ServedConfig(PairConfig):
@@ -51,6 +42,9 @@ class ServedConfig(PairConfig):
         drafting: How vLLM samples draft tokens. llama-server and SGLang draft greedily;
             transformers drafts at the square of the request's temperature.
         plain: Also measure without the draft, unless the server is already running.
+        starts: Number of times that each server is started, with and without the draft in turn. The
+            requests and rounds are divided among the starts. With 1, intervals of seconds leave out
+            the variation between starts. Does not apply to transformers and running servers.
         write_costs: Also time the engine's steps, for `measure --costs` and `tune --costs`.
     """
 
@@ -60,6 +54,7 @@ class ServedConfig(PairConfig):
     num_speculative_tokens: int = Field(default=3, ge=1)
     drafting: DraftSampling = "greedy"
     plain: bool = True
+    starts: int = Field(default=2, ge=1)
     write_costs: WriteCosts | None = None
 
     @model_validator(mode="after")
@@ -114,49 +109,12 @@ class BlockFigures(StrictModel):
     acceptance_by_position: list[IntervalRow] | None
 
 
-class Agreement(StrictModel):
-    """Whether the engine's counters agree with the prediction.
-
-    Attributes:
-        agrees: True if they agree.
-        decided: False if there were too few requests for a verdict; then `agrees` is false.
-        reason: The figures that differ, with possible causes.
-        ratio: Tokens per target call, served / predicted, paired by request.
-    """
-
-    agrees: bool
-    decided: bool = True
-    reason: str
-    ratio: IntervalRow
-
-    def __str__(self) -> str:
-        if not self.decided:
-            return f"TOO FEW: {self.reason}"
-        return f"{'agrees' if self.agrees else 'differs'}: {self.reason}"
-
-    @property
-    def exit_code(self) -> int:
-        """Of the command line: 0 agrees, 1 differs, 3 no verdict."""
-        if not self.decided:
-            return 3
-        return 0 if self.agrees else 1
-
-
 class Comparison(NamedTuple):
     """Figures from an engine's counters, predicted figures, and whether they agree."""
 
     served: BlockFigures
     predicted: BlockFigures
     agreement: Agreement
-
-
-class Counts(NamedTuple):
-    """Blocks, drafted and accepted tokens of each request, [B]; accepted by position, [B, G]."""
-
-    blocks_B: Tensor
-    drafted_B: Tensor
-    accepted_B: Tensor
-    by_position_BG: Tensor | None
 
 
 def compare_served(
@@ -182,25 +140,49 @@ def compare_served(
     scores = score_texts(*pair, prompts, texts, config.sampling, progress, config.proposals)
     ours = predicted_counts(scores, gamma, config.max_new_tokens, conventions)
     theirs = _counts([one for _, one in counted], gamma)
-    predicted, measured = _figures(ours, config.seed), _figures(theirs, config.seed)
-    ratio = IntervalRow.of(
-        ratio_of_ratios_interval(
-            (theirs.accepted_B + theirs.blocks_B, theirs.blocks_B),
-            (ours.accepted_B + ours.blocks_B, ours.blocks_B),
-            rng=named_generator(config.seed, "served / predicted"),
-        )
+    greedy = None
+    if config.sampling.greedy and config.proposals.greedy:
+        greedy = _greedy_counts(pair, scores, config, conventions)
+    return Comparison(
+        served=_figures(theirs, config.seed),
+        predicted=_figures(ours, config.seed),
+        agreement=judge_agreement(
+            *(theirs, ours), engine=config.engine.engine, seed=config.seed, greedy=greedy
+        ),
     )
-    num_blocks = float(ours.blocks_B.sum())
-    agreement = judge_agreement(measured, predicted, ratio, len(counted), num_blocks, config)
-    return Comparison(measured, predicted, agreement)
+
+
+def _greedy_counts(
+    pair: Pair, scores: TextScores, config: ServedConfig, conventions: Conventions
+) -> GreedyCounts:
+    """Counts at temperature 0: known, but for tokens after the end of a text.
+
+    A draft beyond the end is accepted or not, with a range of one block's tokens. Of a text that
+    ended by itself, it is unknown whether the engine returns the end, and counts its block.
+    """
+    settings = scores, config.num_speculative_tokens, config.max_new_tokens, conventions
+    least, most = (predicted_counts(*settings, behind_end=part) for part in (0.0, 1.0))
+    ended_B = (scores.mask_BT.sum(-1) < config.max_new_tokens).int()
+    least, most = (
+        side._replace(
+            blocks_B=side.blocks_B + sign * ended_B, accepted_B=side.accepted_B + sign * ended_B
+        )
+        for side, sign in ((least, -1), (most, 1))
+    )
+    return GreedyCounts(least, most, pair.target.dtype == torch.float32)
 
 
 def predicted_counts(
-    scores: TextScores, gamma: int, max_new_tokens: int, conventions: Conventions
+    scores: TextScores,
+    gamma: int,
+    max_new_tokens: int,
+    conventions: Conventions,
+    behind_end: float | None = None,
 ) -> Counts:
     """Expected counts of an engine with these conventions over these texts.
 
-    Positions after the end of a text, where the draft is unknown, count with the text's mean.
+    Positions after the end of a text, where the draft is unknown, count with `behind_end`; None:
+    with the text's mean.
     """
     whole = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
     acceptance_BT, survival_BT, mask_BT = (
@@ -212,7 +194,12 @@ def predicted_counts(
     if conventions.counts_behind_end:
         budget_B, starts_before = length_B + gamma + 1, length_B
         acceptance_BT, survival_BT, extended_BT = (
-            _extended(part, mask_BT, gamma) for part in (acceptance_BT, survival_BT, mask_BT)
+            _extended(part, mask_BT, gamma, value)
+            for part, value in (
+                (acceptance_BT, behind_end),
+                (survival_BT, behind_end),
+                (mask_BT, None),
+            )
         )
         mask_BT = extended_BT.bool()
     elif not conventions.counts_empty_blocks:
@@ -240,14 +227,14 @@ def _drafted(
     return blocks_B * torch.tensor(per_block)
 
 
-def _extended(part_BT: Tensor, mask_BT: Tensor, gamma: int) -> Tensor:
-    """Append `gamma` positions with the row's mean to each text. [B, T] -> [B, T + gamma]."""
+def _extended(part_BT: Tensor, mask_BT: Tensor, gamma: int, value: float | None) -> Tensor:
+    """Append `gamma` positions with this value, or the row's mean. [B, T] -> [B, T + gamma]."""
     length_B1 = mask_BT.sum(-1, keepdim=True)
     mean_B1 = (part_BT.double() * mask_BT).sum(-1, keepdim=True) / length_B1.clamp(min=1)
     wide_BT = torch.nn.functional.pad(part_BT.double() * mask_BT, (0, gamma))
     positions_T = torch.arange(wide_BT.shape[1])
     appended_BT = (positions_T >= length_B1) & (positions_T < length_B1 + gamma)
-    return torch.where(appended_BT, mean_B1, wide_BT)
+    return torch.where(appended_BT, mean_B1 if value is None else value, wide_BT)
 
 
 def _counts(served: Sequence[Served], gamma: int) -> Counts:
@@ -279,61 +266,3 @@ def _figures(counts: Counts, seed: int) -> BlockFigures:
         draft_acceptance_rate=share(counts.accepted_B, counts.drafted_B),
         acceptance_by_position=by_position,
     )
-
-
-def judge_agreement(
-    served: BlockFigures,
-    predicted: BlockFigures,
-    ratio: IntervalRow,
-    num_requests: int,
-    num_blocks: float,
-    config: ServedConfig,
-) -> Agreement:
-    """Decide whether an engine's figures agree with the prediction.
-
-    They agree if the interval of tokens per target call, served / predicted, comes within 0.02 of
-    1, and each figure is within 0.02 of the prediction's interval. Above temperature 0, this
-    interval is widened by two standard errors of the engine's random draws over `num_blocks`
-    blocks. No verdict with fewer than 8 requests.
-    """
-    if num_requests < LEAST_UNITS:
-        reason = (
-            f"{num_requests} requests, but a verdict needs {LEAST_UNITS}; set "
-            f"num_prompts={LEAST_UNITS} or more and give as many prompts"
-        )
-        return Agreement(agrees=False, decided=False, reason=reason, ratio=ratio)
-    off: list[str] = []
-    if ratio.low > 1 + _TOLERANCE or ratio.high < 1 - _TOLERANCE:
-        off.append(f"tokens per target call served / predicted {ratio}")
-    figures = _paired(served, predicted)
-    for name, (ours, theirs, variance) in figures.items():
-        margin = 0.0 if config.sampling.greedy else 2 * (variance / num_blocks) ** 0.5
-        low, high = theirs.low - margin - _TOLERANCE, theirs.high + margin + _TOLERANCE
-        if not low <= ours.value <= high:
-            off.append(f"{name} {ours.value:.3f}, predicted {theirs}")
-    if off:
-        reason = f"{'; '.join(off)}; known reasons: {_REASONS[config.engine.engine]}"
-        return Agreement(agrees=False, reason=reason, ratio=ratio)
-    reason = (
-        f"tokens per target call ({ratio} times the prediction) and acceptance at "
-        f"{len(figures) - 1} positions agree with the prediction"
-    )
-    return Agreement(agrees=True, reason=reason, ratio=ratio)
-
-
-def _paired(
-    served: BlockFigures, predicted: BlockFigures
-) -> dict[str, tuple[IntervalRow, IntervalRow, float]]:
-    """Each figure, served and predicted, with its variance over blocks."""
-    ours, theirs = predicted.acceptance_by_position or [], served.acceptance_by_position or []
-    shares = [min(max(row.value, 0.0), 1.0) for row in ours]
-    # variance of a count that exceeds i with probability shares[i]
-    square = sum((2 * position + 1) * share for position, share in enumerate(shares))
-    variance = max(square - sum(shares) ** 2, 0.0)
-    found = {
-        "tokens per target call": (served.block_efficiency, predicted.block_efficiency, variance)
-    }
-    for position, rows in enumerate(zip(theirs, ours, strict=False)):
-        share = shares[position]
-        found[f"acceptance at position {position}"] = (*rows, share * (1 - share))
-    return found

@@ -22,6 +22,7 @@ from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import MeasureConfig, measure
 from paceline.measure.engine_costs import StepCost, check_replaceable, read_costs
 from paceline.measure.served_costs import StepTimer, WriteCosts
+from paceline.measure.starts import Starts
 from paceline.models import CausalModel, load_model
 from paceline.models.drafts.save import save_draft
 from paceline.progress import silent
@@ -78,7 +79,7 @@ def test_the_prompt_is_not_in_a_steps_cost(
     config = WriteCosts(file=Path("unused"), batch_sizes=(batch_size,), num_rounds=6)
     timer = StepTimer(config, requests(), silent)
     timer.time({gamma: Clock(gamma, keeps_prompts=keeps_prompts)})
-    (found,) = timer.steps
+    (found,) = timer.costs(Starts())
     assert found.seconds.value == pytest.approx(step_s * (1 + 0.1 * (batch_size - 1)))
     assert (found.gamma, found.batch_size) == (gamma, batch_size)
 

@@ -21,7 +21,6 @@ def served_page(found: ServedMeasurement) -> Page:
     config = found.config.model_dump(mode="json")
     source = source_of("measure", found.config, found.environment)
     agreement = found.agreement
-    word = "AGREES" if agreement.agrees else "DIFFERS" if agreement.decided else "TOO FEW"
     tone = "good" if agreement.agrees else "bad" if agreement.decided else "neutral"
     about = [
         *models(config),
@@ -32,7 +31,7 @@ def served_page(found: ServedMeasurement) -> Page:
     ]
     return Page(
         title=f"The draft in {found.engine} {found.engine_version}".strip(),
-        word=word,
+        word=agreement.word.upper(),
         tone=tone,
         verdict=sentence(agreement.reason),
         facts=_facts(found),
@@ -93,7 +92,8 @@ def _speed(found: ServedMeasurement, source: Source) -> list[Section]:
             "equal texts": speed.num_equal,
             "near-ties": speed.num_near_ties,
         }
-        blocks.append(Table("Whole requests", [row], source, "With and without the draft."))
+        text = f"With and without the draft; {found.starts.words}."
+        blocks.append(Table("Whole requests", [row], source, text))
     if (costs := found.costs) is not None:
         rows: list[Row] = [
             {
@@ -109,7 +109,7 @@ def _speed(found: ServedMeasurement, source: Source) -> list[Section]:
             Axis("ms per step", "ms per step", ".2f", bounds=True),
             "requests at a time",
         )
-        text = "Seconds of an engine step, with 95% intervals."
+        text = f"Seconds of an engine step, with 95% intervals; {costs.starts.words}."
         blocks.append(Figure("Cost of a step", text, [Panel(chart)], rows, source))
     return [Section("Speed", blocks, ("speedup",))] if blocks else []
 

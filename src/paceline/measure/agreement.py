@@ -1,0 +1,313 @@
+"""Decides whether an engine's counts agree with the prediction: a test of equivalence.
+
+Let R be tokens per target call, served / predicted, paired by request.
+
+- agrees: the 90% interval of R lies within 0.95 to 1.05 (two one-sided tests at 5%);
+- differs: the 95% interval of R lies outside 0.98 to 1.02, or the interval of a position's
+  acceptance, served - predicted, lies outside -0.02 to 0.02. The intervals of G positions have
+  95% confidence together (Bonferroni: 1 - 0.05 / G each);
+- undecided: otherwise, and with fewer than 8 requests. What agrees and differs, such as R of 0.97
+  with a narrow interval, differs.
+
+Requests of a few blocks may all accept, or all reject, and show no spread. Where fewer than 10
+blocks do one of the two, intervals are at least as wide as independent blocks make them.
+
+In simulations of 8 to 256 requests with 63 drafted positions each
+(`tests/statistical/test_agreement.py`), an exact engine is said to differ in at most 2% of the
+runs (5% with a few blocks per request), and an engine with R = 0.95 to agree in at most 5%.
+
+Greedy counts are a function of the text. So at temperature 0 each request is also compared by
+itself, and the counts agree if every request has the predicted ones. Rounding can swap two tokens
+with nearly equal logits, in float32 rarely: there, the counts differ if more than a tenth of the
+requests are shown to have others (binomial test at 5%: 3 of 8, 12 of 64).
+"""
+
+# B requests, G drafted tokens of a block
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.config import StrictModel
+from paceline.core.bootstrap import LEAST_UNITS, Interval, mean_interval, ratio_of_ratios_interval
+from paceline.measure.results import IntervalRow
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paceline.engines.commands import EngineName
+
+_AGREES, _DIFFERS = (0.95, 1.05), (0.98, 1.02)
+_TOLERANCE = 0.02  # of the acceptance at a position
+_SWAPPED = 0.1  # largest part of requests with other greedy counts, in float32
+_ERROR = 0.05
+_SHOWN = 3
+_FEW = 10  # blocks that accept, or that reject
+_REASONS = {
+    "vllm": "another data type than the prediction's, or a running server with another "
+    "num_speculative_tokens or draft_sample_method",
+    "llamacpp": "a quantized target or draft, --spec-draft-p-min above 0, or a running server with "
+    "another --spec-draft-n-max",
+    "sglang": "another data type, acceptance thresholds below 1, or another number of steps",
+    "transformers": "another data type",
+}
+
+
+class Counts(NamedTuple):
+    """Blocks, drafted and accepted tokens of each request, [B]; accepted by position, [B, G]."""
+
+    blocks_B: Tensor
+    drafted_B: Tensor
+    accepted_B: Tensor
+    by_position_BG: Tensor | None
+
+
+class OtherCounts(StrictModel):
+    """A greedy request with other counts than predicted.
+
+    Attributes:
+        request: Its number, from 0.
+        blocks: Served - predicted number of blocks; 0 within the range of the prediction.
+        accepted: Served - predicted number of accepted tokens, likewise.
+    """
+
+    request: int
+    blocks: int
+    accepted: int
+
+    def __str__(self) -> str:
+        return f"request {self.request} ({self.blocks:+d} blocks, {self.accepted:+d} accepted)"
+
+
+class GreedyCounts(NamedTuple):
+    """Predicted counts at temperature 0.
+
+    Attributes:
+        least: What an engine counts at least; both are equal where the text decides all counts.
+        most: What it counts at most.
+        float32: The models compute in float32.
+    """
+
+    least: Counts
+    most: Counts
+    float32: bool
+
+    def different(self, served: Counts) -> list[OtherCounts]:
+        """The requests with counts outside of the range."""
+        excess = [
+            (ours - most).clamp(min=0) - (least - ours).clamp(min=0)
+            for ours, least, most in (
+                (served.blocks_B, self.least.blocks_B, self.most.blocks_B),
+                (served.accepted_B, self.least.accepted_B, self.most.accepted_B),
+            )
+        ]
+        blocks_B, accepted_B = (part_B.round() for part_B in excess)
+        return [
+            OtherCounts(request=row, blocks=int(blocks_B[row]), accepted=int(accepted_B[row]))
+            for row in range(len(blocks_B))
+            if blocks_B[row] or accepted_B[row]
+        ]
+
+
+class Agreement(StrictModel):
+    """Whether the engine's counters agree with the prediction.
+
+    Attributes:
+        agrees: True if they agree.
+        decided: False if there is no verdict; then `agrees` is false.
+        reason: The figures that differ, with possible causes.
+        ratio: Tokens per target call, served / predicted, paired by request.
+        more_requests: Estimated number of further requests for a verdict; 0 if decided.
+        different: At temperature 0, the requests with other counts than predicted; else None.
+    """
+
+    agrees: bool
+    decided: bool = True
+    reason: str
+    ratio: IntervalRow
+    more_requests: int = 0
+    different: list[OtherCounts] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.reason}"
+
+    @property
+    def word(self) -> str:
+        """`agrees`, `differs` or `undecided`."""
+        if not self.decided:
+            return "undecided"
+        return "agrees" if self.agrees else "differs"
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command line: 0 agrees, 1 differs, 3 undecided."""
+        return {"agrees": 0, "differs": 1, "undecided": 3}[self.word]
+
+
+def judge_agreement(
+    served: Counts,
+    predicted: Counts,
+    *,
+    engine: EngineName,
+    seed: int,
+    greedy: GreedyCounts | None = None,
+) -> Agreement:
+    """Decide by the rules above.
+
+    `predicted`: expected counts. `greedy`: the counts at temperature 0, where they are known.
+    """
+    count = len(served.blocks_B)
+    drawn = greedy is None
+    ratio, inner = (
+        _ratio(served, predicted, seed, confidence, drawn) for confidence in (0.95, 0.9)
+    )
+    row = IntervalRow.of(ratio)
+    other = None if greedy is None else greedy.different(served)
+
+    def verdict(reason: str, *, agrees: bool = False, more: int = 0) -> Agreement:
+        return Agreement(
+            agrees=agrees,
+            decided=not more,
+            reason=reason,
+            ratio=row,
+            more_requests=more,
+            different=other,
+        )
+
+    if count < LEAST_UNITS:
+        reason = (
+            f"{count} requests, but a verdict needs {LEAST_UNITS}; set "
+            f"num_prompts={LEAST_UNITS} or more and give as many prompts"
+        )
+        return verdict(reason, more=LEAST_UNITS - count)
+    words = "" if other is None else f"; {_of_requests(other, count)}"
+    off = list(_shown_to_differ(served, predicted, ratio, drawn))
+    if greedy is not None and greedy.float32 and _too_many(other or [], count):
+        off.append(f"counts of more than {_SWAPPED:.0%} of the requests, in float32")
+    if off:
+        return verdict(f"{'; '.join(off)}{words}; known reasons: {_REASONS[engine]}")
+    figure = f"tokens per target call are {row} times the prediction"
+    if other == [] or (_AGREES[0] <= inner.low and inner.high <= _AGREES[1]):
+        return verdict(f"{figure}{words}", agrees=True)
+    more = _more_requests(ratio, inner, count)
+    reason = (
+        f"{figure}, neither shown to be within 5% of it nor to be off by 2%{words}; about {more} "
+        f"more requests would decide: set num_prompts={count + more} and give as many prompts"
+    )
+    return verdict(reason, more=more)
+
+
+def _ratio(
+    served: Counts, predicted: Counts, seed: int, confidence: float, drawn: bool
+) -> Interval:
+    """R with its interval; of `drawn` counts at least as wide as independent blocks make it."""
+    found = ratio_of_ratios_interval(
+        *((side.accepted_B + side.blocks_B, side.blocks_B) for side in (served, predicted)),
+        rng=named_generator(seed, "served / predicted"),
+        confidence=confidence,
+    )
+    if not drawn:
+        return found
+    shares = _shares(predicted)
+    if not _few(predicted, max(shares), min(shares)):
+        return found
+    tau = 1 + sum(shares)
+    # variance of a number of tokens that exceeds i with probability shares[i]
+    variance = sum((2 * position + 1) * share for position, share in enumerate(shares))
+    error = _error_of_blocks(variance - sum(shares) ** 2, predicted) / tau
+    factor = math.exp(NormalDist().inv_cdf((1 + confidence) / 2) * error)
+    low, high = min(found.low, found.value / factor), max(found.high, found.value * factor)
+    return Interval(found.value, low, high)
+
+
+def _shares(predicted: Counts) -> list[float]:
+    """Expected part of the blocks that accept the first, second, ... drafted token."""
+    assert predicted.by_position_BG is not None, "predictions have it"
+    shares_G = predicted.by_position_BG.sum(0) / predicted.blocks_B.sum()
+    return [min(max(float(share), 0.0), 1.0) for share in shares_G]
+
+
+def _few(predicted: Counts, accepting: float, rejecting: float) -> bool:
+    """If so few blocks accept, or reject, that requests may not show the spread."""
+    return float(predicted.blocks_B.sum()) * min(accepting, 1 - rejecting) < _FEW
+
+
+def _error_of_blocks(variance: float, predicted: Counts) -> float:
+    """Standard error of a mean over independent blocks."""
+    return (max(variance, 0.0) / float(predicted.blocks_B.sum())) ** 0.5
+
+
+def _shown_to_differ(
+    served: Counts, predicted: Counts, ratio: Interval, drawn: bool
+) -> Iterator[str]:
+    if ratio.high < _DIFFERS[0] or ratio.low > _DIFFERS[1]:
+        yield f"tokens per target call, served / predicted, {IntervalRow.of(ratio)}"
+    if served.by_position_BG is None or predicted.by_position_BG is None:
+        return
+    columns = served.by_position_BG.unbind(-1), predicted.by_position_BG.unbind(-1)
+    confidence = 1 - _ERROR / len(columns[0])
+    shares = _shares(predicted)
+    for position, (ours_B, theirs_B) in enumerate(zip(*columns, strict=True)):
+        over, under = (ours_B, served.blocks_B), (theirs_B, predicted.blocks_B)
+        found = _difference(over, under, confidence)
+        share = shares[position]
+        variance = share * (1 - share) if drawn and _few(predicted, share, share) else 0.0
+        half = NormalDist().inv_cdf((1 + confidence) / 2) * _error_of_blocks(variance, predicted)
+        low, high = min(found.low, found.value - half), max(found.high, found.value + half)
+        if low > _TOLERANCE or high < -_TOLERANCE:
+            row = IntervalRow(value=found.value, low=low, high=high)
+            yield f"acceptance at position {position}, served - predicted, {row}"
+
+
+def _difference(
+    over: tuple[Tensor, Tensor], under: tuple[Tensor, Tensor], confidence: float
+) -> Interval:
+    """Difference of two ratios of sums over the same requests, linearised, by Student's t.
+
+    sum a / sum b - sum c / sum d, whose part of request i is
+    (a_i - r b_i) / mean b - (c_i - s d_i) / mean d, with the ratios r and s.
+    """
+    parts: list[Tensor] = []
+    for tops_B, bottoms_B in (over, under):
+        tops_B, bottoms_B = tops_B.double(), bottoms_B.double()
+        ratio = tops_B.sum() / bottoms_B.sum()
+        parts.append(ratio + (tops_B - ratio * bottoms_B) / bottoms_B.mean())
+    return mean_interval(parts[0] - parts[1], confidence)
+
+
+def _too_many(other: list[OtherCounts], count: int) -> bool:
+    """If as many or more are rare where each request has other counts with chance `_SWAPPED`."""
+    terms = (
+        math.comb(count, number) * _SWAPPED**number * (1 - _SWAPPED) ** (count - number)
+        for number in range(len(other), count + 1)
+    )
+    return sum(terms) <= _ERROR
+
+
+def _of_requests(other: list[OtherCounts], count: int) -> str:
+    if not other:
+        return f"all {count} requests have the predicted counts"
+    shown = [str(one) for one in other[:_SHOWN]] + ["..."] * (len(other) > _SHOWN)
+    return f"{len(other)} of {count} requests have other counts: {', '.join(shown)}"
+
+
+def _more_requests(ratio: Interval, inner: Interval, count: int) -> int:
+    """Further requests for a verdict, if R stays and widths shrink with the root of the number."""
+    value, low, high = (math.log(max(one, 1e-9)) for one in ratio)
+    _, inner_low, inner_high = (math.log(max(one, 1e-9)) for one in inner)
+    least, most, below, above = (math.log(bound) for bound in (*_AGREES, *_DIFFERS))
+    roots: list[float] = []
+    if least < value < most:
+        roots.append(
+            max((value - inner_low) / (value - least), (inner_high - value) / (most - value))
+        )
+    if value < below:
+        roots.append((high - value) / (below - value))
+    if value > above:
+        roots.append((value - low) / (value - above))
+    needed = count * min(roots) ** 2
+    return max(1, math.ceil(needed) - count) if math.isfinite(needed) else count

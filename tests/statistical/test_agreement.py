@@ -1,0 +1,233 @@
+"""How often a simulated engine is said to agree with the prediction, or to differ from it.
+
+The engine counts as vLLM does: three drafted tokens per block, 63 positions per request, and the
+last block drafts beyond the end. The draft is good at some requests and positions, and bad at
+others. An engine that is off accepts too little at every position, or too little at the first and
+too much at the others. Given the text, a drafted token is accepted with its survival, whose mean is
+the acceptance; the prediction knows both. Rates of n runs are binomial: limits of 5% are checked
+with three standard deviations of the simulation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.bootstrap import Interval, ratio_interval, ratio_of_ratios_interval
+from paceline.engines.contract import Conventions
+from paceline.measure import agreement
+from paceline.measure.acceptance import TextScores
+from paceline.measure.agreement import Agreement, Counts, judge_agreement
+from paceline.measure.served_figures import predicted_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GAMMA, LENGTH = 3, 63
+RUNS = {8: 500, 16: 300, 64: 120, 256: 40}
+# tokens per call / predicted -> part of the acceptance that the engine keeps, by position
+KEEPS = {1.0: (1.0,) * GAMMA, 0.95: (0.9408,) * GAMMA, 0.9: (0.8775,) * GAMMA}
+# 0.06 less at the first position, 0.015 and 0.04 more at the others; tokens per call as predicted
+BY_POSITION = (0.9, 1.2324, 1.2324)
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Simulated(NamedTuple):
+    served: Counts
+    predicted: Counts
+
+
+def simulated(count: int, keeps: tuple[float, ...], seed: int) -> Simulated:
+    """Counts of this many requests."""
+    rng = torch.Generator().manual_seed(seed)
+    width = 1 + LENGTH + GAMMA  # the first token comes with the prompt; the engine drafts on
+    normal_B1 = 0.5 * torch.randn(count, 1, generator=rng, dtype=torch.float64)
+    noise_BT = torch.randn(count, width, generator=rng, dtype=torch.float64)
+    alpha_BT = (0.5 + normal_B1 + 1.2 * noise_BT).sigmoid()
+    # survival: all, nothing, or something in between, with mean alpha
+    uniform_BT = torch.rand(count, width, generator=rng, dtype=torch.float64)
+    all_BT = (torch.rand(count, width, generator=rng, dtype=torch.float64) < alpha_BT).double()
+    survival_BT = torch.where(uniform_BT < 0.5, all_BT, alpha_BT)
+    served = walked(survival_BT[:, 1:], keeps, rng)
+    inside = slice(0, 1 + LENGTH)
+    mask_BT = torch.ones(count, 1 + LENGTH, dtype=torch.bool)
+    empty_BT = torch.zeros(count, 1 + LENGTH)
+    scores = TextScores(alpha_BT[:, inside], survival_BT[:, inside], empty_BT, empty_BT, mask_BT)
+    conventions = Conventions(counts_behind_end=True)
+    return Simulated(served, predicted_counts(scores, GAMMA, 1 + LENGTH, conventions))
+
+
+def walked(survival_BT: Tensor, keeps: tuple[float, ...], rng: torch.Generator) -> Counts:
+    """Block by block, each token as the engine's coins fall."""
+    count, width = survival_BT.shape
+    coins_BT = torch.rand(count, width, generator=rng, dtype=torch.float64)
+    place_B = torch.zeros(count, dtype=torch.int64)
+    blocks_B = torch.zeros(count, dtype=torch.int64)
+    by_position_BG = torch.zeros(count, GAMMA, dtype=torch.int64)
+    while (running_B := place_B < LENGTH).any():
+        going_B = running_B.clone()
+        kept_B = torch.zeros(count, dtype=torch.int64)
+        for position, keep in enumerate(keeps):
+            at_B1 = (place_B + position).clamp(max=width - 1)[:, None]
+            chance_B = survival_BT.gather(1, at_B1)[:, 0]
+            chance_B = chance_B * min(keep, 1) + (1 - chance_B) * max(keep - 1, 0)
+            going_B &= coins_BT.gather(1, at_B1)[:, 0] < chance_B
+            by_position_BG[:, position] += going_B
+            kept_B += going_B
+        blocks_B += running_B
+        place_B += torch.where(running_B, kept_B + 1, 0)
+    return Counts(blocks_B, GAMMA * blocks_B, by_position_BG.sum(-1), by_position_BG)
+
+
+def part(counts: Counts, rows: slice) -> Counts:
+    assert counts.by_position_BG is not None
+    return Counts(*(column[rows] for column in counts))
+
+
+@functools.cache
+def requests(count: int, keeps: tuple[float, ...]) -> list[Simulated]:
+    runs = RUNS[count]
+    both = simulated(runs * count, keeps, 100 * count + round(1000 * sum(keeps)))
+    rows = [slice(run * count, (run + 1) * count) for run in range(runs)]
+    return [Simulated(*(part(side, one) for side in both)) for one in rows]
+
+
+def judge(found: Simulated) -> Agreement:
+    return judge_agreement(*found, engine="vllm", seed=0)
+
+
+def judged(found: Simulated) -> str:
+    return judge(found).word
+
+
+def not_shown_to_differ(found: Simulated) -> str:
+    """The mutant: agrees unless the ratio's interval leaves 0.98 to 1.02."""
+    ratio = ratio_of_ratios_interval(
+        *((side.accepted_B + side.blocks_B, side.blocks_B) for side in found),
+        rng=torch.Generator().manual_seed(0),
+    )
+    return "differs" if ratio.low > 1.02 or ratio.high < 0.98 else "agrees"
+
+
+def rates(
+    way: Callable[[Simulated], str], count: int, keeps: tuple[float, ...]
+) -> dict[str, float]:
+    words = [way(found) for found in requests(count, keeps)]
+    return {word: words.count(word) / len(words) for word in ("agrees", "differs", "undecided")}
+
+
+def at_most(rate: float, count: int) -> float:
+    """The rate and three standard deviations of the simulation."""
+    return rate + 3 * (rate * (1 - rate) / RUNS[count]) ** 0.5
+
+
+@pytest.mark.parametrize("count", RUNS)
+def test_an_engine_that_is_off_by_a_twentieth_rarely_agrees(count: int):
+    assert rates(judged, count, KEEPS[0.95])["agrees"] <= at_most(0.05, count)
+
+
+@pytest.mark.parametrize("count", RUNS)
+def test_an_engine_that_is_off_by_a_tenth_never_agrees(count: int):
+    assert rates(judged, count, KEEPS[0.9])["agrees"] <= 0.01
+
+
+@pytest.mark.parametrize("count", RUNS)
+def test_an_exact_engine_rarely_differs(count: int):
+    assert rates(judged, count, KEEPS[1.0])["differs"] <= at_most(0.02, count)
+
+
+@pytest.mark.parametrize(("count", "least"), [(16, 0.5), (64, 0.97), (256, 0.97)])
+def test_an_exact_engine_is_said_to_agree_with_enough_requests(count: int, least: float):
+    assert rates(judged, count, KEEPS[1.0])["agrees"] > least
+
+
+@pytest.mark.parametrize(
+    ("keeps", "least"), [(KEEPS[0.95], 0.8), (KEEPS[0.9], 0.97), (BY_POSITION, 0.85)]
+)
+def test_64_requests_show_an_engine_that_is_off(keeps: tuple[float, ...], least: float):
+    """Also one with as many tokens per call as predicted, by its acceptance at the positions."""
+    assert rates(judged, 64, keeps)["differs"] > least
+
+
+def test_the_estimate_of_requests_for_a_verdict_is_of_the_right_size():
+    """Runs of 16 that are undecided ask for a number of requests that decides three in four."""
+    found = [judge(one) for one in requests(16, KEEPS[1.0])]
+    asked = sorted(16 + one.more_requests for one in found if not one.decided)
+    middle = asked[len(asked) // 2]
+    assert 17 < middle < 128
+    both = simulated(60 * middle, KEEPS[1.0], 5)
+    rows = [slice(run * middle, (run + 1) * middle) for run in range(60)]
+    decided = [judge(Simulated(*(part(side, one) for side in both))).decided for one in rows]
+    assert sum(decided) > 0.75 * 60
+
+
+def test_a_rule_that_agrees_where_no_difference_is_shown_is_caught():
+    assert rates(not_shown_to_differ, 8, KEEPS[0.95])["agrees"] > 0.8
+    assert rates(not_shown_to_differ, 8, KEEPS[0.9])["agrees"] > 0.3
+
+
+def test_unpaired_intervals_are_caught(monkeypatch: pytest.MonkeyPatch):
+    """Requests vary by more than an engine does from its prediction of each."""
+    monkeypatch.setattr(agreement, "ratio_of_ratios_interval", unpaired)
+    words = [judge(found).word for found in requests(16, KEEPS[1.0])[:200]]
+    assert words.count("agrees") < 0.3 * len(words)
+
+
+def unpaired(over: Pair, under: Pair, *, rng: torch.Generator, confidence: float) -> Interval:
+    """The mutant: the quotient of two intervals, each over requests."""
+    ours, theirs = (
+        ratio_interval(*side, rng=rng, confidence=confidence, num_resamples=1000)
+        for side in (over, under)
+    )
+    value = ours.value / theirs.value
+    half = math.hypot(*(math.log(one.high / one.low) / 2 for one in (ours, theirs)))
+    return Interval(value, value * math.exp(-half), value * math.exp(half))
+
+
+@pytest.mark.parametrize(
+    ("chance", "count", "blocks"), [(0.97, 8, 1), (0.97, 8, 3), (0.1, 8, 1), (0.9, 64, 1)]
+)
+def test_an_exact_engine_rarely_differs_in_few_blocks(chance: float, count: int, blocks: int):
+    """Where each block of each request may be accepted, so that no spread is seen."""
+    found = several_blocks(500, chance, 3, count, blocks)
+    assert num_different(found) <= 500 * 0.05 + 3 * (500 * 0.05 * 0.95) ** 0.5
+
+
+def test_no_floor_below_the_intervals_is_caught(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(agreement, "_FEW", 0)
+    assert num_different(several_blocks(200, 0.97, 3, 8, 1)) > 200 * 0.5
+
+
+def test_six_positions_judged_by_95_percent_each_are_caught(monkeypatch: pytest.MonkeyPatch):
+    found = several_blocks(1000, 0.8, 6, 8, 10)
+    assert num_different(found) < 1000 * 0.05
+    plain = agreement.mean_interval
+    monkeypatch.setattr(agreement, "mean_interval", lambda values_N, _: plain(values_N))
+    assert num_different(found) > 1000 * 0.06
+
+
+def num_different(found: list[Simulated]) -> int:
+    return sum(judge(one).word == "differs" for one in found)
+
+
+def several_blocks(
+    runs: int, chance: float, gamma: int, count: int, blocks: int
+) -> list[Simulated]:
+    """Requests with this many blocks each, whose tokens are accepted with the predicted chance."""
+    rng = torch.Generator().manual_seed(3)
+    shape = runs, count, blocks, gamma
+    coins = torch.rand(shape, generator=rng, dtype=torch.float64) < chance
+    kept = coins.double().cumprod(-1).sum(2)
+    expected = torch.full(shape, chance, dtype=torch.float64).cumprod(-1).sum(2)
+    blocks_B = torch.full((count,), float(blocks), dtype=torch.float64)
+    return [
+        Simulated(*(Counts(blocks_B, gamma * blocks_B, one.sum(-1), one) for one in (ours, theirs)))
+        for ours, theirs in zip(kept, expected, strict=True)
+    ]
