@@ -248,7 +248,7 @@ class Frontier:
             case "relative quality":
                 return bounded_ratio_interval(first[0], rest[0][1], rng=rng)
             case "rejection rate":
-                return ratio_interval(*first, rng=rng, most=1.0)
+                return ratio_interval(*first, rng=rng, most=1.0, counted=True)
             case "deferral rate":
                 return ratio_interval(*first, rng=rng)
             case "speedup" | "decoding speedup":

@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from paceline.bench.grid import Grid
 from paceline.bench.schema import SCHEMA_VERSION, digest
-from paceline.core.rules import Lossless
 from paceline.decode.draft_policies import FixedLength
 from paceline.engines.engine_choice import EngineChoice
 from paceline.errors import UsageError
@@ -271,8 +270,8 @@ def _check_engine(engine: EngineChoice, grid: Grid) -> None:
         )
     if grid.sampling.repetition_penalty != 1:
         raise ValueError("vLLM computes another penalty; leave grid.sampling.repetition_penalty 1")
-    if 0 in grid.temperatures and any(rule != Lossless() for rule in grid.rules):
+    if 0 in grid.temperatures and any(rule.uses_confidence for rule in grid.rules):
         raise ValueError(
-            "vLLM uses no rule at temperature 0; set grid.temperatures to others, such as [1.0], "
-            "or grid.rules to [lossless]"
+            "a cascade changes nothing in vLLM at temperature 0; set grid.temperatures to others, "
+            "such as [1.0], or leave cascades out of grid.rules"
         )

@@ -101,6 +101,7 @@ def ratio_interval(
     confidence: float = 0.95,
     num_resamples: int = 4000,
     most: float = math.inf,
+    counted: bool = False,
 ) -> Interval:
     """sum(numerators) / sum(denominators) of values >= 0, with an interval over units.
 
@@ -108,12 +109,12 @@ def ratio_interval(
     resamples without spread: Student's t with the jackknife's standard error. Units of zeros are
     ignored. A single unit gives the interval [0, `most`].
 
-    `most` bounds the ratio of every unit, such as 1 for a fraction. If N units have no spread, a
-    part of all units that is not among them with probability (1 - confidence)/2, which is
-    1 - ((1 - confidence)/2)^(1/N), may have the ratio 0 or `most`. Without `most`, units without
-    spread give width 0.
+    Units without spread give width 0, unless numerators are `counted` events, which equal units may
+    have by chance. Then a part of all units that is not among N of them with probability
+    (1 - confidence)/2, which is 1 - ((1 - confidence)/2)^(1/N), may have the ratio 0 or `most`.
 
-    Shapes: [N], one entry per independent unit.
+    Shapes: [N], one entry per independent unit. `most`, such as 1 for a fraction, truncates the
+    interval.
 
     Raises:
         ValueError: no units, a negative number, or denominators that sum to 0.
@@ -121,7 +122,7 @@ def ratio_interval(
     here of a logarithm and for several ratios at once.
     """
     found = _interval([(numerators_N, denominators_N)], rng, confidence, num_resamples)
-    if found.low == found.high and math.isfinite(most):
+    if counted and found.low == found.high:
         num_units = int(((numerators_N != 0) | (denominators_N != 0)).sum())
         unseen = 1 - ((1 - confidence) / 2) ** (1 / num_units)
         low, high = found.value * (1 - unseen), found.value + unseen * (most - found.value)

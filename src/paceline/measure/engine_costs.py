@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, read_result
+from paceline.core.bootstrap import Interval
 from paceline.engines.commands import DraftSampling, EngineName
 from paceline.engines.draft_sampling import proposals_of
 from paceline.errors import ConfigError, UsageError
@@ -149,10 +150,25 @@ class EngineCosts(StrictModel):
         block_s = {gamma: self._block_s(gamma, batch_size) for gamma in gammas}
         return costs_of_blocks(self._seconds(0, batch_size), block_s)
 
-    def error_of_block(self, gamma: int, batch_size: int) -> tuple[float, float]:
-        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06."""
+    @property
+    def remark(self) -> str:
+        """What the intervals leave out; empty if the engine was started several times."""
+        return "" if self.starts.freedom else self.starts.words
+
+    def error_of_block(
+        self, gamma: int, batch_size: int, confidence: float = 0.95
+    ) -> tuple[float, float]:
+        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06.
+
+        0 and infinity if a step has no interval.
+        """
         near = min(self.gammas, key=lambda one: abs(one - gamma))
-        block, plain = (self._step(one, batch_size).seconds for one in (near, 0))
+        steps = (self._step(one, batch_size).seconds for one in (near, 0))
+        block, plain = (
+            self.starts.at(Interval(one.value, one.low, one.high), confidence) for one in steps
+        )
+        if not (min(block.low, plain.low) > 0 and max(block.high, plain.high) < math.inf):
+            return 0.0, math.inf
         low = block.low / block.value * plain.value / plain.high
         high = block.high / block.value * plain.value / plain.low
         return low, high

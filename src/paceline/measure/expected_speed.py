@@ -8,7 +8,6 @@ wrong in at most 2.5% of measurements.
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.bootstrap import Interval, product_interval, ratio_interval
@@ -100,19 +99,7 @@ def _by_costs(row: GammaRow, error: tuple[float, float], *, in_full: bool) -> In
 
 
 def errors_of(passes: PassCosts, costs: EngineCosts | None, concurrency: int) -> Errors:
-    """The errors of passes that were timed here, or of an engine's costs.
-
-    Those of an engine are known at 95%; other confidences are scaled as for a normal distribution.
-    """
+    """The errors of passes that were timed here, or of an engine's costs."""
     if costs is None:
         return passes.error_of_block
-
-    def errors(gamma: int, confidence: float) -> tuple[float, float]:
-        least, most = costs.error_of_block(gamma, concurrency)
-        if not 0 < least <= most < math.inf:
-            return 0.0, math.inf
-        quantile = NormalDist().inv_cdf
-        wider = quantile((1 + confidence) / 2) / quantile(1 - _ERROR_RATE / 2)
-        return least**wider, most**wider
-
-    return errors
+    return lambda gamma, confidence: costs.error_of_block(gamma, concurrency, confidence)

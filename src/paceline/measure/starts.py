@@ -32,6 +32,7 @@ Coverage of 95% intervals in simulations with 2 starts
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,12 +70,30 @@ class Starts(StrictModel):
         """
         if not self.freedom:
             return found
-        more = student_quantile(0.95, self.freedom) * self.deviation * (terms / self.number) ** 0.5
-        value = found.value
-        below = math.hypot(math.log(value / found.low), more) if found.low > 0 else math.inf
-        above = math.hypot(math.log(found.high / value), more)
-        high = value * math.exp(above) if above < _LARGEST else math.inf
-        return Interval(value, value * math.exp(-below), high)
+        more = self._half_width(0.95, terms)
+        below, above = (math.hypot(half, more) for half in _distances(found))
+        return _around(found.value, below, above)
+
+    def at(self, widened: Interval, confidence: float, terms: int = 1) -> Interval:
+        """The interval of `widen` at another confidence than 95%.
+
+        Its part within a start grows as that of a normal distribution.
+        """
+        old, new = self._half_width(0.95, terms), self._half_width(confidence, terms)
+        quantile = NormalDist().inv_cdf
+        wider = quantile((1 + confidence) / 2) / quantile(0.975)
+        below, above = (
+            math.hypot(max(half**2 - old**2, 0.0) ** 0.5 * wider, new)
+            for half in _distances(widened)
+        )
+        return _around(widened.value, below, above)
+
+    def _half_width(self, confidence: float, terms: int) -> float:
+        """Of the variation between starts alone, in logarithms."""
+        if not self.freedom:
+            return 0.0
+        quantile = student_quantile(confidence, self.freedom)
+        return quantile * self.deviation * (terms / self.number) ** 0.5
 
     @property
     def words(self) -> str:
@@ -85,6 +104,17 @@ class Starts(StrictModel):
             f"each server was started {self.number} times ({self.seconds:.0f} s in all); intervals "
             f"of seconds contain the variation between starts ({self.deviation:.1%})"
         )
+
+
+def _distances(found: Interval) -> tuple[float, float]:
+    """Of the bounds from the value, in logarithms."""
+    below = math.log(found.value / found.low) if found.low > 0 else math.inf
+    return below, math.log(found.high / found.value)
+
+
+def _around(value: float, below: float, above: float) -> Interval:
+    high = value * math.exp(above) if above < _LARGEST else math.inf
+    return Interval(value, value * math.exp(-below), high)
 
 
 def spread_of(logs: Mapping[int, Sequence[Sequence[float]]], number: int, seconds: float) -> Starts:

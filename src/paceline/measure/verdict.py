@@ -97,12 +97,13 @@ def judge_expected(
     gammas: Sequence[ExpectedSpeed],
     pass_repeats: int,
     engine: str = "",
+    remark: str = "",
 ) -> tuple[ExpectedSpeed, Verdict]:
     """As `judge`, by the expected speedups of all gammas; see `expected_speed` for the intervals.
 
     GO if some gamma's whole interval is above 1, NO-GO if every gamma's is below. TOO FEW with
     fewer than 8 texts. `engine`: whose costs were used; empty: passes were timed `pass_repeats`
-    times here.
+    times here. `remark`: on the engine's costs.
 
     Returns:
         The gamma of the verdict: the fastest of those that support it. And the verdict.
@@ -117,6 +118,7 @@ def judge_expected(
         tau = best.row.block_efficiency
         word, needed = _side(1.0, found), tau / found.value
         standing = f"{tau:.2f} tokens per target call are {word} the break-even {needed:.2f}"
+        standing = f"{standing}; {remark}" if remark else standing
     repeats = None if engine else pass_repeats
     advice = _more_measurements(best, count, repeats, confidence_of_low(len(gammas)))
     return best, _by_interval(f"expected {{}}{where}", found, standing, advice)

