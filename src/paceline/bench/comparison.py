@@ -2,12 +2,13 @@
 
 A statistic is the least cost at a quality or the best quality at a cost; larger is better. The
 cells are chosen on one half of the examples, and the statistic is measured on the other half, so
-that a family does not gain from the luck of its best cell. Of the larger family, all choices of n
-cells count equally, where n is the size of the smaller family: otherwise a finer grid is an
-advantage.
+that a family does not gain from the luck of its best cell. Both halves are resampled, each by
+itself, so the interval includes that another sample would choose other cells. Of the larger family,
+all choices of n cells count equally, where n is the size of the smaller family: otherwise a finer
+grid is an advantage.
 """
 
-# C cells, F floors or levels, N examples
+# C cells, F floors or levels, R resamples
 from __future__ import annotations
 
 from math import comb
@@ -16,9 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paceline.bench.schema import ORACLE, TARGET_ALONE, family
-from paceline.core.bootstrap import Interval
-from paceline.core.bounded_means import mean_bounds
-from paceline.rng import named_generator
+from paceline.core.bootstrap import percentile_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.measured_frontier import Figure, Frontier
     from paceline.bench.schema import ResultRow
+    from paceline.core.bootstrap import Interval
 
 HIGH = 0.75
 FLOORS = (1.0, 0.98, 0.95, 0.9)  # of quality / target's
@@ -47,62 +47,33 @@ class Group(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """A gain in cost, larger is better: `at_zero` + `sign` * a figure.
+    """A gain in cost, larger is better.
 
     Attributes:
         figure: The figure that it is made from.
+        is_saving: True if the gain is 1 - the figure.
         alone: Gain of the target alone.
         is_timed: True if measured on the timed examples only.
     """
 
     figure: Figure
+    is_saving: bool
     alone: float
     is_timed: bool
-    at_zero: float = 0.0
-    sign: float = 1.0
 
-    def gain(self, figure: Tensor) -> Tensor:
-        """The gain of each cell, in any shape; that of the target alone where it is unknown."""
-        return (self.at_zero + self.sign * figure).nan_to_num(self.alone)
+    def gain(self, frontier: Frontier, cells: Sequence[ResultRow]) -> Tensor:
+        """Gain of each cell in each resample, that of the target alone if unknown, [C, 1 + R]."""
+        figure_CR = torch.stack([frontier.resampled(self.figure, row) for row in cells])
+        return (1 - figure_CR if self.is_saving else figure_CR).nan_to_num(self.alone)
 
     def num_examples(self, frontier: Frontier) -> int:
         """Number of examples that the gain is measured on."""
         return frontier.num_timed if self.is_timed else frontier.num_examples
 
 
-SPEEDUP = Cost("speedup", 1.0, is_timed=True)
-CALLS_SAVED = Cost("deferral rate", 0.0, is_timed=False, at_zero=1.0, sign=-1.0)
-ACCEPTED = Cost("rejection rate", 0.0, is_timed=False, at_zero=1.0, sign=-1.0)
-
-
-class Choice(NamedTuple):
-    """The cells that a statistic counts: `constant` + sum of weight * figure of a cell."""
-
-    figure: Figure
-    constant: float
-    weights_C: Tensor
-
-    def measured(self, frontier: Frontier) -> Estimate:
-        """The sum on the examples of this frontier."""
-        value, influence_N = self.constant, torch.zeros(frontier.num_examples).double()
-        for weight, row in zip(self.weights_C.tolist(), frontier.rows, strict=True):
-            if weight:
-                value += weight * frontier.value(self.figure, row)
-                influence_N = influence_N + weight * frontier.influence(self.figure, row)
-        return Estimate(value, influence_N)
-
-
-class Estimate(NamedTuple):
-    """A value, and what each example adds to it, [N]."""
-
-    value: float
-    influence_N: Tensor
-
-    def interval(self, tail: float) -> Interval:
-        """The value with its interval."""
-        rng = named_generator(0, "comparison", len(self.influence_N))
-        low, high = mean_bounds([self.influence_N], tail, rng, [None])
-        return Interval(self.value, self.value + low, self.value + high)
+SPEEDUP = Cost("speedup", is_saving=False, alone=1.0, is_timed=True)
+CALLS_SAVED = Cost("deferral rate", is_saving=True, alone=0.0, is_timed=False)
+ACCEPTED = Cost("rejection rate", is_saving=True, alone=0.0, is_timed=False)
 
 
 class AtQuality(NamedTuple):
@@ -116,18 +87,17 @@ class AtQuality(NamedTuple):
     cost: Cost
     floors: tuple[float, ...]
 
-    def choices(self, frontier: Frontier, cells: Sequence[ResultRow], count: int) -> list[Choice]:
-        """The expected best of `count` cells at each floor."""
-        cost, at = self.cost, frontier.indices(cells)
-        gain_C = cost.gain(_figures(frontier, cost.figure))
-        quality_C = _figures(frontier, "relative quality")
-        found: list[Choice] = []
+    def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
+        """The expected best of `count` of the cells at these places, [F, 1 + R]."""
+        choosing, reporting = (_Half.of(half, places, self.cost) for half in frontier.halves)
+        alone = self.cost.alone
+        found: list[Tensor] = []
         for floor in self.floors:
-            counts_C = (quality_C >= floor) & (gain_C > cost.alone)
-            weights_C, rest = _best_of(gain_C, counts_C, at, count)
-            constant = rest * cost.alone + (1 - rest) * cost.at_zero
-            found.append(Choice(cost.figure, constant, cost.sign * weights_C))
-        return found
+            counts_CR = (choosing.quality_CR >= floor) & (choosing.gain_CR > alone)
+            ranks_CR = choosing.gain_CR.where(counts_CR, -torch.inf)
+            values_CR = reporting.gain_CR.where(counts_CR, alone)
+            found.append(best_of(ranks_CR, values_CR, count))
+        return torch.stack(found)
 
 
 class QualityAt(NamedTuple):
@@ -141,26 +111,39 @@ class QualityAt(NamedTuple):
     cost: Cost
     level: float | None
 
-    def choices(self, frontier: Frontier, cells: Sequence[ResultRow], count: int) -> list[Choice]:
-        """The expected best of `count` cells."""
-        gain_C = self.cost.gain(_figures(frontier, self.cost.figure))
-        quality_C = _figures(frontier, "relative quality").nan_to_num(0)
-        counts_C = gain_C >= self.least_gain(frontier)
-        weights_C, _ = _best_of(quality_C, counts_C, frontier.indices(cells), count)
-        return [Choice("relative quality", 0.0, weights_C)]
+    def values(self, frontier: Frontier, places: Sequence[int], count: int) -> Tensor:
+        """The expected best of `count` of the cells at these places, [1, 1 + R]."""
+        choosing, reporting = (_Half.of(half, places, self.cost) for half in frontier.halves)
+        counts_CR = choosing.gain_CR >= self.least_gain(frontier)
+        ranks_CR = choosing.quality_CR.where(counts_CR, -torch.inf)
+        return best_of(ranks_CR, reporting.quality_CR.where(counts_CR, 0.0), count)[None]
 
-    def least_gain(self, frontier: Frontier) -> float:
-        """The least gain that counts."""
-        if self.level is not None:
-            return self.level
+    def least_gain(self, frontier: Frontier) -> Tensor:
+        """The least gain in each resample of the choosing half, [1 + R]."""
+        choosing, _ = frontier.halves
         left_out = [Group(TARGET_ALONE), Group(ORACLE)]
-        at = [
-            index
-            for index, row in enumerate(frontier.rows)
+        rows = [
+            row
+            for row in choosing.rows
             if not any(group.has(family(row.decoding)) for group in left_out)
         ]
-        gain_C = self.cost.gain(_figures(frontier, self.cost.figure))
-        return float(gain_C[at].quantile(HIGH))
+        gain_CR = self.cost.gain(choosing, rows)
+        if self.level is not None:
+            return torch.full_like(gain_CR[0], self.level)
+        return gain_CR.quantile(HIGH, dim=0)
+
+
+class _Half(NamedTuple):
+    """Figures of some cells on one half of the examples, [C, 1 + R] each."""
+
+    gain_CR: Tensor
+    quality_CR: Tensor
+
+    @classmethod
+    def of(cls, half: Frontier, places: Sequence[int], cost: Cost) -> _Half:
+        rows = [half.rows[place] for place in places]
+        qualities = [half.resampled("relative quality", row) for row in rows]
+        return cls(cost.gain(half, rows), torch.stack(qualities).nan_to_num(0))
 
 
 Statistic = AtQuality | QualityAt
@@ -186,7 +169,6 @@ class Comparison(NamedTuple):
         num_compared: Number of cells of each family that count.
         difference: First - second, with its 95% interval.
         strict: The same with the interval corrected for the number of comparisons (Bonferroni).
-        is_untried: True if neither family reaches the condition.
     """
 
     first: Side
@@ -194,7 +176,11 @@ class Comparison(NamedTuple):
     num_compared: int
     difference: Interval
     strict: Interval
-    is_untried: bool = False
+
+    @property
+    def is_untried(self) -> bool:
+        """True if the interval is [0, 0]: neither family reaches the condition."""
+        return self.difference.low == self.difference.high == 0
 
 
 def compare(
@@ -209,59 +195,34 @@ def compare(
 
     `tail`: probability on either side of the intervals of differences.
     """
-    groups = (first.cells(frontier), second.cells(frontier))
+    groups = [frontier.indices(group.cells(frontier)).tolist() for group in (first, second)]
     count = min(map(len, groups))
     if count == 0:
         return None
-    choosing, reporting = frontier.halves
-    sides: list[Side] = []
-    means: list[Estimate] = []
-    untried = True
-    for group, cells in zip((first, second), groups, strict=True):
-        there = [choosing.rows[place] for place in frontier.indices(cells).tolist()]
-        choices = statistic.choices(choosing, there, count)
-        found = [choice.measured(reporting) for choice in choices]
-        untried = untried and not any(bool(choice.weights_C.any()) for choice in choices)
-        means.append(_mean(found))
-        by_floor = tuple(one.interval(_TAIL) for one in found) if len(found) > 1 else ()
-        sides.append(Side(group.name, len(cells), means[-1].interval(_TAIL), by_floor))
-    difference = Estimate(
-        means[0].value - means[1].value, means[0].influence_N - means[1].influence_N
-    )
-    strict = difference.interval(tail / num_comparisons)
-    return Comparison(sides[0], sides[1], count, difference.interval(tail), strict, untried)
+    values = [statistic.values(frontier, places, count) for places in groups]
+    sides = [
+        Side(
+            group.name,
+            len(places),
+            percentile_interval(values_FR.mean(0)),
+            tuple(map(percentile_interval, values_FR)) if len(values_FR) > 1 else (),
+        )
+        for group, places, values_FR in zip((first, second), groups, values, strict=True)
+    ]
+    difference_R = values[0].mean(0) - values[1].mean(0)
+    strict = percentile_interval(difference_R, tail / num_comparisons)
+    return Comparison(sides[0], sides[1], count, percentile_interval(difference_R, tail), strict)
 
 
-def _mean(estimates: Sequence[Estimate]) -> Estimate:
-    count = len(estimates)
-    influence_N = torch.stack([one.influence_N for one in estimates]).mean(0)
-    return Estimate(sum(one.value for one in estimates) / count, influence_N)
+def best_of(ranks_CR: Tensor, values_CR: Tensor, count: int) -> Tensor:
+    """Mean of the value of the cell with the highest rank, over all choices of `count` cells.
 
+    The cell with the i-th lowest rank is chosen in comb(i - 1, count - 1) of the comb(C, count)
+    choices.
 
-def _figures(frontier: Frontier, figure: Figure) -> Tensor:
-    """The figure of each cell on the data, [C]."""
-    values = [frontier.value(figure, row) for row in frontier.rows]
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def _best_of(values_C: Tensor, counts_C: Tensor, cells: Tensor, count: int) -> tuple[Tensor, float]:
-    """How often each cell is the best one, over all choices of `count` of these cells.
-
-    The i-th smallest value is the largest in comb(i - 1, count - 1) of the comb(C, count) choices.
-
-    Args:
-        values_C: Value of each cell.
-        counts_C: Whether a cell is allowed to be the best one.
-        cells: Places of the cells to choose from.
-        count: Number of cells of a choice.
-
-    Returns:
-        The shares, [C], and the share of choices in which no cell is allowed.
+    Shapes: [C, R] each -> [R].
     """
-    order = sorted(cells.tolist(), key=lambda place: (bool(counts_C[place]), values_C[place]))
-    total = comb(len(order), count)
-    shares_C = torch.zeros_like(values_C)
-    for below, place in enumerate(order):
-        if counts_C[place]:
-            shares_C[place] = comb(below, count - 1) / total
-    return shares_C, 1 - float(shares_C.sum())
+    total = comb(len(ranks_CR), count)
+    weights = [comb(below, count - 1) / total for below in range(len(ranks_CR))]
+    weights_C1 = torch.tensor(weights, dtype=values_CR.dtype)[:, None]
+    return (values_CR.gather(0, ranks_CR.argsort(dim=0)) * weights_C1).sum(0)

@@ -150,18 +150,6 @@ class Frontier:
         # without the rounding errors of sums, so that a quality of 0.95 reaches a floor of 0.95
         return found_R.round(decimals=12)
 
-    def influence(self, figure: Figure, row: ResultRow) -> Tensor:
-        """What each example adds to the figure, [N]: their mean is 0, to first order its error."""
-        if self._is_known(figure, row):
-            return torch.zeros(self.num_examples, dtype=torch.float64)
-        ratios = self.ratios(figure, row)
-        values = [float(over_N.sum() / under_N.sum()) for over_N, under_N in ratios]
-        found_N = torch.zeros(self.num_examples, dtype=torch.float64)
-        for place, (over_N, under_N) in enumerate(ratios):
-            others = math.prod(value for other, value in enumerate(values) if other != place)
-            found_N += others * (over_N - values[place] * under_N) / under_N.mean()
-        return found_N
-
     @cached_property
     def halves(self) -> tuple[Frontier, Frontier]:
         """The cells on a random half of the examples, which choose, and on the rest, which report.
@@ -181,7 +169,7 @@ class Frontier:
                 row.model_copy(update={"examples": tuple(row.examples[place] for place in places)})
                 for row in self.rows
             ]
-            return Frontier(rows, self._seed, self._num_resamples)
+            return Frontier(rows, self._seed + which, self._num_resamples)
 
         return half(0), half(1)
 

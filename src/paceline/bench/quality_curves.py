@@ -17,13 +17,10 @@ from paceline.bench.comparison import Comparison, Side
 from paceline.core.bootstrap import percentile_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from paceline.bench.comparison import Cost, Group
-    from paceline.bench.measured_frontier import Figure, Frontier
-    from paceline.bench.schema import ResultRow
+    from paceline.bench.measured_frontier import Frontier
 
 _NUM_POINTS = 32
 _TINY = 1e-12
@@ -49,10 +46,11 @@ def compare_curves(
     if not all(groups):
         return None
 
-    def resampled(figure: Figure, cells: Sequence[ResultRow]) -> Tensor:
-        return torch.stack([frontier.resampled(figure, row) for row in cells])
-
-    gains = [cost.gain(resampled(cost.figure, cells)) for cells in groups]
+    gains = [cost.gain(frontier, cells) for cells in groups]
+    qualities = [
+        torch.stack([frontier.resampled("relative quality", row) for row in cells])
+        for cells in groups
+    ]
     low_R = torch.stack([gain_CR.amin(0) for gain_CR in gains]).amax(0)
     high_R = torch.stack([gain_CR.amax(0) for gain_CR in gains]).amin(0)
     if low_R[0] > high_R[0]:
@@ -60,8 +58,8 @@ def compare_curves(
     shares_P1 = (torch.arange(_NUM_POINTS, dtype=low_R.dtype)[:, None] + 0.5) / _NUM_POINTS
     points_PR = low_R + shares_P1 * (high_R - low_R)
     means = [
-        along(gain_CR, resampled("relative quality", cells), points_PR).mean(0)
-        for gain_CR, cells in zip(gains, groups, strict=True)
+        along(gain_CR, quality_CR, points_PR).mean(0)
+        for gain_CR, quality_CR in zip(gains, qualities, strict=True)
     ]
     sides = [
         Side(group.name, len(cells), percentile_interval(mean_R), ())

@@ -21,6 +21,7 @@ from paceline.bench.comparison import (
     Statistic,
     compare,
 )
+from paceline.core.bootstrap import percentile_interval
 from paceline.report.markdown import NOTHING, figure, number, table
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def claims_text(frontier: Frontier) -> str:
     parts = [_verdicts(findings)]
     if any(found.comparisons for found in findings):
         levels = [
-            f"{statistic.name}: {number(statistic.least_gain(frontier.halves[0]))}"
+            f"{statistic.name}: {figure(percentile_interval(statistic.least_gain(frontier)))}"
             for statistic in (CASCADE_QUALITY, QUALITY_AT_SPEED)
         ]
         parts += [_sides(findings), f"The levels of claim d2. {'; '.join(levels)}."]
@@ -253,7 +254,8 @@ def explanation() -> str:
         "target's among the cells whose saving is in the top quarter of all cells (without the "
         "target and oracles); 0 if a family has none.\n\n"
         "The cells are chosen on a random half of the examples, and first - second is measured on "
-        f"the other half. A claim **{HELD}** if the 95% interval of every pair "
+        "the other half. Both halves are resampled, and the cells are chosen anew each time. "
+        f"A claim **{HELD}** if the 95% interval of every pair "
         f"lies above the threshold. It **{BROKEN}** if the interval of a pair lies below it, at "
         f"95% for all pairs together. Otherwise it is **{UNDECIDED}**. The threshold is 0, and "
         f"-{number(MARGIN)} for claim f (no worse). With fewer than {LEAST} examples, no claim is "

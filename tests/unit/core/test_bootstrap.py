@@ -201,7 +201,7 @@ def test_nothing_to_divide_is_an_error_of_one_line(tops: Tensor, bottoms: Tensor
 
 @pytest.mark.parametrize(("events", "value"), [(0.0, 0.0), (10.0, 1.0)])
 def test_counts_that_are_equal_by_chance_make_no_point(events: float, value: float):
-    """None of 16 texts has a rejection, or all tokens of all texts are rejected: one text in five may differ."""
+    """No token of 16 texts is rejected, or every one: one text in five may still differ."""
     tokens_N = torch.full((16,), 10.0)
     found = ratio_interval(
         torch.full((16,), events), tokens_N, rng=torch.Generator(), most=1.0, counted=True

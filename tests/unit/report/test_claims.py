@@ -69,7 +69,7 @@ def test_beta_one_is_judged_by_target_calls_and_not_by_the_tuned_betas_solver():
     """Both call the target 4 times in 10 tokens; the tuned one needs longer for its solver."""
     found = verdicts(counted(Lossy(0.1), 4, 0.5), counted(Lossy(0.1, "tuned"), 4, 0.8))
     assert found["f", SPEED] == "held"
-    assert found["f", CALLS] == "held", "no difference is no worse"
+    assert found["f", CALLS] == "not decided"
     slower = verdicts(counted(Lossy(0.1), 5, 0.5), counted(Lossy(0.1, "tuned"), 4, 0.8))
     assert (slower["f", SPEED], slower["f", CALLS]) == ("held", "did not hold")
 
