@@ -136,7 +136,7 @@ def test_so_do_tempered_texts_in_small_batches_of_drafts_that_end_early(
         (Lossy(0.6, "tuned"), aimed("tuned", 0.6)),
         (TokenV3(0.5), aimed("token_v3", 0.5)),
     ],
-    ids=str,
+    ids=["lenient", "lossy tuned", "token_v3"],
 )
 def test_at_temperature_0_the_bonus_token_is_the_targets_best(
     rule: Rule, vectors: cascades.Vectors

@@ -212,10 +212,9 @@ def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
     """Means over the tokens of all texts, with intervals over texts."""
     lengths_B = scores.mask_BT.sum(-1)
 
-    def interval(score_BT: Tensor, *, counted: bool = False) -> IntervalRow:
+    def interval(score_BT: Tensor) -> IntervalRow:
         rng = named_generator(seed, "bootstrap")
-        sums = score_BT.sum(-1), lengths_B
-        return IntervalRow.of(ratio_interval(*sums, rng=rng, most=1.0, counted=counted))
+        return IntervalRow.of(ratio_interval(score_BT.sum(-1), lengths_B, rng=rng, most=1.0))
 
     reached_T = scores.mask_BT.sum(0)
     by_position_T = scores.acceptance_BT.sum(0) / reached_T.clamp(min=1)
@@ -224,7 +223,7 @@ def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
         num_tokens=int(lengths_B.sum()),
         expected_acceptance=interval(scores.acceptance_BT),
         greedy_draft_acceptance=interval(scores.greedy_draft_BT),
-        greedy_agreement=interval(scores.agreement_BT, counted=True),
+        greedy_agreement=interval(scores.agreement_BT),
         acceptance_by_position=[float(mean) for mean in by_position_T],
     )
 
