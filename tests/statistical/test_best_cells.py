@@ -1,7 +1,7 @@
 """Coverage of the interval of the fastest cell of a family, in simulated benches.
 
 Cells differ by chance alone, by a little, or share most of their noise. The interval has to hold
-the true speedup of the cell that was chosen. Of 150 benches, fewer than 90% are covered once in 200
+the true speedup of the cell that was chosen. Of 100 benches, fewer than 88% are covered once in 300
 seeds if 95% are; the seed is fixed. The mutant chooses the fastest cell in all examples and in each
 of their resamples: its interval says that a speedup of 1 is above 1.
 """
@@ -22,7 +22,7 @@ from result_rows import ALONE, example, row, steady
 if TYPE_CHECKING:
     from paceline.bench.schema import ResultRow
 
-NUM_BENCHES = 150
+NUM_BENCHES = 100
 
 
 class Family(NamedTuple):
@@ -76,7 +76,7 @@ def test_the_interval_of_the_fastest_cell_holds_its_true_speedup(name: str, coun
         low, high = chosen_anew(frontier, cells)
         by_mutant += low <= max(family.speedups) <= high
         above += best.value.value > truth
-    assert covered / NUM_BENCHES >= 0.9
+    assert covered / NUM_BENCHES >= 0.88
     assert abs(above / NUM_BENCHES - 0.5) < 0.2, "as often too slow as too fast"
     assert name not in {"equal", "many"} or by_mutant / NUM_BENCHES < 0.2
 

@@ -21,7 +21,7 @@ from paceline.measure.starts import Starts, spread_of
 from paceline.progress import silent
 
 TOKENS, GAMMAS, STEP_S = 64, (0, 1, 3, 6), 0.01
-RUNS = 300
+RUNS = 150
 FLOOR = 0.95 - 3 * (0.95 * 0.05 / RUNS) ** 0.5
 
 Judged = Callable[[Starts], Starts]

@@ -97,7 +97,7 @@ def _studentised(
     groups: Sequence[Tensor], tail: float, rng: torch.Generator
 ) -> tuple[float, float]:
     """Bootstrap-t bounds; infinite if too many resamples lack spread."""
-    num_draws, variance = _num_draws(tail), 0.0
+    num_draws, variance = max(_LEAST_DRAWS // 2, math.ceil(_BEYOND / tail)), 0.0
     errors_R, variances_R = (torch.zeros(num_draws, dtype=torch.float64) for _ in range(2))
     for values_N in groups:
         size = len(values_N)
