@@ -123,6 +123,19 @@ def test_the_interval_of_a_relative_quality_covers_it(accuracy, count):
     assert accuracy < 0.9 or count > 24 or by_mutant / 200 < 0.9
 
 
+@pytest.mark.parametrize("count", [8, 24, 64])
+def test_the_interval_of_a_relative_overlap_covers_it(count):
+    """200 pairs of scores up to 0.6, most of them low, that share two answers of three."""
+    rng = seeded(5)
+    covered = 0
+    for _ in range(200):
+        shared = torch.rand(count, generator=rng) < 2 / 3
+        target, own = (0.6 * overlaps((1, count), rng)[0] for _ in range(2))
+        found = bounded_ratio_interval(torch.where(shared, target, own), target, rng=rng)
+        covered += found.low <= 1 <= found.high
+    assert covered / 200 >= 0.95
+
+
 def test_equal_scores_leave_room_for_rare_differences():
     """24 equal pairs: with probability 0.975, a difference in 1 - 0.025^(1/24) would have shown."""
     scores_N = torch.ones(24)

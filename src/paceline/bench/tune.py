@@ -23,7 +23,7 @@ from paceline.bench.prediction import predict
 from paceline.bench.runner import read_rows, run_cells, unfinished
 from paceline.bench.sequential_test import Bound, confirm, statement
 from paceline.bench.tune_result import FailedCell, Step, Tried, TuneConfig, Tuned
-from paceline.bench.workbench import BenchConfig, bench_context, prepare
+from paceline.bench.workbench import BenchConfig, bench_context, is_idle_in_vllm, prepare
 from paceline.config import to_yaml
 from paceline.core.rules import Lossless
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from paceline.bench.prediction import Prediction
     from paceline.bench.schema import ResultRow
     from paceline.bench.workbench import Workbench
-    from paceline.core.rule_base import Rule
-    from paceline.core.sampling import SamplingParams
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
 
@@ -213,7 +211,11 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
         passes = partial(costs.pass_costs, batch_size=config.concurrency)
     elif in_vllm:
         drafts = proposals_of("vllm", "probabilistic", config.sampling)
-    rules = (rule for rule in config.rules if not (in_vllm and _is_idle(rule, config.sampling)))
+    rules = (
+        rule
+        for rule in config.rules
+        if not (in_vllm and is_idle_in_vllm(rule, config.sampling.temperature))
+    )
     cells = [
         DecodingConfig(
             strategy=Speculative(
@@ -237,11 +239,6 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     _, lossless = best[repr(Lossless())]
     others = [cell for cell in undominated(list(best.values())) if cell != lossless]
     return [lossless, *spread(others, config.num_candidates)]
-
-
-def _is_idle(rule: Rule, sampling: SamplingParams) -> bool:
-    """True if vLLM decodes losslessly with this rule."""
-    return sampling.greedy and rule.uses_confidence
 
 
 def undominated(candidates: Sequence[tuple[Prediction, DecodingConfig]]) -> list[DecodingConfig]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -23,6 +24,7 @@ from paceline.tasks import TaskChoice
 from paceline.tasks.task_prompts import ExamplePrompts, example_prompts
 
 if TYPE_CHECKING:
+    from paceline.core.rule_base import Rule
     from paceline.decode.strategies import DecodingConfig
     from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
@@ -250,6 +252,11 @@ def cell_key(context: str, cell: DecodingConfig) -> str:
     return digest(context, cell.model_dump(mode="json"))
 
 
+def is_idle_in_vllm(rule: Rule, temperature: float) -> bool:
+    """True if vLLM decodes losslessly with this rule."""
+    return temperature == 0 and rule.uses_confidence
+
+
 def _check_engine(engine: EngineChoice, grid: Grid) -> None:
     """Raise ValueError if the engine cannot run the cells of the grid."""
     if engine.engine != "vllm" or engine.url is not None:
@@ -270,7 +277,8 @@ def _check_engine(engine: EngineChoice, grid: Grid) -> None:
         )
     if grid.sampling.repetition_penalty != 1:
         raise ValueError("vLLM computes another penalty; leave grid.sampling.repetition_penalty 1")
-    if 0 in grid.temperatures and any(rule.uses_confidence for rule in grid.rules):
+    cells = itertools.product(grid.rules, grid.temperatures)
+    if any(is_idle_in_vllm(rule, temperature) for rule, temperature in cells):
         raise ValueError(
             "a cascade changes nothing in vLLM at temperature 0; set grid.temperatures to others, "
             "such as [1.0], or leave cascades out of grid.rules"

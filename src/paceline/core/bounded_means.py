@@ -146,24 +146,21 @@ def bounded_mean_interval(
 
 
 def bounded_ratio_interval(
-    over_N: Tensor,
-    under_N: Tensor,
-    *,
-    rng: torch.Generator,
-    confidence: float = 0.95,
-    most: float = 1.0,
+    over_N: Tensor, under_N: Tensor, *, rng: torch.Generator, confidence: float = 0.95
 ) -> Interval:
-    """Ratio of the means of two scores of the same units, both in [0, most], with its interval.
+    """Ratio of the means of two scores of the same units, in [0, 1], with its interval.
 
-    As `bounded_mean_interval`; the added unit has the scores (0, most) for the lower bound and
-    (most, 0) for the upper bound.
+    As `bounded_mean_interval`; the added unit has the scores (0, m) for the lower bound and (m, 0)
+    for the upper bound, where m is the largest score of all. Scores such as ROUGE hardly reach 1,
+    and a unit of 1 would outweigh them.
 
     Shapes: [N] each.
 
     Raises:
         ValueError: no values, values beyond the bounds, or a denominator of 0.
     """
-    over_N, under_N = (_checked(part_N, 0.0, most) for part_N in (over_N, under_N))
+    over_N, under_N = (_checked(part_N, 0.0, 1.0) for part_N in (over_N, under_N))
+    most = float(torch.cat([over_N, under_N]).max())
     if not float(under_N.sum()):
         raise ValueError("a ratio of means needs a denominator above 0")
     value, tail = float(over_N.mean() / under_N.mean()), (1 - confidence) / 2

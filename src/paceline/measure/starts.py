@@ -39,7 +39,7 @@ import torch
 from pydantic import Field
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import Interval, student_quantile
+from paceline.core.bootstrap import Interval, log_distance, product_interval, student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,30 +70,32 @@ class Starts(StrictModel):
         """
         if not self.freedom:
             return found
-        more = self._half_width(0.95, terms)
-        below, above = (math.hypot(half, more) for half in _distances(found))
-        return _around(found.value, below, above)
+        return product_interval(found, self._factor(0.95, terms))
 
     def at(self, widened: Interval, confidence: float, terms: int = 1) -> Interval:
         """The interval of `widen` at another confidence than 95%.
 
         Its part within a start grows as that of a normal distribution.
         """
-        old, new = self._half_width(0.95, terms), self._half_width(confidence, terms)
+        value = widened.value
+        between = log_distance(1.0, self._factor(0.95, terms).high)
         quantile = NormalDist().inv_cdf
         wider = quantile((1 + confidence) / 2) / quantile(0.975)
         below, above = (
-            math.hypot(max(half**2 - old**2, 0.0) ** 0.5 * wider, new)
-            for half in _distances(widened)
+            wider * max(log_distance(value, bound) ** 2 - between**2, 0.0) ** 0.5
+            for bound in (widened.low, widened.high)
         )
-        return _around(widened.value, below, above)
+        high = value * math.exp(above) if above < _LARGEST else math.inf
+        within = Interval(value, value * math.exp(-below), high)
+        return product_interval(within, self._factor(confidence, terms))
 
-    def _half_width(self, confidence: float, terms: int) -> float:
-        """Of the variation between starts alone, in logarithms."""
-        if not self.freedom:
-            return 0.0
-        quantile = student_quantile(confidence, self.freedom)
-        return quantile * self.deviation * (terms / self.number) ** 0.5
+    def _factor(self, confidence: float, terms: int) -> Interval:
+        """The variation between starts alone, as a factor around 1."""
+        half = 0.0
+        if self.freedom:
+            quantile = student_quantile(confidence, self.freedom)
+            half = quantile * self.deviation * (terms / self.number) ** 0.5
+        return Interval(1.0, math.exp(-half), math.exp(min(half, _LARGEST)))
 
     @property
     def words(self) -> str:
@@ -104,17 +106,6 @@ class Starts(StrictModel):
             f"each server was started {self.number} times ({self.seconds:.0f} s in all); intervals "
             f"of seconds contain the variation between starts ({self.deviation:.1%})"
         )
-
-
-def _distances(found: Interval) -> tuple[float, float]:
-    """Of the bounds from the value, in logarithms."""
-    below = math.log(found.value / found.low) if found.low > 0 else math.inf
-    return below, math.log(found.high / found.value)
-
-
-def _around(value: float, below: float, above: float) -> Interval:
-    high = value * math.exp(above) if above < _LARGEST else math.inf
-    return Interval(value, value * math.exp(-below), high)
 
 
 def spread_of(logs: Mapping[int, Sequence[Sequence[float]]], number: int, seconds: float) -> Starts:
