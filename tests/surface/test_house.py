@@ -42,19 +42,19 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
-def test_no_file_is_longer_than_400_lines():
+def test_no_file_is_longer_than_600_lines():
     sizes = {name_of(path): len(path.read_text().splitlines()) for path in PROGRAMS}
-    assert {name: size for name, size in sizes.items() if size > 400} == {}
+    assert {name: size for name, size in sizes.items() if size > 600} == {}
 
 
-def test_no_function_is_longer_than_60_lines():
+def test_no_function_is_longer_than_80_lines():
     sizes = {
         f"{name_of(path)}:{node.name}": node.end_lineno - node.lineno + 1
         for path in PROGRAMS
         for node in functions(path)
         if node.end_lineno is not None
     }
-    assert {name: size for name, size in sizes.items() if size > 60} == {}
+    assert {name: size for name, size in sizes.items() if size > 80} == {}
 
 
 @pytest.mark.parametrize("word", ["TODO", "FIXME", "XXX", "NotImplementedError"])
