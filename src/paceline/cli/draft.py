@@ -11,7 +11,7 @@ from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.models import HfModel
-    from paceline.train.layer_search import KeptLayers
+    from paceline.train.initial_draft import KeptLayers
 
 
 def draft(
