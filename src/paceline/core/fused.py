@@ -46,6 +46,11 @@ class Head(NamedTuple):
         old_V, offset_V = getattr(self, name), offset_V.to(self.weight_VD)
         return self._replace(**{name: offset_V if old_V is None else old_V + offset_V})
 
+    def detached(self) -> Head:
+        """The head without gradients."""
+        bias = None if self.bias_V is None else self.bias_V.detach()
+        return self._replace(weight_VD=self.weight_VD.detach(), bias_V=bias)
+
     def to(self, dtype: torch.dtype) -> Head:
         """The head in this dtype."""
         tensors = (self.weight_VD, self.bias_V, self.offset_V)
@@ -99,32 +104,18 @@ def chunked_loss(
 ) -> Tensor:
     """Weighted sum of token losses, a scalar; the forward pass computes the gradients, too.
 
-    `loss_of_chunk(projected_CV, rows)` returns the losses [C] of the tokens in the slice `rows`,
-    and the gradient of their weighted sum by the head's projection, [C, V]. It may overwrite the
-    projection. Under autocast, projection and gradient have its dtype.
+    `loss_of_chunk(hidden_CD, rows)` returns the losses [C] of the tokens in the slice `rows`, and
+    the gradient of their weighted sum by the head's projection, [C, V]. Under autocast, hidden
+    states and gradient have its dtype.
 
     `vocab_size`: number of the head's rows that have logits; None: all. `part_size`: number of rows
-    that are cast at a time, to save memory; None: all, with the sums that autograd makes.
+    whose gradients are computed at a time, and added in float32; None: all, as autograd does it.
 
     Shapes: hidden [N, D], weights [N] -> scalar.
     Cost: a product with the head per chunk, and two for the gradients; memory [chunk_size, V].
     """
     sizes = chunk_size, vocab_size, part_size
     return _ChunkedLoss.apply(hidden_ND, *head[:2], loss_of_chunk, weights_N, sizes)  # pyright: ignore
-
-
-def differentiated(
-    losses_of: Callable[[Tensor], Tensor], projected_CV: Tensor, weights_C: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Losses of a projection, and the gradient of their weighted sum by autograd. [C], [C, V]."""
-    projected_CV = projected_CV.detach().requires_grad_()
-    with torch.enable_grad():
-        losses_C = losses_of(projected_CV)
-        total = (losses_C * weights_C).sum()
-    if not total.requires_grad:
-        return losses_C, torch.zeros_like(projected_CV)
-    (gradient_CV,) = torch.autograd.grad(total, projected_CV)
-    return losses_C.detach(), gradient_CV
 
 
 def chunks(count: int, size: int) -> list[slice]:
@@ -153,39 +144,24 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_VD = torch.zeros_like(weight_VD) if needs_weight else None
         grad_V = torch.zeros_like(bias_V) if needs_bias and bias_V is not None else None
         total = hidden_ND.new_zeros((), dtype=torch.float32)
-        head = Head(weight_VD, bias_V).rows(slice(vocab_size))
-        width = len(head.weight_VD)
+        width = len(weight_VD[:vocab_size])
         parts = chunks(width, part_size or width)
-        # One buffer for all chunks: allocating one per chunk fragments the heap.
-        buffer_CV = None
-        if part_size is not None:
-            longest = min(chunk_size, len(hidden_ND))
-            buffer_CV = hidden_ND.new_empty(longest, width, dtype=dtype)
+        sum_dtype = dtype if part_size is None else torch.float32
         for rows in chunks(len(hidden_ND), chunk_size):
             hidden_CD = hidden_ND[rows].to(dtype)
-            if buffer_CV is None:
-                projected_CV = head.to(dtype).projected(hidden_CD)
-            else:
-                projected_CV = buffer_CV[: len(hidden_CD)]
-                for part in parts:
-                    projected_CV[:, part] = head.rows(part).to(dtype).projected(hidden_CD)
-            losses_C, slopes_CV = loss_of_chunk(projected_CV, rows)
+            losses_C, slopes_CV = loss_of_chunk(hidden_CD, rows)
             total += (losses_C * weights_N[rows]).sum()
             for part in parts:
                 slopes_CP = slopes_CV[:, part]
                 if grad_ND is not None:
-                    grad_ND[rows] += slopes_CP @ head.weight_VD[part].to(dtype)
+                    grad_ND[rows] += slopes_CP @ weight_VD[part].to(dtype)
                 if grad_VD is not None:
                     grad_VD[part] += slopes_CP.T @ hidden_CD
             if grad_V is not None:
-                sum_dtype = dtype if part_size is None else torch.float32
                 grad_V[:width] += slopes_CV.sum(0, dtype=sum_dtype)
         grad_ND = None if grad_ND is None else grad_ND.to(hidden_ND.dtype)
-        ctx.gradients = (
-            grad_ND,
-            grad_VD,
-            grad_V,
-        )  # may be returned without a copy, unlike saved ones
+        # not save_for_backward: backward may return them without a copy
+        ctx.gradients = grad_ND, grad_VD, grad_V
         return total
 
     @staticmethod

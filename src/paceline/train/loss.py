@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -33,6 +35,8 @@ from paceline.train.objectives import Compared, Policies, native_terms, token_lo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch.autograd.graph import GradientEdge
 
     from paceline.data.collate import Row, TokenBatch
     from paceline.models.hf.base import HfModel
@@ -120,11 +124,10 @@ class DraftLoss(nn.Module):
             labels_N, _ = places_of(labels_N, tokens_S, vocab_size)
             top_N = None if top_N is None else among(top_N, tokens_S, vocab_size)
             vocab_size = len(tokens_S)
-        vocab_size = min(vocab_size, len(draft_head.weight_VD))
         loss = ChunkLoss(
             terms=plan.terms,
             native=native_terms(plan.terms),
-            draft_head=draft_head,
+            draft_head=draft_head.rows(slice(vocab_size)).detached(),
             target=TargetScores(target_hidden_ND, target_head, vocab_size, normalisers_N),
             labels_N=labels_N,
             weights_N=weights_N,
@@ -134,28 +137,29 @@ class DraftLoss(nn.Module):
         )
         with torch.autocast(batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast):
             hidden_ND = self.draft.hidden(batch)[batch.mask_BT]
-            chunk_size = self.chunk.choose(self.hf, vocab_size, len(plan.terms))
+            width = len(loss.draft_head.weight_VD)
+            chunk_size = self.chunk.choose(self.hf, width, len(plan.terms))
+            inputs = hidden_ND, draft_head
             sizes = {"chunk_size": chunk_size, "vocab_size": vocab_size}
             if loss.native is not None and can_differentiate(hidden_ND):
-                return chunked_loss(
-                    hidden_ND, draft_head, loss.in_c, weights_N, **sizes, part_size=_PART
-                )
+                # One buffer for all chunks: allocating one per chunk fragments the heap.
+                dtype = torch.bfloat16 if self.autocast else draft_head.weight_VD.dtype
+                shape = min(chunk_size, len(hidden_ND)), width
+                in_c = partial(loss.in_c, hidden_ND.new_empty(shape, dtype=dtype))
+                return chunked_loss(*inputs, in_c, weights_N, **sizes, part_size=_PART)
             loss.policies.look_at(
-                (
-                    loss.target.served_log_probs(rows),
-                    draft_head.log_probs(hidden_ND[rows], vocab_size),
-                )
+                (loss.target.served_log_probs(rows), loss.draft_head.log_probs(hidden_ND[rows]))
                 for rows in chunks(len(hidden_ND), chunk_size)
             )
-            return chunked_loss(hidden_ND, draft_head, loss.by_autograd, weights_N, **sizes)
+            return chunked_loss(*inputs, loss.by_autograd, weights_N, **sizes)
 
 
 class ChunkLoss(NamedTuple):
     """The losses of a chunk of tokens, [C], and the gradient of their weighted sum, [C, V].
 
-    `in_c` and `by_autograd` compute the same from the same: the scores of both models, the labels
-    and the weights at the positions `rows`. The draft's scores are the projection of its head, and
-    the gradient is by this projection.
+    `in_c` and `by_autograd` compute the same from the same: the draft's hidden states at the
+    positions `rows`, [C, D], and the target's scores, the labels and the weights there. The
+    gradient is by the projection of the draft's head.
     """
 
     terms: Sequence[Objective]
@@ -168,32 +172,40 @@ class ChunkLoss(NamedTuple):
     top_scale_N: Tensor
     policies: Policies
 
-    def by_autograd(self, projected_CV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+    def by_autograd(self, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Losses and gradient of any objective."""
-        projected_CV = projected_CV.detach().requires_grad_()
         with torch.enable_grad():
-            target_log_probs_CV, log_coverage_C = self.target.log_probs(rows)
-            compared = Compared(
-                target_log_probs_CV,
-                self.draft_head.logits_of(projected_CV).float().log_softmax(-1),
-                self.labels_N[rows],
-                log_coverage_C=log_coverage_C,
-                top=None if self.top_N is None else self.top_N.rows(rows),
-                top_scale_C=self.top_scale_N[rows],
-            )
-            losses_C = token_losses(self.terms, compared, self.policies.of(rows))
+            losses_C, projection = self._losses(hidden_CD.detach().requires_grad_(), rows)
             total = (losses_C * self.weights_N[rows]).sum()
-        if not total.requires_grad:  # a divergence of a user that does not depend on the draft
-            return losses_C, torch.zeros_like(projected_CV)
-        return losses_C.detach(), torch.autograd.grad(total, projected_CV)[0]
+        if not total.requires_grad:  # a divergence of a user that is the same for all drafts
+            return losses_C, hidden_CD.new_zeros(len(hidden_CD), len(self.draft_head.weight_VD))
+        (gradient_CV,) = torch.autograd.grad(total, projection)
+        return losses_C.detach(), gradient_CV
 
-    def in_c(self, projected_CV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """Losses and gradient of an objective with native terms; overwrites the projection."""
+    def _losses(self, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, GradientEdge]:
+        """Differentiable losses, and where the gradient of the projection arrives."""
+        target_log_probs_CV, log_coverage_C = self.target.log_probs(rows)
+        projected_CV = self.draft_head.projected(hidden_CD)
+        projection = get_gradient_edge(projected_CV)
+        draft_log_probs_CV = self.draft_head.logits_of(projected_CV).float().log_softmax(-1)
+        del projected_CV  # so that it takes no memory while the terms are computed
+        compared = Compared(
+            target_log_probs_CV,
+            draft_log_probs_CV,
+            self.labels_N[rows],
+            log_coverage_C=log_coverage_C,
+            top=None if self.top_N is None else self.top_N.rows(rows),
+            top_scale_C=self.top_scale_N[rows],
+        )
+        return token_losses(self.terms, compared, self.policies.of(rows)), projection
+
+    def in_c(self, buffer_CV: Tensor, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Losses and gradient of an objective with native terms, in a buffer for all chunks."""
         assert self.native is not None, "the caller checks"
-        head = self.draft_head
-        if head.offset_V is not None:
-            head = head._replace(offset_V=head.offset_V.to(projected_CV.dtype))
-        logits_CV = head.logits_of(projected_CV)
+        logits_CV = buffer_CV[: len(hidden_CD)]
+        for part in chunks(len(self.draft_head.weight_VD), _PART):
+            head = self.draft_head.rows(part).to(hidden_CD.dtype)
+            logits_CV[:, part] = head.logits(hidden_CD)
         slopes_CV = self.draft_head.slopes(logits_CV)
         losses_C = losses_and_slopes(
             self.native,
