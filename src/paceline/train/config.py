@@ -1,4 +1,7 @@
-"""Configuration of training: `TrainSettings` of all kinds, and `AlignConfig`."""
+"""Configuration of training: `TrainSettings` of all kinds, `AlignConfig` and its named recipes.
+
+Paper: Zhou et al. 2023, Table 1 and appendix B.3: `RECIPES`.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +56,7 @@ RECIPES: dict[RecipeName, dict[str, Any]] = {
         "draft_fraction": 1.0,
     },
 }
-"""Defaults by name; keys in the configuration override them.
-
-Paper: Zhou et al. 2023, Table 1 and appendix B.3.
-"""
+"""Defaults by name; keys in the configuration override them."""
 
 
 class Checkpoints(StrictModel):

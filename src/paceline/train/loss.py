@@ -184,11 +184,11 @@ class ChunkLoss(NamedTuple):
 
     def _losses(self, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, GradientEdge]:
         """Differentiable losses, and where the gradient of the projection arrives."""
-        target_log_probs_CV, log_coverage_C = self.target.log_probs(rows)
         projected_CV = self.draft_head.projected(hidden_CD)
         projection = get_gradient_edge(projected_CV)
         draft_log_probs_CV = self.draft_head.logits_of(projected_CV).float().log_softmax(-1)
         del projected_CV  # so that it takes no memory while the terms are computed
+        target_log_probs_CV, log_coverage_C = self.target.log_probs(rows)
         compared = Compared(
             target_log_probs_CV,
             draft_log_probs_CV,

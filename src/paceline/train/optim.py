@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+# Ours: at this floor torch's Adafactor divides 0 by 0; that of transformers decays otherwise.
 _EPSILON_1 = 1e-30  # added to squared gradients
 _EPSILON_2 = 1e-3  # minimum RMS of a weight, for the relative step size
 _CLIP = 1.0  # maximum RMS of an update
