@@ -157,7 +157,6 @@ def sglang_routes(target: CausalModel, draft: CausalModel | None, gamma: int) ->
     def generate(body: dict[str, Any]) -> Answer:
         settings = body["sampling_params"]
         assert settings["ignore_eos"]
-        settings["top_k"] = max(0, settings["top_k"])  # -1 keeps all
         tokens = engine.write(
             body["input_ids"],
             settings["max_new_tokens"],
@@ -183,7 +182,8 @@ def sglang_routes(target: CausalModel, draft: CausalModel | None, gamma: int) ->
 
 
 def sampling_of(body: dict[str, Any]) -> SamplingParams:
-    return SamplingParams(temperature=body["temperature"], top_p=body["top_p"], top_k=body["top_k"])
+    top_k = max(0, body["top_k"])  # -1 keeps all
+    return SamplingParams(temperature=body["temperature"], top_p=body["top_p"], top_k=top_k)
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def test_a_server_that_dies_in_the_middle_is_one_line_with_its_last_words(
 def test_a_server_that_crashes_is_told_apart_and_on_amx_there_is_advice(
     run, pair_folder, started, level, monkeypatch
 ):
-    monkeypatch.setattr("paceline.engines.start.level", lambda: level)
+    monkeypatch.setattr("paceline.engines.process.level", lambda: level)
     crashing = ["--set", 'engine.options=["--crash"]']
     code, _, err = run(*given(pair_folder, *started, *crashing))
     assert code == 3

@@ -14,7 +14,7 @@ from paceline.data.ray_engine import write_with_ray
 from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter, plan_shards
 from paceline.data.shards import ShardStore
-from paceline.engines.text_config import MAY_CHANGE, EngineWriter, OpenAIWriter
+from paceline.engines.texts import MAY_CHANGE, EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, GenerationError
 from paceline.models.loading import encoder_decoder_at, fingerprint, load_tokenizer
 from paceline.processes import in_processes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter
-from paceline.engines.text_config import EngineWriter, OpenAIWriter
+from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import GenerationError, PacelineError, UsageError
 from paceline.processes import MOST_DEATHS, connect_to_ray
 

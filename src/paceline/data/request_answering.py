@@ -16,13 +16,11 @@ from paceline.data.requests import ModelWriter
 from paceline.data.shards import Answer, ShardStore
 from paceline.data.top_scores import Recorded, record
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.commands import Room
+from paceline.engines.commands import Room, Setup
 from paceline.engines.contract import Request as ServedRequest
-from paceline.engines.engine_choice import Setup, check_choice
-from paceline.engines.start import running
-from paceline.engines.text_answers import tokens_of
-from paceline.engines.text_config import EngineWriter, OpenAIWriter
+from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
+from paceline.engines.texts import EngineWriter, OpenAIWriter, tokens_of
 from paceline.errors import ContextLengthError, PromptError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from paceline.data.shards import Journal
     from paceline.decode import Generation
     from paceline.decode.decoder import Decoder
-    from paceline.engines.text_answers import Written
+    from paceline.engines.texts import Written
     from paceline.models.hf.base import HfModel
     from paceline.models.loading import DType
 

@@ -20,7 +20,7 @@ from paceline.config import StrictModel
 from paceline.data.messages import text_of
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts
-from paceline.engines.text_config import EngineWriter, OpenAIWriter
+from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from paceline.core.bootstrap import mean_interval
 from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter, Shard, plan_shards
 from paceline.data.shards import ShardStore
-from paceline.engines.text_config import OpenAIWriter
+from paceline.engines.texts import OpenAIWriter
 from paceline.errors import UsageError
 from paceline.models.loading import encoder_decoder_at, load_tokenizer
 from paceline.progress import silent

@@ -12,8 +12,8 @@ from paceline.data.prompts import TopTokens
 from paceline.data.replay import TargetRounds
 from paceline.data.sources import rows_of
 from paceline.engines.contract import Request
-from paceline.engines.text_answers import tokens_of
 from paceline.engines.text_servers import TextServers
+from paceline.engines.texts import tokens_of
 from paceline.errors import EngineError
 from paceline.rng import named_generator
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.data.collate import Row
-    from paceline.engines.text_answers import Written
-    from paceline.engines.text_config import OpenAIWriter
+    from paceline.engines.texts import OpenAIWriter, Written
 
 
 class ServedRounds(TargetRounds):

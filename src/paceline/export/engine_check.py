@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.core.sampling import SamplingParams
-from paceline.engines.commands import Drafting, Room
+from paceline.engines.commands import Drafting, EngineChoice, Room, Setup
 from paceline.engines.contract import Request
-from paceline.engines.engine_choice import EngineChoice, Setup, check_choice
-from paceline.engines.start import started
+from paceline.engines.process import check_choice, started
 from paceline.errors import ExportError
 from paceline.models import load_model
 

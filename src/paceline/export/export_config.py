@@ -8,8 +8,7 @@ from typing import Any, Literal, cast
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.engines.commands import EngineName
-from paceline.engines.engine_choice import EngineChoice
+from paceline.engines.commands import EngineChoice, EngineName
 
 Stored = Literal["auto", "float32", "bfloat16", "float16", "q8_0"]
 

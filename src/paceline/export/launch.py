@@ -11,9 +11,9 @@ from paceline.engines.commands import (
     Drafting,
     check_draft_path,
     draft_arguments,
+    proposals_of,
     target_arguments,
 )
-from paceline.engines.draft_sampling import proposals_of
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from paceline.data.replay import Rounds, TargetRounds
 from paceline.data.requests import ModelWriter
 from paceline.data.served_rounds import ServedRounds
 from paceline.data.sources import BatchSource, ExampleStream, FixedText, MixedText, SampledText
-from paceline.engines.text_config import OpenAIWriter
+from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models import prepare_for_decoding
 from paceline.models.loading import load_tokenizer, tokenizer_of

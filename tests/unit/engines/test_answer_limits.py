@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 from paceline.core.sampling import SamplingParams
-from paceline.engines import answer_limits, client, text_servers
+from paceline.engines import client, text_servers
 from paceline.engines.client import Client, api_key, root_of
 from paceline.engines.contract import Request
-from paceline.engines.text_config import OpenAIWriter
 from paceline.engines.text_servers import TextServers
+from paceline.engines.texts import OpenAIWriter
 from paceline.errors import EngineError, PacelineError, UsageError
 
 KEY = "SECRET-KEY"
@@ -98,7 +98,7 @@ HOSTILE = {
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_limits, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(client, "MOST_BYTES", 1_000_000)
     monkeypatch.setattr(client, "SECONDS", 0.2)
     monkeypatch.setenv("SERVER_KEY", KEY)
 
@@ -162,7 +162,7 @@ def test_a_url_that_is_refused_is_not_shown_if_it_may_hold_a_password(url: str):
 @pytest.mark.parametrize("value", ["NaN", "1e999"])
 def test_counters_that_are_no_numbers_are_one_line(value: str):
     pytest.importorskip("prometheus_client")
-    from paceline.engines.counters import block_counts
+    from paceline.engines.servers import block_counts
 
     with pytest.raises(EngineError, match="/metrics has vllm:spec_decode_num_drafts_total = "):
         block_counts(f"vllm:spec_decode_num_drafts_total {value}\n", "vllm:")
