@@ -15,7 +15,7 @@ import torch
 from aligning import write_corpus, write_pair
 from engine_servers import serving
 from forked import Program
-from paceline.data.shards import ShardStore
+from paceline.data.answering import ShardStore
 from text_servers import Served
 
 # argv: the configuration of the whole run, that of the killed one, and what decides the moments of

@@ -83,7 +83,7 @@ class EngineWriter(StrictModel):
         engine: How to start it, as in `measure --engine`; without a draft.
         concurrency: Requests in flight per server.
         top_logprobs: As in `OpenAIWriter`.
-        gpus: GPUs per server; only used by engine ray, which gives each actor its own.
+        gpus: GPUs per server; only used by pool ray, which gives each actor its own.
         timeout_s: Timeout of a request.
     """
 

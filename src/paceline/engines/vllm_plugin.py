@@ -347,8 +347,8 @@ class RawLogits:
     """The target's raw logits of one runner's batch, which vLLM overwrites, if the rule reads them.
 
     Raw logits are those before temperature, min-p, top-k and top-p, with what vLLM applies before:
-    penalties, `logit_bias`, `bad_words`, `allowed_token_ids` and `min_tokens`. vLLM's functions that
-    shape logits are replaced by ones that copy them at that place. The samplers get the shaped
+    penalties, `logit_bias`, `bad_words`, `allowed_token_ids` and `min_tokens`. Functions of vLLM
+    that shape logits are replaced by ones that copy them at that place. The samplers get the shaped
     logits as the same object, by which the copy is recognized.
     """
 

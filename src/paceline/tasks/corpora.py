@@ -11,8 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from paceline.data.messages import text_of
-from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records
+from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records, text_of
 from paceline.errors import PromptError, UsageError
 from paceline.tasks import scoring
 from paceline.tasks.base import TaskExample, TaskModel, as_row, pick

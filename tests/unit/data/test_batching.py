@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.batching import batches_of_like_length
+from paceline.data.collate import batches_of_like_length
 from paceline.measure.acceptance import score_texts
 from paceline.models.fakes import TableModel
 from paceline.progress import silent

@@ -6,9 +6,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.data.borders import following_tokens, inner_tokens
 from paceline.data.prompts import Record
-from paceline.data.tokens import encode
+from paceline.data.tokens import encode, following_tokens, inner_tokens
 from paceline.errors import PromptError
 
 TEXT = ["the cat sat 123456 times, hello hello WORLD don't\n\n x = 5;   y"] * 20

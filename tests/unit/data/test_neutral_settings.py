@@ -9,9 +9,9 @@ import pytest
 from aligning import write_corpus, write_pair
 from engine_servers import Answer, serving
 from paceline.config import validate
+from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
-from paceline.data.shards import ShardStore
 from paceline.errors import UsageError
 from text_servers import Served
 

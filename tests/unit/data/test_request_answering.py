@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.data.request_answering import text_of, tokens_behind
+from paceline.data.answering import text_of, tokens_behind
 from tokenizer_families import FAMILIES, wrapped
 
 PROMPT, ANSWER = "def f(x):\n", "return y"

@@ -25,6 +25,15 @@ def planned(tmp_path: Path, rows: list[dict[str, Any]], **changes: Any) -> list[
     return [list(shard.requests) for shard in shards]
 
 
+def test_the_old_name_of_pool_is_read_and_the_new_one_written():
+    values = {"target": "t", "output": "o", "prompts": "p"}
+    found = [validate(GenerateDataConfig, values | {key: "ray"}) for key in ("pool", "engine")]
+    assert [config.model_dump()["pool"] for config in found] == ["ray", "ray"]
+    assert "engine" not in found[1].model_dump()
+    with pytest.raises(ConfigError, match="engine"):
+        validate(GenerateDataConfig, values | {"pool": "ray", "engine": "processes"})
+
+
 def asked(request: Request) -> str:
     text = tiny_tokenizer().decode(list(request.tokens))
     assert isinstance(text, str)

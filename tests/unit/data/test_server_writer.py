@@ -15,10 +15,10 @@ from aligning import write_corpus, write_pair
 from engine_servers import Answer, serving
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
-from paceline.data import shards
+from paceline.data import answering
+from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
-from paceline.data.shards import ShardStore
 from paceline.decode import AutoregressiveDecoder
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
@@ -62,7 +62,7 @@ def config(folder: Path, output: Path, url: Any, **changes: Any) -> GenerateData
     return validate(GenerateDataConfig, given(values | changes))
 
 
-def answers(run: Path) -> list[shards.Answer]:
+def answers(run: Path) -> list[answering.Answer]:
     return ShardStore(run / "data").read()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from aligning import align_config, losses, write_corpus, write_pair
 from engine_servers import serving
-from paceline.data.served_rounds import ServedRounds
+from paceline.data.replay import ServedRounds
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
