@@ -21,7 +21,7 @@ from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
 from paceline.tasks import TaskChoice
-from paceline.tasks.task_prompts import ExamplePrompts, example_prompts
+from paceline.tasks.base import ExamplePrompts, example_prompts
 
 if TYPE_CHECKING:
     from paceline.core.rule_base import Rule

@@ -31,7 +31,7 @@ def corpus(
     from paceline.data import python_docs as docs
     from paceline.data.python_docs import PythonTasks, write_python_tasks
     from paceline.errors import UsageError
-    from paceline.tasks.text_pairs import PairFiles, write_pairs
+    from paceline.tasks.docstrings import PairFiles, write_pairs
 
     names = (*docs.PythonDocs._fields, *PythonTasks._fields, "pretraining")
     if dictionary is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import tempfile
 import time
@@ -20,6 +19,7 @@ from paceline.data.answering import ShardStore, ShardWriter
 from paceline.data.requests import ModelWriter, Shard, plan_shards
 from paceline.engines.texts import MAY_CHANGE, EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, GenerationError, PacelineError, UsageError
+from paceline.fingerprints import short_hash
 from paceline.models.loading import encoder_decoder_at, fingerprint, load_tokenizer
 from paceline.processes import MOST_DEATHS, connect_to_ray, in_processes
 from paceline.progress import silent
@@ -137,13 +137,13 @@ def _write(
 
 def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:
     """Hash of what determines the records besides the configuration: requests and model files."""
-    digest = hashlib.sha256()
-    for path in _answering_models(config):
-        digest.update((fingerprint(path) if path else "").encode())
-    for shard in shards:
-        for request in shard.requests:
-            digest.update(f"{shard.name} {request.id} {request.seed} {request.tokens}".encode())
-    return digest.hexdigest()[:16]
+    models = (fingerprint(path) if path else "" for path in _answering_models(config))
+    requests = (
+        f"{shard.name} {request.id} {request.seed} {request.tokens}"
+        for shard in shards
+        for request in shard.requests
+    )
+    return short_hash(itertools.chain(models, requests))
 
 
 def _answering_models(config: GenerateDataConfig) -> tuple[str | None, ...]:

@@ -275,7 +275,8 @@ def sample_completions(
     """Sample up to N new tokens for each prompt; the completion includes the end-of-text token.
 
     Row b uses only row b of the uniforms, so its text does not depend on the rest of the batch.
-    Finished rows are removed from the batch.
+    Finished rows are removed from the batch. Unlike decoders, it does not apply `forced_eos`,
+    because a forced token is not a sample of the model's distribution.
 
     Shapes: uniforms [B, N] in [0, 1) -> B lists of 1 to N tokens.
     """

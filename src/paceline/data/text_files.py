@@ -1,4 +1,4 @@
-"""Finds and reads files of text: a file, the files below a directory, or those of a pattern."""
+"""Finds and reads files of text: those of a directory or pattern, and of the datasets library."""
 
 from __future__ import annotations
 
@@ -229,6 +229,8 @@ def read_data_set(
     path: str, subset: str | None, split: str, *, streaming: bool
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Rows of a data set of the hub or of a directory, with their locations.
+
+    A README.md or a script in a directory is not read: it may name files elsewhere.
 
     Raises:
         PromptError: it is missing or damaged, or names files of this machine.

@@ -6,13 +6,14 @@ are only used for testing.
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
 from paceline.data.prompts import CorpusConfig, Record, corpus_fingerprint, read_records, text_of
 from paceline.errors import PromptError, UsageError
+from paceline.fingerprints import short_hash
 from paceline.tasks import scoring
 from paceline.tasks.base import TaskExample, TaskModel, as_row, pick
 from paceline.tasks.docstrings import first_line
@@ -140,7 +141,7 @@ def corpus_version(corpus: CorpusConfig) -> dict[str, str]:
     if not path.is_file():
         found = corpus_fingerprint(corpus)
         return {"corpus": found} if found else {}
-    return {"corpus": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
+    return {"corpus": short_hash([path.read_bytes()])}
 
 
 def _prompt_of(record: Record) -> str:
@@ -148,3 +149,64 @@ def _prompt_of(record: Record) -> str:
     if messages and messages[-1]["role"] == "assistant":
         messages.pop()
     return json.dumps([record.text, messages])
+
+
+class Chat(Corpora):
+    """Messages of users, such as instructions or open questions; answers are not scored.
+
+    A prompt or a document becomes a message of the user, with its completion as the answer. Chats
+    are used as they are.
+
+    Attributes:
+        corpus: Corpus of test prompts.
+        train_corpus: Corpus of training prompts.
+        system: Message of the system before each prompt that is not a chat.
+    """
+
+    version: ClassVar[int] = 1
+
+    task: Literal["chat"] = "chat"
+    system: str | None = None
+
+    @property
+    def metric(self) -> None:
+        return None
+
+    def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
+        """Distinct records of a corpus as chats.
+
+        Raises:
+            PromptError: the corpus cannot be read, or a record has tokens instead of text.
+            UsageError: it has fewer records, or no train_corpus is configured.
+        """
+        found = self.choose(split, count, seed, lambda _: "")
+        return [TaskExample(self._as_chat(example.record), "") for example in found]
+
+    def score(self, example: TaskExample, answer: str) -> NoReturn:
+        """Unsupported.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "the chat task has no metric; use questions, math or another task with reference "
+            "answers"
+        )
+
+    def versions(self) -> dict[str, str]:
+        """Version of the task, and the hash of a local corpus."""
+        return {"task_version": str(self.version), **corpus_version(self.corpus)}
+
+    def signatures(self) -> dict[str, str]:
+        """The same as `versions`."""
+        return self.versions()
+
+    def _as_chat(self, record: Record) -> Record:
+        if record.kind == "chat":
+            return record
+        texts = (record.text, record.completion)
+        if any(isinstance(text, list) for text in texts):
+            raise PromptError(f"{record.where} has tokens; wanted a text to send as a message")
+        roles = ("system", self.system), ("user", record.text), ("assistant", record.completion)
+        messages = tuple({"role": role, "content": str(text)} for role, text in roles if text)
+        return dataclasses.replace(record, kind="chat", text="", completion=None, messages=messages)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from paceline.data.prompts import Record
 from paceline.errors import UsageError
 from paceline.tasks import Arithmetic, TaskExample
-from paceline.tasks.arithmetic import work_out
+from paceline.tasks.math_problems import work_out
 
 TASK = Arithmetic()
 # Small enough to list: 200 expressions of two digits, 4,000 of three.

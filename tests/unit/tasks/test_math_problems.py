@@ -11,7 +11,7 @@ import pytest
 from paceline.data import CorpusConfig
 from paceline.errors import PromptError
 from paceline.tasks import GSMSymbolic, Math, TaskExample
-from paceline.tasks.numbers import final_number
+from paceline.tasks.math_problems import final_number
 
 ROWS = [
     {"question": "How many apples are 2 and 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"},

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paceline.tasks.numbers import final_number
+from paceline.tasks.math_problems import final_number
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.data.prompts import Record
-from paceline.tasks.base import TaskExample
-from paceline.tasks.task_prompts import ExamplePrompts
+from paceline.tasks.base import ExamplePrompts, TaskExample
 from tokenizer_families import FAMILIES, wrapped
 
 PROMPT, ANSWER = "def f(x):\n", "    y = x\n    return y"

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.data.python_docs import is_held_out
 from paceline.errors import UsageError
-from paceline.tasks.text_pairs import read_dictionary, write_pairs
+from paceline.tasks.docstrings import read_dictionary, write_pairs
 
 LINES = [
     "# a comment :: not an entry",
