@@ -13,7 +13,7 @@ from aligning import align_config, write_pair
 from paceline.config import validate
 from paceline.errors import ExportError, StorageError, UsageError, VocabularyMismatchError
 from paceline.export import ExportConfig, Exported, checks, export
-from paceline.export.rows import set_rows
+from paceline.export.directory import set_rows
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
 from paceline.permissions import given
