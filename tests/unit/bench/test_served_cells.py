@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aligning import write_corpus, write_pair
-from engine_servers import Answer, sampling_of, serving
+from fake_servers import Answer, sampling_of, serving
 from paceline.bench import BenchConfig, bench, served_cells
 from paceline.bench.prediction import read_predictions
 from paceline.bench.schema import ResultRow

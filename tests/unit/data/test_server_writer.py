@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from aligning import write_corpus, write_pair
-from engine_servers import Answer, serving
+from fake_servers import Answer, Served, serving, top_of
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.data import answering
@@ -23,7 +23,6 @@ from paceline.decode import AutoregressiveDecoder
 from paceline.engines import text_servers
 from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
 from paceline.permissions import given
-from text_servers import Served, top_of
 
 _WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 KEY = "a-secret-key-1234"

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from engine_costs import costs_of, step
-from engine_servers import serving, vllm_routes
+from fake_servers import serving, vllm_routes
 from near_pair import GAMMA, served_config, write_near_pair
 from paceline.core.bootstrap import Interval
 from paceline.engines.assisted import Transformers
