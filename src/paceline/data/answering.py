@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -29,13 +30,13 @@ from paceline.data.collate import collate
 from paceline.data.prompts import TopTokens
 from paceline.data.requests import ModelWriter
 from paceline.data.sources import rows_of
-from paceline.data.tokens import inner_tokens
+from paceline.data.tokens import inner_tokens, tokens_of
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.commands import Room, Setup
 from paceline.engines.contract import Request as ServedRequest
 from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
-from paceline.engines.texts import EngineWriter, OpenAIWriter, tokens_of
+from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import ContextLengthError, PromptError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
@@ -308,7 +309,7 @@ class ServerAnswerer:
         self.config = config
         self.tokenizer = load_tokenizer(config.target, alone=True)
         self.end = cast("int | None", self.tokenizer.eos_token_id)
-        self.servers = TextServers(writer, self._tokenize)
+        self.servers = TextServers(writer, partial(tokens_of, tokenizer=self.tokenizer))
 
     def answer(self, shard: Shard, journal: Journal) -> list[Answer]:
         """One record per request, in order; each is in the journal as soon as it is there."""
@@ -334,15 +335,14 @@ class ServerAnswerer:
 
     def _record(self, request: Request, written: Written) -> Answer:
         ended = written.stop_reason == "eos"
-        tokens = tokens_of(
-            written, lambda text: tokens_behind(self.tokenizer, request.tokens, text), self.end
+        tokens = written.tokens_by(
+            lambda text: tokens_behind(self.tokenizer, request.tokens, text), self.end
         )
         has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
         completion = written.text
         if written.tokens is not None:
             text = tokens[:-1] if has_end else tokens
             completion = text_of(self.tokenizer, text, request.tokens)
-        top = written.top
         return Answer(
             **provenance(self.config, request),
             prompt=text_of(self.tokenizer, request.tokens),
@@ -350,12 +350,9 @@ class ServerAnswerer:
             completion_tokens=tokens,
             stop_reason=written.stop_reason,
             server=written.server,
-            top_tokens=None if top is None else [[token for token, _ in each] for each in top],
-            top_log_probs=None if top is None else [[value for _, value in each] for each in top],
+            top_tokens=written.top_tokens,
+            top_log_probs=written.top_log_probs,
         )
-
-    def _tokenize(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def provenance(config: GenerateDataConfig, request: Request) -> dict[str, Any]:
@@ -391,7 +388,7 @@ def tokens_behind(
         return inner_tokens(prompt, text, tokenizer)
     except PromptError as error:
         warnings.warn(f"an answer is tokenised without its prompt: {error}", stacklevel=2)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokens_of(text, tokenizer)
 
 
 class ShardWriter:

@@ -11,6 +11,7 @@ gets worse on other text, and whether training on other functions cures it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -77,19 +78,20 @@ def write_package_docs(path: Path, packages: Iterable[str]) -> None:
 
 
 def package_places(name: str) -> list[Path]:
-    """Folders of an installed package, or the file of a module.
+    """Folders of an installed package, or the file of a module; nothing is imported.
 
     Raises:
-        UsageError: the package is not installed.
+        UsageError: the package is not installed, or has no Python source.
     """
-    try:
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):  # of modules without a spec, as __main__
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    paths = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin])]
-    found = [Path(str(path)) for path in paths if path and Path(str(path)).exists()]
-    if not found:
+    if spec is None:
         raise UsageError(f"package {name} is not installed; install it or leave it out")
+    paths = map(Path, spec.submodule_search_locations or [str(spec.origin)])
+    found = [path for path in paths if path.is_dir() or path.suffix == ".py"]
+    if not found:
+        raise UsageError(f"{name} has no Python source to take docstrings from; leave it out")
     return found
 
 

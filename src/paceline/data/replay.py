@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -23,9 +24,9 @@ from paceline.config import StrictModel
 from paceline.data.examples import top_scores_of
 from paceline.data.prompts import TopTokens
 from paceline.data.sources import ExampleStream, TextBatch, rows_of, sample_completions
+from paceline.data.tokens import tokens_of
 from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
-from paceline.engines.texts import tokens_of
 from paceline.errors import EngineError
 from paceline.models.hf.base import recorded_hidden_states
 from paceline.progress import silent
@@ -220,10 +221,8 @@ class ServedRounds(TargetRounds):
         """
         super().__init__(*arguments, **named)
         self._tokenizer = tokenizer
+        self._tokenize = partial(tokens_of, tokenizer=tokenizer)
         self._servers = TextServers(writer, self._tokenize)
-
-    def _tokenize(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _generate(self, number: int, count: int) -> list[Row]:
         prompts = self._prompts_of(number, count)
@@ -248,7 +247,7 @@ class ServedRounds(TargetRounds):
     def _completion(self, answer: Written) -> list[int]:
         """The answer's tokens; of an empty one, the end-of-text token."""
         end = cast("int | None", self._tokenizer.eos_token_id)
-        tokens = tokens_of(answer, self._tokenize, end)[: self.max_new_tokens]
+        tokens = answer.tokens_by(self._tokenize, end)[: self.max_new_tokens]
         if not tokens and end is None:
             raise EngineError(
                 "a server answered a prompt with an empty text, which cannot be trained on, as "
@@ -258,10 +257,9 @@ class ServedRounds(TargetRounds):
 
 
 def _with_top(row: Row, answer: Written) -> Row:
-    if answer.top is None:
+    tokens, log_probs = answer.top_tokens, answer.top_log_probs
+    if tokens is None or log_probs is None:
         return row
-    count = len(row.tokens) - row.trained_from
-    top = answer.top or [[]]  # an empty answer, of which the end-of-text token is left
-    tokens = [[token for token, _ in each] for each in top]
-    log_probs = [[value for _, value in each] for each in top]
-    return dataclasses.replace(row, top=top_scores_of(TopTokens(tokens, log_probs), count))
+    # the end-of-text token is left of an empty answer
+    top = TopTokens(tokens or [[]], log_probs or [[]])
+    return dataclasses.replace(row, top=top_scores_of(top, len(row.tokens) - row.trained_from))

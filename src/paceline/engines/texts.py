@@ -216,15 +216,22 @@ class Written(NamedTuple):
     server: str
     top: list[TopTokens] | None
 
+    def tokens_by(self, tokenize: Callable[[str], list[int]], end: int | None) -> list[int]:
+        """The tokens; if the server gave text alone, of its text and the end-of-text token."""
+        if self.tokens is not None:
+            return self.tokens
+        tokens = tokenize(self.text)
+        return [*tokens, end] if self.stop_reason == "eos" and end is not None else tokens
 
-def tokens_of(written: Written, tokenize: Callable[[str], list[int]], end: int | None) -> list[int]:
-    """Tokens of an answer; if the server gave text alone, of its text and the end-of-text token."""
-    if written.tokens is not None:
-        return written.tokens
-    tokens = tokenize(written.text)
-    if written.stop_reason == "eos" and end is not None:
-        tokens.append(end)
-    return tokens
+    @property
+    def top_tokens(self) -> list[list[int]] | None:
+        """Ids of the most likely tokens of each position."""
+        return None if self.top is None else [[token for token, _ in row] for row in self.top]
+
+    @property
+    def top_log_probs(self) -> list[list[float]] | None:
+        """Log probabilities of the most likely tokens of each position."""
+        return None if self.top is None else [[value for _, value in row] for row in self.top]
 
 
 class _Logprobs(BaseModel):

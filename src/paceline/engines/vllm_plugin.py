@@ -67,6 +67,7 @@ _PARAMETERS = {
         *("self", "logits", "expanded_idx_mapping", "idx_mapping_np"),
     ),
 }
+_USED_V1, _USED_V2 = 8, 11  # parameters of `rejection_sample`, the first ones, that a rule needs
 _NEEDS_DRAFT = (
     "paceline: the rule {} needs the draft's probabilities, and vLLM drafts greedily; set "
     '"draft_sample_method": "probabilistic" in --speculative-config'
@@ -217,89 +218,41 @@ def _drafter(original: Callable[..., tuple[Tensor, Tensor]]) -> Any:
 
 
 def _sampler_v1(rule: Rule, raw: RawLogits) -> Any:
-    def rejection_sample(
-        draft_token_ids: Tensor,
-        num_draft_tokens: list[int],
-        max_spec_len: int,
-        cu_num_draft_tokens: Tensor,
-        draft_probs: Tensor | None,
-        target_logits: Tensor,
-        bonus_token_ids: Tensor,
-        sampling_metadata: Any,
-        synthetic_mode: bool = False,
-        synthetic_conditional_rates: Tensor | None = None,
-        use_fp64_gumbel: bool = False,
-    ) -> Tensor:
-        del synthetic_conditional_rates, use_fp64_gumbel
-        _refuse(synthetic=synthetic_mode)
+    names = _PARAMETERS[_V1, "rejection_sample"]
+
+    def rejection_sample(*arguments: Any, **named: Any) -> Tensor:
+        given = dict(zip(names, arguments, strict=False)) | named
+        _refuse(synthetic=given.get("synthetic_mode", False))
         lost = False
-        if sum(num_draft_tokens):
-            if draft_probs is not None:
+        if sum(given["num_draft_tokens"]):
+            if given["draft_probs"] is not None:
                 counter.saw_draft = True
-            elif not sampling_metadata.all_greedy:
+            elif not given["sampling_metadata"].all_greedy:
                 lost = _lost_draft(rule)
             counter.add(rule, "first runner")
-        return rejection_sample_v1(
-            rule,
-            draft_token_ids,
-            num_draft_tokens,
-            max_spec_len,
-            cu_num_draft_tokens,
-            draft_probs,
-            target_logits,
-            bonus_token_ids,
-            sampling_metadata,
-            raw_logits=raw.take(target_logits),
-            lost_draft=lost,
-        )
+        used = [given[name] for name in names[:_USED_V1]]
+        raw_logits = raw.take(given["target_logits"])
+        return rejection_sample_v1(rule, *used, raw_logits=raw_logits, lost_draft=lost)
 
     return rejection_sample
 
 
 def _sampler_v2(rule: Rule, raw: RawLogits) -> Any:
-    def rejection_sample(
-        target_logits: Tensor,
-        draft_logits: Tensor | None,
-        draft_sampled: Tensor,
-        cu_num_logits: Tensor,
-        pos: Tensor,
-        idx_mapping: Tensor,
-        expanded_idx_mapping: Tensor,
-        expanded_local_pos: Tensor,
-        temperature: Tensor,
-        seed: Tensor,
-        num_speculative_steps: int,
-        synthetic_conditional_rates: Tensor | None = None,
-        use_fp64: bool = False,
-        use_block_verification: bool = False,
-        contexts: Tensor | None = None,
-        watermarking: Tensor | None = None,
-        watermarking_skip_mask: Tensor | None = None,
-        watermark_key: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        del idx_mapping, use_fp64, watermarking, watermarking_skip_mask, watermark_key
+    names = _PARAMETERS[_V2, "rejection_sample"]
+
+    def rejection_sample(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        given = dict(zip(names, arguments, strict=False)) | named
         _refuse(
-            synthetic=synthetic_conditional_rates is not None,
-            block=use_block_verification,
-            watermark=contexts is not None,
+            synthetic=given.get("synthetic_conditional_rates") is not None,
+            block=given.get("use_block_verification", False),
+            watermark=given.get("contexts") is not None,
         )
-        if draft_logits is None and rule.uses_confidence and bool((temperature > 0).any()):
+        is_greedy = given["draft_logits"] is None
+        if is_greedy and rule.uses_confidence and bool((given["temperature"] > 0).any()):
             raise RuntimeError(_NEEDS_DRAFT.format(rule.name))
         counter.add(rule, "second runner")
-        return rejection_sample_v2(
-            rule,
-            target_logits,
-            draft_logits,
-            draft_sampled,
-            cu_num_logits,
-            pos,
-            expanded_idx_mapping,
-            expanded_local_pos,
-            temperature,
-            seed,
-            num_speculative_steps,
-            raw_logits=raw.take(target_logits),
-        )
+        used = [given[name] for name in names[:_USED_V2] if name != "idx_mapping"]
+        return rejection_sample_v2(rule, *used, raw_logits=raw.take(given["target_logits"]))
 
     return rejection_sample
 

@@ -45,15 +45,11 @@ class Corpora(TaskModel):
         return pick(found, count, seed, name, "request fewer or give more text")
 
 
-class PlainText(Corpora):
-    """Prompts of any corpus, for timing only; answers are not scored.
+class Unscored(Corpora):
+    """Base of corpora whose answers are not scored, for timing and agreement."""
 
-    Attributes:
-        corpus: Corpus of test prompts.
-        train_corpus: Corpus of training text.
-    """
-
-    task: Literal["text"] = "text"
+    no_metric: ClassVar[str]
+    """What `score` says."""
 
     @property
     def metric(self) -> None:
@@ -74,14 +70,26 @@ class PlainText(Corpora):
         Raises:
             UsageError: always.
         """
-        raise UsageError(
-            "the text task has no metric; use one that has, such as arithmetic or docstrings, or "
-            "give prompts with completions as task pairs"
-        )
+        raise UsageError(self.no_metric)
 
     def versions(self) -> dict[str, str]:
         """Hash of a local corpus."""
         return corpus_version(self.corpus)
+
+
+class PlainText(Unscored):
+    """Prompts of any corpus, for timing only; answers are not scored.
+
+    Attributes:
+        corpus: Corpus of test prompts.
+        train_corpus: Corpus of training text.
+    """
+
+    task: Literal["text"] = "text"
+    no_metric: ClassVar[str] = (
+        "the text task has no metric; use one that has, such as arithmetic or docstrings, or give "
+        "prompts with completions as task pairs"
+    )
 
 
 class Pairs(Corpora):
@@ -151,7 +159,7 @@ def _prompt_of(record: Record) -> str:
     return json.dumps([record.text, messages])
 
 
-class Chat(Corpora):
+class Chat(Unscored):
     """Messages of users, such as instructions or open questions; answers are not scored.
 
     A prompt or a document becomes a message of the user, with its completion as the answer. Chats
@@ -168,30 +176,16 @@ class Chat(Corpora):
     task: Literal["chat"] = "chat"
     system: str | None = None
 
-    @property
-    def metric(self) -> None:
-        return None
+    no_metric: ClassVar[str] = (
+        "the chat task has no metric; use questions, math or another task with reference answers"
+    )
 
-    def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Distinct records of a corpus as chats.
-
-        Raises:
-            PromptError: the corpus cannot be read, or a record has tokens instead of text.
-            UsageError: it has fewer records, or no train_corpus is configured.
-        """
-        found = self.choose(split, count, seed, lambda _: "")
+    def choose(
+        self, split: Split, count: int, seed: int, reference_of: Callable[[Record], str]
+    ) -> list[TaskExample]:
+        """The records as chats; raises PromptError for one that has tokens instead of text."""
+        found = super().choose(split, count, seed, reference_of)
         return [TaskExample(self._as_chat(example.record), "") for example in found]
-
-    def score(self, example: TaskExample, answer: str) -> NoReturn:
-        """Unsupported.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(
-            "the chat task has no metric; use questions, math or another task with reference "
-            "answers"
-        )
 
     def versions(self) -> dict[str, str]:
         """Version of the task, and the hash of a local corpus."""

@@ -19,13 +19,17 @@ import platform
 import re
 import textwrap
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from paceline.data.prompts import Record
-from paceline.data.python_docs import is_held_out, named_docstrings, standard_library
+from paceline.data.python_docs import (
+    is_held_out,
+    named_docstrings,
+    package_places,
+    standard_library,
+)
 from paceline.errors import UsageError
 from paceline.records import atomic_write_text
 from paceline.tasks import scoring
@@ -33,6 +37,7 @@ from paceline.tasks.base import TaskExample, TaskModel, exchange, pick
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from paceline.tasks.base import Split
 
@@ -135,7 +140,7 @@ def docstring_pairs(
     Raises:
         UsageError: a package is not installed or has no Python source.
     """
-    return _pairs((standard_library(), *map(_source, packages)), max_body)
+    return _pairs((standard_library(), *(package_places(name)[0] for name in packages)), max_body)
 
 
 @cache
@@ -164,20 +169,6 @@ def _is_one_sentence(text: str) -> bool:
         and text.endswith(".")
         and not _SENTENCE_BREAK.search(text)
     )
-
-
-def _source(package: str) -> Path:
-    """Folder of a package or file of a module, found without importing it."""
-    spec = None
-    with contextlib.suppress(ValueError):  # raised for modules without a spec, such as __main__
-        spec = importlib.util.find_spec(package)
-    if spec is None:
-        raise UsageError(f"package {package} is not installed; install it or leave it out")
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    if spec.origin is None or not spec.origin.endswith(".py"):
-        raise UsageError(f"{package} has no Python source to take docstrings from; leave it out")
-    return Path(spec.origin)
 
 
 class PairFiles(NamedTuple):
