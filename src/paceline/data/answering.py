@@ -6,7 +6,6 @@ Records of a file are written as Parquet at once; those of servers are kept in a
 # N positions of completions, K recorded tokens, D hidden size
 from __future__ import annotations
 
-import importlib.metadata
 import multiprocessing.util
 import os
 import shutil
@@ -45,6 +44,7 @@ from paceline.models.contract import decoder_contexts
 from paceline.models.loading import fingerprint, load_tokenizer, tokenizer_of
 from paceline.progress import silent
 from paceline.records import append_jsonl, read_jsonl, storage_errors
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -369,7 +369,7 @@ def provenance(config: GenerateDataConfig, request: Request) -> dict[str, Any]:
         "prompt_was_cut": request.cut,
         "target": config.target,
         "max_new_tokens": config.max_new_tokens,
-        "paceline": importlib.metadata.version("paceline"),
+        "paceline": __version__,
     }
 
 
