@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 
 
 Text = str | list[int]
+Message = dict[str, Any]
+REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})  # keys of thoughts
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+# Set by Paceline, or not an argument of a template.
+_RESERVED = frozenset(
+    {"messages", "conversation", "tools", "tokenize", "add_generation_prompt"}
+    | {"continue_final_message", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
+    | {"padding", "truncation", "max_length", "tokenizer_kwargs", "sanitize_control_tokens"}
+)
 
 _LARGEST_LOG_PROB = 1e-3  # above 0 by rounding
 _TRUNCATED = frozenset({"length", "context"})  # stop reasons written by generate-data
@@ -345,18 +355,6 @@ def _text(value: Any, name: str, where: str) -> Text:
         return value
     kind = type(value).__name__
     raise PromptError(f"{where} has a {kind} as {name}; wanted a string or a list of token ids")
-
-
-Message = dict[str, Any]
-REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})  # keys of thoughts
-
-_TEXT_PARTS = ("text", "input_text", "output_text")
-# Set by Paceline, or not an argument of a template.
-_RESERVED = frozenset(
-    {"messages", "conversation", "tools", "tokenize", "add_generation_prompt"}
-    | {"continue_final_message", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
-    | {"padding", "truncation", "max_length", "tokenizer_kwargs", "sanitize_control_tokens"}
-)
 
 
 def text_of(content: Any) -> str:
