@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.bench.tune import Tried, Tuned
     from paceline.core.bootstrap import Interval
     from paceline.core.rule_base import Rule
+    from paceline.export.model_report import ModelReport
     from paceline.measure.agreement import Agreement
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
@@ -92,6 +93,25 @@ def measurement_table(found: Measurement) -> Group:
         once = f"target {starts[0]}, draft {starts[1]}, once per request"
         summary.add_row("encoder and first pass", once)
     return Group(summary, _gamma_table(found), _GAMMA_LEGEND, *_speed_lines(found))
+
+
+def model_lines(report: ModelReport) -> Iterator[str]:
+    """What was read in a model, also in a dry run."""
+    for name, value in report.facts.items():
+        yield f"{name:<20} {value}"
+    for use in report.uses:
+        fault = "" if use.fault is None else f": {use.fault}"
+        yield f"{'can' if use.fault is None else 'cannot':<20} {use.name}{fault}"
+    for example in report.examples:
+        yield (
+            f"{'example':<20} {example.where}: {example.num_given} tokens given, "
+            f"{len(example.trained_tokens)} trained [[...]]"
+        )
+        yield f"{example.given}[[{example.trained}]]"
+    for warning in report.warnings:
+        yield f"{'warning':<20} {warning}"
+    for fault in report.faults:
+        yield f"{'failed':<20} {fault}"
 
 
 def verdict_style(verdict: Verdict | Agreement) -> str:

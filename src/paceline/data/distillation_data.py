@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.data.input_checks import checked
 from paceline.data.ray_engine import write_with_ray
 from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter, plan_shards
@@ -51,6 +52,7 @@ def generate_data(
         GenerationError: workers died repeatedly; completed files are kept.
         StorageError: a file could not be written; completed files are kept.
     """
+    checked(config)
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
     served = not isinstance(config.writer, ModelWriter)

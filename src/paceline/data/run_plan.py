@@ -13,6 +13,7 @@ import torch
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import mean_interval
+from paceline.data.input_checks import checked
 from paceline.data.request_answering import ShardWriter
 from paceline.data.requests import ModelWriter, Shard, plan_shards
 from paceline.data.shards import ShardStore
@@ -86,6 +87,7 @@ def plan_run(
         UsageError: A model, a prompt or a setting is invalid, or two answers were not measured.
         EngineError: No server answers.
     """
+    checked(config)
     served = not isinstance(config.writer, ModelWriter)
     encoder = not served and encoder_decoder_at(config.target)
     tokenizer = load_tokenizer(config.target, alone=served)

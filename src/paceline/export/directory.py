@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from paceline.export.export_config import LICENCES
 from paceline.export.rows import set_rows
 from paceline.models.drafts.save import copy_tokenizer
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from paceline.export.launch import Launch
 
 _GENERATION = "generation_config.json"
-LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
 def fit(sources: Sources) -> None:
