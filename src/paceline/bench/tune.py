@@ -34,6 +34,7 @@ from paceline.measure.engine_costs import check_sizes, read_costs
 from paceline.measure.pair import ModelsConfig, load_models
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
+from paceline.tasks.base import examples_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +59,13 @@ def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
             metric for a quality floor.
         NotReachedError: no setting meets the bound on the confirming examples.
     """
+    if config.max_latency is None and config.task.metric is None:
+        raise UsageError(
+            f"task {config.task.task} has no metric, so no quality floor can be tested; set "
+            "max_latency, or use a task with a metric such as arithmetic"
+        )
+    # raises if there are too few examples, before the models are loaded
+    examples_of(config.task, "test", config.num_examples + config.num_confirmed, config.seed)
     checked(config)
     costs = None if config.costs is None else read_costs(config.costs)
     if costs is not None:

@@ -14,15 +14,13 @@ from paceline.core.bootstrap import LEAST_UNITS
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks, note
 from paceline.decode.strategies import DecodingConfig
-from paceline.errors import UsageError
 from paceline.measure.engine_costs import WithCosts
 from paceline.measure.pair import ModelsConfig
 from paceline.measure.predicted_frontier import DEFAULT_RULES
-from paceline.measure.prompt_checks import check_costs
+from paceline.measure.prompt_checks import check_costs, check_task
 from paceline.measure.results import IntervalRow
 from paceline.records import RunDirectory
 from paceline.tasks import TaskChoice
-from paceline.tasks.base import examples_of
 
 Step = Literal["choosing", "confirming"]
 
@@ -101,27 +99,16 @@ class TuneConfig(WithCosts, ModelsConfig):
         return self
 
     def check(self) -> InputChecks:
-        """Check the inputs, and note why few settings can be confirmed.
-
-        Raises:
-            UsageError: an input cannot be used, the task has too few examples, or it has no metric
-                for a quality floor.
-        """
+        """Check the inputs, and note why few settings can be confirmed; raises UsageError."""
         if self.shortage is not None:
             note(self.shortage)
         RunDirectory(self.output).check_kind(self)
-        if self.max_latency is None and self.task.metric is None:
-            raise UsageError(
-                f"task {self.task.task} has no metric, so no quality floor can be tested; set "
-                "max_latency, or use a task with a metric such as arithmetic"
-            )
-        examples_of(self.task, "test", self.num_examples + self.num_confirmed, self.seed)
         checks = InputChecks()
         checks.device(self.device)
         check_costs(checks, self, self.block_lengths)
         checks.pair(self.target, self.draft)
         checks.drafting(self.target, self.draft)
-        self.task.versions()
+        check_task(checks, "task", self.task, self.num_examples, self.seed)
         checks.output(self.output)
         return checks
 

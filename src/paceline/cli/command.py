@@ -319,5 +319,7 @@ class Group:
     ) -> None:
         name = named.__name__.rstrip("_").replace("_", "-")
         text = reflowed(named)
-        options.SCHEMAS.update({name + suffix: schema for suffix, schema in schemas.items()})
+        options.SCHEMAS.update(
+            {name + option.replace(" --", "-"): schema for option, schema in schemas.items()}
+        )
         self.commands.append(Command(name, self.panel, text, schemas, function, own))

@@ -74,20 +74,26 @@ _TYPES: dict[Kind, Any] = {
     "flag": bool,
     "int": int,
     "float": float,
-    "path": Path,
     "texts": list[str],
 }
 _SCALARS: dict[type, Kind] = {bool: "flag", int: "int", float: "float", str: "text", Path: "path"}
 
 
 SCHEMAS: dict[str, str] = {}
-"""The schema, as `module:Class`, of each command that reads a file; all, once `main` is loaded."""
+"""The schema, as `module:Class`, of each command that reads a file; all, once `main` is loaded.
+
+`measure --engine` is measure-engine.
+"""
 
 
-def schema_of(command: str) -> type[StrictModel]:
-    """The configuration class of a command, such as `measure --engine` or measure-engine."""
-    names = {name.replace(" --", "-"): name for name in SCHEMAS}
-    return pkgutil.resolve_name(SCHEMAS[names.get(command, command)])
+def kinds() -> list[str]:
+    """The commands that read a file as one word each, such as measure-engine."""
+    return list(SCHEMAS)
+
+
+def schema_of(kind: str) -> type[StrictModel]:
+    """The configuration class of a command."""
+    return pkgutil.resolve_name(SCHEMAS[kind])
 
 
 class Setting(NamedTuple):
@@ -122,6 +128,8 @@ class Setting(NamedTuple):
         values = f" One of {', '.join(self.values)}." if self.values else ""
         text = escape(self.help + values) + default
         described: dict[str, Any] = {"help": text, "show_default": False}
+        if self.kind == "path":
+            described["metavar"] = "<path>"
         if self.values:
             described["autocompletion"] = _completion(self.values)
         if not self.names:
@@ -151,7 +159,7 @@ class Setting(NamedTuple):
         if self.kind == "numbers":
             return numbers(name, text)
         if self.kind in {"text", "path", "texts"}:
-            return given([*text] if self.kind == "texts" else str(text))
+            return given(text)
         return text
 
 
@@ -333,4 +341,5 @@ def _refuse_another_kind(cls: type[StrictModel], config: Path, values: dict[str,
     others = [name for name in SCHEMAS if values.keys() <= schema_of(name).model_fields.keys()]
     if others:
         wanted = f"; paceline {readers[0]} does not know its key {unknown[0]}" if readers else ""
-        raise ConfigError(f"{config} is a file for paceline {' or '.join(others)}{wanted}")
+        wanted = f"{config} is a file for paceline {' or '.join(others)}{wanted}"
+        raise ConfigError(wanted.replace("measure-engine", "measure --engine"))

@@ -41,9 +41,22 @@ def inspect(
     raise typer.Exit(0 if report.passed else 1)
 
 
+def _known_kind(kind: str) -> str:
+    if kind not in options.kinds():
+        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(options.kinds())}")
+    return kind
+
+
 @OTHER.command()
 def validate(
-    kind: Annotated[str, typer.Argument(help="Command that the file configures.")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="Command that the file configures.",
+            callback=_known_kind,
+            autocompletion=options.kinds,
+        ),
+    ],
     config: Annotated[Path | None, typer.Argument(help="YAML file to check.")] = None,
     overrides: options.Overrides = None,
     defaults: Annotated[

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.studies.study_file import StudyConfig
 
 STUDY = Group("Reproduce the papers")
+options.SCHEMAS["study"] = "paceline.studies.study_file:StudyConfig"
 
 
 class Action(StrEnum):
