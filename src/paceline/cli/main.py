@@ -56,13 +56,13 @@ class _Command(typer.core.TyperCommand):
     def _made(self) -> Any:
         return self._command.typer_command()
 
-    @property  # pyright: ignore[reportIncompatibleVariableOverride]
+    @property
     def params(self) -> Any:
         """The options and arguments."""
         return self._made.params
 
     @params.setter
-    def params(self, value: Any) -> None:
+    def params(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Set by the base class, to none."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -156,12 +156,14 @@ def score(found: "Score", wanted: "ScoreConfig") -> "Shown":
 
     Asks the server for answers to test examples and scores them as bench does. Needs the key task.
     """
+    from paceline.core.bootstrap import Interval
+
     quality = "no metric" if found.score is None else f"{found.metric} {found.score}"
     yield f"{quality} on {found.num_examples:,} examples, {', '.join(found.servers)}"
     for name, value in found.corpus_scores.items():
         bounds = found.corpus_intervals.get(name)
-        shown = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
-        yield f"{name} {value:.2f}{shown}"
+        shown = f"{value:.2f}" if bounds is None else Interval(value, *bounds).text(".2f")
+        yield f"{name} {shown}"
     yield (
         f"{found.num_tokens:,} tokens, {found.num_cut:,} answers cut at max_new_tokens "
         f"{wanted.max_new_tokens}; answers are in {wanted.output}/metrics.jsonl"

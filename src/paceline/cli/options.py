@@ -69,14 +69,13 @@ AllowProgram = Annotated[
     typer.Option(help="Program that files may start, with their options, as an engine."),
 ]
 
-Kind = Literal["flag", "int", "float", "text", "path", "texts", "numbers", "variant", "yaml"]
-_TYPES: dict[Kind, Any] = {
+_TYPES: dict[str, Any] = {
     "flag": bool,
     "int": int,
     "float": float,
     "texts": list[str],
 }
-_SCALARS: dict[type, Kind] = {bool: "flag", int: "int", float: "float", str: "text", Path: "path"}
+_SCALARS: dict[type, str] = {bool: "flag", int: "int", float: "float", str: "text", Path: "path"}
 
 
 SCHEMAS: dict[str, str] = {}
@@ -102,7 +101,8 @@ class Setting(NamedTuple):
     Attributes:
         key: Such as `sampling.temperature`.
         names: Such as --temperature; none: an argument without a name.
-        kind: What its text is. `variant`: the name of a variant, or its settings as YAML.
+        kind: What its text is: flag, int, float, text, path, texts, numbers, yaml, or variant: the
+            name of a variant, or its settings as YAML.
         tag: The key that selects a variant.
         values: Known values, for completion.
         is_main: Listed first in help: required, or named by `Options`.
@@ -110,7 +110,7 @@ class Setting(NamedTuple):
 
     key: str
     names: list[str]
-    kind: Kind
+    kind: str
     tag: str
     values: list[str]
     help: str
@@ -255,7 +255,7 @@ def _setting(
     )
 
 
-def _kind_of(annotation: Any) -> tuple[Kind, str, list[str]] | None:
+def _kind_of(annotation: Any) -> tuple[str, str, list[str]] | None:
     """Kind, tag and variants of a field's value; None if one text cannot express it."""
     members = _members(annotation)
     models = models_in(annotation)
@@ -268,10 +268,11 @@ def _kind_of(annotation: Any) -> tuple[Kind, str, list[str]] | None:
         return ("text", "", []) if len(models) == 1 and _takes_text(models[0]) else None
     if len(members) == 1 and origin_of(members[0]) is tuple:
         parts = {_scalar(part) for part in _members(get_args(members[0])[0])}
-        of_many: Kind = "texts" if parts <= {"text", "path"} else "yaml"
-        return "numbers" if parts <= {"int", "float"} else of_many, "", []
-    kinds = {_scalar(member) for member in members}
-    return "yaml" if len(kinds) > 1 else kinds.pop(), "", []
+        if parts <= {"int", "float"}:
+            return "numbers", "", []
+        return "texts" if parts <= {"text", "path"} else "yaml", "", []
+    first, *others = {_scalar(member) for member in members}
+    return first if not others else "yaml", "", []
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -283,7 +284,7 @@ def _members(annotation: Any) -> list[Any]:
     return [] if annotation is NoneType else [annotation]
 
 
-def _scalar(annotation: Any) -> Kind:
+def _scalar(annotation: Any) -> str:
     if origin_of(annotation) is Literal and all(isinstance(v, str) for v in get_args(annotation)):
         return "text"
     return _SCALARS.get(annotation, "yaml")

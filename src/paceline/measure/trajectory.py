@@ -384,11 +384,4 @@ def _texts(
 
 def name_of(sampling: SamplingParams) -> str:
     """Short name of sampling parameters, such as `t0.6 p0.9`."""
-    parts = [f"t{sampling.temperature:g}"]
-    if sampling.top_p < 1:
-        parts.append(f"p{sampling.top_p:g}")
-    if sampling.top_k:
-        parts.append(f"k{sampling.top_k}")
-    if sampling.repetition_penalty != 1:
-        parts.append(f"r{sampling.repetition_penalty:g}")
-    return " ".join(parts)
+    return sampling.name
