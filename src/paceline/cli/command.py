@@ -60,7 +60,7 @@ class Call:
         return options.build(cls, self.config, self.overrides, one_of, self.chosen)
 
     def check(
-        self, wanted: Any, *, dry_run: bool = False, as_json: bool = False, resume: bool = False
+        self, config: Any, *, dry_run: bool = False, as_json: bool = False, resume: bool = False
     ) -> None:
         """Check the inputs; a dry run ends here.
 
@@ -70,10 +70,10 @@ class Call:
         from paceline.data.input_checks import checked
 
         if resume:
-            check_resumable(wanted.output)
+            check_resumable(config.output)
         if dry_run:
-            end_dry_run(wanted.check(**({"resume": True} if resume else {})), as_json=as_json)
-        checked(wanted, resume=resume)
+            end_dry_run(config.check(**({"resume": True} if resume else {})), as_json=as_json)
+        checked(config, resume=resume)
 
 
 def check_resumable(output: Path) -> None:
@@ -174,17 +174,17 @@ class Verb(NamedTuple):
     ) -> None:
         """Run the command."""
         check_html(html)
-        wanted = call.build(pkgutil.resolve_name(self.schema), self.one_of)
-        call.check(wanted, dry_run=dry_run, as_json=as_json, resume=resume)
+        config = call.build(pkgutil.resolve_name(self.schema), self.one_of)
+        call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
         how = {"resume": True} if resume else {}
         with progress_bars() as progress:
-            result = pkgutil.resolve_name(self.function)(wanted, progress=progress, **how)
+            result = pkgutil.resolve_name(self.function)(config, progress=progress, **how)
         if as_json and self.as_json is not None:
             echo(self.as_json(result))
-        code = show(self.show(result, wanted), quiet=as_json)
+        code = show(self.show(result, config), quiet=as_json)
         write = write_html_of_verdict if self.is_verdict else write_html
         if self.page == "run":
-            write_html_of_run(html, wanted.output)
+            write_html_of_run(html, config.output)
         elif html is not None:
             write(html, lambda: pkgutil.resolve_name(self.page)(result))
         if code:

@@ -91,7 +91,7 @@ def _check_without_draft(decoding: "DecodingConfig", draft_weights: str) -> None
     page="run",
     one_of=("quality_floor", "absolute_quality", "max_latency"),
 )
-def tune(found: "Tuned", _wanted: "TuneConfig") -> "Shown":
+def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
     """Find the best setting within a bound.
 
     Finds the fastest setting of a minimum quality, or the best quality within a latency. Predicts
@@ -101,45 +101,45 @@ def tune(found: "Tuned", _wanted: "TuneConfig") -> "Shown":
     """
     from paceline.cli.result_tables import tuned_table
 
-    yield tuned_table(found)
-    yield found.statement
-    yield usage(found)
+    yield tuned_table(result)
+    yield result.statement
+    yield usage(result)
 
 
-def usage(found: "Tuned") -> str:
+def usage(result: "Tuned") -> str:
     """How to use the chosen setting."""
     from paceline.decode.strategies import Speculative
 
-    wanted = found.config
-    in_vllm = f"serve it in vLLM with PACELINE_RULE={wanted.output}/decoding.yaml"
-    strategy = found.chosen.decoding.strategy
-    if wanted.costs is not None:
+    config = result.config
+    in_vllm = f"serve it in vLLM with PACELINE_RULE={config.output}/decoding.yaml"
+    strategy = result.chosen.decoding.strategy
+    if config.costs is not None:
         assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
         gamma = strategy.num_speculative_tokens
-        text = f"with the costs in {wanted.costs}: {gamma} tokens per block"
-        if found.chosen.speedup.high < 1:
+        text = f"with the costs in {config.costs}: {gamma} tokens per block"
+        if result.chosen.speedup.high < 1:
             text += "; this is slower than decoding without a draft"
         if strategy.rule.name != "lossless":
             only_ours = "only paceline decode supports this rule, engines do not"
-            text += f"; {in_vllm if wanted.served_by == 'vllm' else only_ours}"
+            text += f"; {in_vllm if config.served_by == 'vllm' else only_ours}"
         return text
-    if wanted.served_by == "vllm" and isinstance(strategy, Speculative):
+    if config.served_by == "vllm" and isinstance(strategy, Speculative):
         return f"{in_vllm} and {strategy.num_speculative_tokens} tokens per block"
-    weights = "" if wanted.draft_weights == "auto" else f" --draft-weights {wanted.draft_weights}"
-    return f"{wanted.output}/decoding.yaml: use it with paceline decode{weights} --config"
+    weights = "" if config.draft_weights == "auto" else f" --draft-weights {config.draft_weights}"
+    return f"{config.output}/decoding.yaml: use it with paceline decode{weights} --config"
 
 
 @DECODE.verb("paceline.bench:BenchConfig", "paceline.bench:bench", page="run")
-def bench(found: "Progressed", wanted: "BenchConfig") -> "Shown":
+def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
     """Compare decoding settings on a task.
 
     Each setting is a cell. Finished cells are kept, so a stopped bench can be resumed. Needs the
     keys task and grid; see configs/bench. `paceline report` shows the results.
     """
-    errors = [row.error for row in found.rows if row.status == "failed"]
+    errors = [row.error for row in result.rows if row.status == "failed"]
     yield (
-        f"{wanted.output}/results.jsonl: {len(found.rows) - len(errors)} cells done, "
-        f"{len(errors)} failed, {found.num_left} left; paceline report {wanted.output} writes "
+        f"{config.output}/results.jsonl: {len(result.rows) - len(errors)} cells done, "
+        f"{len(errors)} failed, {result.num_left} left; paceline report {config.output} writes "
         "tables and plots"
     )
     if errors:

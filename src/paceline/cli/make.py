@@ -41,16 +41,16 @@ def draft(
     from paceline.models.loading import stored_dtype
     from paceline.train.initial_draft import DraftConfig, make_draft
 
-    wanted = call.build(DraftConfig)
-    call.check(wanted, dry_run=dry_run)
-    model = load_model(wanted.target)
+    config = call.build(DraftConfig)
+    call.check(config, dry_run=dry_run)
+    model = load_model(config.target)
     with progress_bars() as progress:
-        small, kept = make_draft(wanted, model, progress=progress)
-    save_draft(small, wanted.target, wanted.out, stored_dtype(wanted.target))
-    stdout.print(f"{wanted.out}: {_description(small, kept, model)}")
+        small, kept = make_draft(config, model, progress=progress)
+    save_draft(small, config.target, config.out, stored_dtype(config.target))
+    stdout.print(f"{config.out}: {_description(small, kept, model)}")
     if time_passes:
         # loaded again, because saving may round the weights
-        stdout.print(_times(model, load_model(wanted.out, dtype=model.dtype)))
+        stdout.print(_times(model, load_model(config.out, dtype=model.dtype)))
 
 
 def _times(target: "HfModel", draft: "HfModel") -> str:
@@ -73,13 +73,13 @@ def _description(draft: "HfModel", kept: "KeptLayers | None", target: "HfModel")
 
 
 @MAKE.verb("paceline.train:PretrainConfig", "paceline.train:pretrain", page="run", resume=True)
-def pretrain(found: Path, _wanted: "PretrainConfig") -> "Shown":
+def pretrain(folder: Path, _config: "PretrainConfig") -> "Shown":
     """Train a model on text.
 
     Trains a new or existing model with next-token prediction and writes it to OUTPUT/model. Needs
     the keys model, data and a budget; see configs/pretrain.
     """
-    yield f"{found / 'model'}: the model; metrics are in {found}/result.json"
+    yield f"{folder / 'model'}: the model; metrics are in {folder}/result.json"
 
 
 @MAKE.command("paceline.data.requests:GenerateDataConfig")
@@ -111,13 +111,13 @@ def generate_data(
         raise UsageError(f"--price {price:g} is no price; give a number of 0 or more")
     if plan is not None and call.config is None:
         call.chosen.setdefault("output", "not-written")  # a plan keeps nothing
-    wanted = call.build(GenerateDataConfig)
-    call.check(wanted, dry_run=dry_run, as_json=as_json, resume=resume)
+    config = call.build(GenerateDataConfig)
+    call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
     if plan is not None:
-        _print_plan(wanted, plan, price, as_json=as_json)
+        _print_plan(config, plan, price, as_json=as_json)
         return
     with progress_bars() as progress:
-        directory = run(wanted, resume=resume, progress=progress)
+        directory = run(config, resume=resume, progress=progress)
     text = (directory / "result.json").read_text("utf-8")
     if as_json:
         echo(text.strip())
@@ -134,15 +134,15 @@ def _print_plan(
     from paceline.data.run_plan import plan_run
 
     with progress_bars() as progress:
-        found = plan_run(config, seconds, price, progress)
+        result = plan_run(config, seconds, price, progress)
     if as_json:
-        echo(found.model_dump_json(indent=2))
+        echo(result.model_dump_json(indent=2))
     else:
-        stdout.print(plan_table(found))
+        stdout.print(plan_table(result))
 
 
 @MAKE.verb("paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True)
-def align(found: Path, wanted: "AlignConfig") -> "Shown":
+def align(folder: Path, config: "AlignConfig") -> "Shown":
     """Train a draft to match its target.
 
     Needs text and a budget: --config configs/align/quick.yaml, or --set data.train=FILE
@@ -151,18 +151,18 @@ def align(found: Path, wanted: "AlignConfig") -> "Shown":
     from paceline.cli.result_tables import alignment_table
     from paceline.records import RunDirectory
 
-    result = RunDirectory(found).read_result()
+    result = RunDirectory(folder).read_result()
     if result is not None and result["after"] is not None:
-        yield alignment_table(result, wanted.evaluation)
-    elif not wanted.loads_target:
+        yield alignment_table(result, config.evaluation)
+    elif not config.loads_target:
         yield "no evaluation, which needs the target: measure the draft on its server"
     else:
         yield "no evaluation: set data.held_out or data.held_out_from_train to compare drafts"
-    yield f"{found / 'draft'}: the aligned draft; metrics are in {found}/result.json"
+    yield f"{folder / 'draft'}: the aligned draft; metrics are in {folder}/result.json"
 
 
 @MAKE.verb("paceline.train.sweep:SweepConfig", "paceline.train.sweep:sweep", page="run")
-def sweep(found: "Sweep", wanted: "SweepConfig") -> "Shown":
+def sweep(result: "Sweep", config: "SweepConfig") -> "Shown":
     """Compare many alignment runs in a table.
 
     Runs `align` once for each row, column and seed of the file. Intervals are over seeds. Needs a
@@ -170,31 +170,31 @@ def sweep(found: "Sweep", wanted: "SweepConfig") -> "Shown":
     """
     from paceline.cli.result_tables import sweep_tables
 
-    yield sweep_tables(found)
-    yield f"metrics are in {wanted.output}/sweep.json"
+    yield sweep_tables(result)
+    yield f"metrics are in {config.output}/sweep.json"
 
 
 @MAKE.verb("paceline.export:ExportConfig", "paceline.export:export", as_json=True)
-def export(found: "Exported", _wanted: "ExportConfig") -> "Shown":
+def export(result: "Exported", _config: "ExportConfig") -> "Shown":
     """Export a draft for an engine.
 
     Loads the export again and compares its logits with the draft's. Exit code 1: they differ.
     """
-    checks = found.checks
+    checks = result.checks
     yield (
-        f"{found.path}: {checks.num_positions} positions compared, logits differ by at most "
+        f"{result.path}: {checks.num_positions} positions compared, logits differ by at most "
         f"{checks.largest_difference:.1e} of the largest, same top token in {checks.agreement:.1%}"
     )
     if checks.stored is not None:
         yield (
             f"run in {checks.stored}: finite, top token of float32 in {checks.stored_agreement:.1%}"
         )
-    if found.served is not None:
-        yield found.served
-    for note in found.notes:
+    if result.served is not None:
+        yield result.served
+    for note in result.notes:
         yield f"note: {note}"
-    if found.command is not None:
-        yield found.command
+    if result.command is not None:
+        yield result.command
 
 
 @MAKE.command()

@@ -51,26 +51,26 @@ def measure(
     run(call, dry_run=dry_run, as_json=as_json, html=html)
 
 
-def _measured(found: "Measurement", _wanted: "MeasureConfig") -> "Shown":
+def _measured(result: "Measurement", _config: "MeasureConfig") -> "Shown":
     from paceline.cli.result_tables import measurement_table
 
-    yield measurement_table(found)
-    yield styled(found.verdict)
-    return found.verdict.exit_code
+    yield measurement_table(result)
+    yield styled(result.verdict)
+    return result.verdict.exit_code
 
 
-def _served(found: "ServedMeasurement", _wanted: "ServedConfig") -> "Shown":
+def _served(result: "ServedMeasurement", _config: "ServedConfig") -> "Shown":
     from paceline.cli.served_tables import served_table
     from paceline.measure.served import save_costs
 
-    for note in found.notes:
+    for note in result.notes:
         say(f"note: {note}")
-    yield served_table(found)
-    yield styled(found.agreement)
-    save_costs(found)  # last, so that a full disk does not lose the figures
-    if found.config.write_costs is not None:
-        say(f"costs written to {found.config.write_costs.file}")
-    return found.agreement.exit_code
+    yield served_table(result)
+    yield styled(result.agreement)
+    save_costs(result)  # last, so that a full disk does not lose the figures
+    if result.config.write_costs is not None:
+        say(f"costs written to {result.config.write_costs.file}")
+    return result.agreement.exit_code
 
 
 _MEASURED = Verb(
@@ -100,15 +100,15 @@ def _verify_as_json(report: "LosslessnessReport") -> str:
     page="paceline.report.html.verify_page:verify_page",
     is_verdict=True,
 )
-def verify(found: "LosslessnessReport", _wanted: "VerifyConfig") -> "Shown":
+def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
     """Test that decoding with a draft is lossless.
 
     Compares greedy texts token by token, and sampled texts by a G-test. Exit code 1: a test failed.
     """
     from paceline.cli.result_tables import losslessness_lines
 
-    yield from losslessness_lines(found)
-    return 0 if found.passed else 1
+    yield from losslessness_lines(result)
+    return 0 if result.passed else 1
 
 
 @MEASURE.command("paceline.measure.trajectory:TrajectoryConfig")
@@ -128,45 +128,45 @@ def trajectory(
     from paceline.measure.trajectory import trajectory as run
 
     check_html(html)
-    wanted = call.build(TrajectoryConfig)
+    config = call.build(TrajectoryConfig)
     if plot:
         from paceline.report.plots import load_matplotlib
 
         load_matplotlib()  # fails before the measurement if it is not installed
-    call.check(wanted, dry_run=dry_run)
+    call.check(config, dry_run=dry_run)
     with progress_bars() as progress:
-        rows = run(wanted, progress)
+        rows = run(config, progress)
     stdout.print(trajectory_tables(rows))
     if plot:
         from paceline.report.trajectory_plots import draw_trajectories
 
-        draw_trajectories(rows, wanted.output / "trajectory.png")
-    stdout.print(f"rows are in {wanted.output}/rows.jsonl")
+        draw_trajectories(rows, config.output / "trajectory.png")
+    stdout.print(f"rows are in {config.output}/rows.jsonl")
     if html is not None:
         from paceline.records import RunDirectory
         from paceline.report.html.trajectory_page import trajectory_page
 
-        manifest = RunDirectory(wanted.output).read_manifest()
+        manifest = RunDirectory(config.output).read_manifest()
         write_html(html, lambda: trajectory_page(rows, manifest))
 
 
 @MEASURE.verb("paceline.bench.score:ScoreConfig", "paceline.bench.score:score", as_json=True)
-def score(found: "Score", wanted: "ScoreConfig") -> "Shown":
+def score(result: "Score", config: "ScoreConfig") -> "Shown":
     """Score a model behind a URL on a task.
 
     Asks the server for answers to test examples and scores them as bench does. Needs the key task.
     """
     from paceline.core.bootstrap import Interval
 
-    quality = "no metric" if found.score is None else f"{found.metric} {found.score}"
-    yield f"{quality} on {found.num_examples:,} examples, {', '.join(found.servers)}"
-    for name, value in found.corpus_scores.items():
-        bounds = found.corpus_intervals.get(name)
+    quality = "no metric" if result.score is None else f"{result.metric} {result.score}"
+    yield f"{quality} on {result.num_examples:,} examples, {', '.join(result.servers)}"
+    for name, value in result.corpus_scores.items():
+        bounds = result.corpus_intervals.get(name)
         shown = f"{value:.2f}" if bounds is None else Interval(value, *bounds).text(".2f")
         yield f"{name} {shown}"
     yield (
-        f"{found.num_tokens:,} tokens, {found.num_cut:,} answers cut at max_new_tokens "
-        f"{wanted.max_new_tokens}; answers are in {wanted.output}/metrics.jsonl"
+        f"{result.num_tokens:,} tokens, {result.num_cut:,} answers cut at max_new_tokens "
+        f"{config.max_new_tokens}; answers are in {config.output}/metrics.jsonl"
     )
 
 
@@ -175,15 +175,15 @@ def score(found: "Score", wanted: "ScoreConfig") -> "Shown":
     "paceline.measure.perplexity:perplexity",
     as_json=True,
 )
-def perplexity(found: "Perplexity", _wanted: "PerplexityConfig") -> "Shown":
+def perplexity(result: "Perplexity", _config: "PerplexityConfig") -> "Shown":
     """Measure how well a model predicts plain text.
 
     Perplexity compares models with the same tokenizer, bits per byte any models.
     """
-    yield f"perplexity     {found.perplexity}"
-    yield f"bits per byte  {found.bits_per_byte}"
+    yield f"perplexity     {result.perplexity}"
+    yield f"bits per byte  {result.bits_per_byte}"
     yield (
-        f"on {found.num_tokens:,} tokens, {found.num_bytes:,} bytes, {found.num_documents:,} "
+        f"on {result.num_tokens:,} tokens, {result.num_bytes:,} bytes, {result.num_documents:,} "
         "documents; 95% intervals over documents"
     )
 
@@ -191,7 +191,7 @@ def perplexity(found: "Perplexity", _wanted: "PerplexityConfig") -> "Shown":
 @MEASURE.verb(
     "paceline.measure.bounds:BoundsConfig", "paceline.measure.bounds:bounds", as_json=True
 )
-def bounds(found: "BoundsResult", wanted: "BoundsConfig") -> "Shown":
+def bounds(result: "BoundsResult", config: "BoundsConfig") -> "Shown":
     """Compare acceptance and regret with their bounds.
 
     Acceptance with theorem 4.1 of DistillSpec, as proven and as printed. With a third model as the
@@ -200,8 +200,8 @@ def bounds(found: "BoundsResult", wanted: "BoundsConfig") -> "Shown":
     """
     from paceline.cli.study_tables import bounds_table
 
-    yield bounds_table(found)
-    yield f"results are in {wanted.output}/result.json"
+    yield bounds_table(result)
+    yield f"results are in {config.output}/result.json"
 
 
 @MEASURE.verb(
@@ -209,7 +209,7 @@ def bounds(found: "BoundsResult", wanted: "BoundsConfig") -> "Shown":
     "paceline.measure.predicted_frontier:analyze",
     as_json=True,
 )
-def analyze(found: "PredictedFrontier", _wanted: "AnalyzeConfig") -> "Shown":
+def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":
     """Predict quality and speed of each rule.
 
     Nothing is decoded with a rule: one forward pass of each model over text gives rejection rate,
@@ -217,4 +217,4 @@ def analyze(found: "PredictedFrontier", _wanted: "AnalyzeConfig") -> "Shown":
     """
     from paceline.cli.result_tables import frontier_table
 
-    yield frontier_table(found)
+    yield frontier_table(result)

@@ -88,12 +88,12 @@ def env(as_json: options.Json = False) -> None:
     from paceline.models.precision import measured_precisions
     from paceline.native import compiled
 
-    found = {**environment(), "compiled": compiled() is not None, **hardware()}
-    found["measured_precision"] = measured_precisions()
+    facts = {**environment(), "compiled": compiled() is not None, **hardware()}
+    facts["measured_precision"] = measured_precisions()
     if as_json or not stdout.is_terminal:
-        echo(dumps(found, indent=2))
+        echo(dumps(facts, indent=2))
     else:
-        for name, value in _rows("", found):
+        for name, value in _rows("", facts):
             stdout.print(f"{name:<24} {value}")
 
 
@@ -137,7 +137,7 @@ def demo(
 
     kept = options.numbers("--layers", layers)
     steps = Demo(target, out, kept)
-    wanted = steps.plan(config or Path("configs/align/demo.yaml"), minutes)  # fail early
+    align = steps.plan(config or Path("configs/align/demo.yaml"), minutes)  # fail early
     checks = InputChecks()
     facts = checks.model("target", target)
     checks.drafting(target)
@@ -147,12 +147,12 @@ def demo(
         end_dry_run(checks)
     steps.prepare()
     before = [steps.measure("before", t) for t in (1.0, 0.0)]
-    steps.align(wanted)
+    steps.align(align)
     after = [steps.measure("after", t) for t in (1.0, 0.0)]
     gamma = after[0].best_gamma or 1
     report = steps.verify(gamma)
     steps.decode(gamma)
     stdout.print(before_and_after(before, after))
     stdout.print(f"The aligned draft is in {steps.drafts['after']}, all figures are in {out}.")
-    verdict = best_code([found.verdict.exit_code for found in after])
+    verdict = best_code([each.verdict.exit_code for each in after])
     raise typer.Exit(verdict if report.passed else 1)
