@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.config import read_json
-from paceline.engines.text_config import MAY_CHANGE
+from paceline.engines.texts import MAY_CHANGE
 from paceline.models.drafts.save import save_draft, tokenizer_files
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from paceline.config import StrictModel
     from paceline.models.hf.base import HfModel
     from paceline.records import RunDirectory
-    from paceline.train.config import TrainSettings
 
 # keys that a resumed run may change
 _MAY_CHANGE = {"output", "max_loss_ratio", "checkpoints", "chunk_tokens", *MAY_CHANGE}
@@ -128,7 +128,7 @@ def has_begun(run: RunDirectory) -> bool:
 
 def check_run_directory(
     run: RunDirectory,
-    config: TrainSettings,
+    config: StrictModel,
     inputs: Mapping[str, str] | None = None,
     *,
     resume: bool,

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import torch
 from pydantic import Field, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.fused import chunks
 from paceline.core.reduction import Mean
 from paceline.core.text_scores import nats_of
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Lengths, build_examples
-from paceline.data.messages import text_of
-from paceline.data.prompts import CorpusConfig, corpus_fingerprint, read_records, stream_records
+from paceline.data.input_checks import InputChecks
+from paceline.data.prompts import (
+    CorpusConfig,
+    corpus_fingerprint,
+    read_records,
+    stream_records,
+    text_of,
+)
 from paceline.data.replay import WritingClock
 from paceline.data.sources import ExampleStream, FixedText
 from paceline.errors import ConfigError, PromptError, UsageError
@@ -28,6 +34,8 @@ from paceline.models.loading import fingerprint_if_there, stored_dtype, tokenize
 from paceline.models.precision import shapes_of
 from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
+from paceline.records import RunDirectory
+from paceline.train.checkpoint import check_run_directory
 from paceline.train.config import TrainSettings
 from paceline.train.loop import TrainingLoop, TrainingText, train
 from paceline.train.loss import StepPlan, places_of
@@ -35,6 +43,7 @@ from paceline.train.objectives import CrossEntropy
 from paceline.train.optim import AdamW, Optimizer
 from paceline.train.run import open_run
 from paceline.train.step import Stepper
+from paceline.train.text_checks import check_texts, check_trained
 from paceline.train.training_text import packed_text
 from paceline.train.weights import train_all
 
@@ -94,7 +103,7 @@ class PretrainConfig(TrainSettings):
 
     model: AnyNewModel
     tokenizer: NewTokenizer | str = NewTokenizer()
-    data: PretrainData
+    data: Annotated[PretrainData, Options("train")]
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_completion_tokens: int = Field(default=64, ge=1)
     evaluate_every: int | None = Field(default=None, ge=1)
@@ -113,6 +122,20 @@ class PretrainConfig(TrainSettings):
                 "trajectory on the checkpoints"
             )
         return self
+
+    def check(self, *, resume: bool = False) -> InputChecks:
+        """Check the inputs; `resume`: the output may hold this run. Raises UsageError."""
+        check_run_directory(RunDirectory(self.output), self, resume=resume)
+        checks = InputChecks()
+        start = checks.model("model", self.model) if isinstance(self.model, str) else None
+        if start is None and isinstance(self.tokenizer, str):
+            checks.model("tokenizer", self.tokenizer)
+        check_texts(checks, self.data, "train", "held_out")
+        if start is not None:
+            lengths = Lengths(self.max_prompt_tokens, self.max_completion_tokens)
+            check_trained(checks, self.data, start.tokenizer, start, lengths)
+        self.check_output(checks, start)
+        return checks
 
 
 def pretrain(config: PretrainConfig, *, resume: bool = False, progress: Progress = silent) -> Path:

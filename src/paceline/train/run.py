@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
+from paceline.data.input_checks import checked
 from paceline.data.sources import Shard
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.loading import load_model, model_directory
@@ -141,6 +142,7 @@ def open_run(
     if _is_finished(directory, config):
         yield None
         return
+    checked(config, resume=resume)
     with ExitStack() as stack:
         _lock(directory, accelerator, stack)
         if accelerator.is_main_process:
