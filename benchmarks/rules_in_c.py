@@ -38,7 +38,7 @@ RULES: list[Rule] = [
     *(DiffLog(0.3), Opt(0.4), OptLog(0.5), TokenV1(0.2), TokenV2(0.2), TokenV3(0.6)),
 ]
 # Functions that look up the C form of a rule; replaced to disable it.
-LOOKUPS = ("paceline.models.llama.cpu_session.native_rule", "paceline.native.backend.native_rule")
+LOOKUPS = ("paceline.models.llama.cpu_session.native_rule", "paceline.native.kernels.native_rule")
 
 
 def main() -> None:

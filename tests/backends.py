@@ -3,7 +3,7 @@
 from typing import Any
 
 from paceline.core.backend import Backend
-from paceline.native.backend import NativeBackend
+from paceline.native.kernels import NativeBackend
 
 PYTORCH = Backend()
 """Leaves everything to PyTorch."""

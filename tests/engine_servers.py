@@ -13,7 +13,7 @@ from typing import Any
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.decode.result import Block, count_blocks
+from paceline.decode.text import Block, count_blocks
 from paceline.models import CausalModel, prepare_for_decoding
 
 Answer = tuple[int, dict[str, Any] | str]

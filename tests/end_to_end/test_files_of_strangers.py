@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from paceline.core.rules import RuleChoice
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines.vllm_plugin import read_rule
 from paceline.errors import ConfigError
-from paceline.extensions import imported
+from paceline.extensions import RuleChoice, imported
 from paceline.permissions import IMPORTS, Origin, given
 from paceline.tasks import build_task
 from report_runs import bench_run

@@ -22,7 +22,7 @@ from paceline.models import prepare_for_decoding, wrap_model
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.prepare import in_fixed_shapes
 from paceline.native import compiled
-from paceline.native.backend import NativeBackend
+from paceline.native.kernels import NativeBackend
 from tiny import tiny_hf
 
 GREEDY = SamplingParams(temperature=0)

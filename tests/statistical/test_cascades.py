@@ -239,8 +239,8 @@ def test_a_sequence_cascade_keeps_probable_responses_and_lets_the_target_answer_
 class BonusFromTarget(Chow):
     """Takes the bonus from p, as a lossless rule does."""
 
-    def aim(self, at: Position) -> Tensor:
-        aim = super().aim(at)
+    def pi_at(self, at: Position) -> Tensor:
+        aim = super().pi_at(at)
         return torch.cat([aim[:, :-1], at.target[:, -1:]], 1)
 
 
@@ -252,7 +252,7 @@ class TemperedConfidence(Chow):
 class ForgetsWhatWasGivenUp(TokenV2):
     """Renormalises what is left of q, where eta p belongs."""
 
-    def aim(self, at: Position) -> Tensor:
+    def pi_at(self, at: Position) -> Tensor:
         lost = self.defers(Position.of(at.target, at.draft))
         left = at.draft.masked_fill(lost, 0)
         return left / left.sum(-1, keepdim=True).clamp(min=1e-9)
@@ -275,7 +275,7 @@ class WeighsWithTwiceTheDistance(Opt):
 class UntunedAim(Lossy):
     """The paper's aim with beta 1, normalised: not what the procedure makes."""
 
-    def aim(self, at: Position) -> Tensor:
+    def pi_at(self, at: Position) -> Tensor:
         kept = torch.minimum(at.draft, at.target / (1 - self.alpha))
         aim = torch.maximum(kept, at.target)
         return aim / aim.sum(-1, keepdim=True)

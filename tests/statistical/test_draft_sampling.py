@@ -18,8 +18,7 @@ from torch import Tensor
 import exact
 import exact_cascades as cascades
 from paceline.core import block
-from paceline.core.block import Judgement
-from paceline.core.drafted import Drafted
+from paceline.core.block import Drafted, VerifiedRows
 from paceline.core.rule_base import Position
 from paceline.core.rules import (
     BiLDRule,
@@ -157,7 +156,7 @@ class JudgesWithTheDraftsSampling(SpeculativeDecoder):
         drafted: Drafted,
         num_drafted: Sequence[int],
         seen_BV: Tensor | None,
-    ) -> Judgement:
+    ) -> VerifiedRows:
         with patch.object(self, "sampling", self.draft_sampling):
             return super()._judge(target, texts, drafted, num_drafted, seen_BV)
 

@@ -92,34 +92,34 @@ def test_a_greedy_draft_has_one_text(rule: Rule, vectors: exact.RuleVectors, gam
 class ComparesOneHot(Lenient):
     """The fault that this page is about: p at temperature 0 in place of p untempered."""
 
-    def accept(self, at: Position) -> Tensor:
-        return super().accept(Position.of(at.target, at.draft))
+    def accept_at(self, at: Position) -> Tensor:
+        return super().accept_at(Position.of(at.target, at.draft))
 
 
 class ComparesWithTheDraft(Lenient):
     """f(p_raw) against max q."""
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return (self.relaxed(at.target_raw) >= at.draft.amax(-1, keepdim=True)).float()
 
 
 class LeavesOutLenience(Lenient):
     """p_raw against its maximum: only ties are kept."""
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return (at.target_raw >= at.target_raw.amax(-1, keepdim=True)).float()
 
 
 class KeepsWithProbability(Lenient):
     """min(1, f(p_raw) / max p_raw): a coin, where there is none."""
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         peak = at.target_raw.amax(-1, keepdim=True)
         return (self.relaxed(at.target_raw) / peak).clamp(max=1)
 
 
 class RecoversBySampling(Lenient):
-    def recover(self, at: Position) -> Tensor:
+    def residual_at(self, at: Position) -> Tensor:
         return at.target_raw
 
 

@@ -35,7 +35,7 @@ from paceline.core.rules import (
 )
 from paceline.decode import Confident, SpeculativeDecoder, speculative
 from paceline.errors import UsageError
-from paceline.native.backend import NativeBackend
+from paceline.native.kernels import NativeBackend
 
 COUNT = 3000
 PLAIN = exact.Shaping()
@@ -156,7 +156,7 @@ class FirstFromTheRule(SpeculativeDecoder):
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given, bonus="target")  # pyright: ignore[reportArgumentType]
-        self.judges_first = True
+        self.verifies_first = True
 
 
 class BonusFromTheRule(SpeculativeDecoder):
@@ -164,7 +164,7 @@ class BonusFromTheRule(SpeculativeDecoder):
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # pyright: ignore[reportArgumentType]
-        self.judges_first = False
+        self.verifies_first = False
 
 
 AIMED = [(rule, vectors) for rule, vectors in RULES if rule.needs_draft_at_bonus]

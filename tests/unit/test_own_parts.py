@@ -23,10 +23,10 @@ from paceline.train.objectives import Compared, DivergenceTerm
 class DividesByNothing(Rule):
     """Recovers from 0 / 0 where the draft has no mass."""
 
-    def accept(self, at: Position) -> Tensor:
+    def accept_at(self, at: Position) -> Tensor:
         return torch.zeros_like(at.target)
 
-    def recover(self, at: Position) -> Tensor:
+    def residual_at(self, at: Position) -> Tensor:
         return at.target / at.target.new_zeros(())
 
 

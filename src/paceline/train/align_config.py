@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.rules import RuleChoice
 from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.replay import Rounds
 from paceline.data.requests import ModelWriter
 from paceline.engines.text_config import OpenAIWriter
+from paceline.extensions import RuleChoice
 from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
 from paceline.train.recipes import RECIPES, RecipeName
 from paceline.train.settings import TrainSettings

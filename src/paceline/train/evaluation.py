@@ -16,9 +16,8 @@ from paceline.core.bootstrap import ratio_interval
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Position, as_read
 from paceline.core.rules import Lossless
-from paceline.core.sampling import to_probs
+from paceline.core.sampling import spread, to_probs
 from paceline.core.speed import block_efficiency_from_text
-from paceline.core.vocabulary_subset import spread
 from paceline.data.batching import batches_of_like_length
 from paceline.data.collate import collate
 from paceline.data.completions import sample_completions
@@ -232,8 +231,8 @@ class AgreementEvaluator:
         p_CV, q_CV = (to_probs(logs, self.sampling) for logs in both)
         at = Position(p_CV, q_CV, *(logs.exp() for logs in both))
         at = as_read(self.rule, at, self.sampling)
-        acceptance_C = (q_CV * self.rule.accept(at)).sum(-1)
-        return acceptance_C, total_variation(self.rule.induced(at), p_CV)
+        acceptance_C = (q_CV * self.rule.accept_at(at)).sum(-1)
+        return acceptance_C, total_variation(self.rule.induced_at(at), p_CV)
 
     @torch.no_grad()
     def _hidden(self, model: TrainableModel) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
+from paceline.core.divergences import Mean
 from paceline.core.fused import chunks
-from paceline.core.reduction import Mean
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.messages import text_of

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.reduction import Mean
+from paceline.core.divergences import Mean
 from paceline.train.optim import Adafactor, Optimizer
 
 

@@ -14,12 +14,12 @@ from accelerate import DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from paceline.core.divergences import count_units, token_weights
 from paceline.core.fused import chunked_loss, chunked_loss_of_logits, chunks
-from paceline.core.reduction import count_units, token_weights
 from paceline.core.top_k_tail import among
 from paceline.data.collate import TokenBatch, collate
 from paceline.models.hf.architectures import body_of
-from paceline.native.divergence_kernels import can_differentiate, losses_and_slopes
+from paceline.native.kernels import can_differentiate, losses_and_slopes
 from paceline.train.chunk_size import ChunkSize
 from paceline.train.coverage import Normalisers, TargetScores
 from paceline.train.objectives import (

@@ -11,7 +11,7 @@ import pytest
 from paceline.cache import _warn
 from paceline.errors import SlowerWarning
 from paceline.native import checked, compilation
-from paceline.native.compilation import library_with
+from paceline.native.library import library_with
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.fused import Head, chunked_loss_of_logits
 from paceline.native import compiled
-from paceline.native.divergence_kernels import losses_and_slopes
+from paceline.native.kernels import losses_and_slopes
 from paceline.train.objectives import Objective, as_terms, native_terms, token_losses
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
+from paceline.native.rule_form import native_rule
 from torch import Tensor
 
 import exact
 import exact_cascades as cascades
 from backends import PYTORCH
 from paceline.core.backend import using
-from paceline.core.drafted import Drafted, Uniforms, Verdict
+from paceline.core.block import Drafted, Uniforms, Verified, verify
 from paceline.core.rule_base import with_bonus
 from paceline.core.rules import (
     AnyRule,
@@ -33,9 +34,7 @@ from paceline.core.rules import (
     TokenV3,
 )
 from paceline.core.sampling import UNTEMPERED, SamplingParams, sample, to_probs
-from paceline.core.verification import verify
 from paceline.native import compiled
-from paceline.native.rule_form import native_rule
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 
@@ -134,7 +133,7 @@ def make_case(
     )
 
 
-def judged(rule: Rule, case: Case) -> Verdict:
+def judged(rule: Rule, case: Case) -> Verified:
     gamma = case.drafted_BG.shape[1]
     places = gamma + rule.needs_draft_at_bonus
     raw_BHV = case.draft_raw_BHV
@@ -147,7 +146,7 @@ def judged(rule: Rule, case: Case) -> Verdict:
     return verify(drafted, case.num_drafted_B, case.target_BHV, rule, uniforms, case.target_raw_BHV)
 
 
-def in_torch(rule: Rule, case: Case) -> Verdict:
+def in_torch(rule: Rule, case: Case) -> Verified:
     with using(PYTORCH):
         return judged(rule, case)
 
@@ -222,7 +221,7 @@ COUNT = 2000
 GRID_B = (torch.arange(COUNT, dtype=torch.float64) + 0.5) / COUNT
 
 
-def judged_on_a_grid(rule: Rule, token: int | None, accept: float | None) -> Verdict:
+def judged_on_a_grid(rule: Rule, token: int | None, accept: float | None) -> Verified:
     """The same block many times, with uniforms from end to end: to accept with, or to draw with."""
     gamma = 0 if token is None else 1
     stack = {name: torch.tensor(row).expand(COUNT, gamma + 1, -1) for name, row in TABLES.items()}

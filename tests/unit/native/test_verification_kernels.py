@@ -6,13 +6,12 @@ from torch import Tensor
 
 from backends import PYTORCH
 from paceline.core.backend import using
-from paceline.core.drafted import Drafted, Uniforms, Verdict
+from paceline.core.block import Drafted, Uniforms, Verified, verify
 from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, likeliest, sample, to_probs
-from paceline.core.verification import verify
 from paceline.native import compiled
-from paceline.native.sampling_kernels import draw_tokens
+from paceline.native.kernels import draw_tokens
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 SIZES = [1, 3, 255, 256, 257, 1000, 49152]
@@ -59,7 +58,7 @@ def test_a_distribution_that_is_not_a_number_is_no_token():
         sample(torch.full((1, 300), torch.nan), torch.tensor([0.5]))
 
 
-def judged(rule: Lossless, case: dict[str, Tensor]) -> Verdict:
+def judged(rule: Lossless, case: dict[str, Tensor]) -> Verified:
     drafted = Drafted(case["drafted"], case["draft"])
     uniforms = Uniforms(case["accept"], case["next"])
     return verify(drafted, case["num_drafted"], case["target"], rule, uniforms)
@@ -97,7 +96,7 @@ def test_verdicts_equal_those_of_torch(
 
 def test_a_rule_of_ones_own_is_asked_even_where_it_stems_from_the_lossless_one():
     class Never(Lossless):
-        def accept(self, at: Position) -> Tensor:
+        def accept_at(self, at: Position) -> Tensor:
             return torch.zeros_like(at.target)
 
     same = torch.tensor([[[0.5, 0.5]]])

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from backends import JudgesInPyTorch
 from paceline.core.backend import using
-from paceline.core.block import DrawPlan, DrawRequest, JudgeRequest, UniformRows
-from paceline.core.lists import as_list
+from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.rule_base import with_bonus
 from paceline.core.rules import (
     BiLDRule,
@@ -30,9 +29,9 @@ from paceline.core.rules import (
     TokenV2,
     TokenV3,
 )
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, as_list
 from paceline.decode import AutoregressiveDecoder, Confident, Generation, SpeculativeDecoder
-from paceline.decode.block import draw, judge
+from paceline.decode.block import draw, verify
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import ModelSession, Texts
@@ -59,7 +58,7 @@ def test_who_listens_hears_of_every_pass():
         session.prefill([TEXT[:3], TEXT[:1]])
         first = draw(session, DrawRequest([[TEXT[3]], [TEXT[1]]], DrawPlan(1, greedy)))
         two = draw(session, DrawRequest([[TEXT[4]], [TEXT[2]]], DrawPlan(2, greedy)))
-        judge(session, JudgeRequest([5, 6], two, [2, 2], Lossless(), greedy))
+        verify(session, VerifyRequest([5, 6], two, [2, 2], Lossless(), greedy))
     draw(session, DrawRequest([[7], [8]], DrawPlan(1, greedy)))
     assert [states.shape[1] for states in recorded] == [3, 1, 1, 1, 3]
     wanted = model.hidden(Texts(torch.tensor([TEXT[:5]])))[0]
@@ -111,7 +110,7 @@ def plainly(half: Callable[..., Any], session: ModelSession, request: Any) -> An
     """As a session that takes no whole request."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CompiledSession, "take_judge", ModelSession.take_judge)
+        patch.setattr(CompiledSession, "take_verify", ModelSession.take_verify)
         return half(session, request)
 
 
@@ -204,7 +203,7 @@ def test_judging_ahead_is_judging_pass_by_pass(
         numbers = drawing if temperature else None
         drafted = draw(drafting, DrawRequest(rows, DrawPlan(gamma, sampling), numbers))
         draws = UniformRows(accepting, [numbers[0] for numbers in choosing])
-        request = JudgeRequest(
+        request = VerifyRequest(
             newest,
             drafted,
             [gamma, 2][:batch],
@@ -212,7 +211,7 @@ def test_judging_ahead_is_judging_pass_by_pass(
             sampling,
             draws if temperature else None,
         )
-        got, wanted = judge(compiled_one, request), plainly(judge, plain_one, request)
+        got, wanted = verify(compiled_one, request), plainly(verify, plain_one, request)
         assert got == wanted
         kept |= set(got.num_accepted)
         assert compiled_one.lengths == plain_one.lengths
@@ -234,7 +233,7 @@ def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> lis
     """Pass by pass, and the rule in torch."""
     with pytest.MonkeyPatch.context() as patch, using(JudgesInPyTorch()):
         patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CompiledSession, "take_judge", ModelSession.take_judge)
+        patch.setattr(CompiledSession, "take_verify", ModelSession.take_verify)
         return texts_of(decoder, prompts)
 
 

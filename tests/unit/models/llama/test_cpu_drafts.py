@@ -29,7 +29,7 @@ def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> lis
     """Pass by pass, and the rule in torch."""
     with pytest.MonkeyPatch.context() as patch, using(JudgesInPyTorch()):
         patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
-        patch.setattr(CompiledSession, "take_judge", ModelSession.take_judge)
+        patch.setattr(CompiledSession, "take_verify", ModelSession.take_verify)
         return texts_of(decoder, prompts)
 
 
