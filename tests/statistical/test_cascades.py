@@ -18,22 +18,9 @@ from torch import Tensor
 
 import exact
 import exact_cascades as cascades
+from all_rules import THRESHOLDS, stating
 from paceline.core.rule_base import Position
-from paceline.core.rules import (
-    BiLDRule,
-    Chow,
-    ChowLog,
-    Diff,
-    DiffLog,
-    Lossless,
-    Lossy,
-    Opt,
-    OptLog,
-    Rule,
-    TokenV1,
-    TokenV2,
-    TokenV3,
-)
+from paceline.core.rules import BiLDRule, Chow, Lossless, Lossy, Opt, Rule, TokenV2
 from paceline.core.sampling import SamplingParams
 from paceline.decode import (
     Adaptive,
@@ -47,20 +34,7 @@ from paceline.decode import (
 from paceline.decode.decoder import Decoder
 from paceline.decode.draft_policies import AnyPolicy
 
-# Thresholds at which each rule defers at some contexts of the pair and not at others.
-RULES: list[tuple[Rule, str, float]] = [
-    (BiLDRule(1.9), "bild", 1.9),
-    (Chow(0.52), "chow", 0.52),
-    (ChowLog(1.2), "chow_log", 1.2),
-    (Diff(0.05), "diff", 0.05),
-    (DiffLog(0.05), "diff_log", 0.05),
-    (Opt(0.2), "opt", 0.2),
-    (OptLog(0.3), "opt_log", 0.3),
-    (TokenV1(0.3), "token_v1", 0.3),
-    (TokenV2(0.3), "token_v2", 0.3),
-    (TokenV3(0.5), "token_v3", 0.5),
-    (Lossy(0.4, "tuned"), "tuned", 0.4),
-]
+RULES = [(stating(name, alpha), name, alpha) for name, alpha in THRESHOLDS.items()]
 COOL = exact.Shaping(temperature=0.7)
 ALL = exact.Shaping(temperature=1.3, top_k=4, top_p=0.9, repetition_penalty=1.2)
 rules = pytest.mark.parametrize(("rule", "name", "alpha"), RULES, ids=[str(r) for r, *_ in RULES])

@@ -56,7 +56,7 @@ def models() -> tuple[TableModel, TableModel]:
 
 
 def test_a_rule_that_recovers_from_no_distribution_is_named():
-    with pytest.raises(UsageError, match=r"the rule DividesByNothing.*`recover` that sums to 0"):
+    with pytest.raises(UsageError, match=r"rule DividesByNothing.*`residual_at` that sums to 0"):
         SpeculativeDecoder(*models(), DividesByNothing()).generate([[1]], 8)
 
 

@@ -186,10 +186,10 @@ class Lossy(_Relaxed):
         if self.beta != "tuned":
             return None
         kept = torch.minimum(at.draft, self.relaxed(at.target))
-        aim = torch.maximum(kept, at.target * self._tuned(at))
+        pi = torch.maximum(kept, at.target * self._tuned(at))
         if self.strict or at.target_raw is at.target:
-            return aim
-        return torch.where(_is_one_hot(at.target), self.induced_at(at), aim)
+            return pi
+        return torch.where(_is_one_hot(at.target), self.induced_at(at), pi)
 
     def _tuned(self, at: Position) -> Tensor:
         return tuned_inverse_beta(at.target, at.draft, self.alpha).to(at.target.dtype)
@@ -267,7 +267,7 @@ class BiLDRule(BinaryCascade):
     capturable = True
 
     def defers(self, at: Position) -> Tensor:
-        return -_expected_log(at.draft, at.target_raw) > self.threshold
+        return _cross_entropy(at.draft, at.target_raw) > self.threshold
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -389,13 +389,17 @@ def _peak(probs: Tensor) -> Tensor:
 
 
 def _negentropy(probs: Tensor) -> Tensor:
-    return _expected_log(probs, probs)
+    """sum p log p, with 0 log 0 = 0, without gradients."""
+    probs = probs.detach()
+    # The logarithm of 0 and of subnormal numbers, which add nothing, takes eight times as long.
+    logs = probs.clamp(min=torch.finfo(probs.dtype).tiny).log_()
+    return logs.mul_(probs).sum(-1, keepdim=True)
 
 
-def _expected_log(weights: Tensor, probs: Tensor) -> Tensor:
-    """sum w log p, with 0 log 0 = 0; three times as fast as `xlogy`. Without gradients."""
-    logs = probs.detach().log().clamp_(min=torch.finfo(probs.dtype).min)
-    return logs.mul_(weights.detach()).sum(-1, keepdim=True)
+def _cross_entropy(draft: Tensor, target: Tensor) -> Tensor:
+    """-sum q log p, with 0 log 0 = 0, without gradients; three times as fast as `xlogy`."""
+    products = target.detach().log().mul_(draft.detach())  # NaN where both are 0
+    return -products.nansum(-1, keepdim=True).double()  # infinity exceeds any finite threshold
 
 
 AnyRule: TypeAlias = (
