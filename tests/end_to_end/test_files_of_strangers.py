@@ -185,7 +185,7 @@ def test_a_rule_that_results_name_is_written_as_it_was_read():
     assert found.model_dump(mode="json")["strategy"]["rule"] == RULE
 
 
-@pytest.mark.parametrize("key", ["accept", "__class__", "a b", "x or print()", "name"])
+@pytest.mark.parametrize("key", ["accept_at", "__class__", "a b", "x or print()", "name"])
 def test_settings_of_a_named_rule_are_names_of_fields(key: str):
     with pytest.raises(ValueError, match="is no name of a field"):
         TypeAdapter(RuleChoice).validate_python(RULE | {key: 1}, context=Origin.RESULTS)

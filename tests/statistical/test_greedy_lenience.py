@@ -158,5 +158,5 @@ def test_untempered_probabilities_are_those_before_filters(monkeypatch: pytest.M
     rule, vectors = RULES[2]
     pair = Pair(1, exact.Shaping(temperature=0, top_k=2), PLAIN)
     assert smallest_p_value(texts_of(rule, pair, 3), pair.speculative(vectors, 3)) > ODDS
-    mutant = type("Cut", (Lenient,), {"accept": cut})("exponential", 0.4)
+    mutant = type("Cut", (Lenient,), {"accept_at": cut})("exponential", 0.4)
     assert smallest_p_value(texts_of(mutant, pair, 3), pair.speculative(vectors, 3)) < ODDS

@@ -9,8 +9,8 @@ distribution: pi differs from p even if q = p, and rejections may grow with alph
 Confidences (largest probability, entropy) use the untempered distributions `*_raw`: at temperature
 0, p and q are one-hot.
 
-Paper of the cascades: Narasimhan et al. 2024, table 1, equations 2, 5, 10, 11, 13 to 15,
-algorithms 4 to 6.
+Paper: Narasimhan et al. 2024, table 1, equations 2, 5, 10, 11, 13 to 15, algorithms 4 to 6, for
+cascades.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class _Relaxed(Rule):
         return self._accepted(at, at)
 
     def accept_tokens_at(self, at: Position, tokens: Tensor) -> Tensor:
+        if type(self).accept_at is not _Relaxed.accept_at:  # a subclass with its own acceptance
+            return super().accept_tokens_at(at, tokens)
         return self._accepted(at.of_tokens(tokens), at)
 
     def _accepted(self, part: Position, whole: Position) -> Tensor:
