@@ -22,8 +22,7 @@ from fake_vllm import FakeVllm, keep_top_p, settings_of
 from paceline.core.rules import Lenient, Lossless, Lossy, Rule, TokenV2, TokenV3
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.engines import vllm_rules
-from paceline.engines.vllm_logits import RawLogits
-from paceline.engines.vllm_plugin import register
+from paceline.engines.vllm_plugin import RawLogits, register
 from paceline.engines.vllm_rules import rejection_sample_v1, rejection_sample_v2
 
 N = 20_000
