@@ -146,10 +146,10 @@ class ScoresWithTheTargetsSampling(SpeculativeDecoder):
         return Drafted(tokens_BG, torch.stack(scored, 1) if scored else probs_BGV), counts
 
 
-class JudgesWithTheDraftsSampling(SpeculativeDecoder):
+class VerifiesWithTheDraftsSampling(SpeculativeDecoder):
     """One temperature for both halves of a block, where there are two."""
 
-    def _judge(
+    def _verify(
         self,
         target: ModelSession,
         texts: Sequence[Text],
@@ -158,12 +158,12 @@ class JudgesWithTheDraftsSampling(SpeculativeDecoder):
         seen_BV: Tensor | None,
     ) -> VerifiedRows:
         with patch.object(self, "sampling", self.draft_sampling):
-            return super()._judge(target, texts, drafted, num_drafted, seen_BV)
+            return super()._verify(target, texts, drafted, num_drafted, seen_BV)
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
 @pytest.mark.parametrize("setting", ["greedy at 1", "cold", "few"])
-@pytest.mark.parametrize("mutant", [ScoresWithTheTargetsSampling, JudgesWithTheDraftsSampling])
+@pytest.mark.parametrize("mutant", [ScoresWithTheTargetsSampling, VerifiesWithTheDraftsSampling])
 def test_a_q_that_is_not_the_proposal_is_caught(
     mutant: type[SpeculativeDecoder], setting: str, gamma: int
 ):
