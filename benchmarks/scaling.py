@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.core.fused import Head, chunked_loss
 from paceline.models import prepare_for_decoding, wrap_model
-from paceline.native.divergence_kernels import losses_and_slopes
+from paceline.native.kernels import losses_and_slopes
 from paceline.native.structures import DivergenceKind, Term
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.core.reduction import Mean
-from paceline.core.rules import RuleChoice
+from paceline.core.divergences import Mean
 from paceline.core.sampling import SamplingParams
 from paceline.data.examples import Lengths
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
@@ -21,6 +20,7 @@ from paceline.data.replay import Rounds
 from paceline.data.requests import ModelWriter
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import UsageError
+from paceline.extensions import RuleChoice
 from paceline.models.loading import tokenizer_alone
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory

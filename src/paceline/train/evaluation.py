@@ -16,9 +16,8 @@ from paceline.core.bootstrap import ratio_interval
 from paceline.core.divergences import total_variation
 from paceline.core.fused import chunks
 from paceline.core.rule_base import Position, as_read
-from paceline.core.sampling import to_probs
+from paceline.core.sampling import spread, to_probs
 from paceline.core.text_scores import TextScores, score_tokens
-from paceline.core.vocabulary_subset import spread
 from paceline.data.collate import batches_of_like_length, collate
 from paceline.data.sources import rows_of, sample_completions
 from paceline.data.tokens import encode_prompts
@@ -239,8 +238,8 @@ class AgreementEvaluator:
             if self.rule is not None:
                 at = Position(*probs, *(logs_CV.exp() for logs_CV in logs))
                 at = as_read(self.rule, at, self.sampling)
-                columns.append((probs[1] * self.rule.accept(at)).sum(-1))
-                columns.append(total_variation(self.rule.induced(at), probs[0]))
+                columns.append((probs[1] * self.rule.accept_at(at)).sum(-1))
+                columns.append(total_variation(self.rule.induced_at(at), probs[0]))
             parts.append(torch.stack(columns, -1).cpu())
         whole = pad_sequence(list(torch.cat(parts).split(self.lengths)), batch_first=True)
         mask_BT = torch.arange(whole.shape[1]) < torch.tensor(self.lengths)[:, None]

@@ -30,7 +30,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from paceline.config import StrictModel
 from paceline.core.fused import Head, chunked_loss, chunks
 from paceline.core.top_k_tail import TopScores, among
-from paceline.native.divergence_kernels import can_differentiate, losses_and_slopes
+from paceline.native.kernels import can_differentiate, losses_and_slopes
 from paceline.train.objectives import Compared, Policies, native_terms, token_losses
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core import divergences
+from paceline.core.divergences import RuleLoss, rule_loss
 from paceline.core.rule_base import Position
-from paceline.core.rule_losses import RuleLoss, rule_loss
-from paceline.core.rules import RuleChoice
 from paceline.core.sampling import sample
 from paceline.core.top_k_tail import TopScores, coarsened, log_coverage
 from paceline.core.tvd_plus_plus import (
@@ -27,7 +26,7 @@ from paceline.core.tvd_plus_plus import (
     tvd_plus_plus,
 )
 from paceline.errors import UsageError
-from paceline.extensions import IMPORT, variants
+from paceline.extensions import IMPORT, RuleChoice, variants
 from paceline.native.structures import DivergenceKind, Term
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ class UnderRule(DivergenceTerm):
     @model_validator(mode="after")
     def _has_target_distribution(self) -> UnderRule:
         even = torch.full((2,), 0.5)
-        if self.loss == "forward_kl" and self.rule.aim(Position.of(even, even)) is None:
+        if self.loss == "forward_kl" and self.rule.pi_at(Position.of(even, even)) is None:
             raise ValueError(
                 f"{self.rule.name} has no target distribution for forward_kl; use rejection or "
                 "negative_log_acceptance as loss"

@@ -12,8 +12,8 @@ import torch
 from pydantic import Field, model_validator
 
 from paceline.config import Options, StrictModel
+from paceline.core.divergences import Mean
 from paceline.core.fused import chunks
-from paceline.core.reduction import Mean
 from paceline.core.text_scores import nats_of
 from paceline.data.collate import Row, collate
 from paceline.data.examples import Lengths, build_examples

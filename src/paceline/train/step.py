@@ -14,7 +14,7 @@ from accelerate import DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from paceline.core.reduction import count_units, token_weights
+from paceline.core.divergences import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.models.hf.architectures import body_of
 from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, Weights, places_of

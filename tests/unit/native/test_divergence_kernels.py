@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.fused import Head, chunked_loss
 from paceline.native import compiled
-from paceline.native.divergence_kernels import losses_and_slopes
+from paceline.native.kernels import losses_and_slopes
 from paceline.train.objectives import (
     Compared,
     Objective,

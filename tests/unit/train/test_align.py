@@ -23,7 +23,7 @@ from paceline.errors import (
 from paceline.models import load_model
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
-from paceline.native.divergence_kernels import losses_and_slopes
+from paceline.native.kernels import losses_and_slopes
 from paceline.records import RunDirectory, read_jsonl
 from paceline.train import align, loop
 from paceline.train.checkpoint import TrainingState, has_begun

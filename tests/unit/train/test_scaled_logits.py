@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn import functional as F
 
+from paceline.core.divergences import token_weights
 from paceline.core.fused import Head
-from paceline.core.reduction import token_weights
 from paceline.core.sampling import SamplingParams
 from paceline.data.collate import Row, collate
 from paceline.measure.perplexity import document_nats
