@@ -24,7 +24,7 @@ from paceline.engines.start import started
 from paceline.engines.vllm import VllmServer
 from paceline.engines.vllm_stream import BLOCKS, examined, stream_answer
 from paceline.errors import EngineError
-from paceline.measure.engine_costs import costs_of_blocks
+from paceline.measure.engine_costs import StepCosts
 from paceline.progress import silent
 from paceline.records import append_jsonl
 
@@ -199,7 +199,7 @@ def costs_from(rows: Sequence[ResultRow], most: int, gammas: Sequence[int]) -> P
     """Seconds of vLLM's steps in these rows; `most`: a block has no more drafts than this."""
     alone = [example for row in rows if _is_alone(row.decoding) for example in row.examples]
     block_s = {gamma: _seconds_per_pass(_of_gamma(rows, gamma, most)) for gamma in gammas}
-    return costs_of_blocks(_seconds_per_pass(alone), block_s)
+    return StepCosts.of_blocks(_seconds_per_pass(alone), block_s)
 
 
 def _of_gamma(rows: Sequence[ResultRow], gamma: int, most: int) -> list[ExampleRow]:

@@ -208,7 +208,7 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     drafts, passes, in_vllm = config.sampling, None, config.served_by == "vllm"
     if (costs := choosing.costs) is not None:
         drafts = costs.proposals(config.sampling)
-        passes = partial(costs.pass_costs, batch_size=config.concurrency)
+        passes = partial(costs.step_costs, batch_size=config.concurrency)
     elif in_vllm:
         drafts = proposals_of("vllm", "probabilistic", config.sampling)
     rules = (

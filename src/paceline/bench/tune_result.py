@@ -13,9 +13,9 @@ from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import DecodingConfig
+from paceline.measure.analysis import DEFAULT_RULES
 from paceline.measure.engine_costs import WithCosts
 from paceline.measure.pair import ModelsConfig
-from paceline.measure.predicted_frontier import DEFAULT_RULES
 from paceline.measure.results import IntervalRow
 from paceline.tasks import TaskChoice
 

@@ -24,8 +24,8 @@ def analyze(
     """
     from paceline.cli.preflight import check_measured
     from paceline.cli.result_tables import frontier_table
-    from paceline.measure.predicted_frontier import AnalyzeConfig
-    from paceline.measure.predicted_frontier import analyze as run
+    from paceline.measure.analysis import AnalyzeConfig
+    from paceline.measure.analysis import analyze as run
 
     sampling = options.sampling_keys(temperature, top_p, top_k, draft_temperature)
     wanted = options.build(

@@ -48,10 +48,10 @@ def schema_of(kind: Kind) -> type[StrictModel]:
     from paceline.decode.strategies import DecodingConfig
     from paceline.export import ExportConfig
     from paceline.measure import MeasureConfig, VerifyConfig
+    from paceline.measure.analysis import AnalyzeConfig
     from paceline.measure.bounds import BoundsConfig
     from paceline.measure.perplexity import PerplexityConfig
-    from paceline.measure.predicted_frontier import AnalyzeConfig
-    from paceline.measure.served_figures import ServedConfig
+    from paceline.measure.served_runs import ServedConfig
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.studies.study_file import StudyConfig
     from paceline.train import AlignConfig, PretrainConfig

@@ -11,7 +11,7 @@ from paceline.cli.html_report import check_html, write_html_of_verdict
 
 if TYPE_CHECKING:
     from paceline.measure import MeasureConfig
-    from paceline.measure.served_figures import ServedConfig
+    from paceline.measure.served_runs import ServedConfig
 
 
 def measure(
@@ -49,7 +49,7 @@ def measure(
     """
     from paceline.errors import UsageError
     from paceline.measure import MeasureConfig
-    from paceline.measure.served_figures import ServedConfig
+    from paceline.measure.served_runs import ServedConfig
 
     check_html(html)
     given: dict[str, Any] = {

@@ -280,11 +280,11 @@ def check_perplexity(config: Any, *, dry_run: bool, as_json: bool = False) -> No
 
 def check_trajectory(config: Any, *, dry_run: bool) -> None:
     """Check the inputs of `trajectory`."""
-    from paceline.measure.training_stops import all_runs, stops_of
+    from paceline.measure.trajectory import all_runs, checkpoints_of
 
     found = Preflight()
     for run in all_runs(config.runs):
-        list(stops_of(run))
+        list(checkpoints_of(run))
     found.model("target", config.target)
     for name, task in config.tasks.items():
         found.text(name, task)

@@ -9,8 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from paceline.bench.schema import family, parameters_of, setting
-from paceline.measure.training_stops import short_names
-from paceline.measure.trajectory import name_of
+from paceline.measure.trajectory import name_of, short_names
 from paceline.models.compatibility import UNTIMED
 
 if TYPE_CHECKING:
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from paceline.core.bootstrap import Interval
     from paceline.core.rule_base import Rule
     from paceline.measure.agreement import Agreement
+    from paceline.measure.analysis import PredictedFrontier
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
-    from paceline.measure.predicted_frontier import PredictedFrontier
     from paceline.measure.results import IntervalRow
     from paceline.measure.trajectory import TrajectoryRow
     from paceline.measure.verdict import Verdict

@@ -14,8 +14,7 @@
 """
 
 from paceline.measure.losslessness import LosslessnessReport, VerifyConfig, verify_losslessness
-from paceline.measure.measure_config import MeasureConfig
-from paceline.measure.measurement import Measurement, measure
+from paceline.measure.measurement import MeasureConfig, Measurement, measure
 
 __all__ = [
     "LosslessnessReport",

@@ -22,24 +22,29 @@ with nearly equal logits, in float32 rarely: there, the counts differ if more th
 requests are shown to have others (binomial test at 5%: 3 of 8, 12 of 64).
 """
 
-# B requests, G drafted tokens of a block
+# B requests, T positions, G drafted tokens of a block
 from __future__ import annotations
 
 import math
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, Interval, mean_interval, ratio_of_ratios_interval
+from paceline.core.speed import accepted_by_position, drafted_per_block
 from paceline.measure.results import IntervalRow
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
     from paceline.engines.commands import EngineName
+    from paceline.engines.contract import Conventions, Served
+    from paceline.measure.acceptance import TextScores
 
 _AGREES, _DIFFERS = (0.95, 1.05), (0.98, 1.02)
 _TOLERANCE = 0.02  # of the acceptance at a position
@@ -96,6 +101,33 @@ class GreedyCounts(NamedTuple):
     most: Counts
     float32: bool
 
+    @classmethod
+    def of(
+        cls,
+        scores: TextScores,
+        gamma: int,
+        max_new_tokens: int,
+        conventions: Conventions,
+        *,
+        float32: bool,
+    ) -> GreedyCounts:
+        """Known counts, but for tokens after the end of a text.
+
+        A draft beyond the end is accepted or not, with a range of one block's tokens. Of a text
+        that ended by itself, it is unknown whether the engine returns the end, and counts its
+        block.
+        """
+        settings = scores, gamma, max_new_tokens, conventions
+        ended_B = (scores.mask_BT.sum(-1) < max_new_tokens).int()
+        bounds: list[Counts] = []
+        for behind_end, sign in ((0.0, -1), (1.0, 1)):
+            side = predicted_counts(*settings, behind_end=behind_end)
+            blocks_B, accepted_B = (
+                part_B + sign * ended_B for part_B in (side.blocks_B, side.accepted_B)
+            )
+            bounds.append(side._replace(blocks_B=blocks_B, accepted_B=accepted_B))
+        return cls(bounds[0], bounds[1], float32)
+
     def different(self, served: Counts) -> list[OtherCounts]:
         """The requests with counts outside of the range."""
         excess = [
@@ -111,6 +143,120 @@ class GreedyCounts(NamedTuple):
             for row in range(len(blocks_B))
             if blocks_B[row] or accepted_B[row]
         ]
+
+
+class BlockFigures(StrictModel):
+    """Figures of blocks, with intervals over requests.
+
+    Attributes:
+        block_efficiency: 1 + accepted tokens per block.
+        draft_acceptance_rate: Accepted / drafted tokens.
+        acceptance_by_position: Fraction of blocks that accept the first, second, ... drafted token;
+            None if the engine does not report it.
+    """
+
+    block_efficiency: IntervalRow
+    draft_acceptance_rate: IntervalRow
+    acceptance_by_position: list[IntervalRow] | None
+
+
+def predicted_counts(
+    scores: TextScores,
+    gamma: int,
+    max_new_tokens: int,
+    conventions: Conventions,
+    behind_end: float | None = None,
+) -> Counts:
+    """Expected counts of an engine with these conventions over these texts.
+
+    Positions after the end of a text, where the draft is unknown, count with `behind_end`; None:
+    with the text's mean.
+    """
+    whole = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
+    acceptance_BT, survival_BT, mask_BT = (
+        whole if conventions.drafts_first_token else scores.drafted
+    )
+    budget = max_new_tokens - (not conventions.drafts_first_token)
+    length_B = mask_BT.sum(-1)
+    budget_B, starts_before = torch.full_like(length_B, budget), None
+    if conventions.counts_behind_end:
+        budget_B, starts_before = length_B + gamma + 1, length_B
+        acceptance_BT, survival_BT, extended_BT = (
+            _extended(part, mask_BT, gamma, value)
+            for part, value in (
+                (acceptance_BT, behind_end),
+                (survival_BT, behind_end),
+                (mask_BT, None),
+            )
+        )
+        mask_BT = extended_BT.bool()
+    elif not conventions.counts_empty_blocks:
+        starts_before = budget_B - 1
+    by_position_BG, blocks_B = accepted_by_position(
+        *(acceptance_BT, survival_BT, mask_BT, gamma), budget=budget_B, starts_before=starts_before
+    )
+    if conventions.counts_behind_end:
+        drafted_B = gamma * blocks_B
+    else:
+        drafted_B = _drafted(acceptance_BT, survival_BT, mask_BT, gamma, budget_B)
+    return Counts(blocks_B, drafted_B, by_position_BG.sum(-1), by_position_BG)
+
+
+def _drafted(
+    acceptance_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, gamma: int, budget_B: Tensor
+) -> Tensor:
+    """Expected number of drafted tokens of each text, [B]."""
+    parts = acceptance_BT, survival_BT, mask_BT
+    _, blocks_B = accepted_by_position(*parts, gamma, budget=budget_B)
+    per_block = [
+        drafted_per_block(survival_BT[row, None], mask_BT[row, None], gamma, budget=budget_B[row])
+        for row in range(len(blocks_B))
+    ]
+    return blocks_B * torch.tensor(per_block)
+
+
+def _extended(part_BT: Tensor, mask_BT: Tensor, gamma: int, value: float | None) -> Tensor:
+    """Append `gamma` positions with this value, or the row's mean. [B, T] -> [B, T + gamma]."""
+    length_B1 = mask_BT.sum(-1, keepdim=True)
+    mean_B1 = (part_BT.double() * mask_BT).sum(-1, keepdim=True) / length_B1.clamp(min=1)
+    wide_BT = torch.nn.functional.pad(part_BT.double() * mask_BT, (0, gamma))
+    positions_T = torch.arange(wide_BT.shape[1])
+    appended_BT = (positions_T >= length_B1) & (positions_T < length_B1 + gamma)
+    return torch.where(appended_BT, mean_B1 if value is None else value, wide_BT)
+
+
+def served_counts(served: Sequence[Served], gamma: int) -> Counts:
+    """The engine's counts of requests with counted blocks."""
+    counts = [answer.blocks for answer in served if answer.blocks is not None]
+    known = [
+        count.accepted_by_position for count in counts if count.accepted_by_position is not None
+    ]
+    by_position = None
+    if len(known) == len(counts):
+        by_position = torch.tensor([[*row, *[0] * gamma][:gamma] for row in known])
+    return Counts(
+        torch.tensor([count.num_blocks for count in counts]),
+        torch.tensor([count.num_drafted for count in counts]),
+        torch.tensor([count.num_accepted for count in counts]),
+        by_position,
+    )
+
+
+def figures_of(counts: Counts, seed: int) -> BlockFigures:
+    """Figures of counts, with intervals over requests."""
+
+    def ratio(over_B: Tensor, under_B: Tensor) -> IntervalRow:
+        return IntervalRow.of_ratio(over_B, under_B, named_generator(seed, "served figures"))
+
+    by_position = None
+    if counts.by_position_BG is not None:
+        columns = counts.by_position_BG.unbind(-1)
+        by_position = [ratio(accepted_B, counts.blocks_B) for accepted_B in columns]
+    return BlockFigures(
+        block_efficiency=ratio(counts.accepted_B + counts.blocks_B, counts.blocks_B),
+        draft_acceptance_rate=ratio(counts.accepted_B, counts.drafted_B),
+        acceptance_by_position=by_position,
+    )
 
 
 class Agreement(StrictModel):
@@ -148,7 +294,7 @@ class Agreement(StrictModel):
         return {"agrees": 0, "differs": 1, "undecided": 3}[self.word]
 
 
-def judge_agreement(
+def decide_agreement(
     served: Counts,
     predicted: Counts,
     *,

@@ -1,18 +1,21 @@
-"""Costs of an engine's steps, in a file that `measure --engine` writes and `--costs` reads."""
+"""Costs of an engine's steps: `measure --engine` times and writes them, `--costs` reads them."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import torch
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, read_result
-from paceline.core.bootstrap import Interval
+from paceline.core.bootstrap import Interval, median_interval
+from paceline.core.speed import predicted_speedup
 from paceline.engines.commands import DraftSampling, EngineName
 from paceline.engines.draft_sampling import proposals_of
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
 from paceline.measure.results import IntervalRow
 from paceline.measure.starts import Starts
@@ -21,8 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.core.sampling import SamplingParams
+    from paceline.engines.contract import Engine, Request, Together
+    from paceline.progress import Progress
 
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
+_Count = Annotated[int, Field(ge=1)]
+_MIN_ROUNDS = 6  # a median of fewer has no 95% interval
+_SHORTENING = 8  # tokens of a long answer / tokens of a short one
+_REQUESTS_PER_SLOT = 3  # several requests per batch slot keep the batch full most of the time
 
 
 class WithCosts(StrictModel):
@@ -55,14 +64,14 @@ class StepCost(StrictModel):
         batch_size: Number of concurrent requests.
         seconds: Of one step for the whole batch, with its interval: median over rounds, geometric
             mean over starts.
-        seconds_by_start: Median of each start; empty in files of earlier versions.
+        seconds_by_start: Median of each start.
         num_steps: Number of timed steps, summed over requests.
     """
 
     gamma: int = Field(ge=0)
     batch_size: int = Field(ge=1)
     seconds: IntervalRow
-    seconds_by_start: list[float] = Field(default_factory=list[float])
+    seconds_by_start: list[float]
     num_steps: int = Field(ge=0)
 
     @model_validator(mode="after")
@@ -85,7 +94,7 @@ class EngineCosts(StrictModel):
         full_vocabulary: The draft proposes from the full vocabulary.
         mean_context: Mean number of tokens before a step.
         steps: One entry per gamma and batch size.
-        starts: Starts of the engine; in files of earlier versions one.
+        starts: Starts of the engine.
         served: The configuration of the measurement.
     """
 
@@ -99,7 +108,7 @@ class EngineCosts(StrictModel):
     draft_parameters: int = Field(ge=1)
     mean_context: float = Field(ge=0, allow_inf_nan=False)
     steps: list[StepCost]
-    starts: Starts = Starts()
+    starts: Starts
     served: dict[str, object]
     environment: dict[str, object]
 
@@ -145,33 +154,24 @@ class EngineCosts(StrictModel):
         plain = self._seconds(0, batch_size)
         return plain + (whole - plain) * drafted / gamma
 
-    def pass_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
-        """The costs of `usable` gammas at a timed batch size; see `costs_of_blocks`."""
-        block_s = {gamma: self._block_s(gamma, batch_size) for gamma in gammas}
-        return costs_of_blocks(self._seconds(0, batch_size), block_s)
+    def step_costs(self, gammas: Sequence[int], batch_size: int) -> StepCosts:
+        """The costs of `usable` gammas at a timed batch size."""
+        plain = self._step(0, batch_size).seconds
 
-    @property
-    def remark(self) -> str:
-        """What the intervals leave out; empty if the engine was started several times."""
-        return "" if self.starts.freedom else self.starts.words
+        def intervals(gamma: int) -> tuple[Interval, Interval]:
+            nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
+            return self._step(nearest, batch_size).seconds.interval, plain.interval
 
-    def error_of_block(
-        self, gamma: int, batch_size: int, confidence: float = 0.95
-    ) -> tuple[float, float]:
-        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06.
-
-        0 and infinity if a step has no interval.
-        """
-        near = min(self.gammas, key=lambda one: abs(one - gamma))
-        steps = (self._step(one, batch_size).seconds for one in (near, 0))
-        block, plain = (
-            self.starts.at(Interval(one.value, one.low, one.high), confidence) for one in steps
+        return StepCosts.of_blocks(
+            plain.value,
+            {gamma: self._block_s(gamma, batch_size) for gamma in gammas},
+            engine=str(self),
+            timed_gammas=tuple(self.gammas),
+            remark="" if self.starts.freedom else self.starts.words,
+            drafts_in_full=self.drafts_in_full,
+            intervals={gamma: intervals(gamma) for gamma in gammas},
+            starts=self.starts,
         )
-        if not (min(block.low, plain.low) > 0 and max(block.high, plain.high) < math.inf):
-            return 0.0, math.inf
-        low = block.low / block.value * plain.value / plain.high
-        high = block.high / block.value * plain.value / plain.low
-        return low, high
 
     def usable(self, gammas: Sequence[int], batch_size: int) -> tuple[int, ...]:
         """The gammas within the range of the timed ones.
@@ -212,21 +212,60 @@ class EngineCosts(StrictModel):
         return next(step for step in self.steps if (step.gamma, step.batch_size) == wanted)
 
 
-def costs_of_blocks(plain_s: float, block_s: Mapping[int, float]) -> PassCosts:
-    """Seconds of a plain step and of a block, by gamma, as inputs of the speedup formulas.
+@dataclass(frozen=True)
+class StepCosts(PassCosts):
+    """Seconds of an engine's steps, as inputs of the speedup formulas.
 
     Engines report the time of a block, but not the draft's part of it. So a block counts as one
     target pass over one token, and the rest as drafting: the c for which tau / (c gamma + 1) is the
     engine's speedup.
+
+    Attributes:
+        intervals: Of the seconds of a block and of a plain step, by gamma.
+        starts: Starts of the engine, whose variation is in the intervals.
     """
-    drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
-    least = min(block_s)
-    return PassCosts(
-        target_pass_s=plain_s,
-        draft_pass_s=drafting_s[least] / least,
-        drafting_s=drafting_s,
-        judging_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in block_s},
+
+    intervals: Mapping[int, tuple[Interval, Interval]] = field(
+        default_factory=dict[int, tuple[Interval, Interval]]
     )
+    starts: Starts = field(default_factory=Starts)
+
+    @classmethod
+    def of_blocks(cls, plain_s: float, block_s: Mapping[int, float], **settings: Any) -> StepCosts:
+        """Of the seconds of a plain step, and of a block by gamma."""
+        drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
+        least = min(block_s)
+        return cls(
+            target_pass_s=plain_s,
+            draft_pass_s=drafting_s[least] / least,
+            drafting_s=drafting_s,
+            verifying_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in block_s},
+            **settings,
+        )
+
+    def predicted_speedup(self, block_efficiency: float, gamma: int) -> float:
+        """The c of an engine depends on gamma: it includes more than the draft's passes."""
+        return predicted_speedup(block_efficiency, gamma, self.drafting_cost_ratio(gamma))
+
+    def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
+        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06.
+
+        0 and infinity if a step has no interval.
+        """
+        block, plain = (self.starts.at(interval, confidence) for interval in self.intervals[gamma])
+        if not (min(block.low, plain.low) > 0 and max(block.high, plain.high) < math.inf):
+            return 0.0, math.inf
+        low = block.low / block.value * plain.value / plain.high
+        high = block.high / block.value * plain.value / plain.low
+        return low, high
+
+    def missing_interval(self, confidence: float) -> str:
+        """What to do about costs without an interval."""
+        return "the engine's costs have no interval; measure them with more rounds"
+
+    def more_rounds(self, times: float) -> str:
+        """How to time `times` as many rounds."""
+        return f"{math.ceil(times)} times the rounds and starts of the engine in its costs"
 
 
 def read_costs(path: Path) -> EngineCosts:
@@ -275,3 +314,181 @@ def check_sizes(
             f"draft), these models have {target_parameters:,} and {draft_parameters:,}; measure "
             "their costs with --engine and --write-costs"
         )
+
+
+class WriteCosts(StrictModel):
+    """Engine steps to time.
+
+    Attributes:
+        file: Output file, for `measure --costs` and `tune --costs`.
+        gammas: Numbers of drafted tokens per block; the engine is started `starts` times for each.
+        batch_sizes: Numbers of concurrent requests.
+        num_rounds: Number of timings of each gamma and batch size, divided among the starts.
+    """
+
+    file: Path
+    gammas: tuple[_Count, ...] = Field(default=(1, 3, 6), min_length=1)
+    batch_sizes: tuple[_Count, ...] = Field(default=(1,), min_length=1)
+    num_rounds: int = Field(default=12, ge=_MIN_ROUNDS)
+
+
+class _Round(NamedTuple):
+    """Difference between long and short answers, summed over requests."""
+
+    seconds: float
+    steps: int
+    drafted: int
+
+
+class StepTimer:
+    """Times an engine's steps, from answers of two lengths to the same prompts.
+
+    The difference in time contains only steps, since both include the prefill and the transfer.
+    """
+
+    def __init__(
+        self,
+        config: WriteCosts,
+        requests: Sequence[Request],
+        progress: Progress,
+        num_starts: int = 1,
+    ) -> None:
+        self._config, self._requests, self._progress = config, requests, progress
+        self._num_starts, self._name = num_starts, ""
+        self._rounds: dict[tuple[int, int], list[list[_Round]]] = {}  # by gamma, batch size; start
+
+    @property
+    def gammas(self) -> list[int]:
+        """The gammas to time, ascending."""
+        return sorted(set(self._config.gammas))
+
+    def time(self, engines: Mapping[int, Engine], start: int = 0) -> None:
+        """Time the steps of running engines, interleaved, in the rounds of this start.
+
+        `engines`: by gamma; 0 without a draft.
+
+        Raises:
+            EngineError: An engine did not answer, drafts fewer tokens, or its texts are too short.
+        """
+        numbers = range(start, self._config.num_rounds, self._num_starts)
+        for batch_size in sorted(set(self._config.batch_sizes)):
+            rounds: dict[int, list[_Round]] = {gamma: [] for gamma in engines}
+            for number in numbers:
+                for gamma, engine in engines.items():
+                    rounds[gamma].append(self._round(engine, gamma, batch_size, number))
+                gammas = "/".join(map(str, engines))
+                stage = f"timing steps (gamma {gammas}, batch size {batch_size})"
+                self._progress(stage, number + 1, self._config.num_rounds)
+            for gamma, found in rounds.items():
+                self._name = engines[gamma].name
+                _check(self._name, gamma, found)
+                self._rounds.setdefault((gamma, batch_size), []).append(found)
+
+    def logs(self) -> dict[int, list[list[float]]]:
+        """By gamma, for each batch size: logarithm of the median seconds per step of each start."""
+        found: dict[int, list[list[float]]] = {}
+        for (gamma, _), starts in sorted(self._rounds.items()):
+            found.setdefault(gamma, []).append([math.log(_median(one)) for one in starts])
+        return found
+
+    def costs(self, starts: Starts) -> list[StepCost]:
+        """Seconds per step by gamma and batch size: geometric mean over starts of the median.
+
+        The interval is that of the median of all rounds, each divided by its start's median, with
+        the variation between starts.
+
+        Raises:
+            EngineError: Too few rounds have steps, or the machine is busy.
+        """
+        return [
+            _cost(self._name, gamma, batch_size, rounds, starts)
+            for (gamma, batch_size), rounds in sorted(self._rounds.items())
+        ]
+
+    def _round(self, engine: Engine, gamma: int, batch_size: int, number: int) -> _Round:
+        count = batch_size * (_REQUESTS_PER_SLOT if batch_size > 1 else 1)
+        indices = range(number * count, (number + 1) * count)
+        full = [self._requests[index % len(self._requests)] for index in indices]
+        shortened = [_shortened(request) for request in full]
+        # fills the prefix cache of servers that have one
+        engine.serve_together(shortened, batch_size)
+        long, short = (engine.serve_together(batch, batch_size) for batch in (full, shortened))
+        drafted = 0 if long.blocks is None else long.blocks.num_drafted
+        drafted -= 0 if short.blocks is None else short.blocks.num_drafted
+        return _Round(
+            sum(long.seconds) - sum(short.seconds),
+            _num_steps(long, gamma) - _num_steps(short, gamma),
+            drafted,
+        )
+
+
+def _check(name: str, gamma: int, rounds: Sequence[_Round]) -> None:
+    """Raise EngineError if these rounds of one start tell no cost."""
+    steps = sum(one.steps for one in rounds)
+    drafted = sum(one.drafted for one in rounds)
+    if gamma and 2 * drafted < gamma * steps:  # blocks at ends of texts may be shorter
+        raise EngineError(
+            f"{name} drafted {drafted / max(steps, 1):.1f} tokens per block where {gamma} were "
+            "requested; check that engine.options do not limit drafts and texts do not end early"
+        )
+    usable = _seconds(rounds)
+    if not usable or median_interval(torch.tensor(usable)).value <= 0:
+        raise _untimed(name, gamma)
+
+
+def _untimed(name: str, gamma: int) -> EngineError:
+    return EngineError(
+        f"cannot time steps of {name} at gamma {gamma}: texts end early, or the machine is busy; "
+        "raise max_new_tokens, use other prompts, or stop other programs"
+    )
+
+
+def _seconds(rounds: Sequence[_Round]) -> list[float]:
+    """Seconds per step of the rounds that have steps."""
+    return [one.seconds / one.steps for one in rounds if one.steps > 0]
+
+
+def _median(rounds: Sequence[_Round]) -> float:
+    return median_interval(torch.tensor(_seconds(rounds))).value
+
+
+def _cost(
+    name: str, gamma: int, batch_size: int, rounds: Sequence[Sequence[_Round]], starts: Starts
+) -> StepCost:
+    by_start = [_median(one) for one in rounds]
+    relative = [
+        seconds / middle
+        for one, middle in zip(rounds, by_start, strict=True)
+        for seconds in _seconds(one)
+    ]
+    around = median_interval(torch.tensor(relative))
+    if len(relative) < _MIN_ROUNDS or around.low <= 0:
+        raise _untimed(name, gamma)
+    value = math.prod(by_start) ** (1 / len(by_start))
+    within = Interval(value, value * min(around.low, 1.0), value * max(around.high, 1.0))
+    return StepCost(
+        gamma=gamma,
+        batch_size=batch_size,
+        seconds=IntervalRow.of(starts.widen(within, 1)),
+        seconds_by_start=by_start,
+        num_steps=sum(round_.steps for one in rounds for round_ in one),
+    )
+
+
+def _shortened(request: Request) -> Request:
+    return request._replace(max_new_tokens=max(2, request.max_new_tokens // _SHORTENING))
+
+
+def _num_steps(answers: Together, gamma: int) -> int:
+    if not gamma:
+        return sum(map(len, answers.tokens))
+    return 0 if answers.blocks is None else answers.blocks.num_blocks
+
+
+def mean_context(requests: Sequence[Request]) -> float:
+    """Mean number of tokens before a timed step, if every text has its full length."""
+    middles = [
+        len(one.prompt) + (_shortened(one).max_new_tokens + one.max_new_tokens) / 2
+        for one in requests
+    ]
+    return sum(middles) / len(middles)

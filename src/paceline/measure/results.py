@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated
 
+import torch
 from pydantic import BeforeValidator, PlainSerializer
 
 from paceline.config import StrictModel
+from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.bounded_means import bounded_mean_interval
+from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from paceline.core.bootstrap import Interval
+    from collections.abc import Sequence
 
 
 def _null_is(unknown: float) -> BeforeValidator:
@@ -40,6 +44,32 @@ class IntervalRow(StrictModel):
     @classmethod
     def of(cls, interval: Interval) -> IntervalRow:
         return cls(value=interval.value, low=interval.low, high=interval.high)
+
+    @classmethod
+    def of_ratio(
+        cls,
+        over_B: torch.Tensor,
+        under_B: torch.Tensor,
+        rng: torch.Generator,
+        *,
+        most: float = math.inf,
+    ) -> IntervalRow:
+        """sum(over) / sum(under); see `ratio_interval`."""
+        return cls.of(ratio_interval(over_B, under_B, rng=rng, most=most))
+
+    @classmethod
+    def of_scores(cls, scores: Sequence[float], seed: int) -> IntervalRow | None:
+        """Mean of scores in [0, 1]; None without scores."""
+        if not scores:
+            return None
+        rng = named_generator(seed, "mean score")
+        scores_N = torch.tensor(scores, dtype=torch.float64)
+        return cls.of(bounded_mean_interval(scores_N, rng=rng))
+
+    @property
+    def interval(self) -> Interval:
+        """As a tuple."""
+        return Interval(self.value, self.low, self.high)
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
@@ -106,7 +136,7 @@ class GammaRow(StrictModel):
     """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio), both costs scaled to
     `drafted_per_block` tokens."""
     block_s: float | None = None
-    """Seconds per block; None without costs, and in files of earlier versions."""
+    """Seconds per block; None without costs."""
 
 
 class TriedRow(StrictModel):

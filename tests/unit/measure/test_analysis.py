@@ -28,8 +28,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
-from paceline.measure.analysis import analyze_rules, rule_effect
-from paceline.measure.predicted_frontier import AnalyzeConfig, analyze_models
+from paceline.measure.analysis import AnalyzeConfig, analyze_models, analyze_rules, rule_effect
 from paceline.models.fakes import TableModel
 
 BINARY: list[Rule] = [

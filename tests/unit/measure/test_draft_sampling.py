@@ -19,8 +19,7 @@ from paceline.measure import latency
 from paceline.measure.acceptance import score_texts
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassTimer
-from paceline.measure.measure_config import MeasureConfig
-from paceline.measure.measurement import measure_models
+from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.models.contract import ModelSession
 from paceline.models.fakes import TableModel
 from paceline.progress import silent

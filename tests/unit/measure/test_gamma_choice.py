@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from paceline.measure import latency
-from paceline.measure.gamma_choice import candidates, num_choosing
-from paceline.measure.latency import PassCosts
-from paceline.measure.measure_config import MeasureConfig
-from paceline.measure.measurement import Measurement, measure_models
+from paceline.measure.latency import PassCosts, candidates, num_choosing
+from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
 from paceline.measure.results import GammaRow
 from paceline.models.fakes import TableModel
 
@@ -121,7 +121,6 @@ def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: 
         return original(decoder, prompt, max_new_tokens, seed)
 
     monkeypatch.setattr(latency, "time_request", spy)
-    monkeypatch.setattr("paceline.measure.gamma_choice.time_request", spy)
     found = clock.measure(timed_prompts=16)
     assert found.speed is not None
     assert (found.speed.num_requests, [one.num_requests for one in found.tried]) == (12, [4, 4, 2])
@@ -135,7 +134,8 @@ def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: 
 @pytest.mark.slow
 def test_a_gamma_that_the_context_has_no_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch):
     clock = Clock(monkeypatch, draft_s=5)
-    clock.costs = clock.costs._replace(drafting_s={gamma: 5.0 * gamma for gamma in range(1, 9)})
+    seconds = {gamma: 5.0 * gamma for gamma in range(1, 9)}
+    clock.costs = replace(clock.costs, drafting_s=seconds)
     all_tried = {one.gamma for one in clock.measure(timed_prompts=16).tried}
     best = max(clock.measure().gammas, key=lambda one: one.expected_speedup).gamma
     assert max(all_tried) > best
