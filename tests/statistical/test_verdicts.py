@@ -21,13 +21,14 @@ from paceline.core.bootstrap import median_interval, ratio_of_ratios_interval
 from paceline.measure import verdict
 from paceline.measure.engine_costs import StepCost
 from paceline.measure.latency import PassCosts
-from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
+from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow
 from paceline.measure.verdict import (
     ExpectedSpeed,
     decide,
     decide_by_expected,
     expected_speeds,
 )
+from result_rows import acceptance_row, gamma_row, speed_row
 
 RUNS, RESAMPLES = 200, 199
 ONE, FIVE = (3,), (1, 2, 3, 4, 5)
@@ -106,26 +107,10 @@ def in_an_engine(
     return costs.step_costs(gammas, 1)
 
 
-def acceptance(count: int) -> AcceptanceRow:
-    found = IntervalRow(value=0.5, low=0.45, high=0.55)
-    return AcceptanceRow(
-        num_prompts=count,
-        num_tokens=64 * count,
-        expected_acceptance=found,
-        greedy_draft_acceptance=found,
-        greedy_agreement=found,
-        acceptance_by_position=[0.5],
-    )
-
-
 def row(gamma: int, tau: float, passes: PassCosts) -> GammaRow:
-    return GammaRow(
-        gamma=gamma,
-        block_efficiency_iid=tau,
-        block_efficiency=tau,
-        drafted_per_block=gamma,
-        break_even_acceptance=0.3,
-        mbsu=1.0,
+    return gamma_row(
+        gamma,
+        tau,
         drafting_cost_ratio=passes.drafting_cost_ratio(gamma),
         block_cost_ratio=passes.block_cost_ratio(gamma),
         expected_speedup=passes.expected_speedup(tau, gamma),
@@ -158,7 +143,7 @@ def expected(
         rows = [row(gamma, tau, costs) for gamma, tau in zip(gammas, taus, strict=True)]
         speeds = expected_speeds(rows, counts, costs, seed=seed, num_resamples=RESAMPLES)
         for way, words in zip(ways, found, strict=True):
-            words[way(acceptance(count), speeds, costs)] += 1 / runs
+            words[way(acceptance_row(count), speeds, costs)] += 1 / runs
     return found
 
 
@@ -227,7 +212,6 @@ def timed(speedup: float, count: int, runs: int = RUNS) -> Shares:
     rng, found = torch.Generator().manual_seed(count), Shares(float)
     tokens = torch.full((count,), 64.0, dtype=torch.float64)
     slower = math.exp(-(0.15**2 - 0.03**2) / 2) / speedup
-    interval = IntervalRow(value=0.5, low=0.45, high=0.55)
     for _ in range(runs):
         slow = normal(count, 0.1, rng).exp() * 64
         baseline_s = slow * normal(count, 0.03, rng).exp()
@@ -235,23 +219,9 @@ def timed(speedup: float, count: int, runs: int = RUNS) -> Shares:
         measured = ratio_of_ratios_interval(
             (baseline_s, tokens), (method_s, tokens), rng=rng, num_resamples=RESAMPLES
         )
-        speed = SpeedRow(
-            gamma=3,
-            num_requests=count,
-            num_tokens=64 * count,
-            speedup=IntervalRow.of(measured),
-            decoding_speedup=interval,
-            cost_ratio=0.2,
-            predicted_speedup=1.0,
-            measured_over_predicted=1.0,
-            engine_efficiency=1.0,
-            baseline_tokens_per_s=1.0,
-            speculative_tokens_per_s=1.0,
-            block_efficiency=2.0,
-            acceptance_rate=0.5,
-        )
+        speed = speed_row(IntervalRow.of(measured), count)
         passes = timed_here(PASSES, ONE, 2.0, rng)
-        found[decide(acceptance(count), row(3, 2.0, passes), speed).word] += 1 / runs
+        found[decide(acceptance_row(count), row(3, 2.0, passes), speed).word] += 1 / runs
     return found
 
 

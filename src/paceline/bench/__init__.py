@@ -16,9 +16,8 @@ score.py              scores a model behind a URL on a task
 engine_seconds.py     replaces the seconds of rows by those of a serving engine
 """
 
-from paceline.bench.grid import Grid
 from paceline.bench.runner import bench, read_rows
 from paceline.bench.schema import ResultRow
-from paceline.bench.workbench import BenchConfig
+from paceline.bench.workbench import BenchConfig, Grid
 
 __all__ = ["BenchConfig", "Grid", "ResultRow", "bench", "read_rows"]

@@ -149,13 +149,15 @@ def _predict(
     for cell, strategy in zip(cells, strategies, strict=True):
         gamma = min(strategy.num_speculative_tokens, most)
         effect = by_rule[repr(_rule(strategy))]
-        rejection = effect.rejection_rate[gamma].value
-        tau, drafted = effect.block_efficiency[gamma], effect.drafted_per_block[gamma]
+        blocks = effect.blocks[gamma]
+        rejection, tau = blocks.rejection_rate.value, blocks.block_efficiency
         prediction = Prediction(
             key=work.key_of(cell),
             predicted_rejection=None if math.isnan(rejection) else rejection,
             predicted_surprisal=effect.surprisal,
-            predicted_speedup=costs.expected_speedup(tau, gamma, drafted) if gamma else 1.0,
+            predicted_speedup=costs.expected_speedup(tau, gamma, blocks.drafted_per_block)
+            if gamma
+            else 1.0,
         )
         found.append(prediction)
     return found

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.cell import Cell
 from paceline.bench.prediction import add_predictions, cells_to_predict, predict
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow, read_row
 from paceline.bench.served_cells import costs_from, serve_cells
 from paceline.bench.workbench import (
     BenchConfig,
+    Cell,
     Workbench,
     bench_context,
     bench_prompts,
@@ -31,7 +31,7 @@ from paceline.decode import AutoregressiveDecoder
 from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
 from paceline.errors import ContextLengthError
-from paceline.measure.latency import has_room, time_request, warm_up
+from paceline.measure.latency import TimedRequest, has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
@@ -221,11 +221,17 @@ class _Answerer:
 
 
 def _time_alone(work: Workbench, decoder: Decoder, number: int) -> Baseline:
-    first_s, all_s, blocks = time_request(
-        decoder, work.prompts[number], work.max_new_tokens, work.seed_of(number)
+    request = _time(work, decoder, number)
+    return Baseline(
+        seconds=request.seconds,
+        first_seconds=request.first_s,
+        num_tokens=len(request.tokens),
     )
-    count = sum(len(block.tokens) for block in blocks)
-    return Baseline(seconds=all_s, first_seconds=first_s, num_tokens=count)
+
+
+def _time(work: Workbench, decoder: Decoder, number: int) -> TimedRequest:
+    prompt, seed = work.prompts[number], work.seed_of(number)
+    return time_request(decoder, prompt, work.max_new_tokens, seed)
 
 
 def _check_room(work: Workbench, number: int, method: Decoder) -> None:
@@ -239,13 +245,10 @@ def _check_room(work: Workbench, number: int, method: Decoder) -> None:
 
 
 def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
-    first_s, all_s, blocks = time_request(
-        method, work.prompts[number], work.max_new_tokens, work.seed_of(number)
-    )
-    tokens = [token for block in blocks for token in block.tokens]
-    row = _untimed_row(work, number, tokens, count_blocks(blocks))
-    times = {"seconds": all_s, "first_seconds": first_s}
-    return row.model_copy(update=times | {"num_first_tokens": len(blocks[0].tokens)})
+    request = _time(work, method, number)
+    row = _untimed_row(work, number, request.tokens, count_blocks(request.blocks))
+    first = {"first_seconds": request.first_s, "num_first_tokens": len(request.blocks[0].tokens)}
+    return row.model_copy(update={"seconds": request.seconds} | first)
 
 
 def _answer_in_batches(

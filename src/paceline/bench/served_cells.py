@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from paceline.bench.cell import Cell, failed_row
 from paceline.bench.schema import Baseline, ExampleRow
+from paceline.bench.workbench import Cell
 from paceline.core.rules import RuleChoice
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.commands import Drafting, Room, check_draft_path
@@ -96,13 +96,8 @@ def _is_alone(decoding: DecodingConfig) -> bool:
 
 
 def _baselines(row: ResultRow, prompts: PromptSet) -> Baselines:
-    return {
-        number: Baseline(
-            seconds=one.seconds, first_seconds=one.first_seconds, num_tokens=len(one.tokens)
-        )
-        for number, one in enumerate(row.examples)
-        if number in prompts.timed
-    }
+    answers = enumerate(row.examples)
+    return {number: one.as_baseline() for number, one in answers if number in prompts.timed}
 
 
 def _run(
@@ -125,7 +120,12 @@ def _run(
             for number in range(len(prompts.examples)):
                 baseline = baselines.get(number)
                 if _is_alone(decoding) and number in prompts.timed:
-                    baseline = _baseline(_ask(server, prompts, number, sampling))
+                    alone = _ask(server, prompts, number, sampling)
+                    baseline = Baseline(
+                        seconds=alone.seconds,
+                        first_seconds=alone.first_seconds,
+                        num_tokens=len(alone.tokens),
+                    )
                 cell.answer(number)
                 cell.set_baseline(number, baseline)
                 if cell.has_failed:
@@ -133,7 +133,9 @@ def _run(
                 progress("examples", number + 1, len(prompts.examples))
             return cell.row()
     except EngineError as error:
-        return failed_row(prompts, decoding, error)
+        failed = Cell(prompts, decoding, lambda _: [])
+        failed.fail(error)
+        return failed.row()
 
 
 @contextmanager
@@ -164,14 +166,6 @@ def _ask(
     prompt, most = prompts.prompts[number], prompts.max_new_tokens
     return stream_answer(
         server.client, server.model, Request(prompt, most, sampling, prompts.seed_of(number))
-    )
-
-
-def _baseline(answer: StreamedAnswer) -> Baseline:
-    return Baseline(
-        seconds=answer.seconds,
-        first_seconds=answer.first_seconds,
-        num_tokens=len(answer.tokens),
     )
 
 

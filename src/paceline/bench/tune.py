@@ -17,20 +17,27 @@ from __future__ import annotations
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.engine_seconds import in_engine_seconds
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.prediction import predict
 from paceline.bench.runner import read_rows, run_cells, unfinished
-from paceline.bench.sequential_test import Bound, confirm, statement
-from paceline.bench.tune_result import FailedCell, Step, Tried, TuneConfig, Tuned
+from paceline.bench.sequential_test import (
+    Bound,
+    FailedCell,
+    Step,
+    Tried,
+    TuneConfig,
+    Tuned,
+    confirm,
+    statement,
+)
 from paceline.bench.workbench import BenchConfig, bench_context, is_idle_in_vllm, prepare
 from paceline.config import to_yaml
 from paceline.core.rules import Lossless
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.draft_sampling import proposals_of
 from paceline.errors import NotReachedError, UsageError
-from paceline.measure.engine_costs import check_sizes, read_costs
-from paceline.measure.pair import ModelsConfig, load_models
+from paceline.measure.engine_costs import load_models_of, read_costs
+from paceline.measure.pair import ModelsConfig
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.tasks.base import examples_of
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.prediction import Prediction
-    from paceline.bench.schema import ResultRow
+    from paceline.bench.schema import ExampleRow, ResultRow
     from paceline.bench.workbench import Workbench
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
@@ -78,7 +85,7 @@ def _tune(
     config: TuneConfig, costs: EngineCosts | None, run: RunDirectory, progress: Progress
 ) -> Tuned:
     bound = Bound(config)
-    pair = cache(lambda: _load(config, costs))
+    pair = cache(lambda: load_models_of(config, costs))
     choosing, confirming = (_Examples(config, costs, name, pair, progress) for name in _STEPS)
     _ = choosing.work, confirming.work  # raises if a prompt is too long
     candidates = propose(choosing, config)
@@ -115,14 +122,6 @@ def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
     if costs.engine == "vllm":
         changes["served_by"] = "vllm"
     return config.model_copy(update=changes)
-
-
-def _load(config: TuneConfig, costs: EngineCosts | None) -> Pair:
-    if costs is None or config.costs is None:
-        return load_models(config)
-    pair = load_models(config, full_vocabulary=costs.full_vocabulary)
-    check_sizes(costs, config.costs, *(model.num_parameters for model in pair))
-    return pair
 
 
 def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Tried | None:
@@ -275,3 +274,31 @@ def _bench_of(config: TuneConfig, name: Step, *, full_vocabulary: bool) -> Bench
         num_timed=config.num_timed,
         full_vocabulary=full_vocabulary,
     )
+
+
+def in_engine_seconds(
+    rows: Sequence[ResultRow], costs: EngineCosts, concurrency: int
+) -> list[ResultRow]:
+    """Set the seconds of each row to number of steps x seconds per step, without the prefill.
+
+    Rows must be of the target alone, or of a rule with blocks of a fixed length.
+    """
+    found: list[ResultRow] = []
+    for row in rows:
+        strategy = row.decoding.strategy
+        gamma = strategy.num_speculative_tokens if isinstance(strategy, Speculative) else 0
+        examples = [_example(one, gamma, costs, concurrency) for one in row.examples]
+        found.append(row.model_copy(update={"examples": tuple(examples)}))
+    return found
+
+
+def _example(example: ExampleRow, gamma: int, costs: EngineCosts, concurrency: int) -> ExampleRow:
+    calls, baseline = example.num_target_calls, example.baseline
+    drafted = example.num_drafted / calls if calls else None
+    if baseline is not None:
+        # the prefill gives the first token
+        seconds = costs.block_s(0, concurrency) * max(baseline.num_tokens - 1, 0)
+        baseline = baseline.model_copy(update={"seconds": seconds, "first_seconds": 0.0})
+    seconds = costs.block_s(gamma, concurrency, drafted) * calls
+    changes = {"seconds": seconds, "first_seconds": 0.0, "baseline": baseline}
+    return example.model_copy(update=changes)

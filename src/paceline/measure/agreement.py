@@ -70,6 +70,25 @@ class Counts(NamedTuple):
     accepted_B: Tensor
     by_position_BG: Tensor | None
 
+    @property
+    def tokens_and_blocks(self) -> tuple[Tensor, Tensor]:
+        """Tokens per target call, as numerators and denominators."""
+        return self.accepted_B + self.blocks_B, self.blocks_B
+
+    def shares(self) -> list[float]:
+        """Expected part of the blocks that accept the first, second, ... drafted token."""
+        assert self.by_position_BG is not None, "predictions have it"
+        shares_G = self.by_position_BG.sum(0) / self.blocks_B.sum()
+        return [min(max(float(share), 0.0), 1.0) for share in shares_G]
+
+    def few(self, accepting: float, rejecting: float) -> bool:
+        """If so few blocks accept, or reject, that requests may not show the spread."""
+        return float(self.blocks_B.sum()) * min(accepting, 1 - rejecting) < _FEW
+
+    def error_of_blocks(self, variance: float) -> float:
+        """Standard error of a mean over independent blocks."""
+        return (max(variance, 0.0) / float(self.blocks_B.sum())) ** 0.5
+
 
 class OtherCounts(StrictModel):
     """A greedy request with other counts than predicted.
@@ -253,7 +272,7 @@ def figures_of(counts: Counts, seed: int) -> BlockFigures:
         columns = counts.by_position_BG.unbind(-1)
         by_position = [ratio(accepted_B, counts.blocks_B) for accepted_B in columns]
     return BlockFigures(
-        block_efficiency=ratio(counts.accepted_B + counts.blocks_B, counts.blocks_B),
+        block_efficiency=ratio(*counts.tokens_and_blocks),
         draft_acceptance_rate=ratio(counts.accepted_B, counts.drafted_B),
         acceptance_by_position=by_position,
     )
@@ -351,40 +370,23 @@ def _ratio(
     served: Counts, predicted: Counts, seed: int, confidence: float, drawn: bool
 ) -> Interval:
     """R with its interval; of `drawn` counts at least as wide as independent blocks make it."""
-    found = ratio_of_ratios_interval(
-        *((side.accepted_B + side.blocks_B, side.blocks_B) for side in (served, predicted)),
+    ratio = ratio_of_ratios_interval(
+        *(side.tokens_and_blocks for side in (served, predicted)),
         rng=named_generator(seed, "served / predicted"),
         confidence=confidence,
     )
     if not drawn:
-        return found
-    shares = _shares(predicted)
-    if not _few(predicted, max(shares), min(shares)):
-        return found
+        return ratio
+    shares = predicted.shares()
+    if not predicted.few(max(shares), min(shares)):
+        return ratio
     tau = 1 + sum(shares)
     # variance of a number of tokens that exceeds i with probability shares[i]
     variance = sum((2 * position + 1) * share for position, share in enumerate(shares))
-    error = _error_of_blocks(variance - sum(shares) ** 2, predicted) / tau
+    error = predicted.error_of_blocks(variance - sum(shares) ** 2) / tau
     factor = math.exp(NormalDist().inv_cdf((1 + confidence) / 2) * error)
-    low, high = min(found.low, found.value / factor), max(found.high, found.value * factor)
-    return Interval(found.value, low, high)
-
-
-def _shares(predicted: Counts) -> list[float]:
-    """Expected part of the blocks that accept the first, second, ... drafted token."""
-    assert predicted.by_position_BG is not None, "predictions have it"
-    shares_G = predicted.by_position_BG.sum(0) / predicted.blocks_B.sum()
-    return [min(max(float(share), 0.0), 1.0) for share in shares_G]
-
-
-def _few(predicted: Counts, accepting: float, rejecting: float) -> bool:
-    """If so few blocks accept, or reject, that requests may not show the spread."""
-    return float(predicted.blocks_B.sum()) * min(accepting, 1 - rejecting) < _FEW
-
-
-def _error_of_blocks(variance: float, predicted: Counts) -> float:
-    """Standard error of a mean over independent blocks."""
-    return (max(variance, 0.0) / float(predicted.blocks_B.sum())) ** 0.5
+    low, high = min(ratio.low, ratio.value / factor), max(ratio.high, ratio.value * factor)
+    return Interval(ratio.value, low, high)
 
 
 def _shown_to_differ(
@@ -396,16 +398,17 @@ def _shown_to_differ(
         return
     columns = served.by_position_BG.unbind(-1), predicted.by_position_BG.unbind(-1)
     confidence = 1 - _ERROR / len(columns[0])
-    shares = _shares(predicted)
+    shares = predicted.shares()
     for position, (ours_B, theirs_B) in enumerate(zip(*columns, strict=True)):
         over, under = (ours_B, served.blocks_B), (theirs_B, predicted.blocks_B)
-        found = _difference(over, under, confidence)
+        difference = _difference(over, under, confidence)
         share = shares[position]
-        variance = share * (1 - share) if drawn and _few(predicted, share, share) else 0.0
-        half = NormalDist().inv_cdf((1 + confidence) / 2) * _error_of_blocks(variance, predicted)
-        low, high = min(found.low, found.value - half), max(found.high, found.value + half)
+        variance = share * (1 - share) if drawn and predicted.few(share, share) else 0.0
+        half = NormalDist().inv_cdf((1 + confidence) / 2) * predicted.error_of_blocks(variance)
+        low = min(difference.low, difference.value - half)
+        high = max(difference.high, difference.value + half)
         if low > _TOLERANCE or high < -_TOLERANCE:
-            row = IntervalRow(value=found.value, low=low, high=high)
+            row = IntervalRow(value=difference.value, low=low, high=high)
             yield f"acceptance at position {position}, served - predicted, {row}"
 
 

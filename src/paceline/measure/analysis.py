@@ -74,9 +74,9 @@ def rule_effect(
     """
     if isinstance(rule, BinaryCascade):
         return _binary_effect(rule, at, tokens_T)
-    given = at if sampling is None else as_read(rule, at, sampling)
-    kept = at.draft * rule.accept(given)
-    induced = rule.induced(given)
+    read = at if sampling is None else as_read(rule, at, sampling)
+    kept = at.draft * rule.accept(read)
+    induced = rule.induced(read)
     return RuleEffect(
         (1 - kept.sum(-1)).clamp(min=0),
         _share(_at(kept, tokens_T), _at(induced, tokens_T)),
@@ -101,23 +101,34 @@ def _binary_effect(rule: BinaryCascade, at: Position, tokens_T: Tensor) -> RuleE
     )
 
 
+class RuleBlocks(NamedTuple):
+    """Blocks of a rule over the positions that blocks draft.
+
+    That is without the first token of a text where the target gives it (`Rule.num_undrafted`), and
+    without the last token of the budget. Without such positions the figures are NaN, 1 and 0.
+
+    Attributes:
+        rejection_rate: Rejected / examined drafted tokens, with its interval over texts.
+    """
+
+    rejection_rate: Interval
+    block_efficiency: float
+    drafted_per_block: float
+
+
 class RuleRow(NamedTuple):
     """Effect of one rule over all texts.
 
-    `rejection_rate`, `block_efficiency` and `drafted_per_block` are by gamma, over the positions
-    that blocks draft: without the first token of a text where the target gives it
-    (`Rule.num_undrafted`), and without the last token of the budget. Without such positions they
-    are NaN, 1 and 0. The interval of `rejection_rate` is over texts. `tvd`, `kl` and `surprisal`
-    are means over all positions, of the rule.
+    Attributes:
+        tvd: Mean over all positions, as `kl` and `surprisal`.
+        blocks: By gamma.
     """
 
     rule: Rule
-    rejection_rate: dict[int, Interval]
     tvd: float
     kl: float
     surprisal: float
-    block_efficiency: dict[int, float]
-    drafted_per_block: dict[int, float]
+    blocks: dict[int, RuleBlocks]
 
 
 @torch.inference_mode()
@@ -165,42 +176,36 @@ def analyze_rules(
     budget_B = budget_B.clamp(min=lengths_B)  # a draft with a longer context may write longer texts
     rows: list[RuleRow] = []
     for number, rule in enumerate(rules):
+        first = rule.num_undrafted
         rejection_BT, survival_BT, *means_BT = (total[number] for total in totals)
         tvd, kl, surprisal = (float(part_BT.sum() / mask_BT.sum()) for part_BT in means_BT)
-        parts = rule, rejection_BT, survival_BT, mask_BT, budget_B
-        figures = {gamma: _block_figures(*parts, gamma, seed) for gamma in gammas}
-        rates = {gamma: rate for gamma, (rate, _, _) in figures.items()}
-        taus = {gamma: tau for gamma, (_, tau, _) in figures.items()}
-        drafted = {gamma: per_block for gamma, (_, _, per_block) in figures.items()}
-        rows.append(RuleRow(rule, rates, tvd, kl, surprisal, taus, drafted))
+        parts = rejection_BT[:, first:], survival_BT[:, first:], mask_BT[:, first:]
+        blocks = {gamma: _blocks(*parts, budget_B - first, gamma, seed) for gamma in gammas}
+        rows.append(RuleRow(rule, tvd, kl, surprisal, blocks))
     return rows
 
 
-def _block_figures(
-    rule: Rule,
+def _blocks(
     rejection_BT: Tensor,
     survival_BT: Tensor,
     mask_BT: Tensor,
     budget_B: Tensor,
     gamma: int,
     seed: int,
-) -> tuple[Interval, float, float]:
-    """Rejected / examined drafted tokens, block efficiency, and drafted tokens per block."""
-    first, undefined = rule.num_undrafted, Interval(math.nan, math.nan, math.nan)
-    rejection_BT, survival_BT = rejection_BT[:, first:], survival_BT[:, first:]
-    mask_BT, budget_B = mask_BT[:, first:], budget_B - first
+) -> RuleBlocks:
+    undefined = Interval(math.nan, math.nan, math.nan)
     if not mask_BT.any():
-        return undefined, 1.0, 0.0
+        return RuleBlocks(undefined, 1.0, 0.0)
     blocks = survival_BT, mask_BT, gamma
     tau = block_efficiency_from_text(1 - rejection_BT, *blocks, budget=budget_B)
     per_block = drafted_per_block(*blocks, budget=budget_B)
     examined_BT = judged_places(*blocks, budget=budget_B)
     examined_B = examined_BT.sum(-1)
     if not examined_B.any():
-        return undefined, tau, per_block
+        return RuleBlocks(undefined, tau, per_block)
     rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
     rng = named_generator(seed, "bootstrap")
-    return ratio_interval(rejected_B, examined_B, rng=rng, most=1.0), tau, per_block
+    return RuleBlocks(ratio_interval(rejected_B, examined_B, rng=rng, most=1.0), tau, per_block)
 
 
 def _positions(
@@ -338,7 +343,7 @@ def analyze_models(
     else:
         costs = PassCosts.of_parameters(draft.num_parameters / target.num_parameters, gammas)
     rules = [with_bonus(rule, config.bonus) for rule in config.rules]
-    found = analyze_rules(
+    analyzed = analyze_rules(
         *(target, draft, prompts, texts, rules, config.sampling, gammas),
         *(config.seed, progress, config.max_new_tokens, config.draft_sampling),
     )
@@ -349,24 +354,24 @@ def analyze_models(
         cost_ratio=costs.cost_ratio,
         drafting_cost_ratios={gamma: costs.drafting_cost_ratio(gamma) for gamma in gammas},
         block_cost_ratios={gamma: costs.block_cost_ratio(gamma) for gamma in gammas},
-        rows=[_row(rule, row, costs) for rule, row in zip(config.rules, found, strict=True)],
+        rows=[_row(rule, row, costs) for rule, row in zip(config.rules, analyzed, strict=True)],
         environment=environment(),
     )
 
 
 def _row(rule: RuleChoice, row: RuleRow, costs: PassCosts) -> FrontierRow:
     speedups = {
-        gamma: costs.expected_speedup(tau, gamma, row.drafted_per_block[gamma])
-        for gamma, tau in row.block_efficiency.items()
+        gamma: costs.expected_speedup(blocks.block_efficiency, gamma, blocks.drafted_per_block)
+        for gamma, blocks in row.blocks.items()
     }
     best = max(speedups, key=lambda gamma: speedups[gamma])
     return FrontierRow(
         rule=rule,
-        rejection_rate=IntervalRow.of(row.rejection_rate[best]),
+        rejection_rate=IntervalRow.of(row.blocks[best].rejection_rate),
         tvd=row.tvd,
         kl=row.kl if row.kl < float("inf") else None,
         surprisal=row.surprisal,
-        block_efficiency=row.block_efficiency,
+        block_efficiency={gamma: one.block_efficiency for gamma, one in row.blocks.items()},
         best_gamma=best,
         predicted_speedup=speedups[best],
     )

@@ -17,15 +17,16 @@ from paceline.engines.commands import DraftSampling, EngineName
 from paceline.engines.draft_sampling import proposals_of
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
+from paceline.measure.pair import ModelsConfig, Pair, load_models
 from paceline.measure.results import IntervalRow
 from paceline.measure.starts import Starts
+from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import Engine, Request, Together
-    from paceline.progress import Progress
 
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
 _Count = Annotated[int, Field(ge=1)]
@@ -34,8 +35,8 @@ _SHORTENING = 8  # tokens of a long answer / tokens of a short one
 _REQUESTS_PER_SLOT = 3  # several requests per batch slot keep the batch full most of the time
 
 
-class WithCosts(StrictModel):
-    """Settings of commands that use the costs of an engine instead of timing Paceline's decoder.
+class WithCosts(ModelsConfig):
+    """Models, for commands that use the costs of an engine instead of timing Paceline's decoder.
 
     Attributes:
         costs: File from `measure --engine --write-costs`; drafts are sampled as in that engine.
@@ -73,6 +74,11 @@ class StepCost(StrictModel):
     seconds: IntervalRow
     seconds_by_start: list[float]
     num_steps: int = Field(ge=0)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Gamma and batch size."""
+        return self.gamma, self.batch_size
 
     @model_validator(mode="after")
     def _takes_time(self) -> StepCost:
@@ -114,7 +120,7 @@ class EngineCosts(StrictModel):
 
     @model_validator(mode="after")
     def _times_each_step_once(self) -> EngineCosts:
-        timed = [(step.gamma, step.batch_size) for step in self.steps]
+        timed = [step.key for step in self.steps]
         for gamma, size in timed:
             if timed.count((gamma, size)) > 1:
                 raise ValueError(
@@ -185,31 +191,28 @@ class EngineCosts(StrictModel):
                 f"{batch_size}; change concurrency, or measure with other write_costs.batch_sizes"
             )
         least, most = self.gammas[0], self.gammas[-1]
-        found = tuple(gamma for gamma in gammas if least <= gamma <= most)
-        if not found:
+        usable = tuple(gamma for gamma in gammas if least <= gamma <= most)
+        if not usable:
             raise UsageError(
                 f"costs were measured for {least} to {most} drafted tokens per block; none of "
                 f"{list(gammas)} is within; change gammas, or measure with other write_costs.gammas"
             )
-        return found
+        return usable
 
     def _block_s(self, gamma: int, batch_size: int) -> float:
-        if not gamma:
-            return self._seconds(0, batch_size)
-        known = self.gammas
-        above = next(one for one in known if one >= gamma)
+        known = [0] if not gamma else self.gammas
+        above = next(timed for timed in known if timed >= gamma)
         if above == gamma:
             return self._seconds(gamma, batch_size)
-        below = max(one for one in known if one < gamma)
-        low, high = (self._seconds(one, batch_size) for one in (below, above))
+        below = max(timed for timed in known if timed < gamma)
+        low, high = (self._seconds(timed, batch_size) for timed in (below, above))
         return low + (high - low) * (gamma - below) / (above - below)
 
     def _seconds(self, gamma: int, batch_size: int) -> float:
         return self._step(gamma, batch_size).seconds.value
 
     def _step(self, gamma: int, batch_size: int) -> StepCost:
-        wanted = (gamma, batch_size)
-        return next(step for step in self.steps if (step.gamma, step.batch_size) == wanted)
+        return next(step for step in self.steps if step.key == (gamma, batch_size))
 
 
 @dataclass(frozen=True)
@@ -275,13 +278,13 @@ def read_costs(path: Path) -> EngineCosts:
         ConfigError: The file cannot be read or has another content.
         UsageError: Some gamma lacks the costs at some batch size.
     """
-    found = read_result(EngineCosts, path, _WRITER)
-    complete = {(gamma, size) for gamma in (0, *found.gammas) for size in found.batch_sizes}
-    if not found.gammas or complete != {(one.gamma, one.batch_size) for one in found.steps}:
+    costs = read_result(EngineCosts, path, _WRITER)
+    complete = {(gamma, size) for gamma in (0, *costs.gammas) for size in costs.batch_sizes}
+    if not costs.gammas or complete != {step.key for step in costs.steps}:
         raise UsageError(
             f"{path} lacks the costs of some gamma or batch size; write it again with `{_WRITER}`"
         )
-    return found
+    return costs
 
 
 def check_replaceable(path: Path) -> None:
@@ -299,21 +302,26 @@ def check_replaceable(path: Path) -> None:
             ) from None
 
 
-def check_sizes(
-    costs: EngineCosts, path: Path, target_parameters: int, draft_parameters: int
-) -> None:
-    """Check that the costs belong to models of these sizes.
+def load_models_of(
+    config: WithCosts, costs: EngineCosts | None, progress: Progress = silent
+) -> Pair:
+    """Load both models, as the engine uses them if there are `costs`.
 
     Raises:
-        UsageError: The sizes differ.
+        UsageError: a model or the pair of tokenizers cannot be used, or the costs are of others.
     """
+    if costs is None:
+        return load_models(config, progress)
+    pair = load_models(config, progress, full_vocabulary=costs.full_vocabulary)
     measured = costs.target_parameters, costs.draft_parameters
-    if measured != (target_parameters, draft_parameters):
+    sizes = pair.target.num_parameters, pair.draft.num_parameters
+    if measured != sizes:
         raise UsageError(
-            f"{path} was measured with {measured[0]:,} and {measured[1]:,} parameters (target and "
-            f"draft), these models have {target_parameters:,} and {draft_parameters:,}; measure "
-            "their costs with --engine and --write-costs"
+            f"{config.costs} was measured with {measured[0]:,} and {measured[1]:,} parameters "
+            f"(target and draft), these models have {sizes[0]:,} and {sizes[1]:,}; measure their "
+            "costs with --engine and --write-costs"
         )
+    return pair
 
 
 class WriteCosts(StrictModel):
@@ -340,6 +348,68 @@ class _Round(NamedTuple):
     drafted: int
 
 
+class _Timings(NamedTuple):
+    """Rounds of one gamma and batch size of an engine, by start."""
+
+    engine: str
+    gamma: int
+    batch_size: int
+    by_start: list[list[_Round]]
+
+    def add(self, rounds: list[_Round]) -> None:
+        """Add the rounds of a start; raises EngineError if they do not give a cost."""
+        steps, drafted = sum(one.steps for one in rounds), sum(one.drafted for one in rounds)
+        if self.gamma and 2 * drafted < self.gamma * steps:  # blocks at ends of texts are shorter
+            raise EngineError(
+                f"{self.engine} drafted {drafted / max(steps, 1):.1f} tokens per block where "
+                f"{self.gamma} were requested; check that engine.options do not limit drafts and "
+                "texts do not end early"
+            )
+        if not _per_step(rounds) or _median(rounds) <= 0:
+            raise self._failure()
+        self.by_start.append(rounds)
+
+    def medians(self) -> list[float]:
+        """Seconds per step: median of each start."""
+        return [_median(rounds) for rounds in self.by_start]
+
+    def cost(self, starts: Starts) -> StepCost:
+        """See `StepTimer.costs`."""
+        medians = self.medians()
+        relative = [
+            seconds / median
+            for rounds, median in zip(self.by_start, medians, strict=True)
+            for seconds in _per_step(rounds)
+        ]
+        around = median_interval(torch.tensor(relative))
+        if len(relative) < _MIN_ROUNDS or around.low <= 0:
+            raise self._failure()
+        value = math.prod(medians) ** (1 / len(medians))
+        within = Interval(value, value * min(around.low, 1.0), value * max(around.high, 1.0))
+        return StepCost(
+            gamma=self.gamma,
+            batch_size=self.batch_size,
+            seconds=IntervalRow.of(starts.widen(within, 1)),
+            seconds_by_start=medians,
+            num_steps=sum(one.steps for rounds in self.by_start for one in rounds),
+        )
+
+    def _failure(self) -> EngineError:
+        return EngineError(
+            f"cannot time steps of {self.engine} at gamma {self.gamma}: texts end early, or the "
+            "machine is busy; raise max_new_tokens, use other prompts, or stop other programs"
+        )
+
+
+def _per_step(rounds: Sequence[_Round]) -> list[float]:
+    """Seconds per step of the rounds that have steps."""
+    return [one.seconds / one.steps for one in rounds if one.steps > 0]
+
+
+def _median(rounds: Sequence[_Round]) -> float:
+    return median_interval(torch.tensor(_per_step(rounds))).value
+
+
 class StepTimer:
     """Times an engine's steps, from answers of two lengths to the same prompts.
 
@@ -354,8 +424,8 @@ class StepTimer:
         num_starts: int = 1,
     ) -> None:
         self._config, self._requests, self._progress = config, requests, progress
-        self._num_starts, self._name = num_starts, ""
-        self._rounds: dict[tuple[int, int], list[list[_Round]]] = {}  # by gamma, batch size; start
+        self._num_starts = num_starts
+        self._timings: dict[tuple[int, int], _Timings] = {}
 
     @property
     def gammas(self) -> list[int]:
@@ -370,26 +440,25 @@ class StepTimer:
         Raises:
             EngineError: An engine did not answer, drafts fewer tokens, or its texts are too short.
         """
-        numbers = range(start, self._config.num_rounds, self._num_starts)
+        num_rounds = self._config.num_rounds
         for batch_size in sorted(set(self._config.batch_sizes)):
             rounds: dict[int, list[_Round]] = {gamma: [] for gamma in engines}
-            for number in numbers:
+            for number in range(start, num_rounds, self._num_starts):
                 for gamma, engine in engines.items():
                     rounds[gamma].append(self._round(engine, gamma, batch_size, number))
                 gammas = "/".join(map(str, engines))
                 stage = f"timing steps (gamma {gammas}, batch size {batch_size})"
-                self._progress(stage, number + 1, self._config.num_rounds)
-            for gamma, found in rounds.items():
-                self._name = engines[gamma].name
-                _check(self._name, gamma, found)
-                self._rounds.setdefault((gamma, batch_size), []).append(found)
+                self._progress(stage, number + 1, num_rounds)
+            for gamma, of_start in rounds.items():
+                timings = _Timings(engines[gamma].name, gamma, batch_size, [])
+                self._timings.setdefault((gamma, batch_size), timings).add(of_start)
 
     def logs(self) -> dict[int, list[list[float]]]:
         """By gamma, for each batch size: logarithm of the median seconds per step of each start."""
-        found: dict[int, list[list[float]]] = {}
-        for (gamma, _), starts in sorted(self._rounds.items()):
-            found.setdefault(gamma, []).append([math.log(_median(one)) for one in starts])
-        return found
+        by_gamma: dict[int, list[list[float]]] = {}
+        for (gamma, _), timings in sorted(self._timings.items()):
+            by_gamma.setdefault(gamma, []).append(list(map(math.log, timings.medians())))
+        return by_gamma
 
     def costs(self, starts: Starts) -> list[StepCost]:
         """Seconds per step by gamma and batch size: geometric mean over starts of the median.
@@ -400,10 +469,7 @@ class StepTimer:
         Raises:
             EngineError: Too few rounds have steps, or the machine is busy.
         """
-        return [
-            _cost(self._name, gamma, batch_size, rounds, starts)
-            for (gamma, batch_size), rounds in sorted(self._rounds.items())
-        ]
+        return [timings.cost(starts) for _, timings in sorted(self._timings.items())]
 
     def _round(self, engine: Engine, gamma: int, batch_size: int, number: int) -> _Round:
         count = batch_size * (_REQUESTS_PER_SLOT if batch_size > 1 else 1)
@@ -413,82 +479,28 @@ class StepTimer:
         # fills the prefix cache of servers that have one
         engine.serve_together(shortened, batch_size)
         long, short = (engine.serve_together(batch, batch_size) for batch in (full, shortened))
-        drafted = 0 if long.blocks is None else long.blocks.num_drafted
-        drafted -= 0 if short.blocks is None else short.blocks.num_drafted
-        return _Round(
-            sum(long.seconds) - sum(short.seconds),
-            _num_steps(long, gamma) - _num_steps(short, gamma),
-            drafted,
+        (long_steps, long_drafted), (short_steps, short_drafted) = (
+            _steps_and_drafted(answers, gamma) for answers in (long, short)
         )
+        seconds = sum(long.seconds) - sum(short.seconds)
+        return _Round(seconds, long_steps - short_steps, long_drafted - short_drafted)
 
 
-def _check(name: str, gamma: int, rounds: Sequence[_Round]) -> None:
-    """Raise EngineError if these rounds of one start tell no cost."""
-    steps = sum(one.steps for one in rounds)
-    drafted = sum(one.drafted for one in rounds)
-    if gamma and 2 * drafted < gamma * steps:  # blocks at ends of texts may be shorter
-        raise EngineError(
-            f"{name} drafted {drafted / max(steps, 1):.1f} tokens per block where {gamma} were "
-            "requested; check that engine.options do not limit drafts and texts do not end early"
-        )
-    usable = _seconds(rounds)
-    if not usable or median_interval(torch.tensor(usable)).value <= 0:
-        raise _untimed(name, gamma)
-
-
-def _untimed(name: str, gamma: int) -> EngineError:
-    return EngineError(
-        f"cannot time steps of {name} at gamma {gamma}: texts end early, or the machine is busy; "
-        "raise max_new_tokens, use other prompts, or stop other programs"
-    )
-
-
-def _seconds(rounds: Sequence[_Round]) -> list[float]:
-    """Seconds per step of the rounds that have steps."""
-    return [one.seconds / one.steps for one in rounds if one.steps > 0]
-
-
-def _median(rounds: Sequence[_Round]) -> float:
-    return median_interval(torch.tensor(_seconds(rounds))).value
-
-
-def _cost(
-    name: str, gamma: int, batch_size: int, rounds: Sequence[Sequence[_Round]], starts: Starts
-) -> StepCost:
-    by_start = [_median(one) for one in rounds]
-    relative = [
-        seconds / middle
-        for one, middle in zip(rounds, by_start, strict=True)
-        for seconds in _seconds(one)
-    ]
-    around = median_interval(torch.tensor(relative))
-    if len(relative) < _MIN_ROUNDS or around.low <= 0:
-        raise _untimed(name, gamma)
-    value = math.prod(by_start) ** (1 / len(by_start))
-    within = Interval(value, value * min(around.low, 1.0), value * max(around.high, 1.0))
-    return StepCost(
-        gamma=gamma,
-        batch_size=batch_size,
-        seconds=IntervalRow.of(starts.widen(within, 1)),
-        seconds_by_start=by_start,
-        num_steps=sum(round_.steps for one in rounds for round_ in one),
-    )
+def _steps_and_drafted(answers: Together, gamma: int) -> tuple[int, int]:
+    if not gamma:
+        return sum(map(len, answers.tokens)), 0
+    blocks = answers.blocks
+    return (0, 0) if blocks is None else (blocks.num_blocks, blocks.num_drafted)
 
 
 def _shortened(request: Request) -> Request:
     return request._replace(max_new_tokens=max(2, request.max_new_tokens // _SHORTENING))
 
 
-def _num_steps(answers: Together, gamma: int) -> int:
-    if not gamma:
-        return sum(map(len, answers.tokens))
-    return 0 if answers.blocks is None else answers.blocks.num_blocks
-
-
 def mean_context(requests: Sequence[Request]) -> float:
     """Mean number of tokens before a timed step, if every text has its full length."""
     middles = [
-        len(one.prompt) + (_shortened(one).max_new_tokens + one.max_new_tokens) / 2
-        for one in requests
+        len(request.prompt) + (_shortened(request).max_new_tokens + request.max_new_tokens) / 2
+        for request in requests
     ]
     return sum(middles) / len(middles)

@@ -13,7 +13,7 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import TextScores, budgets_of, score_texts
-from paceline.measure.engine_costs import EngineCosts, WithCosts, check_sizes, read_costs
+from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
 from paceline.measure.latency import (
     Candidate,
     PassTimer,
@@ -24,7 +24,7 @@ from paceline.measure.latency import (
     num_choosing,
     time_pairs,
 )
-from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
+from paceline.measure.pair import PairConfig, load_prompts, sample_texts
 from paceline.measure.results import (
     AcceptanceRow,
     CostRow,
@@ -102,10 +102,7 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     if config.costs is not None:
         costs = read_costs(config.costs)
         config = as_served(config, costs)
-    full_vocabulary = costs is not None and costs.full_vocabulary
-    pair = load_models(config, progress, full_vocabulary=full_vocabulary)
-    if costs is not None and config.costs is not None:
-        check_sizes(costs, config.costs, *(model.num_parameters for model in pair))
+    pair = load_models_of(config, costs, progress)
     prompts = load_prompts(config, pair)
     measurement = measure_models(*pair, prompts, config, progress, engine=costs)
     fingerprints = {

@@ -11,8 +11,8 @@ import torch
 
 from aligning import write_pair
 from engine_costs import costs_of, step, write_costs
-from paceline.bench.engine_seconds import in_engine_seconds
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow
+from paceline.bench.tune import in_engine_seconds
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative

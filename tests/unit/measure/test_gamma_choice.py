@@ -10,25 +10,10 @@ import torch
 from paceline.measure import latency
 from paceline.measure.latency import PassCosts, candidates, num_choosing
 from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
-from paceline.measure.results import GammaRow
 from paceline.models.fakes import TableModel
+from result_rows import gamma_row
 
 PROMPTS = [[number // 25, number // 5 % 5, number % 5] for number in range(64)]
-
-
-def row(gamma: int, expected: float) -> GammaRow:
-    return GammaRow(
-        gamma=gamma,
-        block_efficiency_iid=1.5,
-        block_efficiency=1.5,
-        drafted_per_block=gamma,
-        break_even_acceptance=0.3,
-        predicted_speedup=1.2,
-        mbsu=1.1,
-        drafting_cost_ratio=0.2,
-        block_cost_ratio=1.0,
-        expected_speedup=expected,
-    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +30,7 @@ def row(gamma: int, expected: float) -> GammaRow:
 def test_the_two_best_and_a_shorter_one_are_candidates(
     expected: dict[int, float], wanted: list[int]
 ):
-    rows = [row(gamma, speedup) for gamma, speedup in expected.items()]
+    rows = [gamma_row(gamma, expected_speedup=speedup) for gamma, speedup in expected.items()]
     assert [one.gamma for one in candidates(rows)] == wanted
 
 

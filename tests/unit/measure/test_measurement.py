@@ -13,10 +13,11 @@ from paceline.measure import latency
 from paceline.measure.acceptance import score_texts
 from paceline.measure.latency import PairedTimes, PassTimer, PromptTimes, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
-from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
+from paceline.measure.results import IntervalRow
 from paceline.measure.verdict import decide
 from paceline.models.fakes import TableModel
 from paceline.progress import silent
+from result_rows import acceptance_row, gamma_row, speed_row
 
 PROMPTS = [[1, 2], [3], [4, 5, 1], [0, 0]] * 3
 
@@ -215,44 +216,10 @@ def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, t
     assert costs.expected_speedup(1.8, 5) == pytest.approx(1.8 / (5 * costs.cost_ratio + 1))
 
 
-def _verdict(low, high, alpha=0.5, needed=0.3, num_requests=8):
-    interval = IntervalRow(value=alpha, low=alpha, high=alpha)
-    acceptance = AcceptanceRow(
-        num_prompts=1,
-        num_tokens=1,
-        expected_acceptance=interval,
-        greedy_draft_acceptance=interval,
-        greedy_agreement=interval,
-        acceptance_by_position=[alpha],
-    )
-    best = GammaRow(
-        gamma=2,
-        block_efficiency_iid=1.5,
-        block_efficiency=1.5,
-        break_even_acceptance=needed,
-        predicted_speedup=1.2,
-        mbsu=1.1,
-        drafted_per_block=2.0,
-        drafting_cost_ratio=0.2,
-        block_cost_ratio=1.0,
-        expected_speedup=1.2,
-    )
-    speed = SpeedRow(
-        gamma=2,
-        num_requests=num_requests,
-        num_tokens=1,
-        speedup=IntervalRow(value=(low + high) / 2, low=low, high=high),
-        decoding_speedup=interval,
-        cost_ratio=0.2,
-        engine_efficiency=1.0,
-        predicted_speedup=1.2,
-        measured_over_predicted=1.0,
-        baseline_tokens_per_s=1.0,
-        speculative_tokens_per_s=1.0,
-        block_efficiency=1.5,
-        acceptance_rate=alpha,
-    )
-    return decide(acceptance, best, speed)
+def _verdict(low, high, alpha=0.5, num_requests=8):
+    speedup = IntervalRow(value=(low + high) / 2, low=low, high=high)
+    best = gamma_row(2, break_even_acceptance=0.3)
+    return decide(acceptance_row(alpha=alpha), best, speed_row(speedup, num_requests, gamma=2))
 
 
 def test_go_needs_the_whole_interval_above_one():

@@ -9,7 +9,7 @@ import torch
 from paceline.core.bootstrap import Interval, median_interval, product_interval
 from paceline.measure.engine_costs import StepCosts
 from paceline.measure.latency import PassCosts
-from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
+from paceline.measure.results import GammaRow, IntervalRow
 from paceline.measure.verdict import (
     ExpectedSpeed,
     Verdict,
@@ -17,29 +17,15 @@ from paceline.measure.verdict import (
     decide_by_expected,
     expected_speeds,
 )
-
-
-def acceptance(count: int = 32, low: float = 0.45, high: float = 0.55) -> AcceptanceRow:
-    found = IntervalRow(value=0.5, low=low, high=high)
-    return AcceptanceRow(
-        num_prompts=count,
-        num_tokens=64 * count,
-        expected_acceptance=found,
-        greedy_draft_acceptance=found,
-        greedy_agreement=found,
-        acceptance_by_position=[0.5],
-    )
+from result_rows import acceptance_row, gamma_row, speed_row
 
 
 def row(gamma: int, speedup: float = 1.0, drafted: float | None = None) -> GammaRow:
     """A block costs two target passes."""
-    return GammaRow(
-        gamma=gamma,
-        block_efficiency_iid=2.0,
-        block_efficiency=2.0 * speedup,
+    return gamma_row(
+        gamma,
+        2.0 * speedup,
         drafted_per_block=gamma if drafted is None else drafted,
-        break_even_acceptance=0.5,
-        mbsu=1.0,
         drafting_cost_ratio=0.5 / gamma,
         block_cost_ratio=1.5,
         expected_speedup=speedup,
@@ -56,35 +42,16 @@ def expected(gamma: int, speedup: float, texts: float, costs: float) -> Expected
 
 
 def timed(speedup: float, error: float, count: int = 32) -> Verdict:
-    interval = IntervalRow(value=0.5, low=0.45, high=0.55)
-    measured = IntervalRow(
-        value=speedup,
-        low=speedup * math.exp(-error / 100),
-        high=speedup * math.exp(error / 100),
-    )
-    speed = SpeedRow(
-        gamma=3,
-        num_requests=count,
-        num_tokens=64 * count,
-        speedup=measured,
-        decoding_speedup=interval,
-        cost_ratio=0.2,
-        predicted_speedup=1.0,
-        measured_over_predicted=1.0,
-        engine_efficiency=1.0,
-        baseline_tokens_per_s=1.0,
-        speculative_tokens_per_s=1.0,
-        block_efficiency=2.0,
-        acceptance_rate=0.5,
-    )
-    return decide(acceptance(), row(3), speed)
+    low, high = (speedup * math.exp(sign * error / 100) for sign in (-1, 1))
+    measured = IntervalRow(value=speedup, low=low, high=high)
+    return decide(acceptance_row(), row(3), speed_row(measured, count))
 
 
 def by_expected(*found: ExpectedSpeed, repeats: int = 31, engine: str = "") -> tuple[int, Verdict]:
     costs = PassCosts(1.0, 0.1, {}, {}, block_ratios={3: [2.0] * repeats})
     if engine:
         costs = StepCosts.of_blocks(1.0, {3: 2.0}, engine=engine)
-    best, verdict = decide_by_expected(acceptance(), found, costs)
+    best, verdict = decide_by_expected(acceptance_row(), found, costs)
     return best.row.gamma, verdict
 
 
