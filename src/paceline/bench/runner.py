@@ -193,7 +193,12 @@ def _answer_interleaved(
                 running[index].answer(number)
             elif number in work.timed:
                 place = index - len(running)
-                times[place] = _time_alone(work, alone[place], number)
+                request = _time(work, alone[place], number)
+                times[place] = Baseline(
+                    seconds=request.seconds,
+                    first_seconds=request.first_s,
+                    num_tokens=len(request.tokens),
+                )
         for cell in running:
             cell.set_baseline(number, *times)
         yield done
@@ -206,83 +211,62 @@ class _Answerer:
         self._work = work
         self._decoding = decoding
 
-    def __call__(self, numbers: Sequence[int]) -> list[ExampleRow]:
-        for number in numbers:
-            _check_room(self._work, number, self._decoder)
-        if len(numbers) == 1:
-            return [_answer(self._work, numbers[0], self._decoder)]
-        return _answer_in_batches(self._work, numbers, self._decoder)
-
     @cached_property
     def _decoder(self) -> Decoder:
         decoder = build_decoder(self._decoding, *self._work.pair)
         warm_up(decoder, self._work.prompts, self._work.max_new_tokens, self._work.seed)
         return decoder
 
+    def __call__(self, numbers: Sequence[int]) -> list[ExampleRow]:
+        """One example is timed; several are answered together, in float32 with the same tokens."""
+        work, decoder = self._work, self._decoder
+        for number in numbers:
+            _check_room(work, number, decoder)
+        if len(numbers) == 1:
+            request = _time(work, decoder, numbers[0])
+            row = self._row(numbers[0], request.tokens, count_blocks(request.blocks))
+            num_first_tokens = len(request.blocks[0].tokens)
+            first = {"first_seconds": request.first_s, "num_first_tokens": num_first_tokens}
+            return [row.model_copy(update={"seconds": request.seconds} | first)]
+        prompts = [work.prompts[number] for number in numbers]
+        seeds = [work.seed_of(number) for number in numbers]
+        size = work.batch_size
+        answers = decoder.generate(prompts, work.max_new_tokens, seeds, batch_size=size)
+        return [
+            self._row(number, answer.tokens, answer.stats)
+            for number, answer in zip(numbers, answers, strict=True)
+        ]
 
-def _time_alone(work: Workbench, decoder: Decoder, number: int) -> Baseline:
-    request = _time(work, decoder, number)
-    return Baseline(
-        seconds=request.seconds,
-        first_seconds=request.first_s,
-        num_tokens=len(request.tokens),
-    )
+    def _row(self, number: int, tokens: Sequence[int], stats: DecodeStats) -> ExampleRow:
+        """Without times."""
+        return ExampleRow(
+            tokens=tuple(tokens),
+            score=self._work.score(number, tokens),
+            seconds=0.0,
+            first_seconds=0.0,
+            baseline=None,
+            num_target_calls=stats.num_target_calls,
+            num_drafted=stats.num_drafted,
+            num_examined=stats.num_examined,
+            num_rejected=stats.num_recovered,
+            num_first_tokens=0,
+            num_prefill_tokens=stats.num_prefill_tokens,
+        )
+
+
+def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:
+    prompt = work.prompts[number]
+    if not has_room(decoder, prompt, work.max_new_tokens):
+        raise ContextLengthError(
+            f"example {number} has {len(prompt):,} tokens and max_new_tokens is "
+            f"{work.max_new_tokens}, but {decoder.context_in_words()}; lower max_new_tokens, or "
+            "use shorter examples"
+        )
 
 
 def _time(work: Workbench, decoder: Decoder, number: int) -> TimedRequest:
     prompt, seed = work.prompts[number], work.seed_of(number)
     return time_request(decoder, prompt, work.max_new_tokens, seed)
-
-
-def _check_room(work: Workbench, number: int, method: Decoder) -> None:
-    prompt = work.prompts[number]
-    if not has_room(method, prompt, work.max_new_tokens):
-        raise ContextLengthError(
-            f"example {number} has {len(prompt):,} tokens and max_new_tokens is "
-            f"{work.max_new_tokens}, but {method.context_in_words()}; lower max_new_tokens, or use "
-            "shorter examples"
-        )
-
-
-def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
-    request = _time(work, method, number)
-    row = _untimed_row(work, number, request.tokens, count_blocks(request.blocks))
-    first = {"first_seconds": request.first_s, "num_first_tokens": len(request.blocks[0].tokens)}
-    return row.model_copy(update={"seconds": request.seconds} | first)
-
-
-def _answer_in_batches(
-    work: Workbench, numbers: Sequence[int], method: Decoder
-) -> list[ExampleRow]:
-    """The tokens and counts of `_answer`, in float32, without times."""
-    answers = method.generate(
-        [work.prompts[number] for number in numbers],
-        work.max_new_tokens,
-        [work.seed_of(number) for number in numbers],
-        batch_size=work.batch_size,
-    )
-    return [
-        _untimed_row(work, number, answer.tokens, answer.stats)
-        for number, answer in zip(numbers, answers, strict=True)
-    ]
-
-
-def _untimed_row(
-    work: Workbench, number: int, tokens: Sequence[int], stats: DecodeStats
-) -> ExampleRow:
-    return ExampleRow(
-        tokens=tuple(tokens),
-        score=work.score(number, tokens),
-        seconds=0.0,
-        first_seconds=0.0,
-        baseline=None,
-        num_target_calls=stats.num_target_calls,
-        num_drafted=stats.num_drafted,
-        num_examined=stats.num_examined,
-        num_rejected=stats.num_recovered,
-        num_first_tokens=0,
-        num_prefill_tokens=stats.num_prefill_tokens,
-    )
 
 
 def read_rows(folder: Path, context: str | None = None) -> list[ResultRow]:

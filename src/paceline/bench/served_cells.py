@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -108,19 +108,15 @@ def _run(
     progress: Progress,
 ) -> ResultRow:
     """The cell's row. The target alone is asked twice: its first answer is its own baseline."""
-    sampling = decoding.sampling
     try:
         with _server(config, prompts, decoding, progress) as server:
-            _ask(server, prompts, 0, sampling)
-            cell = Cell(
-                prompts,
-                decoding,
-                lambda numbers: [_row(server, prompts, number, sampling) for number in numbers],
-            )
+            asked = _Asked(server, prompts, decoding.sampling)
+            asked.answer(0)
+            cell = Cell(prompts, decoding, asked.rows)
             for number in range(len(prompts.examples)):
                 baseline = baselines.get(number)
                 if _is_alone(decoding) and number in prompts.timed:
-                    alone = _ask(server, prompts, number, sampling)
+                    alone = asked.answer(number)
                     baseline = Baseline(
                         seconds=alone.seconds,
                         first_seconds=alone.first_seconds,
@@ -136,6 +132,39 @@ def _run(
         failed = Cell(prompts, decoding, lambda _: [])
         failed.fail(error)
         return failed.row()
+
+
+class _Asked(NamedTuple):
+    """A server that answers the examples."""
+
+    server: VllmServer
+    prompts: PromptSet
+    sampling: SamplingParams
+
+    def answer(self, number: int) -> StreamedAnswer:
+        prompt, most = self.prompts.prompts[number], self.prompts.max_new_tokens
+        request = Request(prompt, most, self.sampling, self.prompts.seed_of(number))
+        return stream_answer(self.server.client, self.server.model, request)
+
+    def rows(self, numbers: Sequence[int]) -> list[ExampleRow]:
+        return [self._row(number) for number in numbers]
+
+    def _row(self, number: int) -> ExampleRow:
+        answer = self.answer(number)
+        counts = examined(answer.blocks, len(answer.tokens))
+        return ExampleRow(
+            tokens=tuple(answer.tokens),
+            score=self.prompts.score(number, answer.tokens),
+            seconds=answer.seconds,
+            first_seconds=answer.first_seconds,
+            baseline=None,
+            num_target_calls=counts.num_passes,
+            num_drafted=counts.num_drafted,
+            num_examined=counts.num_examined,
+            num_rejected=counts.num_rejected,
+            num_first_tokens=answer.num_first_tokens,
+            num_prefill_tokens=1,
+        )
 
 
 @contextmanager
@@ -158,35 +187,6 @@ def _server(
     with started(choice.model_copy(update={"options": options}), setup, progress) as engine:
         assert isinstance(engine, VllmServer), "the configuration allows no other"
         yield engine
-
-
-def _ask(
-    server: VllmServer, prompts: PromptSet, number: int, sampling: SamplingParams
-) -> StreamedAnswer:
-    prompt, most = prompts.prompts[number], prompts.max_new_tokens
-    return stream_answer(
-        server.client, server.model, Request(prompt, most, sampling, prompts.seed_of(number))
-    )
-
-
-def _row(
-    server: VllmServer, prompts: PromptSet, number: int, sampling: SamplingParams
-) -> ExampleRow:
-    answer = _ask(server, prompts, number, sampling)
-    counts = examined(answer.blocks, len(answer.tokens))
-    return ExampleRow(
-        tokens=tuple(answer.tokens),
-        score=prompts.score(number, answer.tokens),
-        seconds=answer.seconds,
-        first_seconds=answer.first_seconds,
-        baseline=None,
-        num_target_calls=counts.num_passes,
-        num_drafted=counts.num_drafted,
-        num_examined=counts.num_examined,
-        num_rejected=counts.num_rejected,
-        num_first_tokens=answer.num_first_tokens,
-        num_prefill_tokens=1,
-    )
 
 
 def costs_from(rows: Sequence[ResultRow], most: int, gammas: Sequence[int]) -> PassCosts:

@@ -166,13 +166,12 @@ class BenchConfig(ModelsConfig):
         """With an engine, the grid's bonus is `target` unless it is set."""
         if not isinstance(values, dict) or cast("dict[str, Any]", values).get("engine") is None:
             return cast("Any", values)
-        given = cast("dict[str, Any]", values)
-        grid = given.get("grid", {})
+        grid = cast("dict[str, Any]", values).get("grid", {})
         if isinstance(grid, Grid) and "bonus" not in grid.model_fields_set:
             grid = grid.model_copy(update={"bonus": "target"})
         elif isinstance(grid, dict):
             grid = {"bonus": "target", **cast("dict[str, Any]", grid)}
-        return given | {"grid": grid}
+        return cast("dict[str, Any]", values) | {"grid": grid}
 
     @model_validator(mode="after")
     def _engine_can_run_the_cells(self) -> BenchConfig:
@@ -253,24 +252,24 @@ def prepare(
     pair = pair or load_models(config, full_vocabulary=config.proposes_everything)
     encoder = pair.target.decoder_prompt is not None
     prompts = bench_prompts(config, pair.tokenizer, encoder=encoder)
-    reference = None if config.reference is None else _load_reference(config, pair.target)
+    reference = _load_reference(config, pair.target)
     progress("loading", 1, 1)
-    given = {"pair": pair, "batch_size": config.batch_size, "reference": reference}
-    return Workbench(**vars(prompts), **given)
+    return Workbench(**vars(prompts), pair=pair, batch_size=config.batch_size, reference=reference)
 
 
-def _load_reference(config: BenchConfig, target: HfModel) -> HfModel:
+def _load_reference(config: BenchConfig, target: HfModel) -> HfModel | None:
     """The reference, prepared for decoding; raises UsageError if it cannot read the prompts."""
-    assert config.reference is not None, "checked before"
-    found = load_model(config.reference, dtype=target.dtype, device=config.device)
+    if config.reference is None:
+        return None
+    reference = load_model(config.reference, dtype=target.dtype, device=config.device)
     try:
-        check_same_vocabulary(target, found)
+        check_same_vocabulary(target, reference)
     except UsageError:
         raise UsageError(
             f"reference {config.reference} has another tokenizer or is of another kind than the "
             "target, whose prompts it gets; choose a model of the same kind and tokenizer"
         ) from None
-    return prepare_for_decoding(found)
+    return prepare_for_decoding(reference)
 
 
 def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
@@ -292,7 +291,7 @@ def prompt_set(
     Raises:
         UsageError: the task cannot be used, or a prompt has more than max_prompt_tokens.
     """
-    found = example_prompts(
+    prompts = example_prompts(
         config.task,
         tokenizer,
         config.num_examples,
@@ -301,10 +300,10 @@ def prompt_set(
         limit=config.max_prompt_tokens,
         encoder=encoder,
     )
-    count = len(found.prompts)
+    count = len(prompts.prompts)
     timed = min(num_timed or count, count)
     return PromptSet(
-        **vars(found),
+        **vars(prompts),
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,
         skipped=config.skip_examples,
@@ -329,8 +328,8 @@ def _stamps(path: str) -> list[tuple[str, int, int]]:
     """Name, size and modification time of a file or of a directory's files; [] if it is missing."""
     place = Path(path)
     files = sorted(place.iterdir()) if place.is_dir() else [place]
-    found = [(file, file.stat()) for file in files if file.is_file()]
-    return [(file.name, status.st_size, status.st_mtime_ns) for file, status in found]
+    known = [(file.name, file.stat()) for file in files if file.is_file()]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in known]
 
 
 def cell_key(context: str, cell: DecodingConfig) -> str:

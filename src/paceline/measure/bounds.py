@@ -39,11 +39,12 @@ from paceline.measure.acceptance import forced_logits, score_texts
 from paceline.measure.pair import (
     PairConfig,
     after_skipped,
+    load_beside,
     load_models,
     load_prompts,
     sample_texts,
 )
-from paceline.models import load_model, prepare_for_decoding
+from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint
 from paceline.progress import silent
@@ -147,9 +148,7 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> BoundsResult:
 def _load_truth(config: BoundsConfig, target: HfModel) -> HfModel | None:
     if config.truth is None:
         return None
-    truth = load_model(config.truth, dtype=target.dtype, device=config.device)
-    check_same_vocabulary(target, truth)
-    return prepare_for_decoding(truth)
+    return prepare_for_decoding(load_beside(target, config.truth, config.device))
 
 
 def _acceptance(

@@ -19,17 +19,17 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
 from paceline.core.goodness_of_fit import equal_mass_cells, g_test
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params, to_probs
-from paceline.data import CorpusConfig, read_prompts
 from paceline.data.batching import batches_of_like_length
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.acceptance import forced_logits, penalised_text
+from paceline.measure.pair import Pair, PairConfig, load_beside, load_prompts
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts
@@ -52,36 +52,24 @@ _BATCH_SIZE = 20  # of the reference
 _SUM_ERROR = 1e-6  # maximum error of a running sum of probabilities in float32
 
 
-class VerifyConfig(StrictModel):
-    """Configuration of `verify`. A lossless rule fails with probability `false_alarm`."""
+class VerifyConfig(PairConfig):
+    """Configuration of `verify`. A lossless rule fails with probability `false_alarm`.
 
-    target: str
-    draft: str
-    prompts: CorpusConfig
+    Attributes:
+        batch_size: Number of texts in a batch; the fastest code paths need 1.
+        tolerance: Logits closer than this count as equal; None: 0.001 in float32, else 0.25.
+    """
+
     num_prompts: int = Field(default=20, ge=1)
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
     max_new_tokens: int = Field(default=64, ge=2)
-    gamma: int = Field(default=4, ge=1)
-    sampling: SamplingParams = SamplingParams()
-    draft_sampling: SamplingParams | None = None
-    """Sampling parameters of the draft; None: the same as `sampling`."""
-    num_cells: int = Field(default=16, ge=2, le=2**16)
     batch_size: int = Field(default=1, ge=1)
-    """Number of texts in a batch; the fastest code paths need 1."""
-    draft_weights: Literal["auto", "int8"] = "auto"
+    # In 16 bits, rounding differs more between passes over one and over several tokens.
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    gamma: int = Field(default=4, ge=1)
+    num_cells: int = Field(default=16, ge=2, le=2**16)
     false_alarm: float = Field(default=1e-4, gt=0, lt=1)
     tolerance: float | None = Field(default=None, ge=0)
-    """Logits closer than this count as equal; None: 0.001 in float32, else 0.25."""
-    seed: int = 0
     self_test: bool = False
-    # In 16 bits, rounding differs more between passes over one and over several tokens.
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
-    device: str = "auto"
-
-    @model_validator(mode="after")
-    def _one_penalty(self) -> VerifyConfig:
-        proposal_params(self.sampling, self.draft_sampling)
-        return self
 
     @property
     def tie(self) -> float:
@@ -158,15 +146,9 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
     target = load_model(config.target, dtype=config.dtype, device=config.device)
-    tokenizer = tokenizer_of(target, config.target)
-    prompts = read_prompts(
-        config.prompts,
-        tokenizer,
-        max_tokens=config.max_prompt_tokens,
-        encoder=target.decoder_prompt is not None,
-    )
-    draft = load_model(config.draft, dtype=target.dtype, device=config.device)
-    check_same_vocabulary(target, draft)
+    tokenizer_of(target, config.target)
+    draft = load_beside(target, config.draft, config.device)
+    prompts = load_prompts(config, Pair(target, draft))
     ready = prepare_for_decoding(draft, config.draft_weights)
     served = prepare_for_decoding(target)
     return verify_models(served, ready, prompts, config, progress, reference=target)

@@ -26,12 +26,11 @@ from paceline.measure.agreement import (
 )
 from paceline.measure.engine_costs import EngineCosts, check_replaceable, mean_context
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, OfSessions, first_split
-from paceline.measure.pair import Pair
+from paceline.measure.pair import Pair, load_beside
 from paceline.measure.results import IntervalRow
 from paceline.measure.served_runs import ServedConfig, run_engine
 from paceline.measure.starts import Starts
 from paceline.models import HfModel, load_model
-from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.progress import Progress, silent
@@ -156,8 +155,7 @@ def load_scored(config: ServedConfig) -> Pair:
     if choice.engine == "transformers":  # runs in this process, with the scored models
         paths = served
     target = load_model(paths[0], dtype=config.dtype, device=config.device)
-    draft = load_model(paths[1], dtype=target.dtype, device=config.device)
-    check_same_vocabulary(target, draft)
+    draft = load_beside(target, paths[1], config.device)
     if target.decoder_prompt is not None:
         raise UsageError(
             f"{config.target} is an encoder-decoder, which {choice.engine} cannot serve with a "

@@ -24,10 +24,9 @@ from paceline.data import CorpusConfig, read_prompts
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.measure.acceptance import budgets_of, score_texts
 from paceline.measure.measurement import ScoredTexts
-from paceline.measure.pair import after_skipped, sample_texts
+from paceline.measure.pair import after_skipped, load_beside, sample_texts
 from paceline.measure.results import IntervalRow
 from paceline.models import load_model, prepare_for_decoding
-from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.places import PathPart
@@ -360,9 +359,7 @@ class _Scorer:
             self._texts[case] = kept["prompts"], kept["completions"]
 
     def _load_draft(self, path: Path) -> HfModel:
-        draft = load_model(path, dtype=self._target.dtype)
-        check_same_vocabulary(self._target, draft)
-        return draft
+        return load_beside(self._target, path)
 
     def _prepare(self, path: Path) -> HfModel:
         return prepare_for_decoding(self._draft(path))
