@@ -201,35 +201,29 @@ class Tuned(StrictModel):
 
 
 class Bound:
-    """The bound of a configuration, and the order of the settings that meet it."""
+    """The bound of a configuration, and the order of the settings that meet it.
+
+    Attributes:
+        figure: The bounded figure.
+        least: Its minimum.
+    """
 
     def __init__(self, config: TuneConfig) -> None:
         self.config = config
+        self.figure: Figure
+        if config.max_latency is not None:
+            self.figure, self.least = "speedup", 1 / config.max_latency
+            self._words = f"{config.max_latency:g} of the target's latency"
+        elif config.quality_floor is not None:
+            self.figure, self.least = "relative quality", config.quality_floor
+            self._words = f"{config.quality_floor:g} of the target's quality"
+        else:
+            assert config.absolute_quality is not None, "the configuration has one bound"
+            self.figure, self.least = "quality", config.absolute_quality
+            self._words = f"a quality of {config.absolute_quality:g}"
 
     def __str__(self) -> str:
-        config = self.config
-        if config.quality_floor is not None:
-            return f"{config.quality_floor:g} of the target's quality"
-        if config.absolute_quality is not None:
-            return f"a quality of {config.absolute_quality:g}"
-        return f"{config.max_latency:g} of the target's latency"
-
-    @property
-    def figure(self) -> Figure:
-        """The bounded figure."""
-        if self.config.max_latency is not None:
-            return "speedup"
-        return "quality" if self.config.quality_floor is None else "relative quality"
-
-    @property
-    def least(self) -> float:
-        """The minimum relative quality, quality or speedup."""
-        config = self.config
-        if config.max_latency is not None:
-            return 1 / config.max_latency
-        floor = config.quality_floor or config.absolute_quality
-        assert floor is not None, "the configuration has one bound"
-        return floor
+        return self._words
 
     def met(self, frontier: Frontier, row: ResultRow) -> Tensor:
         """Whether the row meets the bound, in the data and in each resample, [1 + R]."""
@@ -237,12 +231,10 @@ class Bound:
 
     def is_proven(self, frontier: Frontier, row: ResultRow) -> bool:
         """True if the row needs no test: lossless decoding has the target's quality by proof."""
-        config = self.config
-        if config.quality_floor is not None:
-            return config.quality_floor <= 1 and (row is frontier.target or is_lossless(row))
-        if config.max_latency is not None:
-            return config.max_latency >= 1 and row is frontier.target
-        return False
+        if self.figure == "quality" or self.least > 1:
+            return False
+        lossless = self.figure == "relative quality" and is_lossless(row)
+        return row is frontier.target or lossless
 
     def test_order(self, frontier: Frontier) -> list[DecodingConfig]:
         """The settings to test, in order, from the figures on the choosing examples.
@@ -272,19 +264,18 @@ class Bound:
         Otherwise, a setting that loses 1 answer in 100 would have a perfect score and an interval
         of width 0 on most sets of 50 examples.
         """
-        config = self.config
-        rng = named_generator(config.seed, "confirm", row.key)
-        both_tails = 2 * config.confidence - 1
+        rng = named_generator(self.config.seed, "confirm", row.key)
+        settings = {"rng": rng, "confidence": 2 * self.config.confidence - 1}
         (over_N, under_N), *rest = frontier.ratios(self.figure, row)
-        if config.max_latency is not None:
+        if self.figure == "speedup":
             (tokens_N, seconds_N), *_ = rest
             pair = (over_N, under_N), (seconds_N, tokens_N)
-            return ratio_of_ratios_interval(*pair, rng=rng, confidence=both_tails).low
+            return ratio_of_ratios_interval(*pair, **settings).low
         if rest:  # the target's scores
             under_N = rest[0][1]
-        lost = (over_N.new_zeros(1), under_N.amax(keepdim=True))
-        over_N, under_N = torch.cat([over_N, lost[0]]), torch.cat([under_N, lost[1]])
-        return ratio_interval(over_N, under_N, rng=rng, confidence=both_tails).low
+        over_N = torch.cat([over_N, over_N.new_zeros(1)])
+        under_N = torch.cat([under_N, under_N.amax(keepdim=True)])
+        return ratio_interval(over_N, under_N, **settings).low
 
     def tried(self, frontier: Frontier, row: ResultRow, examples: Step) -> Tried:
         """The row's figures, and whether it meets the bound."""
@@ -305,18 +296,18 @@ class Bound:
 
     def nearest(self, tried: Sequence[Tried]) -> str:
         """The figure that comes closest to the bound, as a phrase for messages."""
-        fastest = max(one.speedup.value for one in tried)
-        if self.config.max_latency is not None:
+        if self.figure == "speedup":
+            fastest = max(one.speedup.value for one in tried)
             return f"the fastest took {1 / fastest:.3f}"
         drafted = [one for one in tried if not isinstance(one.decoding.strategy, Autoregressive)]
-        relative = self.config.quality_floor is not None
+        relative = self.figure == "relative quality"
         scores = [one.relative_quality if relative else one.quality for one in drafted or tried]
         best = max(score.value for score in scores if score is not None)
         return f"the best scored {best:.3f}" + (" of it" if relative else "")
 
     def _worth(self, frontier: Frontier, row: ResultRow) -> _Worth:
         speed = frontier.value("speedup", row)
-        if self.config.max_latency is None:
+        if self.figure != "speedup":
             return _Worth(speed, row is not frontier.target, speed)
         quality = frontier.value("relative quality", row)
         quality = 0.0 if math.isnan(quality) else quality
