@@ -90,8 +90,10 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
         unpredicted = [cell for cell in unpredicted if _is_unfiltered(cell.sampling)]
     if unpredicted:
         passes = partial(costs_from, rows, config.max_new_tokens - 1) if served else None
-        found = predict(work or prepare(config, progress), rows, unpredicted, progress, passes)
-        add_predictions(run.path, found)
+        predictions = predict(
+            work or prepare(config, progress), rows, unpredicted, progress, passes
+        )
+        add_predictions(run.path, predictions)
     return Progressed(without_dropped(rows, cells), len(missing))
 
 

@@ -92,8 +92,8 @@ class TuneConfig(WithCosts, ModelsConfig):
 
     @model_validator(mode="after")
     def _one_bound(self) -> TuneConfig:
-        given = [self.quality_floor, self.absolute_quality, self.max_latency]
-        if sum(bound is not None for bound in given) != 1:
+        bounds = [self.quality_floor, self.absolute_quality, self.max_latency]
+        if sum(bound is not None for bound in bounds) != 1:
             raise ValueError(
                 "set exactly one of quality_floor, absolute_quality and max_latency, such as "
                 "quality_floor 0.98"
@@ -297,11 +297,15 @@ class Bound:
     def nearest(self, tried: Sequence[Tried]) -> str:
         """The figure that comes closest to the bound, as a phrase for messages."""
         if self.figure == "speedup":
-            fastest = max(one.speedup.value for one in tried)
+            fastest = max(setting.speedup.value for setting in tried)
             return f"the fastest took {1 / fastest:.3f}"
-        drafted = [one for one in tried if not isinstance(one.decoding.strategy, Autoregressive)]
+        alone = [isinstance(setting.decoding.strategy, Autoregressive) for setting in tried]
+        drafted = [setting for setting, is_alone in zip(tried, alone, strict=True) if not is_alone]
         relative = self.figure == "relative quality"
-        scores = [one.relative_quality if relative else one.quality for one in drafted or tried]
+        scores = [
+            setting.relative_quality if relative else setting.quality
+            for setting in drafted or tried
+        ]
         best = max(score.value for score in scores if score is not None)
         return f"the best scored {best:.3f}" + (" of it" if relative else "")
 
@@ -334,11 +338,11 @@ def confirm(
     """
     tests: list[Tried] = []
     for decoding in order:
-        one = test(decoding)
-        if one is None:
+        tried = test(decoding)
+        if tried is None:
             continue
-        tests.append(one)
-        if not one.met:
+        tests.append(tried)
+        if not tried.met:
             break
     return tests
 
@@ -346,8 +350,8 @@ def confirm(
 def statement(bound: Bound, tests: Sequence[Tried]) -> str:
     """The number of tests, and the probability of choosing a setting that misses the bound."""
     confidence = bound.config.confidence
-    counted = [one for one in tests if one.lower_limit is not None]
-    chosen = [one for one in tests if one.met][-1]
+    counted = [tried for tried in tests if tried.lower_limit is not None]
+    chosen = [tried for tried in tests if tried.met][-1]
     lines = [f"bound: {bound}."]
     if chosen.lower_limit is None:
         lines.append("The chosen setting meets it by proof.")

@@ -97,7 +97,7 @@ def _is_alone(decoding: DecodingConfig) -> bool:
 
 def _baselines(row: ResultRow, prompts: PromptSet) -> Baselines:
     answers = enumerate(row.examples)
-    return {number: one.as_baseline() for number, one in answers if number in prompts.timed}
+    return {number: answer.as_baseline() for number, answer in answers if number in prompts.timed}
 
 
 def _run(
@@ -209,5 +209,5 @@ def _of_gamma(rows: Sequence[ResultRow], gamma: int, most: int) -> list[ExampleR
 
 def _seconds_per_pass(examples: Sequence[ExampleRow]) -> float:
     """Mean seconds of a target pass, with the prompt's; vLLM may send first tokens late."""
-    num_passes = sum(1 + one.num_target_calls for one in examples)
-    return sum(one.seconds for one in examples) / max(1, num_passes)
+    num_passes = sum(1 + answer.num_target_calls for answer in examples)
+    return sum(answer.seconds for answer in examples) / max(1, num_passes)

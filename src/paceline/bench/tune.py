@@ -94,23 +94,23 @@ def _tune(
         stale.unlink(missing_ok=True)
     measured = choosing.measure(candidates)
     tried = [bound.tried(measured, row, "choosing") for row in measured.rows]
-    tests = confirm(bound.test_order(measured), lambda one: _test(bound, confirming, one))
+    tests = confirm(bound.test_order(measured), lambda tested: _test(bound, confirming, tested))
     tried += tests
-    confirmed = [one for one in tests if one.met]
+    confirmed = [tested for tested in tests if tested.met]
     failed = (*choosing.failed, *confirming.failed)
     if not confirmed:
         raise NotReachedError(_not_reached(bound, tried, len(failed)))
-    found = Tuned(
+    tuned = Tuned(
         chosen=confirmed[-1],
         tried=tuple(tried),
         failed=failed,
-        num_tests=sum(one.lower_limit is not None for one in tests),
+        num_tests=sum(tested.lower_limit is not None for tested in tests),
         statement=statement(bound, tests),
         config=config,
     )
-    atomic_write_text(run.path / _FILE, to_yaml(found.chosen.decoding))
-    run.write_result(found.model_dump(mode="json"))
-    return found
+    atomic_write_text(run.path / _FILE, to_yaml(tuned.chosen.decoding))
+    run.write_result(tuned.model_dump(mode="json"))
+    return tuned
 
 
 def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
@@ -171,11 +171,11 @@ class _Examples:
         missing = unfinished(cells, self._context, read_rows(folder, self._context))
         if missing:
             run_cells(self.work, missing, folder, progress=self.progress)
-        found = [row for row in read_rows(folder, self._context) if row.decoding in cells]
-        for row in found:
+        rows = [row for row in read_rows(folder, self._context) if row.decoding in cells]
+        for row in rows:
             if row.status == "failed" and row.decoding == self.alone:
                 raise UsageError(f"the target alone could not answer the examples: {row.error}")
-        return found
+        return rows
 
     def measure(self, cells: Sequence[DecodingConfig]) -> Frontier:
         """Figures of the cells and the target alone; failed cells are added to `failed`."""
@@ -188,13 +188,13 @@ class _Examples:
         done = [row for row in rows if row.status == "done"]
         if self.costs is not None:
             done = in_engine_seconds(done, self.costs, self._concurrency)
-        found = Frontier(done, self._setting.seed)
-        if self._wants_quality and not found.quality(found.target).value:
+        frontier = Frontier(done, self._setting.seed)
+        if self._wants_quality and not frontier.quality(frontier.target).value:
             raise NotReachedError(
                 "the target itself scores 0 on these examples, so every setting meets a relative "
                 "floor; use more examples, another task, or max_latency"
             )
-        return found
+        return frontier
 
 
 def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
@@ -230,11 +230,11 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     ]
     predictions = predict(choosing.work, rows, cells, choosing.progress, passes)
     best: dict[str, tuple[Prediction, DecodingConfig]] = {}
-    for cell, one in zip(cells, predictions, strict=True):
+    for cell, prediction in zip(cells, predictions, strict=True):
         assert isinstance(cell.strategy, Speculative)
         name = repr(cell.strategy.rule)
-        if name not in best or one.predicted_speedup > best[name][0].predicted_speedup:
-            best[name] = (one, cell)
+        if name not in best or prediction.predicted_speedup > best[name][0].predicted_speedup:
+            best[name] = (prediction, cell)
     _, lossless = best[repr(Lossless())]
     others = [cell for cell in undominated(list(best.values())) if cell != lossless]
     return [lossless, *spread(others, config.num_candidates)]
@@ -283,13 +283,13 @@ def in_engine_seconds(
 
     Rows must be of the target alone, or of a rule with blocks of a fixed length.
     """
-    found: list[ResultRow] = []
+    timed: list[ResultRow] = []
     for row in rows:
         strategy = row.decoding.strategy
         gamma = strategy.num_speculative_tokens if isinstance(strategy, Speculative) else 0
-        examples = [_example(one, gamma, costs, concurrency) for one in row.examples]
-        found.append(row.model_copy(update={"examples": tuple(examples)}))
-    return found
+        examples = [_example(example, gamma, costs, concurrency) for example in row.examples]
+        timed.append(row.model_copy(update={"examples": tuple(examples)}))
+    return timed
 
 
 def _example(example: ExampleRow, gamma: int, costs: EngineCosts, concurrency: int) -> ExampleRow:

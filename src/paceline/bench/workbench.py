@@ -86,13 +86,13 @@ class Grid(StrictModel):
 
     def cells(self) -> list[DecodingConfig]:
         """The distinct settings; at each temperature, the target alone comes first."""
-        found: dict[str, DecodingConfig] = {}
+        cells: dict[str, DecodingConfig] = {}
         for temperature in self.temperatures:
             sampling = self.sampling.model_copy(update={"temperature": temperature})
             for strategy in (Autoregressive(), *self._speculative(), *self.strategies):
                 cell = DecodingConfig(strategy=strategy, sampling=sampling)
-                found.setdefault(cell.model_dump_json(), cell)
-        return list(found.values())
+                cells.setdefault(cell.model_dump_json(), cell)
+        return list(cells.values())
 
     def _speculative(self) -> list[Speculative]:
         return [
@@ -111,7 +111,7 @@ def expand_all(choices: Any) -> Any:
     """Expand each choice of a list; validation rejects anything else."""
     if not isinstance(choices, list | tuple):
         return choices
-    return [one for choice in cast("list[Any]", choices) for one in expand(choice)]
+    return [expanded for choice in cast("list[Any]", choices) for expanded in expand(choice)]
 
 
 def expand(choice: Any) -> list[Any]:

@@ -440,15 +440,15 @@ def _too_many(other: list[OtherCounts], count: int) -> bool:
 def _of_requests(other: list[OtherCounts], count: int) -> str:
     if not other:
         return f"all {count} requests have the predicted counts"
-    shown = [str(one) for one in other[:_SHOWN]] + ["..."] * (len(other) > _SHOWN)
+    shown = [*map(str, other[:_SHOWN]), *["..."] * (len(other) > _SHOWN)]
     return f"{len(other)} of {count} requests have other counts: {', '.join(shown)}"
 
 
 def _more_requests(ratio: Interval, inner: Interval, count: int) -> int:
     """Further requests for a verdict, if R stays and widths shrink with the root of the number."""
-    value, low, high = (math.log(max(one, 1e-9)) for one in ratio)
-    _, inner_low, inner_high = (math.log(max(one, 1e-9)) for one in inner)
-    least, most, below, above = (math.log(bound) for bound in (*_AGREES, *_DIFFERS))
+    value, low, high = (math.log(max(bound, 1e-9)) for bound in ratio)
+    _, inner_low, inner_high = (math.log(max(bound, 1e-9)) for bound in inner)
+    least, most, below, above = map(math.log, (*_AGREES, *_DIFFERS))
     roots: list[float] = []
     if least < value < most:
         roots.append(

@@ -371,7 +371,7 @@ def _row(rule: RuleChoice, row: RuleRow, costs: PassCosts) -> FrontierRow:
         tvd=row.tvd,
         kl=row.kl if row.kl < float("inf") else None,
         surprisal=row.surprisal,
-        block_efficiency={gamma: one.block_efficiency for gamma, one in row.blocks.items()},
+        block_efficiency={gamma: blocks.block_efficiency for gamma, blocks in row.blocks.items()},
         best_gamma=best,
         predicted_speedup=speedups[best],
     )

@@ -358,7 +358,8 @@ class _Timings(NamedTuple):
 
     def add(self, rounds: list[_Round]) -> None:
         """Add the rounds of a start; raises EngineError if they do not give a cost."""
-        steps, drafted = sum(one.steps for one in rounds), sum(one.drafted for one in rounds)
+        steps = sum(round_.steps for round_ in rounds)
+        drafted = sum(round_.drafted for round_ in rounds)
         if self.gamma and 2 * drafted < self.gamma * steps:  # blocks at ends of texts are shorter
             raise EngineError(
                 f"{self.engine} drafted {drafted / max(steps, 1):.1f} tokens per block where "
@@ -391,7 +392,7 @@ class _Timings(NamedTuple):
             batch_size=self.batch_size,
             seconds=IntervalRow.of(starts.widen(within, 1)),
             seconds_by_start=medians,
-            num_steps=sum(one.steps for rounds in self.by_start for one in rounds),
+            num_steps=sum(round_.steps for rounds in self.by_start for round_ in rounds),
         )
 
     def _failure(self) -> EngineError:
@@ -403,7 +404,7 @@ class _Timings(NamedTuple):
 
 def _per_step(rounds: Sequence[_Round]) -> list[float]:
     """Seconds per step of the rounds that have steps."""
-    return [one.seconds / one.steps for one in rounds if one.steps > 0]
+    return [round_.seconds / round_.steps for round_ in rounds if round_.steps > 0]
 
 
 def _median(rounds: Sequence[_Round]) -> float:

@@ -354,12 +354,12 @@ def check_greedy(
     )
 
 
-def first_split(wanted: Sequence[int], got: Sequence[int]) -> int | None:
+def first_split(text: Sequence[int], other: Sequence[int]) -> int | None:
     """The first position where two texts differ; None if they are equal."""
-    for position, (want, have) in enumerate(zip(wanted, got, strict=False)):
-        if want != have:
+    for position, (token, other_token) in enumerate(zip(text, other, strict=False)):
+        if token != other_token:
             return position
-    return None if len(wanted) == len(got) else min(len(wanted), len(got))
+    return None if len(text) == len(other) else min(len(text), len(other))
 
 
 def _describe(row: int, split: int, want: Sequence[int], have: Sequence[int]) -> str:

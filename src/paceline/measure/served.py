@@ -193,7 +193,8 @@ def compare_served(
     for answer in served:
         check_counts(answer, gamma, conventions)
     counted = [both for both in zip(requests, served, strict=True) if both[1].blocks is not None]
-    prompts, texts = [request.prompt for request, _ in counted], [one.tokens for _, one in counted]
+    prompts = [request.prompt for request, _ in counted]
+    texts = [answer.tokens for _, answer in counted]
     scores = score_texts(*pair, prompts, texts, config.sampling, progress, config.proposals)
     settings = scores, gamma, config.max_new_tokens, conventions
     predicted, actual = predicted_counts(*settings), served_counts(served, gamma)
@@ -253,11 +254,11 @@ def _near_ties(
     """Number of texts that differ first where rounding may decide between two tokens."""
     limit = TIE_FLOAT32 if target.dtype == torch.float32 else TIE_16_BITS
     count = 0
-    for request, one, other in zip(requests, plain, drafted, strict=True):
-        split = first_split(one.tokens, other.tokens)
-        if split is not None and split < min(len(one.tokens), len(other.tokens)):
+    for request, without, with_draft in zip(requests, plain, drafted, strict=True):
+        split = first_split(without.tokens, with_draft.tokens)
+        if split is not None and split < min(len(without.tokens), len(with_draft.tokens)):
             scored = OfSessions(target, request.sampling, target.vocab_size)
-            count += scored.gap(request.prompt, one.tokens[:split]) < limit
+            count += scored.gap(request.prompt, without.tokens[:split]) < limit
     return count
 
 

@@ -450,14 +450,15 @@ def _scored_examples(
     config: TrajectoryConfig, tokenizer: Tokenizer, *, encoder: bool
 ) -> dict[str, ExamplePrompts]:
     """The examples of each scored task, as prompts; raises UsageError."""
-    found: dict[str, ExamplePrompts] = {}
+    examples: dict[str, ExamplePrompts] = {}
+    count, skip, seed = config.num_prompts, config.skip_prompts, config.seed
     for name, task in config.scored_tasks.items():
         if task.metric is None:
             raise UsageError(f"the task {name} has no metric; move it to tasks, as {{path: FILE}}")
-    for name, task in config.scored_tasks.items():
-        part = {"skip": config.skip_prompts, "seed": config.seed}
-        found[name] = example_prompts(task, tokenizer, config.num_prompts, **part, encoder=encoder)
-    return found
+        examples[name] = example_prompts(
+            task, tokenizer, count, skip=skip, seed=seed, encoder=encoder
+        )
+    return examples
 
 
 def own_scores(

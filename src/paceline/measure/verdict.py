@@ -187,7 +187,11 @@ def decide_by_expected(
     Returns:
         The gamma of the verdict: the fastest of those that support it. And the verdict.
     """
-    best = max(speeds, key=lambda one: (one.speedup.low > 1, one.speedup.high >= 1, one.speedup[0]))
+
+    def support(speed: ExpectedSpeed) -> tuple[bool, bool, float]:
+        return speed.speedup.low > 1, speed.speedup.high >= 1, speed.speedup.value
+
+    best = max(speeds, key=support)
     count, speedup = acceptance.num_prompts, best.speedup
     where = f"{costs.engine and f' in {costs.engine}'} at gamma {best.row.gamma}"
     if count < LEAST_UNITS:
