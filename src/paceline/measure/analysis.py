@@ -25,12 +25,14 @@ from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
 from paceline.core.rules import RuleChoice
 from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
 from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
+from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import budgets_of, forced_logits
 from paceline.measure.latency import PassCosts, PassTimer
 from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
+from paceline.measure.prompt_checks import check_prompts
 from paceline.measure.results import IntervalRow
 from paceline.models.compatibility import check_same_vocabulary, without_rollback
 from paceline.progress import Progress, silent
@@ -276,6 +278,14 @@ class AnalyzeConfig(PairConfig):
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     pass_repeats: int = Field(default=15, ge=1)
 
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        models = checks.pair(self.target, self.draft)
+        check_prompts(checks, self, models, new_tokens=1)
+        return checks
+
 
 class FrontierRow(StrictModel):
     """One rule at one threshold."""
@@ -316,6 +326,7 @@ def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFron
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
+    checked(config)
     pair = load_models(config, progress)
     return analyze_models(*pair, load_prompts(config, pair), config, progress)
 

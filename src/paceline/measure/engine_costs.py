@@ -13,8 +13,7 @@ from pydantic import Field, model_validator
 from paceline.config import StrictModel, read_result
 from paceline.core.bootstrap import Interval, median_interval
 from paceline.core.speed import predicted_speedup
-from paceline.engines.commands import DraftSampling, EngineName
-from paceline.engines.draft_sampling import proposals_of
+from paceline.engines.commands import DraftSampling, EngineName, proposals_of
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
 from paceline.measure.pair import ModelsConfig, Pair, load_models

@@ -26,10 +26,12 @@ from paceline.config import StrictModel
 from paceline.core.goodness_of_fit import equal_mass_cells, g_test
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params, to_probs
-from paceline.data.batching import batches_of_like_length
+from paceline.data.collate import batches_of_like_length
+from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.measure.acceptance import forced_logits, penalised_text
 from paceline.measure.pair import Pair, PairConfig, load_beside, load_prompts
+from paceline.measure.prompt_checks import check_prompts
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts
@@ -77,6 +79,15 @@ class VerifyConfig(PairConfig):
         if self.tolerance is not None:
             return self.tolerance
         return TIE_FLOAT32 if self.dtype == "float32" else TIE_16_BITS
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        models = checks.pair(self.target, self.draft)
+        checks.drafting(self.target, self.draft)
+        check_prompts(checks, self, models, new_tokens=1 + self.gamma)
+        return checks
 
 
 class GreedyCheck(StrictModel):
@@ -145,6 +156,7 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
+    checked(config)
     target = load_model(config.target, dtype=config.dtype, device=config.device)
     tokenizer_of(target, config.target)
     draft = load_beside(target, config.draft, config.device)

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
+from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import environment
 from paceline.errors import UsageError
@@ -25,6 +26,7 @@ from paceline.measure.latency import (
     time_pairs,
 )
 from paceline.measure.pair import PairConfig, load_prompts, sample_texts
+from paceline.measure.prompt_checks import check_costs, check_prompts
 from paceline.measure.results import (
     AcceptanceRow,
     CostRow,
@@ -66,6 +68,18 @@ class MeasureConfig(WithCosts, PairConfig):
     timed_prompts: int = Field(default=16, ge=0)
     timed_repeats: int = Field(default=1, ge=1)
 
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        check_costs(checks, self, self.gammas)
+        models = checks.pair(self.target, self.draft)
+        num_timed = 0 if self.costs is not None else min(self.timed_prompts, self.num_prompts)
+        # a timed request is decoded in full, and its last block needs up to gamma extra positions
+        timed = num_timed, self.max_new_tokens + min(self.gammas)
+        check_prompts(checks, self, models, new_tokens=1, timed=timed)
+        return checks
+
 
 class Measurement(StrictModel):
     """Result of a measurement, with its configuration."""
@@ -98,6 +112,7 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
+    checked(config)
     costs = None
     if config.costs is not None:
         costs = read_costs(config.costs)

@@ -71,8 +71,12 @@ class IntervalRow(StrictModel):
         """As a tuple."""
         return Interval(self.value, self.low, self.high)
 
+    def text(self, form: str = ".3f", between: str = " to ") -> str:
+        """As `Interval.text`."""
+        return self.interval.text(form, between)
+
     def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+        return self.text()
 
 
 class AcceptanceRow(StrictModel):

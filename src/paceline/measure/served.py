@@ -9,9 +9,9 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.data import read_prompts
+from paceline.data.input_checks import checked
 from paceline.engines.commands import check_draft_path
 from paceline.engines.contract import Request, check_counts
-from paceline.engines.engine_choice import check_choice
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import score_texts
@@ -24,7 +24,7 @@ from paceline.measure.agreement import (
     predicted_counts,
     served_counts,
 )
-from paceline.measure.engine_costs import EngineCosts, check_replaceable, mean_context
+from paceline.measure.engine_costs import EngineCosts, mean_context
 from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, OfSessions, first_split
 from paceline.measure.pair import Pair, load_beside
 from paceline.measure.results import IntervalRow
@@ -103,7 +103,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         UsageError: A model, a prompt file or the engine's program cannot be used.
         EngineError: The engine did not answer, or did not draft.
     """
-    check_choice(config.engine)
+    checked(config)
     check_draft_path(config.engine.engine, config.engine.draft or config.draft)
     tokenizer = load_tokenizer(config.target)
     prompts = read_prompts(config.prompts, tokenizer, max_tokens=config.max_prompt_tokens)
@@ -113,8 +113,6 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     ]
     in_process = config.engine.engine == "transformers"
     pair = load_scored(config) if in_process else None
-    if config.write_costs is not None:
-        check_replaceable(config.write_costs.file)
     runs = run_engine(config, pair, requests, progress)
     pair = pair or load_scored(config)
     drafted, notes = runs.drafted, list(runs.drafted.notes)

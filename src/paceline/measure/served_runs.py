@@ -5,18 +5,26 @@ from __future__ import annotations
 import math
 import time
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field, model_validator
 
-from paceline.engines.commands import Drafting, DraftSampling, Room
-from paceline.engines.draft_sampling import proposals_of
-from paceline.engines.engine_choice import EngineChoice, Setup, client_of, connect
-from paceline.engines.start import started
-from paceline.engines.versions import untested
+from paceline.config import Options
+from paceline.data.input_checks import InputChecks
+from paceline.engines.commands import (
+    Drafting,
+    DraftSampling,
+    EngineChoice,
+    Room,
+    Setup,
+    proposals_of,
+)
+from paceline.engines.contract import untested
+from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
-from paceline.measure.engine_costs import StepTimer, WriteCosts
+from paceline.measure.engine_costs import StepTimer, WriteCosts, check_replaceable
 from paceline.measure.pair import PairConfig
+from paceline.measure.prompt_checks import check_prompts
 from paceline.measure.starts import Starts, spread_of, turns
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import model_directory
@@ -47,14 +55,26 @@ class ServedConfig(PairConfig):
         write_costs: Also time the engine's steps, for `measure --costs` and `tune --costs`.
     """
 
-    engine: EngineChoice
+    engine: Annotated[EngineChoice, Options("engine", "url")]
     num_prompts: int = Field(default=64, ge=1)
     max_new_tokens: int = Field(default=64, ge=3)
     num_speculative_tokens: int = Field(default=3, ge=1)
     drafting: DraftSampling = "greedy"
     plain: bool = True
     starts: int = Field(default=2, ge=1)
-    write_costs: WriteCosts | None = None
+    write_costs: Annotated[WriteCosts | None, Options(write_costs="file")] = None
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.engine(self.engine)
+        checks.device(self.device)
+        models = checks.pair(self.target, self.draft)
+        check_prompts(checks, self, models, new_tokens=self.max_new_tokens)
+        if self.write_costs is not None:
+            checks.file(self.write_costs.file)
+            check_replaceable(self.write_costs.file)
+        return checks
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ServedConfig:

@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import torch
 from pydantic import Field, ValidationError, model_validator
 
-from paceline.config import StrictModel, describe, read_json
+from paceline.config import Options, StrictModel, describe, read_json
 from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
+from paceline.data.input_checks import InputChecks, checked
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.measure.acceptance import budgets_of, score_texts
 from paceline.measure.measurement import ScoredTexts
 from paceline.measure.pair import after_skipped, load_beside, sample_texts
+from paceline.measure.prompt_checks import check_task
 from paceline.measure.results import IntervalRow
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
@@ -34,7 +36,7 @@ from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
 from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
-from paceline.tasks.task_prompts import example_prompts
+from paceline.tasks.base import ExamplePrompts, example_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from paceline.models import HfModel
     from paceline.models.contract import Model, Tokenizer
     from paceline.progress import Progress
-    from paceline.tasks.task_prompts import ExamplePrompts
+    from paceline.tasks.base import ExamplePrompts
 
     Case = tuple[str, SamplingParams]  # a task, and how to sample from it
     Key = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
@@ -79,7 +81,7 @@ class TrajectoryConfig(StrictModel):
     """
 
     target: str = Field(min_length=1)
-    runs: tuple[Path, ...] = Field(min_length=1)
+    runs: Annotated[tuple[Path, ...], Options(run="")] = Field(min_length=1)
     tasks: dict[PathPart, Task] = Field(default_factory=dict)
     scored_tasks: dict[PathPart, TaskChoice] = Field(default_factory=dict)
     samplings: tuple[SamplingParams, ...] = Field(
@@ -101,6 +103,19 @@ class TrajectoryConfig(StrictModel):
         if twice := self.tasks.keys() & self.scored_tasks.keys():
             raise ValueError(f"tasks and scored_tasks both have {min(twice)}; rename one")
         return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        for run in all_runs(self.runs):
+            list(checkpoints_of(run))
+        checks.model("target", self.target)
+        for name, task in self.tasks.items():
+            checks.text(name, task)
+        for name, task in self.scored_tasks.items():
+            check_task(checks, name, task, self.skip_prompts + self.num_prompts, self.seed)
+        checks.output(self.output)
+        return checks
 
     def writing(self, sampling: SamplingParams) -> Writing:
         """How texts are written."""
@@ -276,6 +291,7 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
     Raises:
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
+    checked(config)
     drafts = [draft for path in all_runs(config.runs) for draft in checkpoints_of(path)]
     inputs = {"target_fingerprint": fingerprint(config.target)}
     for name, task in config.scored_tasks.items():
@@ -347,7 +363,7 @@ class _Scorer:
         config, writer = self._config, cache(lambda: prepare_for_decoding(self._target))
         for case in self.cases:
             task, sampling = case
-            file = config.output / "texts" / f"{task} {name_of(sampling)}.json"
+            file = config.output / "texts" / f"{task} {sampling.name}.json"
             if not file.exists():
                 texts: list[list[int]] = []
                 prompts, writing = self._prompts[task], config.writing(sampling)
@@ -474,18 +490,6 @@ def own_scores(
     sample_texts(draft, examples.prompts, writing, answers, skipped=skipped)
     scores = [examples.score(number, answer) for number, answer in enumerate(answers)]
     return tuple(round(score, 6) for score in scores if score is not None)
-
-
-def name_of(sampling: SamplingParams) -> str:
-    """Short name of sampling parameters, such as `t0.6 p0.9`."""
-    parts = [f"t{sampling.temperature:g}"]
-    if sampling.top_p < 1:
-        parts.append(f"p{sampling.top_p:g}")
-    if sampling.top_k:
-        parts.append(f"k{sampling.top_k}")
-    if sampling.repetition_penalty != 1:
-        parts.append(f"r{sampling.repetition_penalty:g}")
-    return " ".join(parts)
 
 
 class KeptStates:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from paceline.measure.trajectory import name_of as sampling_name
 from paceline.records import atomic_write_bytes
 from paceline.report.plots import load_matplotlib
 
@@ -70,4 +69,4 @@ def along(stops: Sequence[Checkpoint], label: str) -> list[float]:
 
 def name_of(row: TrajectoryRow) -> str:
     """Return the label of the row's line."""
-    return f"{row.task} {sampling_name(row.sampling)}"
+    return f"{row.task} {row.sampling.name}"

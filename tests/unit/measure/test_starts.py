@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from engine_servers import serving, vllm_routes
+from fake_servers import serving, vllm_routes
 from near_pair import GAMMA, served_config, write_near_pair
 from paceline.core.bootstrap import Interval
 from paceline.engines.assisted import Transformers
+from paceline.engines.commands import EngineChoice, Setup
 from paceline.engines.contract import Engine, Request, Served, Together
-from paceline.engines.engine_choice import EngineChoice, Setup
 from paceline.measure import served_runs
 from paceline.measure.served import ServedMeasurement, measure_served
 from paceline.measure.starts import Starts, spread_of, turns
@@ -71,7 +71,7 @@ def servers(pair: tuple[CausalModel, CausalModel], monkeypatch: pytest.MonkeyPat
         yield Counting(engine, found[-1][1])
 
     monkeypatch.setattr(served_runs, "started", started)
-    monkeypatch.setattr("paceline.measure.served.check_choice", lambda _: None)
+    monkeypatch.setattr("paceline.data.input_checks.check_choice", lambda _: None)
     return found
 
 
