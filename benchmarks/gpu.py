@@ -47,8 +47,9 @@ from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.prepare import in_fixed_shapes
 from paceline.rng import named_generator
 from paceline.train import AlignConfig, align
+from paceline.train.loss import StepPlan
 from paceline.train.pretrain import PretrainConfig, pretrain
-from paceline.train.step import Stepper, StepPlan
+from paceline.train.step import Stepper
 from pairing import paired_seconds, ratio, seconds, show
 from speculative_vs_assisted import fix_block_length, transformers_tokens
 

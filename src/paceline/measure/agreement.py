@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.core.text_scores import TextScores
     from paceline.engines.commands import EngineName
     from paceline.engines.contract import Conventions, Served
-    from paceline.measure.acceptance import TextScores
 
 _AGREES, _DIFFERS = (0.95, 1.05), (0.98, 1.02)
 _TOLERANCE = 0.02  # of the acceptance at a position

@@ -9,11 +9,12 @@ from pydantic import Field
 
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
+from paceline.core.text_scores import TextScores
 from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import environment
 from paceline.errors import UsageError
-from paceline.measure.acceptance import TextScores, budgets_of, score_texts
+from paceline.measure.acceptance import budgets_of, score_texts
 from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
 from paceline.measure.latency import (
     Candidate,

@@ -37,6 +37,7 @@ from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read
 from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import ExamplePrompts, example_prompts
+from paceline.train.checkpoint import saved_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -236,7 +237,7 @@ def checkpoints_of(path: Path) -> Iterator[Checkpoint]:
         state = read_json(checkpoint / "state.json")
         if state["step"] != last:
             label = f"step {state['step']}"
-            yield at(label, state["step"], state["elapsed_s"], checkpoint / "draft")
+            yield at(label, state["step"], state["elapsed_s"], saved_model(checkpoint))
     if result is not None:
         final = path / ("draft" if "draft" in result else "model")
         yield at("end", last, result["elapsed_s"], final)

@@ -18,7 +18,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.measure.analysis import AnalyzeConfig, FrontierRow, PredictedFrontier
 from paceline.measure.results import IntervalRow
 from paceline.measure.trajectory import Checkpoint, TextFigures, TrajectoryRow
-from paceline.train.align_config import Evaluation
+from paceline.train.config import Evaluation
 from paceline.train.sweep import Sweep, SweepConfig
 
 RULES = (Lossless(), Lenient("exponential", 0.8), Lossy(0.25, "tuned"), BiLDRule(12.5))
