@@ -9,7 +9,6 @@ from pydantic import Field
 
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
-from paceline.core.text_scores import TextScores
 from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import environment
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.core.text_scores import TextScores
     from paceline.measure.latency import PassCosts
     from paceline.models.contract import Model
 
