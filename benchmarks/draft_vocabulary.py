@@ -16,11 +16,11 @@ import torch
 
 from paceline.core.block import DrawPlan, DrawRequest
 from paceline.core.bootstrap import ratio_interval
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, to_probs
 from paceline.data import read_prompts
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.block import draw
-from paceline.measure.acceptance import forced_probs, score_texts
+from paceline.measure.acceptance import forced_logits, score_texts
 from paceline.models import CausalModel, load_model, prepare_for_decoding, wrap_model
 from paceline.progress import silent
 from pairing import ratio, show
@@ -62,8 +62,8 @@ def main() -> None:
         print(f"{name}: acceptance {show(acceptance)}")
     outside = 0.0
     for prompt, text in zip(prompts, texts, strict=True):
-        given = (target, some, prompt, text, SamplingParams(), target.vocab_size)
-        probs_TV = forced_probs(*given)[0]
+        logits_TV = forced_logits(target, prompt, text, SamplingParams(), target.vocab_size)
+        probs_TV = to_probs(logits_TV, SamplingParams())
         outside += float(1 - probs_TV[:, some.draft_vocabulary].sum(-1).mean()) / len(texts)
     size = len(some.draft_vocabulary)
     print(f"target's probability mass outside the {size:,} tokens: {outside:.4f}")

@@ -42,8 +42,7 @@ from paceline.data.collate import Row
 from paceline.data.python_docs import write_python_docs
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.block import draw, verify
-from paceline.measure.measure_config import MeasureConfig
-from paceline.measure.measurement import measure_models
+from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.models import load_model, prepare_for_decoding, wrap_model
 from paceline.models.prepare import in_fixed_shapes
 from paceline.rng import named_generator

@@ -5,12 +5,19 @@ from typing import Any
 
 from paceline.measure.engine_costs import EngineCosts, StepCost
 from paceline.measure.results import IntervalRow
+from paceline.measure.starts import Starts
 from paceline.models import load_model
 
 
 def step(gamma: int, seconds: float, batch_size: int = 1) -> StepCost:
     row = IntervalRow(value=seconds, low=seconds * 0.9, high=seconds * 1.1)
-    return StepCost(gamma=gamma, batch_size=batch_size, seconds=row, num_steps=100)
+    return StepCost(
+        gamma=gamma,
+        batch_size=batch_size,
+        seconds=row,
+        seconds_by_start=[seconds],
+        num_steps=100,
+    )
 
 
 def costs_of(*steps: StepCost, **changes: Any) -> EngineCosts:
@@ -24,6 +31,7 @@ def costs_of(*steps: StepCost, **changes: Any) -> EngineCosts:
         "draft_parameters": 1,
         "mean_context": 50.0,
         "steps": list(steps),
+        "starts": Starts(),
         "served": {},
         "environment": {},
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from aligning import write_pair
 from paceline.config import validate
-from paceline.measure.served_figures import ServedConfig
+from paceline.measure.served_runs import ServedConfig
 from paceline.models import CausalModel, load_model
 from paceline.permissions import given
 

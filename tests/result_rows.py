@@ -1,4 +1,4 @@
-"""Result rows made by hand: what a bench would have measured, without models."""
+"""Result rows made by hand: what a bench or a measurement would give, without models."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ from paceline.bench.schema import Baseline, ExampleRow, ResultRow, digest
 from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
+from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
 
 ALONE = Autoregressive()
 
@@ -92,6 +93,44 @@ def write_rows(folder: Path, rows: Sequence[ResultRow]) -> Path:
     lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in rows]
     (folder / "results.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
+
+
+def acceptance_row(count: int = 32, alpha: float = 0.5, error: float = 0.05) -> AcceptanceRow:
+    """Texts of 64 tokens."""
+    interval = IntervalRow(value=alpha, low=alpha - error, high=alpha + error)
+    return AcceptanceRow(
+        num_prompts=count,
+        num_tokens=64 * count,
+        expected_acceptance=interval,
+        greedy_draft_acceptance=interval,
+        greedy_agreement=interval,
+        acceptance_by_position=[alpha],
+    )
+
+
+def gamma_row(gamma: int, tau: float = 2.0, **figures: Any) -> GammaRow:
+    """Blocks that draft gamma tokens."""
+    values = {"drafted_per_block": gamma, "break_even_acceptance": 0.5, "mbsu": 1.0} | figures
+    return GammaRow(gamma=gamma, block_efficiency_iid=tau, block_efficiency=tau, **values)
+
+
+def speed_row(speedup: IntervalRow, count: int = 32, gamma: int = 3) -> SpeedRow:
+    """Timed requests of 64 tokens."""
+    return SpeedRow(
+        gamma=gamma,
+        num_requests=count,
+        num_tokens=64 * count,
+        speedup=speedup,
+        decoding_speedup=speedup,
+        cost_ratio=0.2,
+        predicted_speedup=1.0,
+        measured_over_predicted=1.0,
+        engine_efficiency=1.0,
+        baseline_tokens_per_s=1.0,
+        speculative_tokens_per_s=1.0,
+        block_efficiency=2.0,
+        acceptance_rate=0.5,
+    )
 
 
 def read_tables(text: str) -> list[list[dict[str, str]]]:

@@ -18,7 +18,7 @@ from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, EngineError, UsageError
-from paceline.measure.served_figures import ServedConfig
+from paceline.measure.served_runs import ServedConfig
 from paceline.permissions import given
 from strangers import Run, refused, write
 

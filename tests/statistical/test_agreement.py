@@ -22,8 +22,7 @@ from paceline.core.bootstrap import Interval, ratio_interval, ratio_of_ratios_in
 from paceline.engines.contract import Conventions
 from paceline.measure import agreement
 from paceline.measure.acceptance import TextScores
-from paceline.measure.agreement import Agreement, Counts, judge_agreement
-from paceline.measure.served_figures import predicted_counts
+from paceline.measure.agreement import Agreement, Counts, decide_agreement, predicted_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +99,7 @@ def requests(count: int, keeps: tuple[float, ...]) -> list[Simulated]:
 
 
 def judge(found: Simulated) -> Agreement:
-    return judge_agreement(*found, engine="vllm", seed=0)
+    return decide_agreement(*found, engine="vllm", seed=0)
 
 
 def judged(found: Simulated) -> str:

@@ -14,8 +14,8 @@ import torch
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
 from paceline.engines.contract import BlockCounts, Conventions, Engine, Request, Served, Together
+from paceline.measure.engine_costs import StepTimer, WriteCosts
 from paceline.measure.served import speedup
-from paceline.measure.served_costs import StepTimer, WriteCosts
 from paceline.measure.served_runs import Answers
 from paceline.measure.starts import Starts, spread_of
 from paceline.progress import silent

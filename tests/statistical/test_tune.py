@@ -10,8 +10,7 @@ import torch
 
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.schema import ResultRow
-from paceline.bench.sequential_test import Bound, confirm
-from paceline.bench.tune_result import TuneConfig
+from paceline.bench.sequential_test import Bound, TuneConfig, confirm
 from paceline.config import validate
 from paceline.core.rules import Chow
 from paceline.decode.strategies import DecodingConfig

@@ -18,12 +18,17 @@ from torch import Tensor
 
 from engine_costs import costs_of
 from paceline.core.bootstrap import median_interval, ratio_of_ratios_interval
-from paceline.measure import expected_speed
-from paceline.measure.engine_costs import EngineCosts, StepCost
-from paceline.measure.expected_speed import ExpectedSpeed, errors_of, expected_speeds
+from paceline.measure import verdict
+from paceline.measure.engine_costs import StepCost
 from paceline.measure.latency import PassCosts
-from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
-from paceline.measure.verdict import judge, judge_expected
+from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow
+from paceline.measure.verdict import (
+    ExpectedSpeed,
+    decide,
+    decide_by_expected,
+    expected_speeds,
+)
+from result_rows import acceptance_row, gamma_row, speed_row
 
 RUNS, RESAMPLES = 200, 199
 ONE, FIVE = (3,), (1, 2, 3, 4, 5)
@@ -70,10 +75,7 @@ def texts(world: World, gammas: Sequence[int], count: int, rng: torch.Generator)
     return [(tokens, 32 * (shared + normal(count, world.own, rng)).exp()) for _ in gammas]
 
 
-Costs = tuple[PassCosts, EngineCosts | None]
-
-
-def timed_here(world: World, gammas: Sequence[int], cost: float, rng: torch.Generator) -> Costs:
+def timed_here(world: World, gammas: Sequence[int], cost: float, rng: torch.Generator) -> PassCosts:
     """31 rounds, each slow or fast as a whole. `cost`: of a block in target passes."""
     load = normal(31, 0.1, rng)
 
@@ -84,60 +86,48 @@ def timed_here(world: World, gammas: Sequence[int], cost: float, rng: torch.Gene
     for gamma in gammas:
         block = seconds(cost)
         found["drafting", gamma] = [0.4 * one for one in block]
-        found["judging", gamma] = [0.6 * one for one in block]
-    return PassCosts.of_rounds(found, gammas), None
+        found["verifying", gamma] = [0.6 * one for one in block]
+    return PassCosts.of_rounds(found, gammas)
 
 
-def in_an_engine(world: World, gammas: Sequence[int], cost: float, rng: torch.Generator) -> Costs:
+def in_an_engine(
+    world: World, gammas: Sequence[int], cost: float, rng: torch.Generator
+) -> PassCosts:
     """12 rounds of each gamma."""
 
     def step(gamma: int, mean: float) -> StepCost:
         rounds = mean * normal(12, world.passes / 2, rng).exp()
         seconds = IntervalRow.of(median_interval(rounds))
-        return StepCost(gamma=gamma, batch_size=1, seconds=seconds, num_steps=9)
+        of_start = [seconds.value]
+        return StepCost(
+            gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start, num_steps=9
+        )
 
     costs = costs_of(step(0, 1.0), *(step(gamma, cost) for gamma in gammas))
-    return costs.pass_costs(gammas, 1), costs
-
-
-def acceptance(count: int) -> AcceptanceRow:
-    found = IntervalRow(value=0.5, low=0.45, high=0.55)
-    return AcceptanceRow(
-        num_prompts=count,
-        num_tokens=64 * count,
-        expected_acceptance=found,
-        greedy_draft_acceptance=found,
-        greedy_agreement=found,
-        acceptance_by_position=[0.5],
-    )
+    return costs.step_costs(gammas, 1)
 
 
 def row(gamma: int, tau: float, passes: PassCosts) -> GammaRow:
-    return GammaRow(
-        gamma=gamma,
-        block_efficiency_iid=tau,
-        block_efficiency=tau,
-        drafted_per_block=gamma,
-        break_even_acceptance=0.3,
-        mbsu=1.0,
+    return gamma_row(
+        gamma,
+        tau,
         drafting_cost_ratio=passes.drafting_cost_ratio(gamma),
         block_cost_ratio=passes.block_cost_ratio(gamma),
         expected_speedup=passes.expected_speedup(tau, gamma),
     )
 
 
-Way = Callable[[AcceptanceRow, list[ExpectedSpeed], EngineCosts | None], str]
+Way = Callable[[AcceptanceRow, list[ExpectedSpeed], PassCosts], str]
 
 
-def judged(text: AcceptanceRow, found: list[ExpectedSpeed], engine: EngineCosts | None) -> str:
-    _, verdict = judge_expected(text, found, 31, "" if engine is None else str(engine))
-    return verdict.word
+def judged(text: AcceptanceRow, found: list[ExpectedSpeed], costs: PassCosts) -> str:
+    return decide_by_expected(text, found, costs)[1].word
 
 
 def expected(
     speedup: float,
     world: World,
-    costs_of: Callable[..., Costs],
+    costs_of: Callable[..., PassCosts],
     gammas: Sequence[int],
     *ways: Way,
     count: int = 32,
@@ -148,13 +138,12 @@ def expected(
     found = [Shares(float) for _ in ways]
     for seed in range(runs):
         counts = texts(world, gammas, count, rng)
-        passes, engine = costs_of(world, gammas, world.tau / speedup, rng)
+        costs = costs_of(world, gammas, world.tau / speedup, rng)
         taus = [float(tokens.sum() / blocks.sum()) for tokens, blocks in counts]
-        rows = [row(gamma, tau, passes) for gamma, tau in zip(gammas, taus, strict=True)]
-        errors = errors_of(passes, engine, 1)
-        speeds = expected_speeds(rows, counts, errors, seed=seed, num_resamples=RESAMPLES)
+        rows = [row(gamma, tau, costs) for gamma, tau in zip(gammas, taus, strict=True)]
+        speeds = expected_speeds(rows, counts, costs, seed=seed, num_resamples=RESAMPLES)
         for way, words in zip(ways, found, strict=True):
-            words[way(acceptance(count), speeds, engine)] += 1 / runs
+            words[way(acceptance_row(count), speeds, costs)] += 1 / runs
     return found
 
 
@@ -178,7 +167,7 @@ WITHOUT_COSTS = go_if(lambda one: one.by_texts.low)
     ],
 )
 def test_without_a_gain_an_expected_speedup_is_rarely_called_go_or_no_go(
-    costs_of: Callable[..., Costs],
+    costs_of: Callable[..., PassCosts],
     gammas: Sequence[int],
     world: World,
     mutants: tuple[Way, ...],
@@ -193,13 +182,13 @@ def test_the_best_of_five_gammas_is_above_1_by_chance_more_often_than_one(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """The mutant: the lower bound of each gamma as if it were the only one."""
-    monkeypatch.setattr(expected_speed, "confidence_of_low", lambda _: 0.95)
+    monkeypatch.setattr(verdict, "confidence_of_low", lambda _: 0.95)
     (found,) = expected(1.0, TEXTS, timed_here, FIVE, judged)
     assert found["GO"] > most(RUNS)
 
 
 @pytest.mark.parametrize("costs_of", [timed_here, in_an_engine])
-def test_a_small_gain_or_loss_is_seen_with_many_texts(costs_of: Callable[..., Costs]):
+def test_a_small_gain_or_loss_is_seen_with_many_texts(costs_of: Callable[..., PassCosts]):
     """256 texts, 40 runs; larger ones found 95 to 96% GO at 1.03, 87 to 94% NO-GO at 0.97."""
     gain, loss = (
         expected(speedup, SMALL, costs_of, FIVE, judged, count=256, runs=40)[0]
@@ -223,7 +212,6 @@ def timed(speedup: float, count: int, runs: int = RUNS) -> Shares:
     rng, found = torch.Generator().manual_seed(count), Shares(float)
     tokens = torch.full((count,), 64.0, dtype=torch.float64)
     slower = math.exp(-(0.15**2 - 0.03**2) / 2) / speedup
-    interval = IntervalRow(value=0.5, low=0.45, high=0.55)
     for _ in range(runs):
         slow = normal(count, 0.1, rng).exp() * 64
         baseline_s = slow * normal(count, 0.03, rng).exp()
@@ -231,23 +219,9 @@ def timed(speedup: float, count: int, runs: int = RUNS) -> Shares:
         measured = ratio_of_ratios_interval(
             (baseline_s, tokens), (method_s, tokens), rng=rng, num_resamples=RESAMPLES
         )
-        speed = SpeedRow(
-            gamma=3,
-            num_requests=count,
-            num_tokens=64 * count,
-            speedup=IntervalRow.of(measured),
-            decoding_speedup=interval,
-            cost_ratio=0.2,
-            predicted_speedup=1.0,
-            measured_over_predicted=1.0,
-            engine_efficiency=1.0,
-            baseline_tokens_per_s=1.0,
-            speculative_tokens_per_s=1.0,
-            block_efficiency=2.0,
-            acceptance_rate=0.5,
-        )
-        passes, _ = timed_here(PASSES, ONE, 2.0, rng)
-        found[judge(acceptance(count), row(3, 2.0, passes), speed).word] += 1 / runs
+        speed = speed_row(IntervalRow.of(measured), count)
+        passes = timed_here(PASSES, ONE, 2.0, rng)
+        found[decide(acceptance_row(count), row(3, 2.0, passes), speed).word] += 1 / runs
     return found
 
 

@@ -1,24 +1,21 @@
 """Compares quality and speed of decoding settings on a task.
 
-grid.py               rules, strategies, thresholds, block lengths and temperatures -> cells
-workbench.py          models, task and examples that all cells share
-runner.py             runs every cell on every example, interleaved with the target alone; resumes
 schema.py             versioned result rows
+workbench.py          rules, thresholds, block lengths and temperatures -> cells; models, task and
+                      examples that all cells share; a cell that answers them
+runner.py             runs every cell on every example, interleaved with the target alone; resumes
+served_cells.py       runs cells in vLLM
 prediction.py         predicts the figures of a cell from teacher-forced passes
 measured_frontier.py  rows -> figures with intervals, best cell under a constraint
+sequential_test.py    bound and result of tune; tests of the settings, and their order
 tune.py               chooses a setting for a quality floor or a latency budget
-tune_result.py        configuration and result of tune
-sequential_test.py    tests of the settings that tune proposes, and their order
-cell.py               one setting that answers the examples, and its row
+comparison.py         two families of cells compared by one statistic
 quality_curves.py     two families of cells compared by their quality at equal cost
-served_cells.py       runs cells in vLLM
 score.py              scores a model behind a URL on a task
-engine_seconds.py     replaces the seconds of rows by those of a serving engine
 """
 
-from paceline.bench.grid import Grid
 from paceline.bench.runner import bench, read_rows
 from paceline.bench.schema import ResultRow
-from paceline.bench.workbench import BenchConfig
+from paceline.bench.workbench import BenchConfig, Grid
 
 __all__ = ["BenchConfig", "Grid", "ResultRow", "bench", "read_rows"]

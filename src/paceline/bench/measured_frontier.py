@@ -160,7 +160,7 @@ class Frontier:
             return self, self
         rng = named_generator(self._seed, "halves", self.num_examples)
         order = torch.randperm(self.num_examples, generator=rng).tolist()
-        is_timed = [one.baseline is not None for one in self.target.examples]
+        is_timed = [answer.baseline is not None for answer in self.target.examples]
         parts = [[place for place in order if is_timed[place] is each] for each in (True, False)]
 
         def half(which: int) -> Frontier:
@@ -183,26 +183,27 @@ class Frontier:
 
     def families(self) -> dict[str, list[ResultRow]]:
         """The cells of each curve of a frontier plot."""
-        found: dict[str, list[ResultRow]] = {}
+        cells: dict[str, list[ResultRow]] = {}
         for row in self.rows:
-            found.setdefault(family(row.decoding), []).append(row)
-        return found
+            cells.setdefault(family(row.decoding), []).append(row)
+        return cells
 
     def _best(
-        self, cells: Sequence[ResultRow], wanted: Figure, bounded: Figure, floor: float
+        self, cells: Sequence[ResultRow], figure: Figure, bounded: Figure, floor: float
     ) -> Reached | None:
         choosing, reporting = self.halves
         values: list[tuple[float, int]] = []
         for place in self.indices(cells).tolist():
             row = choosing.rows[place]
-            value, bound = choosing.value(wanted, row), choosing.value(bounded, row)
+            value, bound = choosing.value(figure, row), choosing.value(bounded, row)
             if bound >= floor and math.isfinite(value):
                 values.append((value, -place))
         if not values:
             return None
         place = -max(values)[1]
-        found = (reporting._interval(figure, reporting.rows[place]) for figure in (wanted, bounded))
-        return Reached(self.rows[place], *found)
+        row = reporting.rows[place]
+        intervals = reporting._interval(figure, row), reporting._interval(bounded, row)
+        return Reached(self.rows[place], *intervals)
 
     def _is_known(self, figure: Figure, row: ResultRow) -> bool:
         """True if the figure is 1 by definition or by proof."""
@@ -257,11 +258,12 @@ class Frontier:
             case "relative quality":
                 return [(_scores(row), ones_N), (ones_N, _scores(self.target))]
             case "rejection rate":
-                rejected_N = column(lambda one: one.num_rejected)
-                return [(rejected_N, column(lambda one: one.num_examined))]
+                rejected_N = column(lambda answer: answer.num_rejected)
+                return [(rejected_N, column(lambda answer: answer.num_examined))]
             case "deferral rate":
-                calls_N = column(lambda one: one.num_target_calls)
-                return [(calls_N, column(lambda one: len(one.tokens) - one.num_prefill_tokens))]
+                calls_N = column(lambda answer: answer.num_target_calls)
+                prefill_N = column(lambda answer: answer.num_prefill_tokens)
+                return [(calls_N, column(lambda answer: len(answer.tokens)) - prefill_N)]
             case "speedup":
                 return _times(row)
             case "decoding speedup":
@@ -275,19 +277,19 @@ def is_lossless(row: ResultRow) -> bool:
 
 
 def _scores(row: ResultRow) -> Tensor:
-    scores = [math.nan if one.score is None else one.score for one in row.examples]
+    scores = [math.nan if answer.score is None else answer.score for answer in row.examples]
     return torch.tensor(scores, dtype=torch.float64)
 
 
 def _times(row: ResultRow, *, after_first: bool = False) -> Ratios:
     """Seconds / tokens of the target alone, and tokens / seconds of the row; 0 if not timed."""
     columns: list[list[float]] = [[], [], [], []]
-    for one in row.examples:
+    for answer in row.examples:
         values = [0.0] * 4
-        if (alone := one.baseline) is not None:
-            values = [alone.seconds, alone.num_tokens, len(one.tokens), one.seconds]
+        if (alone := answer.baseline) is not None:
+            values = [alone.seconds, alone.num_tokens, len(answer.tokens), answer.seconds]
             if after_first:
-                firsts = [alone.first_seconds, 1, one.num_first_tokens, one.first_seconds]
+                firsts = [alone.first_seconds, 1, answer.num_first_tokens, answer.first_seconds]
                 values = [whole - first for whole, first in zip(values, firsts, strict=True)]
         for column, value in zip(columns, values, strict=True):
             column.append(value)

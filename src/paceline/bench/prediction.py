@@ -63,15 +63,15 @@ def predict(
     Cells whose sampling has no finished row of the target alone are skipped. `passes`: gives the
     costs of passes for gammas; None: passes are timed.
     """
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     for row in rows:
         if row.status != "done" or not isinstance(row.decoding.strategy, Autoregressive):
             continue
         same = [cell for cell in cells if cell.sampling == row.decoding.sampling]
         for drafts in dict.fromkeys(map(_draft_sampling, same)):
             group = [cell for cell in same if _draft_sampling(cell) == drafts]
-            found += _predict(work, row, group, progress, passes)
-    return found
+            predictions += _predict(work, row, group, progress, passes)
+    return predictions
 
 
 def _rule(strategy: Speculative) -> Rule:
@@ -90,19 +90,19 @@ def read_predictions(folder: Path) -> dict[str, Prediction]:
     """
     path = folder / FILE
     try:
-        found = [Prediction.model_validate(values) for values in read_jsonl(path)]
+        predictions = [Prediction.model_validate(values) for values in read_jsonl(path)]
     except ValidationError as error:
         raise UsageError(
             f"{path} has a row that is not a prediction: {describe(error)}; remove the file and "
             "run the bench again to rewrite it"
         ) from None
-    return {one.key: one for one in found}
+    return {prediction.key: prediction for prediction in predictions}
 
 
 def add_predictions(folder: Path, predictions: Sequence[Prediction]) -> None:
     """Add predictions to the run's `predictions.jsonl`, for the comparison in reports."""
-    known = read_predictions(folder) | {one.key: one for one in predictions}
-    lines = [json.dumps(one.model_dump(mode="json")) + "\n" for one in known.values()]
+    known = read_predictions(folder) | {prediction.key: prediction for prediction in predictions}
+    lines = [json.dumps(prediction.model_dump(mode="json")) + "\n" for prediction in known.values()]
     atomic_write_text(folder / FILE, "".join(lines))
 
 
@@ -127,9 +127,9 @@ def _predict(
 ) -> list[Prediction]:
     texts = [list(example.tokens) for example in row.examples]
     most = work.max_new_tokens - 1  # a block leaves one token of the budget to the target
-    strategies = [one.strategy for one in cells if isinstance(one.strategy, Speculative)]
+    strategies = [cell.strategy for cell in cells if isinstance(cell.strategy, Speculative)]
     rules = list({repr(rule): rule for rule in map(_rule, strategies)}.values())
-    gammas = sorted({min(one.num_speculative_tokens, most) for one in strategies})
+    gammas = sorted({min(strategy.num_speculative_tokens, most) for strategy in strategies})
     sampling, drafts = cells[0].sampling, _draft_sampling(cells[0])
     positive = [gamma for gamma in gammas if gamma]
     if passes and positive:
@@ -145,17 +145,19 @@ def _predict(
         *(work.seed, progress, work.max_new_tokens, drafts),
     )
     by_rule = dict(zip(map(repr, rules), analyzed, strict=True))
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     for cell, strategy in zip(cells, strategies, strict=True):
         gamma = min(strategy.num_speculative_tokens, most)
         effect = by_rule[repr(_rule(strategy))]
-        rejection = effect.rejection_rate[gamma].value
-        tau, drafted = effect.block_efficiency[gamma], effect.drafted_per_block[gamma]
+        blocks = effect.blocks[gamma]
+        rejection, tau = blocks.rejection_rate.value, blocks.block_efficiency
         prediction = Prediction(
             key=work.key_of(cell),
             predicted_rejection=None if math.isnan(rejection) else rejection,
             predicted_surprisal=effect.surprisal,
-            predicted_speedup=costs.expected_speedup(tau, gamma, drafted) if gamma else 1.0,
+            predicted_speedup=costs.expected_speedup(tau, gamma, blocks.drafted_per_block)
+            if gamma
+            else 1.0,
         )
-        found.append(prediction)
-    return found
+        predictions.append(prediction)
+    return predictions

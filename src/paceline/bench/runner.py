@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.cell import Cell
 from paceline.bench.prediction import add_predictions, cells_to_predict, predict
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow, read_row
 from paceline.bench.served_cells import costs_from, serve_cells
 from paceline.bench.workbench import (
     BenchConfig,
+    Cell,
     Workbench,
     bench_context,
     bench_prompts,
@@ -32,7 +32,7 @@ from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import build_decoder
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError
-from paceline.measure.latency import has_room, time_request, warm_up
+from paceline.measure.latency import TimedRequest, has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
@@ -91,8 +91,10 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
         unpredicted = [cell for cell in unpredicted if _is_unfiltered(cell.sampling)]
     if unpredicted:
         passes = partial(costs_from, rows, config.max_new_tokens - 1) if served else None
-        found = predict(work or prepare(config, progress), rows, unpredicted, progress, passes)
-        add_predictions(run.path, found)
+        predictions = predict(
+            work or prepare(config, progress), rows, unpredicted, progress, passes
+        )
+        add_predictions(run.path, predictions)
     return Progressed(without_dropped(rows, cells), len(missing))
 
 
@@ -194,7 +196,12 @@ def _answer_interleaved(
                 running[index].answer(number)
             elif number in work.timed:
                 place = index - len(running)
-                times[place] = _time_alone(work, alone[place], number)
+                request = _time(work, alone[place], number)
+                times[place] = Baseline(
+                    seconds=request.seconds,
+                    first_seconds=request.first_s,
+                    num_tokens=len(request.tokens),
+                )
         for cell in running:
             cell.set_baseline(number, *times)
         yield done
@@ -207,80 +214,62 @@ class _Answerer:
         self._work = work
         self._decoding = decoding
 
-    def __call__(self, numbers: Sequence[int]) -> list[ExampleRow]:
-        for number in numbers:
-            _check_room(self._work, number, self._decoder)
-        if len(numbers) == 1:
-            return [_answer(self._work, numbers[0], self._decoder)]
-        return _answer_in_batches(self._work, numbers, self._decoder)
-
     @cached_property
     def _decoder(self) -> Decoder:
         decoder = build_decoder(self._decoding, *self._work.pair)
         warm_up(decoder, self._work.prompts, self._work.max_new_tokens, self._work.seed)
         return decoder
 
+    def __call__(self, numbers: Sequence[int]) -> list[ExampleRow]:
+        """One example is timed; several are answered together, in float32 with the same tokens."""
+        work, decoder = self._work, self._decoder
+        for number in numbers:
+            _check_room(work, number, decoder)
+        if len(numbers) == 1:
+            request = _time(work, decoder, numbers[0])
+            row = self._row(numbers[0], request.tokens, count_blocks(request.blocks))
+            num_first_tokens = len(request.blocks[0].tokens)
+            first = {"first_seconds": request.first_s, "num_first_tokens": num_first_tokens}
+            return [row.model_copy(update={"seconds": request.seconds} | first)]
+        prompts = [work.prompts[number] for number in numbers]
+        seeds = [work.seed_of(number) for number in numbers]
+        size = work.batch_size
+        answers = decoder.generate(prompts, work.max_new_tokens, seeds, batch_size=size)
+        return [
+            self._row(number, answer.tokens, answer.stats)
+            for number, answer in zip(numbers, answers, strict=True)
+        ]
 
-def _time_alone(work: Workbench, decoder: Decoder, number: int) -> Baseline:
-    first_s, all_s, blocks = time_request(
-        decoder, work.prompts[number], work.max_new_tokens, work.seed_of(number)
-    )
-    count = sum(len(block.tokens) for block in blocks)
-    return Baseline(seconds=all_s, first_seconds=first_s, num_tokens=count)
-
-
-def _check_room(work: Workbench, number: int, method: Decoder) -> None:
-    prompt = work.prompts[number]
-    if not has_room(method, prompt, work.max_new_tokens):
-        raise ContextLengthError(
-            f"example {number} has {len(prompt):,} tokens and max_new_tokens is "
-            f"{work.max_new_tokens}, but {method.context_in_words()}; lower max_new_tokens, or use "
-            "shorter examples"
+    def _row(self, number: int, tokens: Sequence[int], stats: DecodeStats) -> ExampleRow:
+        """Without times."""
+        return ExampleRow(
+            tokens=tuple(tokens),
+            score=self._work.score(number, tokens),
+            seconds=0.0,
+            first_seconds=0.0,
+            baseline=None,
+            num_target_calls=stats.num_target_calls,
+            num_drafted=stats.num_drafted,
+            num_examined=stats.num_examined,
+            num_rejected=stats.num_recovered,
+            num_first_tokens=0,
+            num_prefill_tokens=stats.num_prefill_tokens,
         )
 
 
-def _answer(work: Workbench, number: int, method: Decoder) -> ExampleRow:
-    first_s, all_s, blocks = time_request(
-        method, work.prompts[number], work.max_new_tokens, work.seed_of(number)
-    )
-    tokens = [token for block in blocks for token in block.tokens]
-    row = _untimed_row(work, number, tokens, count_blocks(blocks))
-    times = {"seconds": all_s, "first_seconds": first_s}
-    return row.model_copy(update=times | {"num_first_tokens": len(blocks[0].tokens)})
+def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:
+    prompt = work.prompts[number]
+    if not has_room(decoder, prompt, work.max_new_tokens):
+        raise ContextLengthError(
+            f"example {number} has {len(prompt):,} tokens and max_new_tokens is "
+            f"{work.max_new_tokens}, but {decoder.context_in_words()}; lower max_new_tokens, or "
+            "use shorter examples"
+        )
 
 
-def _answer_in_batches(
-    work: Workbench, numbers: Sequence[int], method: Decoder
-) -> list[ExampleRow]:
-    """The tokens and counts of `_answer`, in float32, without times."""
-    answers = method.generate(
-        [work.prompts[number] for number in numbers],
-        work.max_new_tokens,
-        [work.seed_of(number) for number in numbers],
-        batch_size=work.batch_size,
-    )
-    return [
-        _untimed_row(work, number, answer.tokens, answer.stats)
-        for number, answer in zip(numbers, answers, strict=True)
-    ]
-
-
-def _untimed_row(
-    work: Workbench, number: int, tokens: Sequence[int], stats: DecodeStats
-) -> ExampleRow:
-    return ExampleRow(
-        tokens=tuple(tokens),
-        score=work.score(number, tokens),
-        seconds=0.0,
-        first_seconds=0.0,
-        baseline=None,
-        num_target_calls=stats.num_target_calls,
-        num_drafted=stats.num_drafted,
-        num_examined=stats.num_examined,
-        num_rejected=stats.num_recovered,
-        num_first_tokens=0,
-        num_prefill_tokens=stats.num_prefill_tokens,
-    )
+def _time(work: Workbench, decoder: Decoder, number: int) -> TimedRequest:
+    prompt, seed = work.prompts[number], work.seed_of(number)
+    return time_request(decoder, prompt, work.max_new_tokens, seed)
 
 
 def read_rows(folder: Path, context: str | None = None) -> list[ResultRow]:

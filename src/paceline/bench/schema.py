@@ -1,6 +1,6 @@
 """Result rows: the answers of a cell to every example, with times and counts.
 
-Reports and plots need only these rows. `schema_version` increases when a field changes its meaning.
+Reports need only these rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from paceline.config import StrictModel, describe, fields_of
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
@@ -63,6 +63,13 @@ class ExampleRow(StrictModel):
     num_first_tokens: int
     num_prefill_tokens: int
 
+    def as_baseline(self) -> Baseline:
+        """The answer as the baseline of others."""
+        num_tokens = len(self.tokens)
+        return Baseline(
+            seconds=self.seconds, first_seconds=self.first_seconds, num_tokens=num_tokens
+        )
+
 
 class ResultRow(StrictModel):
     """Results of one decoding setting.
@@ -87,13 +94,6 @@ class ResultRow(StrictModel):
     corpus_scores: dict[str, float] = Field(default_factory=dict)
     corpus_intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
     signatures: dict[str, str] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Rows of tasks without corpus figures keep the form that they had before these fields."""
-        values: dict[str, Any] = handler(self)
-        added = ("corpus_scores", "corpus_intervals", "signatures")
-        return {key: value for key, value in values.items() if value or key not in added}
 
 
 def digest(*parts: Any) -> str:

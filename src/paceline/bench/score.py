@@ -6,12 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field, model_validator
 
 from paceline.bench.workbench import prompt_set
 from paceline.config import Options, StrictModel
-from paceline.core.bounded_means import bounded_mean_interval
 from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks, checked
 from paceline.engines.contract import Request
@@ -21,7 +19,6 @@ from paceline.measure.results import IntervalRow
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
-from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import corpus_figures
 
@@ -132,9 +129,9 @@ def score(config: ScoreConfig, progress: Progress = silent) -> Score:
     with run.alone():
         run.write_manifest(config, **inputs)
         rate = _ask(config, prompts, run, progress)
-        found = _summary(config, prompts, _rows(run), rate)
-        run.write_result(found.model_dump(mode="json"))
-    return found
+        result = _summary(config, prompts, _rows(run), rate)
+        run.write_result(result.model_dump(mode="json"))
+    return result
 
 
 def _rows(run: RunDirectory) -> dict[int, AnswerRow]:
@@ -190,20 +187,14 @@ def _summary(
     ordered = [rows[number] for number in range(len(prompts.prompts))]
     scores = [row.score for row in ordered if row.score is not None]
     task = config.task
-    answers = [row.text for row in ordered]
-    corpus = corpus_figures(task, prompts.examples, answers)
-    found = None
-    if scores:
-        rng = named_generator(config.seed, "mean score")
-        scores_N = torch.tensor(scores, dtype=torch.float64)
-        found = IntervalRow.of(bounded_mean_interval(scores_N, rng=rng))
+    corpus = corpus_figures(task, prompts.examples, [row.text for row in ordered])
     return Score(
         config=config,
         metric=task.metric,
         num_examples=len(ordered),
         num_tokens=sum(row.num_tokens for row in ordered),
         num_cut=sum(row.stop_reason == "length" for row in ordered),
-        score=found,
+        score=IntervalRow.of_scores(scores, config.seed),
         corpus_scores=corpus.scores,
         corpus_intervals=corpus.intervals,
         signatures=task.signatures(),

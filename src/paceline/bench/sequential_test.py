@@ -1,4 +1,4 @@
-"""Tests whether settings meet the bound of `tune`, one after another in a fixed order.
+"""Bound and result of `tune`, and tests whether settings meet the bound, one after another.
 
 The tests use examples that did not select the settings. Their order is fixed before: by decreasing
 certainty that a setting meets the bound, each faster (or of higher quality) than those before it.
@@ -12,16 +12,27 @@ al. 2021, "Learn then Test", section 3).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import Field, field_validator, model_validator
 
 from paceline.bench.measured_frontier import is_lossless
-from paceline.bench.tune_result import Tried
-from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
-from paceline.decode.strategies import Autoregressive
+from paceline.bench.workbench import RuleChoice, expand_all
+from paceline.config import Options, StrictModel
+from paceline.core.bootstrap import LEAST_UNITS, ratio_interval, ratio_of_ratios_interval
+from paceline.core.sampling import SamplingParams
+from paceline.data.input_checks import InputChecks, note
+from paceline.decode.strategies import Autoregressive, DecodingConfig
+from paceline.measure.analysis import DEFAULT_RULES
+from paceline.measure.engine_costs import WithCosts
+from paceline.measure.pair import ModelsConfig
+from paceline.measure.prompt_checks import check_costs, check_task
 from paceline.measure.results import IntervalRow
+from paceline.records import RunDirectory
 from paceline.rng import named_generator
+from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,40 +41,206 @@ if TYPE_CHECKING:
 
     from paceline.bench.measured_frontier import Figure, Frontier
     from paceline.bench.schema import ResultRow
-    from paceline.bench.tune_result import Step, TuneConfig
-    from paceline.decode.strategies import DecodingConfig
+
+Step = Literal["choosing", "confirming"]
+
+LEAST_CONFIRMED = LEAST_UNITS
+"""With fewer examples, the coverage of intervals is below their confidence."""
+
+
+class TuneConfig(WithCosts, ModelsConfig):
+    """Configuration of `tune`, with exactly one of the three bounds.
+
+    Attributes:
+        quality_floor: Minimum mean score, relative to the target's.
+        absolute_quality: Minimum mean score.
+        max_latency: Maximum seconds per token, relative to the target's.
+        output: Run directory; its `decoding.yaml` is for `decode --config`.
+        sampling: Sampling parameters.
+        rules: Candidate rules; lists of parameters are expanded. With `costs`, the default is
+            lossless decoding alone, since engines have no other rule.
+        num_speculative_tokens: Candidate block lengths (gamma).
+        served_by: Decode the candidates as this serves them. vLLM takes first and bonus tokens from
+            the target and drafts without top-k and top-p; cascades have no effect there at
+            temperature 0, so they are no candidates. With the `costs` of vLLM, it is vllm.
+        num_candidates: Number of candidates to measure, besides lossless decoding.
+        num_examples: Number of examples for choosing.
+        num_confirmed: Number of other examples, for confirming.
+        num_timed: Number of examples, of either kind, on which speed is measured; None: all.
+        confidence: A run chooses a setting that misses the bound with a probability of at most
+            1 - confidence, whatever the number of tested settings.
+    """
+
+    task: TaskChoice
+    output: Path
+    quality_floor: float | None = Field(default=None, gt=0)
+    absolute_quality: float | None = Field(default=None, gt=0, le=1)
+    max_latency: float | None = Field(default=None, gt=0)
+    sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
+    rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
+    num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(1, 2, 3, 4, 6), min_length=1
+    )
+    served_by: Annotated[Literal["paceline", "vllm"], Options(for_="")] = "paceline"
+    num_candidates: int = Field(default=8, ge=1)
+    num_examples: int = Field(default=64, ge=2)
+    num_confirmed: int = Field(default=128, ge=LEAST_CONFIRMED)
+    num_timed: int | None = Field(default=None, ge=1)
+    confidence: float = Field(default=0.8, gt=0.5, lt=1)
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _one_of_each(cls, value: Any) -> Any:
+        return expand_all(value)
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> TuneConfig:
+        bounds = [self.quality_floor, self.absolute_quality, self.max_latency]
+        if sum(bound is not None for bound in bounds) != 1:
+            raise ValueError(
+                "set exactly one of quality_floor, absolute_quality and max_latency, such as "
+                "quality_floor 0.98"
+            )
+        timed = self.num_timed
+        if self.max_latency is not None and timed is not None and timed < LEAST_CONFIRMED:
+            raise ValueError(
+                f"num_timed is {timed}, but max_latency needs at least {LEAST_CONFIRMED} timed "
+                "examples; raise num_timed"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_has_no_such_penalty(self) -> TuneConfig:
+        if self.served_by == "vllm" and self.sampling.repetition_penalty != 1:
+            raise ValueError(
+                "vLLM applies a repetition penalty to the target alone, and Paceline's decoder to "
+                "the draft, too; leave sampling.repetition_penalty out, or served_by"
+            )
+        return self
+
+    def check(self) -> InputChecks:
+        """Check the inputs, and note why few settings can be confirmed; raises UsageError."""
+        if self.shortage is not None:
+            note(self.shortage)
+        RunDirectory(self.output).check_kind(self)
+        checks = InputChecks()
+        checks.device(self.device)
+        check_costs(checks, self, self.block_lengths)
+        checks.pair(self.target, self.draft)
+        checks.drafting(self.target, self.draft)
+        check_task(checks, "task", self.task, self.num_examples, self.seed)
+        checks.output(self.output)
+        return checks
+
+    @property
+    def block_lengths(self) -> tuple[int, ...]:
+        """The values of `num_speculative_tokens` that fit into an answer."""
+        most = max(1, self.max_new_tokens - 1)
+        return tuple(gamma for gamma in self.num_speculative_tokens if gamma <= most)
+
+    @property
+    def least_confirmed(self) -> int | None:
+        """Minimum number of examples to confirm a quality floor; None if there is none.
+
+        A setting with a probability f of a correct answer answers N of N examples correctly with
+        probability f^N, so N correct answers show a quality above f only if f^N <= 1 - confidence.
+        """
+        floor = self.quality_floor or self.absolute_quality
+        if floor is None or floor >= 1:
+            return None
+        return math.ceil(math.log(1 - self.confidence) / math.log(floor))
+
+    @property
+    def shortage(self) -> str | None:
+        """Why few settings can be confirmed, in one line; None if there is no such reason."""
+        floor = self.quality_floor or self.absolute_quality
+        if floor is not None and floor >= 1:
+            return (
+                f"a quality floor of {floor:g} can be confirmed only for lossless decoding and for "
+                "settings that score higher than the target; lower the floor, e.g. to 0.98"
+            )
+        least = self.least_confirmed
+        if least is None or self.num_confirmed >= least:
+            return None
+        return (
+            f"num_confirmed is {self.num_confirmed}: to confirm a quality of {floor:g} at "
+            f"confidence {self.confidence:g} takes at least {least} examples, even if every answer "
+            "is as good as the target's; raise num_confirmed, or lower the floor or the confidence"
+        )
+
+
+class Tried(StrictModel):
+    """Measured figures of a candidate.
+
+    Attributes:
+        examples: Whether these are the choosing or the confirming examples.
+        quality: Mean score; None without a metric.
+        relative_quality: Mean score / the target's; None without a metric.
+        speedup: Seconds per token of the target alone / of the candidate, whole requests.
+        lower_limit: Lower confidence limit of the bounded figure (quality, relative quality or
+            speedup) on the confirming examples. None if no test is needed: lossless decoding has
+            the target's quality by proof.
+        met: Choosing: the figure meets the bound. Confirming: the lower limit does, or no test is
+            needed.
+    """
+
+    decoding: DecodingConfig
+    examples: Step
+    quality: IntervalRow | None
+    relative_quality: IntervalRow | None
+    speedup: IntervalRow
+    lower_limit: float | None = None
+    met: bool
+
+
+class FailedCell(StrictModel):
+    """A candidate that failed, with the error."""
+
+    decoding: DecodingConfig
+    error: str
+
+
+class Tuned(StrictModel):
+    """The chosen setting, and all measurements.
+
+    Attributes:
+        num_tests: Number of settings tested on the confirming examples.
+        statement: The guarantee of the tests, in words.
+    """
+
+    schema_version: Literal[1] = 1
+    chosen: Tried
+    tried: tuple[Tried, ...]
+    failed: tuple[FailedCell, ...]
+    num_tests: int
+    statement: str
+    config: TuneConfig
 
 
 class Bound:
-    """The bound of a configuration, and the order of the settings that meet it."""
+    """The bound of a configuration, and the order of the settings that meet it.
+
+    Attributes:
+        figure: The bounded figure.
+        least: Its minimum.
+    """
 
     def __init__(self, config: TuneConfig) -> None:
         self.config = config
+        self.figure: Figure
+        if config.max_latency is not None:
+            self.figure, self.least = "speedup", 1 / config.max_latency
+            self._words = f"{config.max_latency:g} of the target's latency"
+        elif config.quality_floor is not None:
+            self.figure, self.least = "relative quality", config.quality_floor
+            self._words = f"{config.quality_floor:g} of the target's quality"
+        else:
+            assert config.absolute_quality is not None, "the configuration has one bound"
+            self.figure, self.least = "quality", config.absolute_quality
+            self._words = f"a quality of {config.absolute_quality:g}"
 
     def __str__(self) -> str:
-        config = self.config
-        if config.quality_floor is not None:
-            return f"{config.quality_floor:g} of the target's quality"
-        if config.absolute_quality is not None:
-            return f"a quality of {config.absolute_quality:g}"
-        return f"{config.max_latency:g} of the target's latency"
-
-    @property
-    def figure(self) -> Figure:
-        """The bounded figure."""
-        if self.config.max_latency is not None:
-            return "speedup"
-        return "quality" if self.config.quality_floor is None else "relative quality"
-
-    @property
-    def least(self) -> float:
-        """The minimum relative quality, quality or speedup."""
-        config = self.config
-        if config.max_latency is not None:
-            return 1 / config.max_latency
-        floor = config.quality_floor or config.absolute_quality
-        assert floor is not None, "the configuration has one bound"
-        return floor
+        return self._words
 
     def met(self, frontier: Frontier, row: ResultRow) -> Tensor:
         """Whether the row meets the bound, in the data and in each resample, [1 + R]."""
@@ -71,12 +248,10 @@ class Bound:
 
     def is_proven(self, frontier: Frontier, row: ResultRow) -> bool:
         """True if the row needs no test: lossless decoding has the target's quality by proof."""
-        config = self.config
-        if config.quality_floor is not None:
-            return config.quality_floor <= 1 and (row is frontier.target or is_lossless(row))
-        if config.max_latency is not None:
-            return config.max_latency >= 1 and row is frontier.target
-        return False
+        if self.figure == "quality" or self.least > 1:
+            return False
+        lossless = self.figure == "relative quality" and is_lossless(row)
+        return row is frontier.target or lossless
 
     def test_order(self, frontier: Frontier) -> list[DecodingConfig]:
         """The settings to test, in order, from the figures on the choosing examples.
@@ -106,19 +281,18 @@ class Bound:
         Otherwise, a setting that loses 1 answer in 100 would have a perfect score and an interval
         of width 0 on most sets of 50 examples.
         """
-        config = self.config
-        rng = named_generator(config.seed, "confirm", row.key)
-        both_tails = 2 * config.confidence - 1
+        rng = named_generator(self.config.seed, "confirm", row.key)
+        settings = {"rng": rng, "confidence": 2 * self.config.confidence - 1}
         (over_N, under_N), *rest = frontier.ratios(self.figure, row)
-        if config.max_latency is not None:
+        if self.figure == "speedup":
             (tokens_N, seconds_N), *_ = rest
             pair = (over_N, under_N), (seconds_N, tokens_N)
-            return ratio_of_ratios_interval(*pair, rng=rng, confidence=both_tails).low
+            return ratio_of_ratios_interval(*pair, **settings).low
         if rest:  # the target's scores
             under_N = rest[0][1]
-        lost = (over_N.new_zeros(1), under_N.amax(keepdim=True))
-        over_N, under_N = torch.cat([over_N, lost[0]]), torch.cat([under_N, lost[1]])
-        return ratio_interval(over_N, under_N, rng=rng, confidence=both_tails).low
+        over_N = torch.cat([over_N, over_N.new_zeros(1)])
+        under_N = torch.cat([under_N, under_N.amax(keepdim=True)])
+        return ratio_interval(over_N, under_N, **settings).low
 
     def tried(self, frontier: Frontier, row: ResultRow, examples: Step) -> Tried:
         """The row's figures, and whether it meets the bound."""
@@ -139,18 +313,22 @@ class Bound:
 
     def nearest(self, tried: Sequence[Tried]) -> str:
         """The figure that comes closest to the bound, as a phrase for messages."""
-        fastest = max(one.speedup.value for one in tried)
-        if self.config.max_latency is not None:
+        if self.figure == "speedup":
+            fastest = max(setting.speedup.value for setting in tried)
             return f"the fastest took {1 / fastest:.3f}"
-        drafted = [one for one in tried if not isinstance(one.decoding.strategy, Autoregressive)]
-        relative = self.config.quality_floor is not None
-        scores = [one.relative_quality if relative else one.quality for one in drafted or tried]
+        alone = [isinstance(setting.decoding.strategy, Autoregressive) for setting in tried]
+        drafted = [setting for setting, is_alone in zip(tried, alone, strict=True) if not is_alone]
+        relative = self.figure == "relative quality"
+        scores = [
+            setting.relative_quality if relative else setting.quality
+            for setting in drafted or tried
+        ]
         best = max(score.value for score in scores if score is not None)
         return f"the best scored {best:.3f}" + (" of it" if relative else "")
 
     def _worth(self, frontier: Frontier, row: ResultRow) -> _Worth:
         speed = frontier.value("speedup", row)
-        if self.config.max_latency is None:
+        if self.figure != "speedup":
             return _Worth(speed, row is not frontier.target, speed)
         quality = frontier.value("relative quality", row)
         quality = 0.0 if math.isnan(quality) else quality
@@ -177,11 +355,11 @@ def confirm(
     """
     tests: list[Tried] = []
     for decoding in order:
-        one = test(decoding)
-        if one is None:
+        tried = test(decoding)
+        if tried is None:
             continue
-        tests.append(one)
-        if not one.met:
+        tests.append(tried)
+        if not tried.met:
             break
     return tests
 
@@ -189,8 +367,8 @@ def confirm(
 def statement(bound: Bound, tests: Sequence[Tried]) -> str:
     """The number of tests, and the probability of choosing a setting that misses the bound."""
     confidence = bound.config.confidence
-    counted = [one for one in tests if one.lower_limit is not None]
-    chosen = [one for one in tests if one.met][-1]
+    counted = [tried for tried in tests if tried.lower_limit is not None]
+    chosen = [tried for tried in tests if tried.met][-1]
     lines = [f"bound: {bound}."]
     if chosen.lower_limit is None:
         lines.append("The chosen setting meets it by proof.")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
 
-from paceline.bench.cell import Cell, failed_row
 from paceline.bench.schema import Baseline, ExampleRow
+from paceline.bench.workbench import Cell
 from paceline.decode.strategies import Autoregressive, Speculative
 from paceline.engines.commands import Drafting, Room, Setup, check_draft_path
 from paceline.engines.contract import Request
@@ -22,7 +22,7 @@ from paceline.engines.process import check_choice, started
 from paceline.engines.servers import BLOCKS, VllmServer, examined, stream_answer
 from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
-from paceline.measure.engine_costs import costs_of_blocks
+from paceline.measure.engine_costs import StepCosts
 from paceline.progress import silent
 from paceline.records import append_jsonl
 
@@ -94,13 +94,8 @@ def _is_alone(decoding: DecodingConfig) -> bool:
 
 
 def _baselines(row: ResultRow, prompts: PromptSet) -> Baselines:
-    return {
-        number: Baseline(
-            seconds=one.seconds, first_seconds=one.first_seconds, num_tokens=len(one.tokens)
-        )
-        for number, one in enumerate(row.examples)
-        if number in prompts.timed
-    }
+    answers = enumerate(row.examples)
+    return {number: answer.as_baseline() for number, answer in answers if number in prompts.timed}
 
 
 def _run(
@@ -111,19 +106,20 @@ def _run(
     progress: Progress,
 ) -> ResultRow:
     """The cell's row. The target alone is asked twice: its first answer is its own baseline."""
-    sampling = decoding.sampling
     try:
         with _server(config, prompts, decoding, progress) as server:
-            _ask(server, prompts, 0, sampling)
-            cell = Cell(
-                prompts,
-                decoding,
-                lambda numbers: [_row(server, prompts, number, sampling) for number in numbers],
-            )
+            asked = _Asked(server, prompts, decoding.sampling)
+            asked.answer(0)
+            cell = Cell(prompts, decoding, asked.rows)
             for number in range(len(prompts.examples)):
                 baseline = baselines.get(number)
                 if _is_alone(decoding) and number in prompts.timed:
-                    baseline = _baseline(_ask(server, prompts, number, sampling))
+                    alone = asked.answer(number)
+                    baseline = Baseline(
+                        seconds=alone.seconds,
+                        first_seconds=alone.first_seconds,
+                        num_tokens=len(alone.tokens),
+                    )
                 cell.answer(number)
                 cell.set_baseline(number, baseline)
                 if cell.has_failed:
@@ -131,7 +127,42 @@ def _run(
                 progress("examples", number + 1, len(prompts.examples))
             return cell.row()
     except EngineError as error:
-        return failed_row(prompts, decoding, error)
+        failed = Cell(prompts, decoding, lambda _: [])
+        failed.fail(error)
+        return failed.row()
+
+
+class _Asked(NamedTuple):
+    """A server that answers the examples."""
+
+    server: VllmServer
+    prompts: PromptSet
+    sampling: SamplingParams
+
+    def answer(self, number: int) -> StreamedAnswer:
+        prompt, most = self.prompts.prompts[number], self.prompts.max_new_tokens
+        request = Request(prompt, most, self.sampling, self.prompts.seed_of(number))
+        return stream_answer(self.server.client, self.server.model, request)
+
+    def rows(self, numbers: Sequence[int]) -> list[ExampleRow]:
+        return [self._row(number) for number in numbers]
+
+    def _row(self, number: int) -> ExampleRow:
+        answer = self.answer(number)
+        counts = examined(answer.blocks, len(answer.tokens))
+        return ExampleRow(
+            tokens=tuple(answer.tokens),
+            score=self.prompts.score(number, answer.tokens),
+            seconds=answer.seconds,
+            first_seconds=answer.first_seconds,
+            baseline=None,
+            num_target_calls=counts.num_passes,
+            num_drafted=counts.num_drafted,
+            num_examined=counts.num_examined,
+            num_rejected=counts.num_rejected,
+            num_first_tokens=answer.num_first_tokens,
+            num_prefill_tokens=1,
+        )
 
 
 @contextmanager
@@ -156,48 +187,11 @@ def _server(
         yield engine
 
 
-def _ask(
-    server: VllmServer, prompts: PromptSet, number: int, sampling: SamplingParams
-) -> StreamedAnswer:
-    prompt, most = prompts.prompts[number], prompts.max_new_tokens
-    return stream_answer(
-        server.client, server.model, Request(prompt, most, sampling, prompts.seed_of(number))
-    )
-
-
-def _baseline(answer: StreamedAnswer) -> Baseline:
-    return Baseline(
-        seconds=answer.seconds,
-        first_seconds=answer.first_seconds,
-        num_tokens=len(answer.tokens),
-    )
-
-
-def _row(
-    server: VllmServer, prompts: PromptSet, number: int, sampling: SamplingParams
-) -> ExampleRow:
-    answer = _ask(server, prompts, number, sampling)
-    counts = examined(answer.blocks, len(answer.tokens))
-    return ExampleRow(
-        tokens=tuple(answer.tokens),
-        score=prompts.score(number, answer.tokens),
-        seconds=answer.seconds,
-        first_seconds=answer.first_seconds,
-        baseline=None,
-        num_target_calls=counts.num_passes,
-        num_drafted=counts.num_drafted,
-        num_examined=counts.num_examined,
-        num_rejected=counts.num_rejected,
-        num_first_tokens=answer.num_first_tokens,
-        num_prefill_tokens=1,
-    )
-
-
 def costs_from(rows: Sequence[ResultRow], most: int, gammas: Sequence[int]) -> PassCosts:
     """Seconds of vLLM's steps in these rows; `most`: a block has no more drafts than this."""
     alone = [example for row in rows if _is_alone(row.decoding) for example in row.examples]
     block_s = {gamma: _seconds_per_pass(_of_gamma(rows, gamma, most)) for gamma in gammas}
-    return costs_of_blocks(_seconds_per_pass(alone), block_s)
+    return StepCosts.of_blocks(_seconds_per_pass(alone), block_s)
 
 
 def _of_gamma(rows: Sequence[ResultRow], gamma: int, most: int) -> list[ExampleRow]:
@@ -213,5 +207,5 @@ def _of_gamma(rows: Sequence[ResultRow], gamma: int, most: int) -> list[ExampleR
 
 def _seconds_per_pass(examples: Sequence[ExampleRow]) -> float:
     """Mean seconds of a target pass, with the prompt's; vLLM may send first tokens late."""
-    num_passes = sum(1 + one.num_target_calls for one in examples)
-    return sum(one.seconds for one in examples) / max(1, num_passes)
+    num_passes = sum(1 + answer.num_target_calls for answer in examples)
+    return sum(answer.seconds for answer in examples) / max(1, num_passes)

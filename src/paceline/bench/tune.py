@@ -17,12 +17,19 @@ from __future__ import annotations
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.engine_seconds import in_engine_seconds
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.prediction import predict
 from paceline.bench.runner import read_rows, run_cells, unfinished
-from paceline.bench.sequential_test import Bound, confirm, statement
-from paceline.bench.tune_result import FailedCell, Step, Tried, TuneConfig, Tuned
+from paceline.bench.sequential_test import (
+    Bound,
+    FailedCell,
+    Step,
+    Tried,
+    TuneConfig,
+    Tuned,
+    confirm,
+    statement,
+)
 from paceline.bench.workbench import BenchConfig, bench_context, is_idle_in_vllm, prepare
 from paceline.config import to_yaml
 from paceline.core.rules import Lossless
@@ -30,8 +37,8 @@ from paceline.data.input_checks import checked
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.commands import proposals_of
 from paceline.errors import NotReachedError, UsageError
-from paceline.measure.engine_costs import check_sizes, read_costs
-from paceline.measure.pair import ModelsConfig, load_models
+from paceline.measure.engine_costs import load_models_of, read_costs
+from paceline.measure.pair import ModelsConfig
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.tasks.base import examples_of
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.prediction import Prediction
-    from paceline.bench.schema import ResultRow
+    from paceline.bench.schema import ExampleRow, ResultRow
     from paceline.bench.workbench import Workbench
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
@@ -79,7 +86,7 @@ def _tune(
     config: TuneConfig, costs: EngineCosts | None, run: RunDirectory, progress: Progress
 ) -> Tuned:
     bound = Bound(config)
-    pair = cache(lambda: _load(config, costs))
+    pair = cache(lambda: load_models_of(config, costs))
     choosing, confirming = (_Examples(config, costs, name, pair, progress) for name in _STEPS)
     _ = choosing.work, confirming.work  # raises if a prompt is too long
     candidates = propose(choosing, config)
@@ -88,23 +95,23 @@ def _tune(
         stale.unlink(missing_ok=True)
     measured = choosing.measure(candidates)
     tried = [bound.tried(measured, row, "choosing") for row in measured.rows]
-    tests = confirm(bound.test_order(measured), lambda one: _test(bound, confirming, one))
+    tests = confirm(bound.test_order(measured), lambda tested: _test(bound, confirming, tested))
     tried += tests
-    confirmed = [one for one in tests if one.met]
+    confirmed = [tested for tested in tests if tested.met]
     failed = (*choosing.failed, *confirming.failed)
     if not confirmed:
         raise NotReachedError(_not_reached(bound, tried, len(failed)))
-    found = Tuned(
+    tuned = Tuned(
         chosen=confirmed[-1],
         tried=tuple(tried),
         failed=failed,
-        num_tests=sum(one.lower_limit is not None for one in tests),
+        num_tests=sum(tested.lower_limit is not None for tested in tests),
         statement=statement(bound, tests),
         config=config,
     )
-    atomic_write_text(run.path / _FILE, to_yaml(found.chosen.decoding))
-    run.write_result(found.model_dump(mode="json"))
-    return found
+    atomic_write_text(run.path / _FILE, to_yaml(tuned.chosen.decoding))
+    run.write_result(tuned.model_dump(mode="json"))
+    return tuned
 
 
 def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
@@ -116,14 +123,6 @@ def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
     if costs.engine == "vllm":
         changes["served_by"] = "vllm"
     return config.model_copy(update=changes)
-
-
-def _load(config: TuneConfig, costs: EngineCosts | None) -> Pair:
-    if costs is None or config.costs is None:
-        return load_models(config)
-    pair = load_models(config, full_vocabulary=costs.full_vocabulary)
-    check_sizes(costs, config.costs, *(model.num_parameters for model in pair))
-    return pair
 
 
 def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Tried | None:
@@ -173,11 +172,11 @@ class _Examples:
         missing = unfinished(cells, self._context, read_rows(folder, self._context))
         if missing:
             run_cells(self.work, missing, folder, progress=self.progress)
-        found = [row for row in read_rows(folder, self._context) if row.decoding in cells]
-        for row in found:
+        rows = [row for row in read_rows(folder, self._context) if row.decoding in cells]
+        for row in rows:
             if row.status == "failed" and row.decoding == self.alone:
                 raise UsageError(f"the target alone could not answer the examples: {row.error}")
-        return found
+        return rows
 
     def measure(self, cells: Sequence[DecodingConfig]) -> Frontier:
         """Figures of the cells and the target alone; failed cells are added to `failed`."""
@@ -190,13 +189,13 @@ class _Examples:
         done = [row for row in rows if row.status == "done"]
         if self.costs is not None:
             done = in_engine_seconds(done, self.costs, self._concurrency)
-        found = Frontier(done, self._setting.seed)
-        if self._wants_quality and not found.quality(found.target).value:
+        frontier = Frontier(done, self._setting.seed)
+        if self._wants_quality and not frontier.quality(frontier.target).value:
             raise NotReachedError(
                 "the target itself scores 0 on these examples, so every setting meets a relative "
                 "floor; use more examples, another task, or max_latency"
             )
-        return found
+        return frontier
 
 
 def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
@@ -209,7 +208,7 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     drafts, passes, in_vllm = config.sampling, None, config.served_by == "vllm"
     if (costs := choosing.costs) is not None:
         drafts = costs.proposals(config.sampling)
-        passes = partial(costs.pass_costs, batch_size=config.concurrency)
+        passes = partial(costs.step_costs, batch_size=config.concurrency)
     elif in_vllm:
         drafts = proposals_of("vllm", "probabilistic", config.sampling)
     rules = (
@@ -232,11 +231,11 @@ def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
     ]
     predictions = predict(choosing.work, rows, cells, choosing.progress, passes)
     best: dict[str, tuple[Prediction, DecodingConfig]] = {}
-    for cell, one in zip(cells, predictions, strict=True):
+    for cell, prediction in zip(cells, predictions, strict=True):
         assert isinstance(cell.strategy, Speculative)
         name = repr(cell.strategy.rule)
-        if name not in best or one.predicted_speedup > best[name][0].predicted_speedup:
-            best[name] = (one, cell)
+        if name not in best or prediction.predicted_speedup > best[name][0].predicted_speedup:
+            best[name] = (prediction, cell)
     _, lossless = best[repr(Lossless())]
     others = [cell for cell in undominated(list(best.values())) if cell != lossless]
     return [lossless, *spread(others, config.num_candidates)]
@@ -276,3 +275,31 @@ def _bench_of(config: TuneConfig, name: Step, *, full_vocabulary: bool) -> Bench
         num_timed=config.num_timed,
         full_vocabulary=full_vocabulary,
     )
+
+
+def in_engine_seconds(
+    rows: Sequence[ResultRow], costs: EngineCosts, concurrency: int
+) -> list[ResultRow]:
+    """Set the seconds of each row to number of steps x seconds per step, without the prefill.
+
+    Rows must be of the target alone, or of a rule with blocks of a fixed length.
+    """
+    timed: list[ResultRow] = []
+    for row in rows:
+        strategy = row.decoding.strategy
+        gamma = strategy.num_speculative_tokens if isinstance(strategy, Speculative) else 0
+        examples = [_example(example, gamma, costs, concurrency) for example in row.examples]
+        timed.append(row.model_copy(update={"examples": tuple(examples)}))
+    return timed
+
+
+def _example(example: ExampleRow, gamma: int, costs: EngineCosts, concurrency: int) -> ExampleRow:
+    calls, baseline = example.num_target_calls, example.baseline
+    drafted = example.num_drafted / calls if calls else None
+    if baseline is not None:
+        # the prefill gives the first token
+        seconds = costs.block_s(0, concurrency) * max(baseline.num_tokens - 1, 0)
+        baseline = baseline.model_copy(update={"seconds": seconds, "first_seconds": 0.0})
+    seconds = costs.block_s(gamma, concurrency, drafted) * calls
+    changes = {"seconds": seconds, "first_seconds": 0.0, "baseline": baseline}
+    return example.model_copy(update=changes)

@@ -1,21 +1,25 @@
-"""Loads models, task and examples, which all cells of a bench share, and computes cell keys."""
+"""Grid, models, task and examples of a bench, and the cells that answer the examples."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from paceline.bench.grid import Grid
-from paceline.bench.schema import SCHEMA_VERSION, digest
+from paceline.bench.schema import SCHEMA_VERSION, Baseline, ExampleRow, ResultRow, digest
+from paceline.config import StrictModel
+from paceline.core.rule_base import Bonus
+from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks
-from paceline.decode.draft_policies import FixedLength
+from paceline.decode.draft_policies import FixedLength, PolicyChoice
+from paceline.decode.strategies import AnyStrategy, Autoregressive, DecodingConfig, Speculative
 from paceline.engines.commands import EngineChoice
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
+from paceline.extensions import RuleChoice
 from paceline.measure.pair import ModelsConfig, Pair, load_models
 from paceline.measure.prompt_checks import check_task
 from paceline.models import load_model, prepare_for_decoding
@@ -24,14 +28,104 @@ from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory
 from paceline.tasks import TaskChoice
-from paceline.tasks.base import ExamplePrompts, example_prompts
+from paceline.tasks.base import CorpusFigures, ExamplePrompts, corpus_figures, example_prompts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from paceline.core.rule_base import Rule
-    from paceline.decode.strategies import DecodingConfig
     from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
     from paceline.tasks import Task
+
+
+StrategyChoice = Annotated[AnyStrategy, Field(discriminator="strategy")]
+
+
+class Grid(StrictModel):
+    """Every rule with every block length, and every other strategy, at every temperature.
+
+    A list as a parameter is expanded: `{rule: chow, alpha: [0.2, 0.5]}` gives two rules. The target
+    alone is always included.
+
+    Attributes:
+        temperatures: Sampling temperatures; 0: greedy.
+        num_speculative_tokens: Draft tokens per block (gamma) of the rules.
+        rules: Acceptance rules; lists of parameters are expanded.
+        strategies: Decoding strategies without a rule, such as `token_cascade`.
+        policy: When drafting stops before the full block length.
+        draft_sampling: Sampling parameters of the draft; None: those of the target.
+        bonus: What bonus tokens and first tokens follow: the rule, or the target, as in vLLM.
+        sampling: Sampling parameters except the temperature, which is ignored.
+    """
+
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        default=(0.0, 1.0), min_length=1
+    )
+    num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(4,), min_length=1
+    )
+    rules: tuple[RuleChoice, ...] = ()
+    strategies: tuple[StrategyChoice, ...] = ()
+    policy: PolicyChoice = FixedLength()
+    draft_sampling: SamplingParams | None = None
+    bonus: Bonus = "rule"
+    sampling: SamplingParams = SamplingParams()
+
+    @field_validator("rules", "strategies", mode="before")
+    @classmethod
+    def _one_of_each(cls, value: Any) -> Any:
+        return expand_all(value)
+
+    @model_validator(mode="after")
+    def _policy_has_rules(self) -> Grid:
+        if self.policy != FixedLength() and not self.rules:
+            raise ValueError(
+                "policy is set, but rules is empty, so nothing is drafted with it; list rules, "
+                "such as rules=[lossless]"
+            )
+        return self
+
+    def cells(self) -> list[DecodingConfig]:
+        """The distinct settings; at each temperature, the target alone comes first."""
+        cells: dict[str, DecodingConfig] = {}
+        for temperature in self.temperatures:
+            sampling = self.sampling.model_copy(update={"temperature": temperature})
+            for strategy in (Autoregressive(), *self._speculative(), *self.strategies):
+                cell = DecodingConfig(strategy=strategy, sampling=sampling)
+                cells.setdefault(cell.model_dump_json(), cell)
+        return list(cells.values())
+
+    def _speculative(self) -> list[Speculative]:
+        return [
+            Speculative(
+                rule=rule,
+                num_speculative_tokens=gamma,
+                policy=self.policy,
+                draft_sampling=self.draft_sampling,
+                bonus=self.bonus,
+            )
+            for rule, gamma in itertools.product(self.rules, self.num_speculative_tokens)
+        ]
+
+
+def expand_all(choices: Any) -> Any:
+    """Expand each choice of a list; validation rejects anything else."""
+    if not isinstance(choices, list | tuple):
+        return choices
+    return [expanded for choice in cast("list[Any]", choices) for expanded in expand(choice)]
+
+
+def expand(choice: Any) -> list[Any]:
+    """Expand a mapping with lists as values to all combinations of their entries."""
+    if not isinstance(choice, dict):
+        return [choice]
+    known = cast("dict[str, Any]", choice)
+    swept = {key: value for key, value in known.items() if isinstance(value, list)}
+    return [
+        known | dict(zip(swept, values, strict=True))
+        for values in itertools.product(*swept.values())
+    ]
 
 
 class BenchConfig(ModelsConfig):
@@ -74,13 +168,12 @@ class BenchConfig(ModelsConfig):
         """With an engine, the grid's bonus is `target` unless it is set."""
         if not isinstance(values, dict) or cast("dict[str, Any]", values).get("engine") is None:
             return cast("Any", values)
-        given = cast("dict[str, Any]", values)
-        grid = given.get("grid", {})
+        grid = cast("dict[str, Any]", values).get("grid", {})
         if isinstance(grid, Grid) and "bonus" not in grid.model_fields_set:
             grid = grid.model_copy(update={"bonus": "target"})
         elif isinstance(grid, dict):
             grid = {"bonus": "target", **cast("dict[str, Any]", grid)}
-        return given | {"grid": grid}
+        return cast("dict[str, Any]", values) | {"grid": grid}
 
     @model_validator(mode="after")
     def _engine_can_run_the_cells(self) -> BenchConfig:
@@ -177,24 +270,24 @@ def prepare(
     pair = pair or load_models(config, full_vocabulary=config.proposes_everything)
     encoder = pair.target.decoder_prompt is not None
     prompts = bench_prompts(config, pair.tokenizer, encoder=encoder)
-    reference = None if config.reference is None else _load_reference(config, pair.target)
+    reference = _load_reference(config, pair.target)
     progress("loading", 1, 1)
-    given = {"pair": pair, "batch_size": config.batch_size, "reference": reference}
-    return Workbench(**vars(prompts), **given)
+    return Workbench(**vars(prompts), pair=pair, batch_size=config.batch_size, reference=reference)
 
 
-def _load_reference(config: BenchConfig, target: HfModel) -> HfModel:
+def _load_reference(config: BenchConfig, target: HfModel) -> HfModel | None:
     """The reference, prepared for decoding; raises UsageError if it cannot read the prompts."""
-    assert config.reference is not None, "checked before"
-    found = load_model(config.reference, dtype=target.dtype, device=config.device)
+    if config.reference is None:
+        return None
+    reference = load_model(config.reference, dtype=target.dtype, device=config.device)
     try:
-        check_same_vocabulary(target, found)
+        check_same_vocabulary(target, reference)
     except UsageError:
         raise UsageError(
             f"reference {config.reference} has another tokenizer or is of another kind than the "
             "target, whose prompts it gets; choose a model of the same kind and tokenizer"
         ) from None
-    return prepare_for_decoding(found)
+    return prepare_for_decoding(reference)
 
 
 def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
@@ -216,7 +309,7 @@ def prompt_set(
     Raises:
         UsageError: the task cannot be used, or a prompt has more than max_prompt_tokens.
     """
-    found = example_prompts(
+    prompts = example_prompts(
         config.task,
         tokenizer,
         config.num_examples,
@@ -225,10 +318,10 @@ def prompt_set(
         limit=config.max_prompt_tokens,
         encoder=encoder,
     )
-    count = len(found.prompts)
+    count = len(prompts.prompts)
     timed = min(num_timed or count, count)
     return PromptSet(
-        **vars(found),
+        **vars(prompts),
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,
         skipped=config.skip_examples,
@@ -239,16 +332,7 @@ def prompt_set(
 
 def bench_context(config: BenchConfig) -> str:
     """Digest of everything that all cells share, including sizes and times of the models' files."""
-    excluded = {"grid", "output", "max_seconds"}
-    if not config.full_vocabulary:  # for rows older than this key
-        excluded.add("full_vocabulary")
-    if config.engine is None:  # likewise
-        excluded.add("engine")
-    if config.batch_size == 1:  # likewise
-        excluded.add("batch_size")
-    if config.reference is None:  # likewise
-        excluded.add("reference")
-    shared = config.model_dump(mode="json", exclude=excluded)
+    shared = config.model_dump(mode="json", exclude={"grid", "output", "max_seconds"})
     models = [_stamps(config.target), _stamps(config.draft)]
     if config.reference is not None:
         models.append(_stamps(config.reference))
@@ -262,8 +346,8 @@ def _stamps(path: str) -> list[tuple[str, int, int]]:
     """Name, size and modification time of a file or of a directory's files; [] if it is missing."""
     place = Path(path)
     files = sorted(place.iterdir()) if place.is_dir() else [place]
-    found = [(file, file.stat()) for file in files if file.is_file()]
-    return [(file.name, status.st_size, status.st_mtime_ns) for file, status in found]
+    known = [(file.name, file.stat()) for file in files if file.is_file()]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in known]
 
 
 def cell_key(context: str, cell: DecodingConfig) -> str:
@@ -302,3 +386,76 @@ def _check_engine(engine: EngineChoice, grid: Grid) -> None:
             "a cascade changes nothing in vLLM at temperature 0; set grid.temperatures to others, "
             "such as [1.0], or leave cascades out of grid.rules"
         )
+
+
+class Cell:
+    """A cell that answers examples in any order, and stops at its first error."""
+
+    def __init__(
+        self,
+        prompts: PromptSet,
+        decoding: DecodingConfig,
+        answer: Callable[[Sequence[int]], list[ExampleRow]],
+    ) -> None:
+        """`answer`: answers the examples with these indices."""
+        self._prompts = prompts
+        self._decoding = decoding
+        self._answer = answer
+        self._answers: dict[int, ExampleRow] = {}
+        self._error: str | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """True after its first error."""
+        return self._error is not None
+
+    def fail(self, error: Exception) -> None:
+        """Record an error, in one line."""
+        self._error = " ".join(str(error).split()) or type(error).__name__
+
+    def answer(self, *numbers: int) -> None:
+        """Answer these examples together, unless an earlier one failed."""
+        if self._error is not None:
+            return
+        try:
+            self._answers |= zip(numbers, self._answer(numbers), strict=True)
+        except (PacelineError, RuntimeError, AssertionError) as error:
+            self.fail(error)
+
+    def set_baseline(
+        self, number: int, baseline: Baseline | None, reference: Baseline | None = None
+    ) -> None:
+        """Add the target alone, and the bench's reference, to an answered example."""
+        if self._error is None:
+            alone = {"baseline": baseline, "reference": reference}
+            self._answers[number] = self._answers[number].model_copy(update=alone)
+
+    def row(self) -> ResultRow:
+        """The result of the answered examples."""
+        prompts = self._prompts
+        corpus = self._corpus_figures()
+        answers = () if self.has_failed else sorted(self._answers.items())
+        return ResultRow(
+            key=prompts.key_of(self._decoding),
+            context=prompts.context,
+            decoding=self._decoding,
+            metric=prompts.task.metric,
+            status="failed" if self.has_failed else "done",
+            error=self._error,
+            examples=tuple(answer for _, answer in answers),
+            corpus_scores=corpus.scores,
+            corpus_intervals=corpus.intervals,
+            signatures=prompts.task.signatures(),
+        )
+
+    def _corpus_figures(self) -> CorpusFigures:
+        """Figures of all answers together; none if the cell failed or fails here."""
+        if self.has_failed:
+            return CorpusFigures({}, {})
+        answered = sorted(self._answers.items())
+        answers = [self._prompts.text(row.tokens, number) for number, row in answered]
+        try:
+            return corpus_figures(self._prompts.task, self._prompts.examples, answers)
+        except PacelineError as error:
+            self.fail(error)
+            return CorpusFigures({}, {})

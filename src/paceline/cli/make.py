@@ -54,7 +54,7 @@ def draft(
 
 
 def _times(target: "HfModel", draft: "HfModel") -> str:
-    from paceline.measure.draft_cost import time_draft
+    from paceline.measure.latency import time_draft
     from paceline.models.compatibility import UNTIMED, without_rollback
 
     if without_rollback(target, draft) is not None:

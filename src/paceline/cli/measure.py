@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from paceline.bench.score import Score, ScoreConfig
     from paceline.cli.command import Shown
     from paceline.measure import LosslessnessReport, MeasureConfig, Measurement, VerifyConfig
+    from paceline.measure.analysis import AnalyzeConfig, PredictedFrontier
     from paceline.measure.bounds import BoundsConfig, BoundsResult
     from paceline.measure.perplexity import Perplexity, PerplexityConfig
-    from paceline.measure.predicted_frontier import AnalyzeConfig, PredictedFrontier
     from paceline.measure.served import ServedMeasurement
-    from paceline.measure.served_figures import ServedConfig
+    from paceline.measure.served_runs import ServedConfig
 
 MEASURE = Group("Measure drafts and models")
 _ENGINES = "vllm, llamacpp, sglang or transformers"
 
 
 @MEASURE.command(
-    "paceline.measure:MeasureConfig", engine="paceline.measure.served_figures:ServedConfig"
+    "paceline.measure:MeasureConfig", engine="paceline.measure.served_runs:ServedConfig"
 )
 def measure(
     call: Call,
@@ -81,7 +81,7 @@ _MEASURED = Verb(
     is_verdict=True,
 )
 _SERVED = Verb(
-    "paceline.measure.served_figures:ServedConfig",
+    "paceline.measure.served_runs:ServedConfig",
     "paceline.measure.served:measure_served",
     _served,
     page="paceline.report.html.served_page:served_page",
@@ -205,8 +205,8 @@ def bounds(result: "BoundsResult", config: "BoundsConfig") -> "Shown":
 
 
 @MEASURE.verb(
-    "paceline.measure.predicted_frontier:AnalyzeConfig",
-    "paceline.measure.predicted_frontier:analyze",
+    "paceline.measure.analysis:AnalyzeConfig",
+    "paceline.measure.analysis:analyze",
     as_json=True,
 )
 def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":

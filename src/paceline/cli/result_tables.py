@@ -10,7 +10,7 @@ from rich.table import Table
 
 from paceline.bench.schema import family, parameters_of, setting
 from paceline.core.bootstrap import Interval
-from paceline.measure.training_stops import short_names
+from paceline.measure.trajectory import short_names
 from paceline.models.compatibility import UNTIMED
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from paceline.core.rule_base import Rule
     from paceline.export.model_report import ModelReport
     from paceline.measure.agreement import Agreement
+    from paceline.measure.analysis import PredictedFrontier
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
-    from paceline.measure.predicted_frontier import PredictedFrontier
     from paceline.measure.results import IntervalRow
     from paceline.measure.trajectory import TrajectoryRow
     from paceline.measure.verdict import Verdict

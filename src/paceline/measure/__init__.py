@@ -1,21 +1,25 @@
 """Measures whether a draft is worth serving, and tests that the output is lossless.
 
-- `measurement`, `measure_config`: the `measure` command and its configuration
-- `acceptance`, `analysis`: teacher-forced scoring of text by both models; effect of each rule
-- `latency`, `timing`: timing of forward passes; paired timing of requests, choice of gamma
-- `served`, `served_figures`: counters of a serving engine beside the prediction
-- `served_runs`, `starts`: starts of the engine in turn; variation between starts in intervals
-- `agreement`: whether the counters agree with the prediction
-- `served_costs`, `engine_costs`: timing of an engine's steps; the file with their costs
-- `verdict`: GO, NO-GO or UNDECIDED, with the reason
-- `expected_speed`: expected speedups of all gammas, with intervals
-- `perplexity`: how well one model predicts plain text
-- `losslessness`: tests of greedy and sampled speculative text against the target
+pair.py         loads target, draft and prompts; samples texts
+acceptance.py   teacher-forced scores of texts by both models
+latency.py      times passes and requests; chooses the number of drafted tokens per block
+engine_costs.py times an engine's steps; the file with their costs
+measurement.py  the `measure` command: acceptance, cost, speedup
+verdict.py      expected speedups; GO, NO-GO or UNDECIDED, with the reason
+served_runs.py  starts an engine with and without the draft in turn
+starts.py       variation between starts in intervals
+agreement.py    an engine's counters and their prediction; whether they agree
+served.py       `measure --engine`: counters of an engine beside the prediction
+analysis.py     quality and speedup of rules, predicted from the same scores
+trajectory.py   checkpoints of training runs on the same texts
+bounds.py       theoretical bounds beside what they bound
+perplexity.py   how well one model predicts plain text
+losslessness.py tests of greedy and sampled speculative text against the target
+results.py      result rows
 """
 
 from paceline.measure.losslessness import LosslessnessReport, VerifyConfig, verify_losslessness
-from paceline.measure.measure_config import MeasureConfig
-from paceline.measure.measurement import Measurement, measure
+from paceline.measure.measurement import MeasureConfig, Measurement, measure
 
 __all__ = [
     "LosslessnessReport",

@@ -122,25 +122,6 @@ def _score_batch(
 
 
 @torch.inference_mode()
-def forced_probs(
-    target: Model,
-    draft: Model,
-    prompt: Sequence[int],
-    tokens: Sequence[int],
-    sampling: SamplingParams,
-    vocab_size: int,
-    draft_sampling: SamplingParams | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Distributions of both models before each token of one text, [T, V] each."""
-    proposed = proposal_params(sampling, draft_sampling)
-    p_TV, q_TV = (
-        to_probs(forced_logits(model, prompt, tokens, sampling, vocab_size), shaping)
-        for model, shaping in ((target, sampling), (draft, proposed))
-    )
-    return p_TV, q_TV
-
-
-@torch.inference_mode()
 def forced_logits(
     model: Model,
     prompt: Sequence[int],

@@ -22,24 +22,29 @@ with nearly equal logits, in float32 rarely: there, the counts differ if more th
 requests are shown to have others (binomial test at 5%: 3 of 8, 12 of 64).
 """
 
-# B requests, G drafted tokens of a block
+# B requests, T positions, G drafted tokens of a block
 from __future__ import annotations
 
 import math
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, Interval, mean_interval, ratio_of_ratios_interval
+from paceline.core.speed import accepted_by_position, drafted_per_block
 from paceline.measure.results import IntervalRow
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
+    from paceline.core.text_scores import TextScores
     from paceline.engines.commands import EngineName
+    from paceline.engines.contract import Conventions, Served
 
 _AGREES, _DIFFERS = (0.95, 1.05), (0.98, 1.02)
 _TOLERANCE = 0.02  # of the acceptance at a position
@@ -64,6 +69,25 @@ class Counts(NamedTuple):
     drafted_B: Tensor
     accepted_B: Tensor
     by_position_BG: Tensor | None
+
+    @property
+    def tokens_and_blocks(self) -> tuple[Tensor, Tensor]:
+        """Tokens per target call, as numerators and denominators."""
+        return self.accepted_B + self.blocks_B, self.blocks_B
+
+    def shares(self) -> list[float]:
+        """Expected part of the blocks that accept the first, second, ... drafted token."""
+        assert self.by_position_BG is not None, "predictions have it"
+        shares_G = self.by_position_BG.sum(0) / self.blocks_B.sum()
+        return [min(max(float(share), 0.0), 1.0) for share in shares_G]
+
+    def few(self, accepting: float, rejecting: float) -> bool:
+        """If so few blocks accept, or reject, that requests may not show the spread."""
+        return float(self.blocks_B.sum()) * min(accepting, 1 - rejecting) < _FEW
+
+    def error_of_blocks(self, variance: float) -> float:
+        """Standard error of a mean over independent blocks."""
+        return (max(variance, 0.0) / float(self.blocks_B.sum())) ** 0.5
 
 
 class OtherCounts(StrictModel):
@@ -96,6 +120,33 @@ class GreedyCounts(NamedTuple):
     most: Counts
     float32: bool
 
+    @classmethod
+    def of(
+        cls,
+        scores: TextScores,
+        gamma: int,
+        max_new_tokens: int,
+        conventions: Conventions,
+        *,
+        float32: bool,
+    ) -> GreedyCounts:
+        """Known counts, but for tokens after the end of a text.
+
+        A draft beyond the end is accepted or not, with a range of one block's tokens. Of a text
+        that ended by itself, it is unknown whether the engine returns the end, and counts its
+        block.
+        """
+        settings = scores, gamma, max_new_tokens, conventions
+        ended_B = (scores.mask_BT.sum(-1) < max_new_tokens).int()
+        bounds: list[Counts] = []
+        for behind_end, sign in ((0.0, -1), (1.0, 1)):
+            side = predicted_counts(*settings, behind_end=behind_end)
+            blocks_B, accepted_B = (
+                part_B + sign * ended_B for part_B in (side.blocks_B, side.accepted_B)
+            )
+            bounds.append(side._replace(blocks_B=blocks_B, accepted_B=accepted_B))
+        return cls(bounds[0], bounds[1], float32)
+
     def different(self, served: Counts) -> list[OtherCounts]:
         """The requests with counts outside of the range."""
         excess = [
@@ -111,6 +162,120 @@ class GreedyCounts(NamedTuple):
             for row in range(len(blocks_B))
             if blocks_B[row] or accepted_B[row]
         ]
+
+
+class BlockFigures(StrictModel):
+    """Figures of blocks, with intervals over requests.
+
+    Attributes:
+        block_efficiency: 1 + accepted tokens per block.
+        draft_acceptance_rate: Accepted / drafted tokens.
+        acceptance_by_position: Fraction of blocks that accept the first, second, ... drafted token;
+            None if the engine does not report it.
+    """
+
+    block_efficiency: IntervalRow
+    draft_acceptance_rate: IntervalRow
+    acceptance_by_position: list[IntervalRow] | None
+
+
+def predicted_counts(
+    scores: TextScores,
+    gamma: int,
+    max_new_tokens: int,
+    conventions: Conventions,
+    behind_end: float | None = None,
+) -> Counts:
+    """Expected counts of an engine with these conventions over these texts.
+
+    Positions after the end of a text, where the draft is unknown, count with `behind_end`; None:
+    with the text's mean.
+    """
+    whole = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
+    acceptance_BT, survival_BT, mask_BT = (
+        whole if conventions.drafts_first_token else scores.drafted
+    )
+    budget = max_new_tokens - (not conventions.drafts_first_token)
+    length_B = mask_BT.sum(-1)
+    budget_B, starts_before = torch.full_like(length_B, budget), None
+    if conventions.counts_behind_end:
+        budget_B, starts_before = length_B + gamma + 1, length_B
+        acceptance_BT, survival_BT, extended_BT = (
+            _extended(part, mask_BT, gamma, value)
+            for part, value in (
+                (acceptance_BT, behind_end),
+                (survival_BT, behind_end),
+                (mask_BT, None),
+            )
+        )
+        mask_BT = extended_BT.bool()
+    elif not conventions.counts_empty_blocks:
+        starts_before = budget_B - 1
+    by_position_BG, blocks_B = accepted_by_position(
+        *(acceptance_BT, survival_BT, mask_BT, gamma), budget=budget_B, starts_before=starts_before
+    )
+    if conventions.counts_behind_end:
+        drafted_B = gamma * blocks_B
+    else:
+        drafted_B = _drafted(acceptance_BT, survival_BT, mask_BT, gamma, budget_B)
+    return Counts(blocks_B, drafted_B, by_position_BG.sum(-1), by_position_BG)
+
+
+def _drafted(
+    acceptance_BT: Tensor, survival_BT: Tensor, mask_BT: Tensor, gamma: int, budget_B: Tensor
+) -> Tensor:
+    """Expected number of drafted tokens of each text, [B]."""
+    parts = acceptance_BT, survival_BT, mask_BT
+    _, blocks_B = accepted_by_position(*parts, gamma, budget=budget_B)
+    per_block = [
+        drafted_per_block(survival_BT[row, None], mask_BT[row, None], gamma, budget=budget_B[row])
+        for row in range(len(blocks_B))
+    ]
+    return blocks_B * torch.tensor(per_block)
+
+
+def _extended(part_BT: Tensor, mask_BT: Tensor, gamma: int, value: float | None) -> Tensor:
+    """Append `gamma` positions with this value, or the row's mean. [B, T] -> [B, T + gamma]."""
+    length_B1 = mask_BT.sum(-1, keepdim=True)
+    mean_B1 = (part_BT.double() * mask_BT).sum(-1, keepdim=True) / length_B1.clamp(min=1)
+    wide_BT = torch.nn.functional.pad(part_BT.double() * mask_BT, (0, gamma))
+    positions_T = torch.arange(wide_BT.shape[1])
+    appended_BT = (positions_T >= length_B1) & (positions_T < length_B1 + gamma)
+    return torch.where(appended_BT, mean_B1 if value is None else value, wide_BT)
+
+
+def served_counts(served: Sequence[Served], gamma: int) -> Counts:
+    """The engine's counts of requests with counted blocks."""
+    counts = [answer.blocks for answer in served if answer.blocks is not None]
+    known = [
+        count.accepted_by_position for count in counts if count.accepted_by_position is not None
+    ]
+    by_position = None
+    if len(known) == len(counts):
+        by_position = torch.tensor([[*row, *[0] * gamma][:gamma] for row in known])
+    return Counts(
+        torch.tensor([count.num_blocks for count in counts]),
+        torch.tensor([count.num_drafted for count in counts]),
+        torch.tensor([count.num_accepted for count in counts]),
+        by_position,
+    )
+
+
+def figures_of(counts: Counts, seed: int) -> BlockFigures:
+    """Figures of counts, with intervals over requests."""
+
+    def ratio(over_B: Tensor, under_B: Tensor) -> IntervalRow:
+        return IntervalRow.of_ratio(over_B, under_B, named_generator(seed, "served figures"))
+
+    by_position = None
+    if counts.by_position_BG is not None:
+        columns = counts.by_position_BG.unbind(-1)
+        by_position = [ratio(accepted_B, counts.blocks_B) for accepted_B in columns]
+    return BlockFigures(
+        block_efficiency=ratio(*counts.tokens_and_blocks),
+        draft_acceptance_rate=ratio(counts.accepted_B, counts.drafted_B),
+        acceptance_by_position=by_position,
+    )
 
 
 class Agreement(StrictModel):
@@ -148,7 +313,7 @@ class Agreement(StrictModel):
         return {"agrees": 0, "differs": 1, "undecided": 3}[self.word]
 
 
-def judge_agreement(
+def decide_agreement(
     served: Counts,
     predicted: Counts,
     *,
@@ -205,40 +370,23 @@ def _ratio(
     served: Counts, predicted: Counts, seed: int, confidence: float, drawn: bool
 ) -> Interval:
     """R with its interval; of `drawn` counts at least as wide as independent blocks make it."""
-    found = ratio_of_ratios_interval(
-        *((side.accepted_B + side.blocks_B, side.blocks_B) for side in (served, predicted)),
+    ratio = ratio_of_ratios_interval(
+        *(side.tokens_and_blocks for side in (served, predicted)),
         rng=named_generator(seed, "served / predicted"),
         confidence=confidence,
     )
     if not drawn:
-        return found
-    shares = _shares(predicted)
-    if not _few(predicted, max(shares), min(shares)):
-        return found
+        return ratio
+    shares = predicted.shares()
+    if not predicted.few(max(shares), min(shares)):
+        return ratio
     tau = 1 + sum(shares)
     # variance of a number of tokens that exceeds i with probability shares[i]
     variance = sum((2 * position + 1) * share for position, share in enumerate(shares))
-    error = _error_of_blocks(variance - sum(shares) ** 2, predicted) / tau
+    error = predicted.error_of_blocks(variance - sum(shares) ** 2) / tau
     factor = math.exp(NormalDist().inv_cdf((1 + confidence) / 2) * error)
-    low, high = min(found.low, found.value / factor), max(found.high, found.value * factor)
-    return Interval(found.value, low, high)
-
-
-def _shares(predicted: Counts) -> list[float]:
-    """Expected part of the blocks that accept the first, second, ... drafted token."""
-    assert predicted.by_position_BG is not None, "predictions have it"
-    shares_G = predicted.by_position_BG.sum(0) / predicted.blocks_B.sum()
-    return [min(max(float(share), 0.0), 1.0) for share in shares_G]
-
-
-def _few(predicted: Counts, accepting: float, rejecting: float) -> bool:
-    """If so few blocks accept, or reject, that requests may not show the spread."""
-    return float(predicted.blocks_B.sum()) * min(accepting, 1 - rejecting) < _FEW
-
-
-def _error_of_blocks(variance: float, predicted: Counts) -> float:
-    """Standard error of a mean over independent blocks."""
-    return (max(variance, 0.0) / float(predicted.blocks_B.sum())) ** 0.5
+    low, high = min(ratio.low, ratio.value / factor), max(ratio.high, ratio.value * factor)
+    return Interval(ratio.value, low, high)
 
 
 def _shown_to_differ(
@@ -250,16 +398,17 @@ def _shown_to_differ(
         return
     columns = served.by_position_BG.unbind(-1), predicted.by_position_BG.unbind(-1)
     confidence = 1 - _ERROR / len(columns[0])
-    shares = _shares(predicted)
+    shares = predicted.shares()
     for position, (ours_B, theirs_B) in enumerate(zip(*columns, strict=True)):
         over, under = (ours_B, served.blocks_B), (theirs_B, predicted.blocks_B)
-        found = _difference(over, under, confidence)
+        difference = _difference(over, under, confidence)
         share = shares[position]
-        variance = share * (1 - share) if drawn and _few(predicted, share, share) else 0.0
-        half = NormalDist().inv_cdf((1 + confidence) / 2) * _error_of_blocks(variance, predicted)
-        low, high = min(found.low, found.value - half), max(found.high, found.value + half)
+        variance = share * (1 - share) if drawn and predicted.few(share, share) else 0.0
+        half = NormalDist().inv_cdf((1 + confidence) / 2) * predicted.error_of_blocks(variance)
+        low = min(difference.low, difference.value - half)
+        high = max(difference.high, difference.value + half)
         if low > _TOLERANCE or high < -_TOLERANCE:
-            row = IntervalRow(value=found.value, low=low, high=high)
+            row = IntervalRow(value=difference.value, low=low, high=high)
             yield f"acceptance at position {position}, served - predicted, {row}"
 
 
@@ -291,15 +440,15 @@ def _too_many(other: list[OtherCounts], count: int) -> bool:
 def _of_requests(other: list[OtherCounts], count: int) -> str:
     if not other:
         return f"all {count} requests have the predicted counts"
-    shown = [str(one) for one in other[:_SHOWN]] + ["..."] * (len(other) > _SHOWN)
+    shown = [*map(str, other[:_SHOWN]), *["..."] * (len(other) > _SHOWN)]
     return f"{len(other)} of {count} requests have other counts: {', '.join(shown)}"
 
 
 def _more_requests(ratio: Interval, inner: Interval, count: int) -> int:
     """Further requests for a verdict, if R stays and widths shrink with the root of the number."""
-    value, low, high = (math.log(max(one, 1e-9)) for one in ratio)
-    _, inner_low, inner_high = (math.log(max(one, 1e-9)) for one in inner)
-    least, most, below, above = (math.log(bound) for bound in (*_AGREES, *_DIFFERS))
+    value, low, high = (math.log(max(bound, 1e-9)) for bound in ratio)
+    _, inner_low, inner_high = (math.log(max(bound, 1e-9)) for bound in inner)
+    least, most, below, above = map(math.log, (*_AGREES, *_DIFFERS))
     roots: list[float] = []
     if least < value < most:
         roots.append(

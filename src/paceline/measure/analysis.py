@@ -1,4 +1,4 @@
-"""Computes the effect of acceptance rules from one teacher-forced pass of both models.
+"""Predicts quality and speedup of acceptance rules from one teacher-forced pass of both models.
 
 At each position, p and q determine the rejection rate of a rule, its induced distribution, and the
 distance of that distribution to p. Nothing is decoded: the positions are those of a given text.
@@ -10,20 +10,31 @@ lossless.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from paceline.config import StrictModel
+from paceline.core import rules as core_rules
 from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.divergences import total_variation
-from paceline.core.rule_base import Position, as_read
+from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
 from paceline.core.rules import BinaryCascade
 from paceline.core.sampling import UNTEMPERED, proposal_params, to_probs
 from paceline.core.speed import block_efficiency_from_text, drafted_per_block, judged_places
+from paceline.data.input_checks import InputChecks, checked
+from paceline.environment import environment
 from paceline.errors import UsageError
+from paceline.extensions import RuleChoice
 from paceline.measure.acceptance import budgets_of, forced_logits
-from paceline.models.compatibility import check_same_vocabulary
+from paceline.measure.latency import PassCosts, PassTimer
+from paceline.measure.measurement import usable_gammas
+from paceline.measure.pair import PairConfig, load_models, load_prompts, sample_texts
+from paceline.measure.prompt_checks import check_prompts
+from paceline.measure.results import IntervalRow
+from paceline.models.compatibility import check_same_vocabulary, without_rollback
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
 
@@ -65,9 +76,9 @@ def rule_effect(
     """
     if isinstance(rule, BinaryCascade):
         return _binary_effect(rule, at, tokens_T)
-    given = at if sampling is None else as_read(rule, at, sampling)
-    kept = at.draft * rule.accept_at(given)
-    induced = rule.induced_at(given)
+    read = at if sampling is None else as_read(rule, at, sampling)
+    kept = at.draft * rule.accept_at(read)
+    induced = rule.induced_at(read)
     return RuleEffect(
         (1 - kept.sum(-1)).clamp(min=0),
         _share(_at(kept, tokens_T), _at(induced, tokens_T)),
@@ -92,23 +103,34 @@ def _binary_effect(rule: BinaryCascade, at: Position, tokens_T: Tensor) -> RuleE
     )
 
 
+class RuleBlocks(NamedTuple):
+    """Blocks of a rule over the positions that blocks draft.
+
+    That is without the first token of a text where the target gives it (`Rule.num_undrafted`), and
+    without the last token of the budget. Without such positions the figures are NaN, 1 and 0.
+
+    Attributes:
+        rejection_rate: Rejected / examined drafted tokens, with its interval over texts.
+    """
+
+    rejection_rate: Interval
+    block_efficiency: float
+    drafted_per_block: float
+
+
 class RuleRow(NamedTuple):
     """Effect of one rule over all texts.
 
-    `rejection_rate`, `block_efficiency` and `drafted_per_block` are by gamma, over the positions
-    that blocks draft: without the first token of a text where the target gives it
-    (`Rule.num_undrafted`), and without the last token of the budget. Without such positions they
-    are NaN, 1 and 0. The interval of `rejection_rate` is over texts. `tvd`, `kl` and `surprisal`
-    are means over all positions, of the rule.
+    Attributes:
+        tvd: Mean over all positions, as `kl` and `surprisal`.
+        blocks: By gamma.
     """
 
     rule: Rule
-    rejection_rate: dict[int, Interval]
     tvd: float
     kl: float
     surprisal: float
-    block_efficiency: dict[int, float]
-    drafted_per_block: dict[int, float]
+    blocks: dict[int, RuleBlocks]
 
 
 @torch.inference_mode()
@@ -156,42 +178,36 @@ def analyze_rules(
     budget_B = budget_B.clamp(min=lengths_B)  # a draft with a longer context may write longer texts
     rows: list[RuleRow] = []
     for number, rule in enumerate(rules):
+        first = rule.num_undrafted
         rejection_BT, survival_BT, *means_BT = (total[number] for total in totals)
         tvd, kl, surprisal = (float(part_BT.sum() / mask_BT.sum()) for part_BT in means_BT)
-        parts = rule, rejection_BT, survival_BT, mask_BT, budget_B
-        figures = {gamma: _block_figures(*parts, gamma, seed) for gamma in gammas}
-        rates = {gamma: rate for gamma, (rate, _, _) in figures.items()}
-        taus = {gamma: tau for gamma, (_, tau, _) in figures.items()}
-        drafted = {gamma: per_block for gamma, (_, _, per_block) in figures.items()}
-        rows.append(RuleRow(rule, rates, tvd, kl, surprisal, taus, drafted))
+        parts = rejection_BT[:, first:], survival_BT[:, first:], mask_BT[:, first:]
+        blocks = {gamma: _blocks(*parts, budget_B - first, gamma, seed) for gamma in gammas}
+        rows.append(RuleRow(rule, tvd, kl, surprisal, blocks))
     return rows
 
 
-def _block_figures(
-    rule: Rule,
+def _blocks(
     rejection_BT: Tensor,
     survival_BT: Tensor,
     mask_BT: Tensor,
     budget_B: Tensor,
     gamma: int,
     seed: int,
-) -> tuple[Interval, float, float]:
-    """Rejected / examined drafted tokens, block efficiency, and drafted tokens per block."""
-    first, undefined = rule.num_undrafted, Interval(math.nan, math.nan, math.nan)
-    rejection_BT, survival_BT = rejection_BT[:, first:], survival_BT[:, first:]
-    mask_BT, budget_B = mask_BT[:, first:], budget_B - first
+) -> RuleBlocks:
+    undefined = Interval(math.nan, math.nan, math.nan)
     if not mask_BT.any():
-        return undefined, 1.0, 0.0
+        return RuleBlocks(undefined, 1.0, 0.0)
     blocks = survival_BT, mask_BT, gamma
     tau = block_efficiency_from_text(1 - rejection_BT, *blocks, budget=budget_B)
     per_block = drafted_per_block(*blocks, budget=budget_B)
     examined_BT = judged_places(*blocks, budget=budget_B)
     examined_B = examined_BT.sum(-1)
     if not examined_B.any():
-        return undefined, tau, per_block
+        return RuleBlocks(undefined, tau, per_block)
     rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
     rng = named_generator(seed, "bootstrap")
-    return ratio_interval(rejected_B, examined_B, rng=rng, most=1.0), tau, per_block
+    return RuleBlocks(ratio_interval(rejected_B, examined_B, rng=rng, most=1.0), tau, per_block)
 
 
 def _positions(
@@ -229,3 +245,144 @@ def _surprisal(probs: Tensor, at: Position) -> Tensor:
     # probabilities that underflowed to 0 must not give infinity
     target_raw = at.target_raw.clamp(min=torch.finfo(torch.float32).tiny)
     return -(probs * target_raw.log()).sum(-1)
+
+
+DEFAULT_RULES: tuple[RuleChoice, ...] = (
+    core_rules.Lossless(),
+    *(core_rules.Lenient("linear", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2, 0.1)),
+    *(core_rules.Lenient("square", epsilon) for epsilon in (0.8, 0.6, 0.4)),
+    *(core_rules.Lenient("exponential", epsilon) for epsilon in (0.8, 0.6, 0.4, 0.2)),
+    *(core_rules.Lossy(alpha, "tuned") for alpha in (0.2, 0.4, 0.6, 0.8, 0.9)),
+    *(core_rules.BiLDRule(threshold) for threshold in (1.0, 2.0, 3.0, 5.0, 8.0)),
+    *(core_rules.Chow(alpha) for alpha in (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)),
+    *(core_rules.ChowLog(alpha) for alpha in (0.5, 1.0, 2.0, 3.0, 4.0)),
+    *(core_rules.Diff(alpha) for alpha in (-0.4, -0.2, 0.0, 0.1, 0.2, 0.4, 0.6)),
+    *(core_rules.DiffLog(alpha) for alpha in (-2.0, -1.0, 0.0, 0.5, 1.0, 2.0)),
+    *(core_rules.Opt(alpha) for alpha in (-0.4, 0.0, 0.2, 0.4, 0.6, 0.9)),
+    *(core_rules.OptLog(alpha) for alpha in (-2.0, 0.0, 1.0, 2.0, 4.0)),
+    *(core_rules.TokenV1(alpha) for alpha in (0.0, 0.2, 0.4, 0.6)),
+    *(core_rules.TokenV2(alpha) for alpha in (0.0, 0.1, 0.2, 0.4, 0.6)),
+    *(core_rules.TokenV3(alpha) for alpha in (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)),
+)
+
+
+class AnalyzeConfig(PairConfig):
+    """Configuration of `analyze`."""
+
+    num_prompts: int = Field(default=16, ge=1)
+    text: Literal["target", "draft"] = "target"
+    """Model that generates the text. A rule's own text lies between the two."""
+    rules: tuple[RuleChoice, ...] = DEFAULT_RULES
+    bonus: Bonus = "rule"
+    """What bonus tokens and first tokens follow: the rule, or the target, as in vLLM."""
+    gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
+    pass_repeats: int = Field(default=15, ge=1)
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        models = checks.pair(self.target, self.draft)
+        check_prompts(checks, self, models, new_tokens=1)
+        return checks
+
+
+class FrontierRow(StrictModel):
+    """One rule at one threshold."""
+
+    rule: RuleChoice
+    rejection_rate: IntervalRow
+    """Rejected / examined drafted tokens at the best gamma."""
+    tvd: float
+    """Mean TVD of the induced distribution to the target's."""
+    kl: float | None
+    """Mean KL(target || induced), nats; None if infinite."""
+    surprisal: float
+    """Mean -log p of the induced distribution, p the untempered target, nats."""
+    block_efficiency: dict[int, float]
+    best_gamma: int
+    predicted_speedup: float
+    """At the best gamma: tau / (drafting + block cost)."""
+
+
+class PredictedFrontier(StrictModel):
+    """All rows, in the order of the configuration, and the costs that they use."""
+
+    schema_version: int = 1
+    config: AnalyzeConfig
+    num_tokens: int
+    timed: bool = True
+    """False: a model cannot roll back, so blocks cannot be timed; the costs are those of MBSU."""
+    cost_ratio: float
+    drafting_cost_ratios: dict[int, float]
+    block_cost_ratios: dict[int, float]
+    rows: list[FrontierRow]
+    environment: dict[str, object]
+
+
+def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFrontier:
+    """Load both models, sample text, and analyze every rule on it.
+
+    Raises:
+        UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
+    """
+    checked(config)
+    pair = load_models(config, progress)
+    return analyze_models(*pair, load_prompts(config, pair), config, progress)
+
+
+def analyze_models(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    config: AnalyzeConfig,
+    progress: Progress = silent,
+) -> PredictedFrontier:
+    """Analyze two loaded models on tokenized prompts."""
+    prompts = prompts[: config.num_prompts]
+    texts: list[list[int]] = []
+    sample_texts(draft if config.text == "draft" else target, prompts, config, texts, progress)
+    longest = max(len(text) for text in texts)
+    gammas = usable_gammas(config.gammas, longest, config.max_new_tokens)
+    timed = without_rollback(target, draft) is None
+    if timed:
+        # in the middle of a typical text
+        begun = texts[0][: config.max_new_tokens // 2]
+        samplings = config.sampling, config.draft_sampling
+        timer = PassTimer(target, draft, prompts[0], gammas, *samplings, generated=begun)
+        costs = timer.run(config.pass_repeats, progress)
+    else:
+        costs = PassCosts.of_parameters(draft.num_parameters / target.num_parameters, gammas)
+    rules = [with_bonus(rule, config.bonus) for rule in config.rules]
+    analyzed = analyze_rules(
+        *(target, draft, prompts, texts, rules, config.sampling, gammas),
+        *(config.seed, progress, config.max_new_tokens, config.draft_sampling),
+    )
+    return PredictedFrontier(
+        config=config,
+        num_tokens=sum(len(text) for text in texts),
+        timed=timed,
+        cost_ratio=costs.cost_ratio,
+        drafting_cost_ratios={gamma: costs.drafting_cost_ratio(gamma) for gamma in gammas},
+        block_cost_ratios={gamma: costs.block_cost_ratio(gamma) for gamma in gammas},
+        rows=[_row(rule, row, costs) for rule, row in zip(config.rules, analyzed, strict=True)],
+        environment=environment(),
+    )
+
+
+def _row(rule: RuleChoice, row: RuleRow, costs: PassCosts) -> FrontierRow:
+    speedups = {
+        gamma: costs.expected_speedup(blocks.block_efficiency, gamma, blocks.drafted_per_block)
+        for gamma, blocks in row.blocks.items()
+    }
+    best = max(speedups, key=lambda gamma: speedups[gamma])
+    return FrontierRow(
+        rule=rule,
+        rejection_rate=IntervalRow.of(row.blocks[best].rejection_rate),
+        tvd=row.tvd,
+        kl=row.kl if row.kl < float("inf") else None,
+        surprisal=row.surprisal,
+        block_efficiency={gamma: blocks.block_efficiency for gamma, blocks in row.blocks.items()},
+        best_gamma=best,
+        predicted_speedup=speedups[best],
+    )

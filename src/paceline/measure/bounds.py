@@ -41,12 +41,13 @@ from paceline.measure.acceptance import forced_logits, score_texts
 from paceline.measure.pair import (
     PairConfig,
     after_skipped,
+    load_beside,
     load_models,
     load_prompts,
     sample_texts,
 )
 from paceline.measure.prompt_checks import check_prompts
-from paceline.models import load_model, prepare_for_decoding
+from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import fingerprint
 from paceline.progress import silent
@@ -166,10 +167,10 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> BoundsResult:
         names = {"target": config.target, "draft": config.draft, "truth": config.truth}
         marks = {name: fingerprint(path) for name, path in names.items() if path is not None}
         run.write_manifest(config, inputs=marks)
-        found = _acceptance(*pair, prompts, config, progress)
+        rows = _acceptance(*pair, prompts, config, progress)
         if truth is not None:
-            found = _with_regret(found, truth, pair, prompts, config, progress)
-        result = BoundsResult(max_new_tokens=config.max_new_tokens, prompts=found)
+            rows = _with_regret(rows, truth, pair, prompts, config, progress)
+        result = BoundsResult(max_new_tokens=config.max_new_tokens, prompts=rows)
         run.write_result(result.model_dump(mode="json"))
     return result
 
@@ -177,9 +178,7 @@ def bounds(config: BoundsConfig, progress: Progress = silent) -> BoundsResult:
 def _load_truth(config: BoundsConfig, target: HfModel) -> HfModel | None:
     if config.truth is None:
         return None
-    truth = load_model(config.truth, dtype=target.dtype, device=config.device)
-    check_same_vocabulary(target, truth)
-    return prepare_for_decoding(truth)
+    return prepare_for_decoding(load_beside(target, config.truth, config.device))
 
 
 def _acceptance(
@@ -245,7 +244,7 @@ def theorem_bounds(
 
 
 def _with_regret(
-    found: Sequence[PromptBounds],
+    known: Sequence[PromptBounds],
     truth: HfModel,
     pair: tuple[HfModel, HfModel],
     prompts: Sequence[Sequence[int]],
@@ -256,7 +255,7 @@ def _with_regret(
     sample_texts(truth, prompts, config, texts, progress, skipped=config.skip_prompts)
     vocab_size = check_same_vocabulary(*pair)
     rows: list[PromptBounds] = []
-    for row, prompt, text in zip(found, prompts, texts, strict=True):
+    for row, prompt, text in zip(known, prompts, texts, strict=True):
         probs = [
             _probs(model, prompt, text, config.sampling, vocab_size) for model in (truth, *pair)
         ]
@@ -265,16 +264,13 @@ def _with_regret(
             for alpha in config.alphas
             for rule in (Opt(alpha=alpha), OptLog(alpha=alpha))
         }
-        rows.append(
-            row.model_copy(
-                update={
-                    "positions": len(text),
-                    "regret": {name: float(one.regret_T.sum()) for name, one in regrets.items()},
-                    "bound": {name: float(one.bound_T.sum()) for name, one in regrets.items()},
-                    "violations": {name: one.num_violations for name, one in regrets.items()},
-                }
-            )
-        )
+        figures = {
+            "positions": len(text),
+            "regret": {name: float(of_rule.regret_T.sum()) for name, of_rule in regrets.items()},
+            "bound": {name: float(of_rule.bound_T.sum()) for name, of_rule in regrets.items()},
+            "violations": {name: of_rule.num_violations for name, of_rule in regrets.items()},
+        }
+        rows.append(row.model_copy(update=figures))
         progress("regret", len(rows), len(prompts))
     return rows
 

@@ -1,31 +1,41 @@
-"""Costs of an engine's steps, in a file that `measure --engine` writes and `--costs` reads."""
+"""Costs of an engine's steps: `measure --engine` times and writes them, `--costs` reads them."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import torch
 from pydantic import Field, model_validator
 
 from paceline.config import StrictModel, read_result
-from paceline.core.bootstrap import Interval
+from paceline.core.bootstrap import Interval, median_interval
+from paceline.core.speed import predicted_speedup
 from paceline.engines.commands import DraftSampling, EngineName, proposals_of
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.measure.latency import PassCosts
+from paceline.measure.pair import ModelsConfig, Pair, load_models
 from paceline.measure.results import IntervalRow
 from paceline.measure.starts import Starts
+from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.core.sampling import SamplingParams
+    from paceline.engines.contract import Engine, Request, Together
 
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
+_Count = Annotated[int, Field(ge=1)]
+_MIN_ROUNDS = 6  # a median of fewer has no 95% interval
+_SHORTENING = 8  # tokens of a long answer / tokens of a short one
+_REQUESTS_PER_SLOT = 3  # several requests per batch slot keep the batch full most of the time
 
 
-class WithCosts(StrictModel):
-    """Settings of commands that use the costs of an engine instead of timing Paceline's decoder.
+class WithCosts(ModelsConfig):
+    """Models, for commands that use the costs of an engine instead of timing Paceline's decoder.
 
     Attributes:
         costs: File from `measure --engine --write-costs`; drafts are sampled as in that engine.
@@ -54,15 +64,20 @@ class StepCost(StrictModel):
         batch_size: Number of concurrent requests.
         seconds: Of one step for the whole batch, with its interval: median over rounds, geometric
             mean over starts.
-        seconds_by_start: Median of each start; empty in files of earlier versions.
+        seconds_by_start: Median of each start.
         num_steps: Number of timed steps, summed over requests.
     """
 
     gamma: int = Field(ge=0)
     batch_size: int = Field(ge=1)
     seconds: IntervalRow
-    seconds_by_start: list[float] = Field(default_factory=list[float])
+    seconds_by_start: list[float]
     num_steps: int = Field(ge=0)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Gamma and batch size."""
+        return self.gamma, self.batch_size
 
     @model_validator(mode="after")
     def _takes_time(self) -> StepCost:
@@ -84,7 +99,7 @@ class EngineCosts(StrictModel):
         full_vocabulary: The draft proposes from the full vocabulary.
         mean_context: Mean number of tokens before a step.
         steps: One entry per gamma and batch size.
-        starts: Starts of the engine; in files of earlier versions one.
+        starts: Starts of the engine.
         served: The configuration of the measurement.
     """
 
@@ -98,13 +113,13 @@ class EngineCosts(StrictModel):
     draft_parameters: int = Field(ge=1)
     mean_context: float = Field(ge=0, allow_inf_nan=False)
     steps: list[StepCost]
-    starts: Starts = Starts()
+    starts: Starts
     served: dict[str, object]
     environment: dict[str, object]
 
     @model_validator(mode="after")
     def _times_each_step_once(self) -> EngineCosts:
-        timed = [(step.gamma, step.batch_size) for step in self.steps]
+        timed = [step.key for step in self.steps]
         for gamma, size in timed:
             if timed.count((gamma, size)) > 1:
                 raise ValueError(
@@ -144,33 +159,24 @@ class EngineCosts(StrictModel):
         plain = self._seconds(0, batch_size)
         return plain + (whole - plain) * drafted / gamma
 
-    def pass_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
-        """The costs of `usable` gammas at a timed batch size; see `costs_of_blocks`."""
-        block_s = {gamma: self._block_s(gamma, batch_size) for gamma in gammas}
-        return costs_of_blocks(self._seconds(0, batch_size), block_s)
+    def step_costs(self, gammas: Sequence[int], batch_size: int) -> StepCosts:
+        """The costs of `usable` gammas at a timed batch size."""
+        plain = self._step(0, batch_size).seconds
 
-    @property
-    def remark(self) -> str:
-        """What the intervals leave out; empty if the engine was started several times."""
-        return "" if self.starts.freedom else self.starts.words
+        def intervals(gamma: int) -> tuple[Interval, Interval]:
+            nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
+            return self._step(nearest, batch_size).seconds.interval, plain.interval
 
-    def error_of_block(
-        self, gamma: int, batch_size: int, confidence: float = 0.95
-    ) -> tuple[float, float]:
-        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06.
-
-        0 and infinity if a step has no interval.
-        """
-        near = min(self.gammas, key=lambda one: abs(one - gamma))
-        steps = (self._step(one, batch_size).seconds for one in (near, 0))
-        block, plain = (
-            self.starts.at(Interval(one.value, one.low, one.high), confidence) for one in steps
+        return StepCosts.of_blocks(
+            plain.value,
+            {gamma: self._block_s(gamma, batch_size) for gamma in gammas},
+            engine=str(self),
+            timed_gammas=tuple(self.gammas),
+            remark="" if self.starts.freedom else self.starts.words,
+            drafts_in_full=self.drafts_in_full,
+            intervals={gamma: intervals(gamma) for gamma in gammas},
+            starts=self.starts,
         )
-        if not (min(block.low, plain.low) > 0 and max(block.high, plain.high) < math.inf):
-            return 0.0, math.inf
-        low = block.low / block.value * plain.value / plain.high
-        high = block.high / block.value * plain.value / plain.low
-        return low, high
 
     def usable(self, gammas: Sequence[int], batch_size: int) -> tuple[int, ...]:
         """The gammas within the range of the timed ones.
@@ -184,48 +190,84 @@ class EngineCosts(StrictModel):
                 f"{batch_size}; change concurrency, or measure with other write_costs.batch_sizes"
             )
         least, most = self.gammas[0], self.gammas[-1]
-        found = tuple(gamma for gamma in gammas if least <= gamma <= most)
-        if not found:
+        usable = tuple(gamma for gamma in gammas if least <= gamma <= most)
+        if not usable:
             raise UsageError(
                 f"costs were measured for {least} to {most} drafted tokens per block; none of "
                 f"{list(gammas)} is within; change gammas, or measure with other write_costs.gammas"
             )
-        return found
+        return usable
 
     def _block_s(self, gamma: int, batch_size: int) -> float:
-        if not gamma:
-            return self._seconds(0, batch_size)
-        known = self.gammas
-        above = next(one for one in known if one >= gamma)
+        known = [0] if not gamma else self.gammas
+        above = next(timed for timed in known if timed >= gamma)
         if above == gamma:
             return self._seconds(gamma, batch_size)
-        below = max(one for one in known if one < gamma)
-        low, high = (self._seconds(one, batch_size) for one in (below, above))
+        below = max(timed for timed in known if timed < gamma)
+        low, high = (self._seconds(timed, batch_size) for timed in (below, above))
         return low + (high - low) * (gamma - below) / (above - below)
 
     def _seconds(self, gamma: int, batch_size: int) -> float:
         return self._step(gamma, batch_size).seconds.value
 
     def _step(self, gamma: int, batch_size: int) -> StepCost:
-        wanted = (gamma, batch_size)
-        return next(step for step in self.steps if (step.gamma, step.batch_size) == wanted)
+        return next(step for step in self.steps if step.key == (gamma, batch_size))
 
 
-def costs_of_blocks(plain_s: float, block_s: Mapping[int, float]) -> PassCosts:
-    """Seconds of a plain step and of a block, by gamma, as inputs of the speedup formulas.
+@dataclass(frozen=True)
+class StepCosts(PassCosts):
+    """Seconds of an engine's steps, as inputs of the speedup formulas.
 
     Engines report the time of a block, but not the draft's part of it. So a block counts as one
     target pass over one token, and the rest as drafting: the c for which tau / (c gamma + 1) is the
     engine's speedup.
+
+    Attributes:
+        intervals: Of the seconds of a block and of a plain step, by gamma.
+        starts: Starts of the engine, whose variation is in the intervals.
     """
-    drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
-    least = min(block_s)
-    return PassCosts(
-        target_pass_s=plain_s,
-        draft_pass_s=drafting_s[least] / least,
-        drafting_s=drafting_s,
-        judging_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in block_s},
+
+    intervals: Mapping[int, tuple[Interval, Interval]] = field(
+        default_factory=dict[int, tuple[Interval, Interval]]
     )
+    starts: Starts = field(default_factory=Starts)
+
+    @classmethod
+    def of_blocks(cls, plain_s: float, block_s: Mapping[int, float], **settings: Any) -> StepCosts:
+        """Of the seconds of a plain step, and of a block by gamma."""
+        drafting_s = {gamma: max(seconds - plain_s, 0.0) for gamma, seconds in block_s.items()}
+        least = min(block_s)
+        return cls(
+            target_pass_s=plain_s,
+            draft_pass_s=drafting_s[least] / least,
+            drafting_s=drafting_s,
+            verifying_s={gamma: block_s[gamma] - drafting_s[gamma] for gamma in block_s},
+            **settings,
+        )
+
+    def predicted_speedup(self, block_efficiency: float, gamma: int) -> float:
+        """The c of an engine depends on gamma: it includes more than the draft's passes."""
+        return predicted_speedup(block_efficiency, gamma, self.drafting_cost_ratio(gamma))
+
+    def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
+        """Relative error of block / plain step as a lower and an upper factor, e.g. 0.95, 1.06.
+
+        0 and infinity if a step has no interval.
+        """
+        block, plain = (self.starts.at(interval, confidence) for interval in self.intervals[gamma])
+        if not (min(block.low, plain.low) > 0 and max(block.high, plain.high) < math.inf):
+            return 0.0, math.inf
+        low = block.low / block.value * plain.value / plain.high
+        high = block.high / block.value * plain.value / plain.low
+        return low, high
+
+    def missing_interval(self, confidence: float) -> str:
+        """What to do about costs without an interval."""
+        return "the engine's costs have no interval; measure them with more rounds"
+
+    def more_rounds(self, times: float) -> str:
+        """How to time `times` as many rounds."""
+        return f"{math.ceil(times)} times the rounds and starts of the engine in its costs"
 
 
 def read_costs(path: Path) -> EngineCosts:
@@ -235,13 +277,13 @@ def read_costs(path: Path) -> EngineCosts:
         ConfigError: The file cannot be read or has another content.
         UsageError: Some gamma lacks the costs at some batch size.
     """
-    found = read_result(EngineCosts, path, _WRITER)
-    complete = {(gamma, size) for gamma in (0, *found.gammas) for size in found.batch_sizes}
-    if not found.gammas or complete != {(one.gamma, one.batch_size) for one in found.steps}:
+    costs = read_result(EngineCosts, path, _WRITER)
+    complete = {(gamma, size) for gamma in (0, *costs.gammas) for size in costs.batch_sizes}
+    if not costs.gammas or complete != {step.key for step in costs.steps}:
         raise UsageError(
             f"{path} lacks the costs of some gamma or batch size; write it again with `{_WRITER}`"
         )
-    return found
+    return costs
 
 
 def check_replaceable(path: Path) -> None:
@@ -259,18 +301,206 @@ def check_replaceable(path: Path) -> None:
             ) from None
 
 
-def check_sizes(
-    costs: EngineCosts, path: Path, target_parameters: int, draft_parameters: int
-) -> None:
-    """Check that the costs belong to models of these sizes.
+def load_models_of(
+    config: WithCosts, costs: EngineCosts | None, progress: Progress = silent
+) -> Pair:
+    """Load both models, as the engine uses them if there are `costs`.
 
     Raises:
-        UsageError: The sizes differ.
+        UsageError: a model or the pair of tokenizers cannot be used, or the costs are of others.
     """
+    if costs is None:
+        return load_models(config, progress)
+    pair = load_models(config, progress, full_vocabulary=costs.full_vocabulary)
     measured = costs.target_parameters, costs.draft_parameters
-    if measured != (target_parameters, draft_parameters):
+    sizes = pair.target.num_parameters, pair.draft.num_parameters
+    if measured != sizes:
         raise UsageError(
-            f"{path} was measured with {measured[0]:,} and {measured[1]:,} parameters (target and "
-            f"draft), these models have {target_parameters:,} and {draft_parameters:,}; measure "
-            "their costs with --engine and --write-costs"
+            f"{config.costs} was measured with {measured[0]:,} and {measured[1]:,} parameters "
+            f"(target and draft), these models have {sizes[0]:,} and {sizes[1]:,}; measure their "
+            "costs with --engine and --write-costs"
         )
+    return pair
+
+
+class WriteCosts(StrictModel):
+    """Engine steps to time.
+
+    Attributes:
+        file: Output file, for `measure --costs` and `tune --costs`.
+        gammas: Numbers of drafted tokens per block; the engine is started `starts` times for each.
+        batch_sizes: Numbers of concurrent requests.
+        num_rounds: Number of timings of each gamma and batch size, divided among the starts.
+    """
+
+    file: Path
+    gammas: tuple[_Count, ...] = Field(default=(1, 3, 6), min_length=1)
+    batch_sizes: tuple[_Count, ...] = Field(default=(1,), min_length=1)
+    num_rounds: int = Field(default=12, ge=_MIN_ROUNDS)
+
+
+class _Round(NamedTuple):
+    """Difference between long and short answers, summed over requests."""
+
+    seconds: float
+    steps: int
+    drafted: int
+
+
+class _Timings(NamedTuple):
+    """Rounds of one gamma and batch size of an engine, by start."""
+
+    engine: str
+    gamma: int
+    batch_size: int
+    by_start: list[list[_Round]]
+
+    def add(self, rounds: list[_Round]) -> None:
+        """Add the rounds of a start; raises EngineError if they do not give a cost."""
+        steps = sum(round_.steps for round_ in rounds)
+        drafted = sum(round_.drafted for round_ in rounds)
+        if self.gamma and 2 * drafted < self.gamma * steps:  # blocks at ends of texts are shorter
+            raise EngineError(
+                f"{self.engine} drafted {drafted / max(steps, 1):.1f} tokens per block where "
+                f"{self.gamma} were requested; check that engine.options do not limit drafts and "
+                "texts do not end early"
+            )
+        if not _per_step(rounds) or _median(rounds) <= 0:
+            raise self._failure()
+        self.by_start.append(rounds)
+
+    def medians(self) -> list[float]:
+        """Seconds per step: median of each start."""
+        return [_median(rounds) for rounds in self.by_start]
+
+    def cost(self, starts: Starts) -> StepCost:
+        """See `StepTimer.costs`."""
+        medians = self.medians()
+        relative = [
+            seconds / median
+            for rounds, median in zip(self.by_start, medians, strict=True)
+            for seconds in _per_step(rounds)
+        ]
+        around = median_interval(torch.tensor(relative))
+        if len(relative) < _MIN_ROUNDS or around.low <= 0:
+            raise self._failure()
+        value = math.prod(medians) ** (1 / len(medians))
+        within = Interval(value, value * min(around.low, 1.0), value * max(around.high, 1.0))
+        return StepCost(
+            gamma=self.gamma,
+            batch_size=self.batch_size,
+            seconds=IntervalRow.of(starts.widen(within, 1)),
+            seconds_by_start=medians,
+            num_steps=sum(round_.steps for rounds in self.by_start for round_ in rounds),
+        )
+
+    def _failure(self) -> EngineError:
+        return EngineError(
+            f"cannot time steps of {self.engine} at gamma {self.gamma}: texts end early, or the "
+            "machine is busy; raise max_new_tokens, use other prompts, or stop other programs"
+        )
+
+
+def _per_step(rounds: Sequence[_Round]) -> list[float]:
+    """Seconds per step of the rounds that have steps."""
+    return [round_.seconds / round_.steps for round_ in rounds if round_.steps > 0]
+
+
+def _median(rounds: Sequence[_Round]) -> float:
+    return median_interval(torch.tensor(_per_step(rounds))).value
+
+
+class StepTimer:
+    """Times an engine's steps, from answers of two lengths to the same prompts.
+
+    The difference in time contains only steps, since both include the prefill and the transfer.
+    """
+
+    def __init__(
+        self,
+        config: WriteCosts,
+        requests: Sequence[Request],
+        progress: Progress,
+        num_starts: int = 1,
+    ) -> None:
+        self._config, self._requests, self._progress = config, requests, progress
+        self._num_starts = num_starts
+        self._timings: dict[tuple[int, int], _Timings] = {}
+
+    @property
+    def gammas(self) -> list[int]:
+        """The gammas to time, ascending."""
+        return sorted(set(self._config.gammas))
+
+    def time(self, engines: Mapping[int, Engine], start: int = 0) -> None:
+        """Time the steps of running engines, interleaved, in the rounds of this start.
+
+        `engines`: by gamma; 0 without a draft.
+
+        Raises:
+            EngineError: An engine did not answer, drafts fewer tokens, or its texts are too short.
+        """
+        num_rounds = self._config.num_rounds
+        for batch_size in sorted(set(self._config.batch_sizes)):
+            rounds: dict[int, list[_Round]] = {gamma: [] for gamma in engines}
+            for number in range(start, num_rounds, self._num_starts):
+                for gamma, engine in engines.items():
+                    rounds[gamma].append(self._round(engine, gamma, batch_size, number))
+                gammas = "/".join(map(str, engines))
+                stage = f"timing steps (gamma {gammas}, batch size {batch_size})"
+                self._progress(stage, number + 1, num_rounds)
+            for gamma, of_start in rounds.items():
+                timings = _Timings(engines[gamma].name, gamma, batch_size, [])
+                self._timings.setdefault((gamma, batch_size), timings).add(of_start)
+
+    def logs(self) -> dict[int, list[list[float]]]:
+        """By gamma, for each batch size: logarithm of the median seconds per step of each start."""
+        by_gamma: dict[int, list[list[float]]] = {}
+        for (gamma, _), timings in sorted(self._timings.items()):
+            by_gamma.setdefault(gamma, []).append(list(map(math.log, timings.medians())))
+        return by_gamma
+
+    def costs(self, starts: Starts) -> list[StepCost]:
+        """Seconds per step by gamma and batch size: geometric mean over starts of the median.
+
+        The interval is that of the median of all rounds, each divided by its start's median, with
+        the variation between starts.
+
+        Raises:
+            EngineError: Too few rounds have steps, or the machine is busy.
+        """
+        return [timings.cost(starts) for _, timings in sorted(self._timings.items())]
+
+    def _round(self, engine: Engine, gamma: int, batch_size: int, number: int) -> _Round:
+        count = batch_size * (_REQUESTS_PER_SLOT if batch_size > 1 else 1)
+        indices = range(number * count, (number + 1) * count)
+        full = [self._requests[index % len(self._requests)] for index in indices]
+        shortened = [_shortened(request) for request in full]
+        # fills the prefix cache of servers that have one
+        engine.serve_together(shortened, batch_size)
+        long, short = (engine.serve_together(batch, batch_size) for batch in (full, shortened))
+        (long_steps, long_drafted), (short_steps, short_drafted) = (
+            _steps_and_drafted(answers, gamma) for answers in (long, short)
+        )
+        seconds = sum(long.seconds) - sum(short.seconds)
+        return _Round(seconds, long_steps - short_steps, long_drafted - short_drafted)
+
+
+def _steps_and_drafted(answers: Together, gamma: int) -> tuple[int, int]:
+    if not gamma:
+        return sum(map(len, answers.tokens)), 0
+    blocks = answers.blocks
+    return (0, 0) if blocks is None else (blocks.num_blocks, blocks.num_drafted)
+
+
+def _shortened(request: Request) -> Request:
+    return request._replace(max_new_tokens=max(2, request.max_new_tokens // _SHORTENING))
+
+
+def mean_context(requests: Sequence[Request]) -> float:
+    """Mean number of tokens before a timed step, if every text has its full length."""
+    middles = [
+        len(request.prompt) + (_shortened(request).max_new_tokens + request.max_new_tokens) / 2
+        for request in requests
+    ]
+    return sum(middles) / len(middles)

@@ -1,4 +1,4 @@
-"""Times forward passes, and requests decoded with two decoders.
+"""Times forward passes and requests, and chooses the number of drafted tokens per block.
 
 Everything that is compared is interleaved in one process, so that variation in machine load affects
 both sides. Passes are compared by medians, requests by bootstrap intervals.
@@ -10,25 +10,28 @@ import contextlib
 import math
 import statistics
 import time
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from paceline.core import speed as speed_model
 from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
 from paceline.core.bootstrap import (
+    LEAST_UNITS,
     Interval,
     least_values,
     median_interval,
     ratio_of_ratios_interval,
 )
 from paceline.core.rules import Lossless
-from paceline.core.sampling import proposal_params
-from paceline.core.speed import predicted_speedup
+from paceline.core.sampling import SamplingParams, as_list, proposal_params
 from paceline.core.stats import DecodeStats
 from paceline.decode.block import draw, verify
 from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError, UsageError
+from paceline.measure.results import TriedRow
+from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
 from paceline.models.contract import decoder_contexts, decoder_prompt_of
 from paceline.progress import Progress, silent
@@ -37,28 +40,49 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from paceline.core.block import Drafted
-    from paceline.core.sampling import SamplingParams
     from paceline.decode import Block
     from paceline.decode.decoder import Decoder
+    from paceline.measure.results import GammaRow
     from paceline.models.contract import Model, ModelSession
+    from paceline.models.hf.base import HfModel
 
 _WARM_TOKENS = 8
+_DRAFT_GAMMAS, _DRAFT_REPEATS = (1, 2, 3, 4, 5), 20
+_DRAFT_CONTEXT = 32  # tokens before the timed passes
+_CHOOSING_PART = 4  # one request in four is for choosing gamma
+_MAX_CHOOSING = 8
+_NUM_ROUNDS = 2  # of choosing
 
 
-class PassCosts(NamedTuple):
+@dataclass(frozen=True)
+class PassCosts:
     """Median seconds of one token from each model, of drafting and of verifying gamma tokens.
 
-    `block_ratios`: block / target pass of each round of timing, by gamma; empty if not timed here.
+    The costs of passes that were timed here; `engine_costs.StepCosts` are those of an engine.
+
+    Attributes:
+        target_start_s: Of an encoder-decoder: seconds from a source to the first logits, encoder
+            included; `draft_start_s`: the same of the draft.
+        block_ratios: Block / target pass of each round of timing, by gamma; empty if not timed.
+        engine: The engine with these costs; empty: Paceline's decoder.
+        timed_gammas: Gammas that were timed in the engine; those between are interpolated.
+        remark: What the intervals leave out.
+        drafts_in_full: The engine drafts gamma tokens per block, also at the end of a text.
     """
 
     target_pass_s: float
     draft_pass_s: float
-    drafting_s: dict[int, float]
-    judging_s: dict[int, float]
+    drafting_s: Mapping[int, float]
+    verifying_s: Mapping[int, float]
     target_start_s: float | None = None
-    """Of an encoder-decoder: seconds from a source to the first logits, encoder included."""
     draft_start_s: float | None = None
-    block_ratios: Mapping[int, Sequence[float]] = MappingProxyType({})
+    block_ratios: Mapping[int, Sequence[float]] = field(
+        default_factory=dict[int, "Sequence[float]"]
+    )
+    engine: str = ""
+    timed_gammas: tuple[int, ...] = ()
+    remark: str = ""
+    drafts_in_full: bool = False
 
     @classmethod
     def of_rounds(
@@ -68,14 +92,14 @@ class PassCosts(NamedTuple):
         median = {case: statistics.median(times) for case, times in seconds.items()}
 
         def ratios(gamma: int) -> list[float]:
-            parts = seconds["drafting", gamma], seconds["judging", gamma], seconds["target", 1]
-            return [(draw + judge) / target for draw, judge, target in zip(*parts, strict=True)]
+            parts = seconds["drafting", gamma], seconds["verifying", gamma], seconds["target", 1]
+            return [(draft + verify) / target for draft, verify, target in zip(*parts, strict=True)]
 
         return cls(
             median["target", 1],
             median["draft", 1],
             {gamma: median["drafting", gamma] for gamma in gammas},
-            {gamma: median["judging", gamma] for gamma in gammas},
+            {gamma: median["verifying", gamma] for gamma in gammas},
             median.get(("target start", 0)),
             median.get(("draft start", 0)),
             {gamma: ratios(gamma) for gamma in gammas},
@@ -91,6 +115,11 @@ class PassCosts(NamedTuple):
         return cls(1.0, ratio, drafting, dict.fromkeys(gammas, 1.0))
 
     @property
+    def num_rounds(self) -> int:
+        """Number of rounds of timing."""
+        return max(map(len, self.block_ratios.values()), default=0)
+
+    @property
     def cost_ratio(self) -> float:
         """c = draft pass / target pass."""
         return self.draft_pass_s / self.target_pass_s
@@ -101,11 +130,11 @@ class PassCosts(NamedTuple):
 
     def block_cost_ratio(self, gamma: int) -> float:
         """Target pass over gamma + 1 tokens with verification / target pass over one token."""
-        return self.judging_s[gamma] / self.target_pass_s
+        return self.verifying_s[gamma] / self.target_pass_s
 
     def block_s(self, gamma: int) -> float:
         """Seconds of a block of gamma drafted tokens."""
-        return self.drafting_s[gamma] + self.judging_s[gamma]
+        return self.drafting_s[gamma] + self.verifying_s[gamma]
 
     def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
         """Relative error of block_s / target_pass_s as a lower and an upper factor.
@@ -120,6 +149,10 @@ class PassCosts(NamedTuple):
         value = self.block_s(gamma) / self.target_pass_s
         return min(low / value, 1.0), max(high / value, 1.0)
 
+    def part_drafted(self, gamma: int, drafted: float) -> float:
+        """Part of a block of gamma tokens that blocks of this mean length draft."""
+        return 1.0 if self.drafts_in_full else drafted / gamma
+
     def expected_speedup(
         self, block_efficiency: float, gamma: int, drafted: float | None = None
     ) -> float:
@@ -128,10 +161,56 @@ class PassCosts(NamedTuple):
         `drafted`: mean number of drafted tokens per block; None: gamma. Both costs of a block are
         assumed to be linear in it.
         """
-        part = 1.0 if drafted is None else drafted / gamma
+        part = 1.0 if drafted is None else self.part_drafted(gamma, drafted)
         ratio = part * self.drafting_cost_ratio(gamma)
         block = 1 + part * (self.block_cost_ratio(gamma) - 1)
-        return predicted_speedup(block_efficiency, gamma, ratio, block)
+        return speed_model.predicted_speedup(block_efficiency, gamma, ratio, block)
+
+    def predicted_speedup(self, block_efficiency: float, gamma: int) -> float:
+        """block_efficiency / (c gamma + 1)."""
+        return speed_model.predicted_speedup(block_efficiency, gamma, self.cost_ratio)
+
+    def break_even(self, gamma: int) -> float:
+        """Acceptance above which a block is faster than plain decoding; inf if there is none."""
+        ratios = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
+        return speed_model.break_even_acceptance(gamma, *ratios)
+
+    def figures(self, gamma: int, block_efficiency: float, drafted: float) -> dict[str, Any]:
+        """The figures of a `GammaRow` that depend on costs."""
+        break_even = self.break_even(gamma)
+        return {
+            "break_even_acceptance": None if math.isinf(break_even) else break_even,
+            "predicted_speedup": self.predicted_speedup(block_efficiency, gamma),
+            "drafting_cost_ratio": self.drafting_cost_ratio(gamma),
+            "block_cost_ratio": self.block_cost_ratio(gamma),
+            "expected_speedup": self.expected_speedup(block_efficiency, gamma, drafted),
+            "block_s": self.block_s(gamma),
+        }
+
+    def missing_interval(self, confidence: float) -> str:
+        """What to do about costs without an interval."""
+        return f"the costs have no interval; set pass_repeats={least_values(confidence)} or more"
+
+    def more_rounds(self, times: float) -> str:
+        """How to time `times` as many rounds; see `about`."""
+        return f"pass_repeats={about(self.num_rounds * times)}"
+
+
+class UnknownCosts(PassCosts):
+    """Costs of models whose blocks cannot be timed."""
+
+    def __init__(self) -> None:
+        super().__init__(math.nan, math.nan, {}, {})
+
+    def figures(self, gamma: int, block_efficiency: float, drafted: float) -> dict[str, Any]:
+        """None."""
+        return {}
+
+
+def about(count: float) -> int:
+    """Rounded up to two digits."""
+    unit = 10 ** max(0, math.floor(math.log10(max(count, 1))) - 1)
+    return math.ceil(max(count, 1) / unit) * unit
 
 
 class PassTimer:
@@ -190,7 +269,7 @@ class PassTimer:
         for gamma in self._gammas:
             drafted = self._draw("drafting", self._draft, gamma, self._draft_sampling)
             uniforms = None if self._sampling.greedy else UniformRows([[0.5] * gamma], [0.5])
-            with self._timed("judging", gamma, self._target):
+            with self._timed("verifying", gamma, self._target):
                 request = VerifyRequest(
                     [self._token], drafted, [gamma], Lossless(), self._sampling, uniforms
                 )
@@ -218,38 +297,81 @@ class PassTimer:
         return PassCosts.of_rounds(self._seconds, self._gammas)
 
 
-class PairedTimes(NamedTuple):
-    """Seconds and new tokens of each request, for baseline and method; the method's counts.
+class DraftCost(NamedTuple):
+    """Cost of a draft relative to its target, on this machine.
 
-    `*_first_s`: seconds to the first token; included in `*_s`.
+    Attributes:
+        parameter_ratio: Draft parameters / target parameters; tied ones are counted once.
+        cost_ratio: Seconds of a draft pass / a target pass, one token each.
+        break_even: Acceptance above which a block is faster than plain decoding, by gamma; inf if
+            there is none.
     """
 
-    baseline_s: list[float]
-    method_s: list[float]
-    baseline_first_s: list[float]
-    method_first_s: list[float]
-    baseline_tokens: list[int]
-    method_tokens: list[int]
-    stats: DecodeStats
-    num_repeats: int = 1
+    parameter_ratio: float
+    cost_ratio: float
+    break_even: dict[int, float]
 
-    def speedup(self, rng: torch.Generator) -> Interval:
-        """Seconds per token of the baseline / of the method, with an interval over requests."""
-        return ratio_of_ratios_interval(
-            (torch.tensor(self.baseline_s), torch.tensor(self.baseline_tokens)),
-            (torch.tensor(self.method_s), torch.tensor(self.method_tokens)),
-            rng=rng,
-        )
+    @property
+    def easiest(self) -> tuple[int, float]:
+        """The gamma with the lowest break-even acceptance, and that acceptance."""
+        return min(self.break_even.items(), key=lambda item: item[1])
 
-    def decoding_speedup(self, rng: torch.Generator) -> Interval:
-        """`speedup` without the time to the first token."""
-        baseline = torch.tensor(self.baseline_s) - torch.tensor(self.baseline_first_s)
-        method = torch.tensor(self.method_s) - torch.tensor(self.method_first_s)
-        return ratio_of_ratios_interval(
-            (baseline, torch.tensor(self.baseline_tokens) - self.num_repeats),
-            (method, torch.tensor(self.method_tokens) - self.num_repeats),
-            rng=rng,
-        )
+    def __str__(self) -> str:
+        gamma, acceptance = self.easiest
+        cost = f"in Paceline's decoder a pass costs {self.cost_ratio:.2f} of the target's"
+        if math.isinf(acceptance):
+            return f"{cost}; it never breaks even"
+        return f"{cost}; it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
+
+
+@torch.inference_mode()
+def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> DraftCost:
+    """Time both models, prepared for decoding, after a context of random tokens."""
+    rng = torch.Generator().manual_seed(seed)
+    halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
+    length = max(1, min([_DRAFT_CONTEXT, *halves]))
+    context = as_list(torch.randint(target.vocab_size, (length,), generator=rng))
+    pair = prepare_for_decoding(target), prepare_for_decoding(draft)
+    costs = PassTimer(*pair, context, _DRAFT_GAMMAS, SamplingParams()).run(_DRAFT_REPEATS)
+    break_even = {gamma: costs.break_even(gamma) for gamma in _DRAFT_GAMMAS}
+    return DraftCost(draft.num_parameters / target.num_parameters, costs.cost_ratio, break_even)
+
+
+class TimedRequest(NamedTuple):
+    """A decoded request. `first_s`: seconds to the first token, included in `seconds`."""
+
+    first_s: float
+    seconds: float
+    blocks: list[Block]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new tokens."""
+        return [token for block in self.blocks for token in block.tokens]
+
+
+def time_request(
+    decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, seed: int
+) -> TimedRequest:
+    """Decode one request."""
+    start = _now()
+    stream = decoder.stream(prompt, max_new_tokens, seed)
+    blocks = [next(stream)]
+    first = _now() - start
+    blocks += stream
+    return TimedRequest(first, _now() - start, blocks)
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def has_room(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> bool:
+    """True if the context has space for `max_new_tokens` after the prompt."""
+    free = decoder.room(prompt)
+    return free is None or free >= max_new_tokens
 
 
 def warm_up(
@@ -269,6 +391,58 @@ def warm_up(
             "prompts"
         )
     decoder.generate([prompt], tokens if free is None else min(tokens, free), seed)
+
+
+class PromptTimes(NamedTuple):
+    """Seconds, seconds to the first token (included) and new tokens, summed for each prompt."""
+
+    seconds: list[float]
+    first_s: list[float]
+    tokens: list[int]
+
+    @classmethod
+    def zeros(cls, count: int) -> PromptTimes:
+        return cls([0.0] * count, [0.0] * count, [0] * count)
+
+    def add(self, row: int, request: TimedRequest) -> None:
+        self.first_s[row] += request.first_s
+        self.seconds[row] += request.seconds
+        self.tokens[row] += len(request.tokens)
+
+    def per_token(self, num_firsts: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Seconds and tokens; `num_firsts`: of each prompt, without this many first tokens."""
+        seconds = torch.tensor(self.seconds)
+        if num_firsts:
+            seconds = seconds - torch.tensor(self.first_s)
+        return seconds, torch.tensor(self.tokens) - num_firsts
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(self.tokens) / sum(self.seconds)
+
+
+class PairedTimes(NamedTuple):
+    """Times of the same prompts with two decoders.
+
+    Attributes:
+        stats: Counts of the method's blocks.
+        num_repeats: Number of times that each prompt was decoded.
+    """
+
+    baseline: PromptTimes
+    method: PromptTimes
+    stats: DecodeStats
+    num_repeats: int = 1
+
+    def speedup(self, rng: torch.Generator) -> Interval:
+        """Seconds per token of the baseline / of the method, with an interval over requests."""
+        sides = self.baseline.per_token(), self.method.per_token()
+        return ratio_of_ratios_interval(*sides, rng=rng)
+
+    def decoding_speedup(self, rng: torch.Generator) -> Interval:
+        """`speedup` without the time to the first token."""
+        sides = (side.per_token(self.num_repeats) for side in (self.baseline, self.method))
+        return ratio_of_ratios_interval(*sides, rng=rng)
 
 
 def time_pairs(
@@ -291,31 +465,27 @@ def time_pairs(
         ContextLengthError: a prompt and its new tokens do not fit the context.
         UsageError: no text was long enough for drafting.
     """
-    decoders = (baseline, method)
     for row, prompt in enumerate(prompts):
         if not has_room(method, prompt, max_new_tokens):
             raise ContextLengthError(
                 f"prompt {row} has {len(prompt):,} tokens and max_new_tokens is {max_new_tokens}, "
                 f"but {method.context_in_words()}; lower max_prompt_tokens or max_new_tokens"
             )
-    for decoder in decoders:
+    for decoder in (baseline, method):
         warm_up(decoder, prompts, max_new_tokens, seed)
-    seconds = [[0.0] * len(prompts) for _ in decoders]
-    firsts = [[0.0] * len(prompts) for _ in decoders]
-    tokens = [[0] * len(prompts) for _ in decoders]
-    stats = DecodeStats()
+    times = PairedTimes(
+        PromptTimes.zeros(len(prompts)), PromptTimes.zeros(len(prompts)), DecodeStats(), num_repeats
+    )
+    sides = [(baseline, times.baseline), (method, times.method)]
+    stats = times.stats
     num_runs = num_repeats * len(prompts)
     for number in range(num_runs):
         row = number % len(prompts)
-        for which in (0, 1) if number % 2 else (1, 0):
-            first_s, all_s, blocks = time_request(
-                decoders[which], prompts[row], max_new_tokens, seed + number
-            )
-            firsts[which][row] += first_s
-            seconds[which][row] += all_s
-            tokens[which][row] += sum(len(block.tokens) for block in blocks)
-            if which == 1:
-                stats += count_blocks(blocks)
+        for decoder, side in sides if number % 2 else sides[::-1]:
+            request = time_request(decoder, prompts[row], max_new_tokens, seed + number)
+            side.add(row, request)
+            if decoder is method:
+                stats += count_blocks(request.blocks)
         between()
         progress("timing requests", number + 1, num_runs)
     if not stats.num_drafted:
@@ -323,30 +493,82 @@ def time_pairs(
             "every timed text ended before anything was drafted; use other prompts, or skip the "
             "timing with timed_prompts=0"
         )
-    return PairedTimes(
-        seconds[0], seconds[1], firsts[0], firsts[1], tokens[0], tokens[1], stats, num_repeats
-    )
+    return times._replace(stats=stats)
 
 
-def has_room(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> bool:
-    """True if the context has space for `max_new_tokens` after the prompt."""
-    free = decoder.remaining_context(prompt)
-    return free is None or free >= max_new_tokens
+def num_choosing(num_requests: int) -> int:
+    """Number of requests for choosing gamma; 0 if too few would remain for the timing."""
+    count = min(num_requests // _CHOOSING_PART, _MAX_CHOOSING)
+    enough = count >= _NUM_ROUNDS and num_requests - count >= LEAST_UNITS
+    return count if enough else 0
 
 
-def time_request(
-    decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, seed: int
-) -> tuple[float, float, list[Block]]:
-    """Decode one request. -> seconds to the first token, seconds to the last, blocks."""
-    start = _now()
-    stream = decoder.stream(prompt, max_new_tokens, seed)
-    blocks = [next(stream)]
-    first = _now() - start
-    blocks += stream
-    return first, _now() - start, blocks
+def candidates(rows: Sequence[GammaRow]) -> list[GammaRow]:
+    """Up to three gammas to time: the two with the highest expected speedup, and a smaller one.
+
+    The third is the one nearest to half the best: if blocks cost more than expected, the fastest
+    gamma may be much smaller.
+    """
+    best, *others = sorted(rows, key=lambda row: -row.expected_speedup)
+    chosen, rest = [best, *others[:1]], others[1:]
+    if rest:
+        chosen.append(min(rest, key=lambda row: abs(row.gamma - best.gamma / 2)))
+    return chosen
 
 
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+class Candidate:
+    """A gamma that is timed to choose one, and the seconds per block of its requests."""
+
+    def __init__(self, row: GammaRow, decoder: Decoder) -> None:
+        self.row = row
+        self.decoder = decoder
+        self.num_requests = 0
+        self._block_s: list[float] = []
+
+    def add(self, request: TimedRequest) -> None:
+        self.num_requests += 1
+        if num_blocks := count_blocks(request.blocks).num_blocks:
+            self._block_s.append((request.seconds - request.first_s) / num_blocks)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """From the median over requests, which is robust to interruptions; 0 without blocks."""
+        if not self._block_s:
+            return 0.0
+        return self.row.block_efficiency / statistics.median(self._block_s)
+
+    def figures(self) -> TriedRow:
+        return TriedRow(
+            gamma=self.row.gamma,
+            num_requests=self.num_requests,
+            tokens_per_s=self.tokens_per_s,
+            expected_speedup=self.row.expected_speedup,
+        )
+
+
+def choose_gamma(
+    tried: Sequence[Candidate],
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    seed: int,
+    progress: Progress,
+) -> Candidate:
+    """Time the candidates. -> the fastest.
+
+    Candidates are compared by predicted tokens per block / measured seconds per block: a few
+    requests suffice to measure the cost of a block, but not its number of tokens. Each of two
+    rounds uses half of the prompts; the second is without the slowest of three candidates. Do not
+    reuse these requests to measure the speedup, since they selected gamma.
+    """
+    for candidate in tried:
+        warm_up(candidate.decoder, prompts, max_new_tokens, seed)
+    running = list(tried)
+    for number, prompt in enumerate(prompts):
+        if number == (len(prompts) + 1) // 2 and len(running) > _NUM_ROUNDS:
+            running.remove(min(running, key=lambda candidate: candidate.tokens_per_s))
+        for index in range(len(running)):
+            candidate = running[(index + number) % len(running)]
+            candidate.add(time_request(candidate.decoder, prompt, max_new_tokens, seed + number))
+        progress("choosing gamma", number + 1, len(prompts))
+    return max(running, key=lambda candidate: candidate.tokens_per_s)

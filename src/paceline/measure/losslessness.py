@@ -15,26 +15,28 @@ kept.
 # T positions, V vocabulary, K cells
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
 from paceline.core.goodness_of_fit import equal_mass_cells, g_test
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params, to_probs
-from paceline.data import CorpusConfig, read_prompts
+from paceline.data.collate import batches_of_like_length
 from paceline.data.input_checks import InputChecks, checked
-from paceline.decode import SpeculativeDecoder
-from paceline.measure.acceptance import forced_logits
-from paceline.measure.lossless_reference import reference_of
-from paceline.measure.pair import DraftedBy, SampledBy
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.measure.acceptance import forced_logits, penalised_text
+from paceline.measure.pair import Pair, PairConfig, load_beside, load_prompts
 from paceline.measure.prompt_checks import check_prompts
-from paceline.measure.top_k_borders import kept_tokens
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.contract import decoder_contexts
+from paceline.models.hf.base import HfModel
+from paceline.models.hf.plain_text import REFERENCE, greedy_texts, plain_text_logits
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 from paceline.rng import named_generator
@@ -48,38 +50,28 @@ if TYPE_CHECKING:
 # Logits closer than this are a tie. In bfloat16, logits between 16 and 32 are multiples of 1/8.
 TIE_FLOAT32 = 1e-3
 TIE_16_BITS = 0.25
+_BATCH_SIZE = 20  # of the reference
+_SUM_ERROR = 1e-6  # maximum error of a running sum of probabilities in float32
 
 
-class VerifyConfig(StrictModel):
-    """Configuration of `verify`. A lossless rule fails with probability `false_alarm`."""
+class VerifyConfig(PairConfig):
+    """Configuration of `verify`. A lossless rule fails with probability `false_alarm`.
 
-    target: str
-    draft: str
-    prompts: CorpusConfig
+    Attributes:
+        batch_size: Number of texts in a batch; the fastest code paths need 1.
+        tolerance: Logits closer than this count as equal; None: 0.001 in float32, else 0.25.
+    """
+
     num_prompts: int = Field(default=20, ge=1)
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
     max_new_tokens: int = Field(default=64, ge=2)
-    gamma: int = Field(default=4, ge=1)
-    sampling: SampledBy = SamplingParams()
-    draft_sampling: DraftedBy = None
-    """Sampling parameters of the draft; None: the same as `sampling`."""
-    num_cells: int = Field(default=16, ge=2, le=2**16)
     batch_size: int = Field(default=1, ge=1)
-    """Number of texts in a batch; the fastest code paths need 1."""
-    draft_weights: Literal["auto", "int8"] = "auto"
+    # In 16 bits, rounding differs more between passes over one and over several tokens.
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    gamma: int = Field(default=4, ge=1)
+    num_cells: int = Field(default=16, ge=2, le=2**16)
     false_alarm: float = Field(default=1e-4, gt=0, lt=1)
     tolerance: float | None = Field(default=None, ge=0)
-    """Logits closer than this count as equal; None: 0.001 in float32, else 0.25."""
-    seed: int = 0
     self_test: bool = False
-    # In 16 bits, rounding differs more between passes over one and over several tokens.
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
-    device: str = "auto"
-
-    @model_validator(mode="after")
-    def _one_penalty(self) -> VerifyConfig:
-        proposal_params(self.sampling, self.draft_sampling)
-        return self
 
     @property
     def tie(self) -> float:
@@ -166,15 +158,9 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     """
     checked(config)
     target = load_model(config.target, dtype=config.dtype, device=config.device)
-    tokenizer = tokenizer_of(target, config.target)
-    prompts = read_prompts(
-        config.prompts,
-        tokenizer,
-        max_tokens=config.max_prompt_tokens,
-        encoder=target.decoder_prompt is not None,
-    )
-    draft = load_model(config.draft, dtype=target.dtype, device=config.device)
-    check_same_vocabulary(target, draft)
+    tokenizer_of(target, config.target)
+    draft = load_beside(target, config.draft, config.device)
+    prompts = load_prompts(config, Pair(target, draft))
     ready = prepare_for_decoding(draft, config.draft_weights)
     served = prepare_for_decoding(target)
     return verify_models(served, ready, prompts, config, progress, reference=target)
@@ -207,7 +193,7 @@ def verify_models(
         greedy=greedy,
         distribution=distribution,
         broken_distribution=broken,
-        reference=reference_of(models.reference).name,
+        reference=models.reference_with(config.sampling).name,
     )
 
 
@@ -217,6 +203,123 @@ class Models(NamedTuple):
     target: Model
     draft: Model
     reference: Model
+
+    def decoder(
+        self, rule: Rule, config: VerifyConfig, sampling: SamplingParams
+    ) -> SpeculativeDecoder:
+        pair, drafts = (self.target, self.draft), config.draft_sampling
+        return SpeculativeDecoder(*pair, rule, config.gamma, sampling, draft_sampling=drafts)
+
+    def reference_with(self, sampling: SamplingParams) -> Reference:
+        """The most independent reference for the reference target."""
+        vocab_size = check_same_vocabulary(self.reference, self.draft)
+        if isinstance(self.reference, HfModel):
+            return OfTransformers(self.reference, sampling, vocab_size)
+        return OfSessions(self.reference, sampling, vocab_size)
+
+
+class Reference(ABC):
+    """What `verify` compares with: greedy texts and logits of the unprepared target.
+
+    A transformers model is asked by generate() and by a pass over the whole text without a cache,
+    without Paceline's decoding. A model of another kind, such as a table, has sessions only; its
+    own decoder is the reference then.
+
+    Attributes:
+        name: What computes them.
+    """
+
+    name: str
+
+    @abstractmethod
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        """The greedy text of each prompt; only the penalty of `sampling` is used."""
+
+    @abstractmethod
+    def logits(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """Logits before each token of each text, penalty applied, [T, V] each."""
+
+    def gap(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:
+        """Difference of the two highest logits after these tokens."""
+        # the logits are those before each token, so append an arbitrary one
+        (logits_TV,) = self.logits([prompt], [[*tokens, 0]])
+        best, second = logits_TV[-1].topk(2).values
+        return float(best - second)
+
+
+class OfTransformers(Reference):
+    """generate(), and the pass of transformers over whole texts."""
+
+    name = REFERENCE
+
+    def __init__(self, model: HfModel, sampling: SamplingParams, vocab_size: int) -> None:
+        self._model, self._sampling, self._vocab_size = model, sampling, vocab_size
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        lengths = [self._length(prompt, max_new_tokens) for prompt in prompts]
+        whole = [row for row, length in enumerate(lengths) if length == max_new_tokens]
+        own_lengths = [len(prompts[row]) for row in whole]
+        groups = batches_of_like_length(own_lengths, _BATCH_SIZE) if whole else ()
+        batches = [[whole[at] for at in group] for group in groups]
+        batches += [[row] for row, length in enumerate(lengths) if length < max_new_tokens]
+        written: dict[int, list[int]] = {}
+        for rows in batches:
+            length = lengths[rows[0]]
+            texts = greedy_texts(
+                self._model,
+                [prompts[row] for row in rows],
+                length,
+                repetition_penalty=self._sampling.repetition_penalty,
+                vocab_size=self._vocab_size,
+                forces_eos=length == max_new_tokens,  # not where the context ends
+            )
+            written |= zip(rows, texts, strict=True)
+        return [written[row] for row in range(len(prompts))]
+
+    def _length(self, prompt: Sequence[int], max_new_tokens: int) -> int:
+        """Maximum number of new tokens after this prompt."""
+        limit = self._model.max_length
+        (context,) = decoder_contexts(self._model, [prompt])
+        return max_new_tokens if limit is None else min(max_new_tokens, limit - len(context))
+
+    def logits(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        rows = zip(prompts, texts, plain_text_logits(self._model, prompts, texts), strict=True)
+        return [
+            penalised_text(
+                self._model, prompt, text, logits_TV[:, : self._vocab_size], self._sampling
+            )
+            for prompt, text, logits_TV in rows
+        ]
+
+
+class OfSessions(Reference):
+    """The model's own sessions, for models that are not of transformers."""
+
+    name = "the target's own sessions"
+
+    def __init__(self, model: Model, sampling: SamplingParams, vocab_size: int) -> None:
+        self._model, self._sampling, self._vocab_size = model, sampling, vocab_size
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        sampling = self._sampling.model_copy(update={"temperature": 0.0})
+        decoder = AutoregressiveDecoder(self._model, sampling)
+        decoder.vocab_size = self._vocab_size
+        texts = decoder.generate(prompts, max_new_tokens, batch_size=_BATCH_SIZE)
+        return [text.tokens for text in texts]
+
+    @torch.inference_mode()
+    def logits(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        settings = self._sampling, self._vocab_size
+        return [
+            forced_logits(self._model, prompt, text, *settings)
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
 
 
 def check_greedy(
@@ -228,14 +331,10 @@ def check_greedy(
 ) -> GreedyCheck:
     """Decode every prompt greedily with the draft, and compare with the reference's texts."""
     sampling = config.sampling.model_copy(update={"temperature": 0.0})
-    speculative = SpeculativeDecoder(
-        *(models.target, models.draft, rule, config.gamma, sampling),
-        draft_sampling=config.draft_sampling,
-    )
-    reference = reference_of(models.reference)
-    given = sampling, check_same_vocabulary(models.reference, models.draft)
+    speculative = models.decoder(rule, config, sampling)
+    reference = models.reference_with(sampling)
     progress("greedy texts of the target", 0, len(prompts))
-    written = reference.greedy(prompts, config.max_new_tokens, *given)
+    written = reference.greedy(prompts, config.max_new_tokens)
     progress("greedy texts of the target", len(prompts), len(prompts))
     num_tokens = num_identical = num_ties = 0
     first_difference: str | None = None
@@ -246,14 +345,14 @@ def check_greedy(
             want = written[row]
             if first_split(want, have.tokens) is not None and len(prompts) > 1:
                 # alone: padding changes what some models write
-                (want,) = reference.greedy([prompts[row]], config.max_new_tokens, *given)
+                (want,) = reference.greedy([prompts[row]], config.max_new_tokens)
             num_tokens += len(want)
             split = first_split(want, have.tokens)
             # Blocks need space, so speculative text ends up to gamma tokens before the context.
             cut = split == len(have.tokens) and have.stop_reason == "context"
             if split is None or cut:
                 num_identical += 1
-            elif reference.gap(prompts[row], want[:split], *given) < config.tie:
+            elif reference.gap(prompts[row], want[:split]) < config.tie:
                 num_ties += 1
             else:
                 first_difference = first_difference or _describe(row, split, want, have.tokens)
@@ -267,26 +366,12 @@ def check_greedy(
     )
 
 
-def first_split(wanted: Sequence[int], got: Sequence[int]) -> int | None:
+def first_split(text: Sequence[int], other: Sequence[int]) -> int | None:
     """The first position where two texts differ; None if they are equal."""
-    for position, (want, have) in enumerate(zip(wanted, got, strict=False)):
-        if want != have:
+    for position, (token, other_token) in enumerate(zip(text, other, strict=False)):
+        if token != other_token:
             return position
-    return None if len(wanted) == len(got) else min(len(wanted), len(got))
-
-
-def logit_gap(
-    model: Model,
-    prompt: Sequence[int],
-    tokens: Sequence[int],
-    sampling: SamplingParams,
-    vocab_size: int,
-) -> float:
-    """Difference of a model's two highest logits after these tokens."""
-    # forced_logits gives the logits before each token, so append an arbitrary one
-    logits_TV = forced_logits(model, prompt, [*tokens, 0], sampling, vocab_size)
-    best, second = logits_TV[-1].topk(2).values
-    return float(best - second)
+    return None if len(text) == len(other) else min(len(text), len(other))
 
 
 def _describe(row: int, split: int, want: Sequence[int], have: Sequence[int]) -> str:
@@ -304,13 +389,9 @@ def check_distribution(
     progress: Progress = silent,
 ) -> DistributionCheck:
     """Sample text with the rule, and test the distribution of its tokens."""
-    decoder = SpeculativeDecoder(
-        *(models.target, models.draft, rule, config.gamma, config.sampling),
-        draft_sampling=config.draft_sampling,
-    )
+    decoder = models.decoder(rule, config, config.sampling)
     decoder.forces_eos = False  # a forced token does not follow the target's distribution
-    reference = reference_of(models.reference)
-    vocab_size = check_same_vocabulary(models.reference, models.draft)
+    reference = models.reference_with(config.sampling)
     rng = named_generator(config.seed, "cells")
     counts_K = torch.zeros(config.num_cells, dtype=torch.int64)
     num_impossible = num_border = 0
@@ -318,7 +399,7 @@ def check_distribution(
         batch = prompts[start : start + config.batch_size]
         texts = decoder.generate(batch, config.max_new_tokens, seed=config.seed + start)
         written = [text.tokens for text in texts]
-        expected = reference.logits(batch, written, config.sampling, vocab_size)
+        expected = reference.logits(batch, written)
         for prompt, tokens, target_TV in zip(batch, written, expected, strict=True):
             # without the first token, which comes from the prefill
             parts = (part[1:] for part in _tested(models, prompt, tokens, target_TV, config))
@@ -358,3 +439,44 @@ def _tested(
     index_T1 = tokens_T[:, None].to(sure_TV.device)
     sure_T, possible_T = (kept.gather(-1, index_T1)[:, 0].cpu() for kept in (sure_TV, possible_TV))
     return p_TV, q_TV, tokens_T, sure_T, possible_T
+
+
+def kept_tokens(
+    logits_TV: Tensor, params: SamplingParams, tolerance: float
+) -> tuple[Tensor, Tensor]:
+    """Tokens that the sampler certainly keeps, and tokens that it may keep.
+
+    Logits depend slightly on the shape of the pass and on the data type, so tokens with nearly
+    equal logits may swap ranks in the order that top-k and top-p cut.
+    Tokens at the border are in the second set only. `tolerance`: logits closer than this may swap
+    ranks, and the odds of a token may be off by a factor of exp(tolerance / temperature).
+
+    Shapes: logits [T, V], the repetition penalty applied -> bool [T, V] each.
+    """
+    vocab_size = logits_TV.shape[-1]
+    temperature = params.temperature or 1.0
+    most = 1 if params.greedy else params.top_k or vocab_size
+    scaled_TV = logits_TV.double() / temperature
+    slack = tolerance / temperature
+    ordered_TV = scaled_TV.sort(-1).values
+    surely_ahead_TV = vocab_size - torch.searchsorted(ordered_TV, scaled_TV + slack, right=True)
+    # - 1: the token itself
+    maybe_ahead_TV = vocab_size - torch.searchsorted(ordered_TV, scaled_TV - slack) - 1
+    sure_TV, possible_TV = maybe_ahead_TV < most, surely_ahead_TV < most
+    if params.greedy or params.top_p == 1:
+        return sure_TV, possible_TV
+    likeliest_TV = ordered_TV.flip(-1)
+    likeliest_TV[:, most:] = -torch.inf
+    mass_TV = torch.nn.functional.pad(likeliest_TV.softmax(-1).cumsum(-1), (1, 0))
+    odds = torch.tensor(slack, dtype=torch.float64).exp()
+    least_TV = _at_odds(mass_TV.gather(-1, surely_ahead_TV), 1 / odds) - _SUM_ERROR
+    most_TV = _at_odds(mass_TV.gather(-1, maybe_ahead_TV), odds) + _SUM_ERROR
+    # the most likely token is always kept
+    sure_TV &= (maybe_ahead_TV == 0) | (most_TV < params.top_p)
+    possible_TV &= (surely_ahead_TV == 0) | (least_TV < params.top_p)
+    return sure_TV, possible_TV
+
+
+def _at_odds(mass: Tensor, odds: Tensor) -> Tensor:
+    """The probability whose odds are `odds` times those of `mass`."""
+    return mass * odds / (mass * odds + (1 - mass).clamp(min=0)).clamp(min=1e-300)

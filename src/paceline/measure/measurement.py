@@ -3,21 +3,30 @@
 # B texts, T positions
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from pydantic import Field
 
 from paceline.config import StrictModel
 from paceline.core import speed as speed_model
-from paceline.core.bootstrap import ratio_interval
-from paceline.data.input_checks import checked
+from paceline.data.input_checks import InputChecks, checked
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import environment
 from paceline.errors import UsageError
-from paceline.measure.acceptance import TextScores, budgets_of, score_texts
-from paceline.measure.engine_costs import EngineCosts, check_sizes, read_costs
-from paceline.measure.expected_speed import errors_of, expected_speeds
-from paceline.measure.latency import PassTimer
-from paceline.measure.measure_config import MeasureConfig
-from paceline.measure.pair import load_models, load_prompts, sample_texts
+from paceline.measure.acceptance import budgets_of, score_texts
+from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
+from paceline.measure.latency import (
+    Candidate,
+    PassTimer,
+    UnknownCosts,
+    candidates,
+    choose_gamma,
+    has_room,
+    num_choosing,
+    time_pairs,
+)
+from paceline.measure.pair import PairConfig, load_prompts, sample_texts
+from paceline.measure.prompt_checks import check_costs, check_prompts
 from paceline.measure.results import (
     AcceptanceRow,
     CostRow,
@@ -26,8 +35,7 @@ from paceline.measure.results import (
     SpeedRow,
     TriedRow,
 )
-from paceline.measure.timing import time_best
-from paceline.measure.verdict import Verdict, judge, judge_expected, not_timed
+from paceline.measure.verdict import Verdict, decide, decide_by_expected, expected_speeds, not_timed
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
@@ -38,11 +46,40 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.core.text_scores import TextScores
     from paceline.measure.latency import PassCosts
     from paceline.models.contract import Model
 
 # The prefill gives the first token, and a block leaves one token of the budget to the target.
 _MIN_TIMED_TOKENS = 3
+
+
+class MeasureConfig(WithCosts, PairConfig):
+    """Configuration of `measure`.
+
+    Attributes:
+        timed_prompts: Number of timed requests, including those that choose gamma; 0: no timing.
+    """
+
+    num_prompts: int = Field(default=32, ge=1)
+    gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(1, 2, 3, 4, 5, 6, 8), min_length=1
+    )
+    pass_repeats: int = Field(default=31, ge=1)
+    timed_prompts: int = Field(default=16, ge=0)
+    timed_repeats: int = Field(default=1, ge=1)
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.device(self.device)
+        check_costs(checks, self, self.gammas)
+        models = checks.pair(self.target, self.draft)
+        num_timed = 0 if self.costs is not None else min(self.timed_prompts, self.num_prompts)
+        # a timed request is decoded in full, and its last block needs up to gamma extra positions
+        timed = num_timed, self.max_new_tokens + min(self.gammas)
+        check_prompts(checks, self, models, new_tokens=1, timed=timed)
+        return checks
 
 
 class Measurement(StrictModel):
@@ -81,17 +118,14 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
     if config.costs is not None:
         costs = read_costs(config.costs)
         config = as_served(config, costs)
-    full_vocabulary = costs is not None and costs.full_vocabulary
-    pair = load_models(config, progress, full_vocabulary=full_vocabulary)
-    if costs is not None and config.costs is not None:
-        check_sizes(costs, config.costs, *(model.num_parameters for model in pair))
-    found = measure_models(*pair, load_prompts(config, pair), config, progress, costs=costs)
-    return found.model_copy(
-        update={
-            "target_fingerprint": fingerprint(config.target),
-            "draft_fingerprint": fingerprint(config.draft),
-        }
-    )
+    pair = load_models_of(config, costs, progress)
+    prompts = load_prompts(config, pair)
+    measurement = measure_models(*pair, prompts, config, progress, engine=costs)
+    fingerprints = {
+        "target_fingerprint": fingerprint(config.target),
+        "draft_fingerprint": fingerprint(config.draft),
+    }
+    return measurement.model_copy(update=fingerprints)
 
 
 def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
@@ -119,44 +153,48 @@ def measure_models(
     config: MeasureConfig,
     progress: Progress = silent,
     known_texts: list[list[int]] | None = None,
-    costs: EngineCosts | None = None,
+    engine: EngineCosts | None = None,
 ) -> Measurement:
     """Measure two models, loaded and prepared for decoding, on tokenized prompts.
 
     `known_texts`: texts from `sample_texts` for the first prompts; missing ones are appended.
-    `costs`: costs of an engine, used instead of timing passes.
+    `engine`: costs of an engine, used instead of timing passes.
     """
-    prompts = prompts[: config.num_prompts]
-    completions = _complete(target, prompts, config, known_texts, progress)
-    settings = config.sampling, progress, config.draft_sampling
-    scores = score_texts(target, draft, prompts, completions, *settings)
-    acceptance = summarise_acceptance(scores, config.seed)
-    budget_B = budgets_of(target, prompts, config.max_new_tokens)
-    longest = int(scores.mask_BT.sum(-1).max())
-    gammas = usable_gammas(config.gammas, longest, int(budget_B.max()))
-    begun = completions[0][: config.max_new_tokens // 2]
-    if costs is None:
-        passes = _passes(target, draft, prompts[0], begun, gammas, config, progress)
-    else:
-        passes = costs.pass_costs(gammas, config.concurrency)
-    cost = _cost_row(target, draft, passes, costs)
-    rows = [_gamma_row(one, scores, budget_B, acceptance, passes, cost, costs) for one in gammas]
-    tried, timed, expected = list[TriedRow](), None, None
-    if passes is None:
-        chosen, verdict = rows[0], not_timed(acceptance, str(without_rollback(target, draft)))
-    elif config.timed_prompts and costs is None:  # also if no speedup is expected
-        chosen, tried, timed = time_best(target, draft, prompts, rows, begun, config, progress)
-        verdict = judge(acceptance, chosen, timed)
-    else:
-        found = expected_speeds(
-            rows,
-            [scores.tokens_and_blocks(gamma, budget_B) for gamma in gammas],
-            errors_of(passes, costs, config.concurrency),
-            seed=config.seed,
-            in_full=costs is not None and costs.drafts_in_full,
+    if config.timed_prompts and config.max_new_tokens < _MIN_TIMED_TOKENS:
+        raise UsageError(
+            f"max_new_tokens is {config.max_new_tokens}, too few to draft and time a block; "
+            f"ask for {_MIN_TIMED_TOKENS} or more, or skip the timing with timed_prompts=0"
         )
-        engine = () if costs is None else (str(costs), costs.remark)
-        best, verdict = judge_expected(acceptance, found, config.pass_repeats, *engine)
+    prompts = prompts[: config.num_prompts]
+    completions = [] if known_texts is None else known_texts
+    sample_texts(target, prompts, config, completions, progress)
+    completions = completions[: len(prompts)]
+    texts = ScoredTexts.of(target, draft, prompts, completions, config, progress)
+    acceptance = texts.acceptance(config.seed)
+    gammas = texts.usable_gammas(config.gammas)
+    # passes and requests are timed in the middle of a typical text
+    begun = completions[0][: config.max_new_tokens // 2]
+    samplings = config.sampling, config.draft_sampling
+    architecture = without_rollback(target, draft)
+    if engine is not None:
+        costs = engine.step_costs(gammas, config.concurrency)
+    elif architecture is not None:
+        costs = UnknownCosts()
+    else:
+        timer = PassTimer(target, draft, prompts[0], gammas, *samplings, begun)
+        costs = timer.run(config.pass_repeats, progress)
+    cost = _cost_row(target, draft, costs)
+    rows = [_gamma_row(gamma, texts, acceptance, cost, costs) for gamma in gammas]
+    tried, speed, expected = list[TriedRow](), None, None
+    if engine is None and architecture is not None:
+        chosen, verdict = rows[0], not_timed(acceptance, architecture)
+    elif config.timed_prompts and engine is None:  # also if no speedup is expected
+        chosen, tried, speed = _time_best(target, draft, prompts, rows, begun, config, progress)
+        verdict = decide(acceptance, chosen, speed)
+    else:
+        counts = [texts.tokens_and_blocks(gamma) for gamma in gammas]
+        speeds = expected_speeds(rows, counts, costs, seed=config.seed)
+        best, verdict = decide_by_expected(acceptance, speeds, costs)
         chosen, expected = best.row, IntervalRow.of(best.speedup)
     return Measurement(
         config=config,
@@ -165,69 +203,72 @@ def measure_models(
         gammas=rows,
         best_gamma=chosen.gamma if verdict.go else 0,
         tried=tried,
-        speed=timed,
+        speed=speed,
         expected=expected,
-        timed_gammas=() if costs is None else tuple(costs.gammas),
+        timed_gammas=costs.timed_gammas,
         verdict=verdict,
         environment=environment(),
     )
 
 
-def _cost_row(
-    target: Model, draft: Model, passes: PassCosts | None, costs: EngineCosts | None
-) -> CostRow:
-    sizes: dict[str, Any] = {
-        "target_parameters": target.num_parameters,
-        "draft_parameters": draft.num_parameters,
-    }
-    if passes is None:
-        return CostRow(**sizes)
-    return CostRow(
-        target_pass_s=passes.target_pass_s,
-        draft_pass_s=passes.draft_pass_s,
-        cost_ratio=passes.cost_ratio,
-        engine="" if costs is None else str(costs),
-        target_start_s=passes.target_start_s,
-        draft_start_s=passes.draft_start_s,
-        **sizes,
-    )
+class ScoredTexts(NamedTuple):
+    """Texts of the target, scored with both models.
 
+    Attributes:
+        scores: At each position.
+        length_B: Number of tokens of each text.
+        budget_B: Maximum number of tokens of each text.
+    """
 
-def _complete(
-    target: Model,
-    prompts: Sequence[Sequence[int]],
-    config: MeasureConfig,
-    known_texts: list[list[int]] | None,
-    progress: Progress,
-) -> list[list[int]]:
-    if config.timed_prompts and config.max_new_tokens < _MIN_TIMED_TOKENS:
-        raise UsageError(
-            f"max_new_tokens is {config.max_new_tokens}, too few to draft and time a block; "
-            f"ask for {_MIN_TIMED_TOKENS} or more, or skip the timing with timed_prompts=0"
-        )
-    texts = [] if known_texts is None else known_texts
-    sample_texts(target, prompts, config, texts, progress)
-    return texts[: len(prompts)]
+    scores: TextScores
+    length_B: Tensor
+    budget_B: Tensor
 
+    @classmethod
+    def of(
+        cls,
+        target: Model,
+        draft: Model,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        config: PairConfig,
+        progress: Progress,
+    ) -> ScoredTexts:
+        settings = config.sampling, progress, config.draft_sampling
+        scores = score_texts(target, draft, prompts, completions, *settings)
+        budget_B = budgets_of(target, prompts, config.max_new_tokens)
+        return cls(scores, scores.mask_BT.sum(-1), budget_B)
 
-def summarise_acceptance(scores: TextScores, seed: int) -> AcceptanceRow:
-    """Means over the tokens of all texts, with intervals over texts."""
-    lengths_B = scores.mask_BT.sum(-1)
+    def tokens_and_blocks(self, gamma: int) -> tuple[Tensor, Tensor]:
+        """Expected tokens and blocks of each text, [B] each."""
+        return self.scores.tokens_and_blocks(gamma, self.budget_B)
 
-    def interval(score_BT: Tensor) -> IntervalRow:
+    def drafted_per_block(self, gamma: int) -> float:
+        """Mean number of drafted tokens per block; below gamma if budgets end within blocks."""
+        return self.scores.drafted_per_block(gamma, self.budget_B)
+
+    def usable_gammas(self, gammas: Sequence[int]) -> list[int]:
+        """See `usable_gammas`."""
+        return usable_gammas(gammas, int(self.length_B.max()), int(self.budget_B.max()))
+
+    def mean(self, score_BT: Tensor, seed: int) -> IntervalRow:
+        """Mean over the tokens of all texts of a score in [0, 1], with its interval over texts."""
         rng = named_generator(seed, "bootstrap")
-        return IntervalRow.of(ratio_interval(score_BT.sum(-1), lengths_B, rng=rng, most=1.0))
+        return IntervalRow.of_ratio(score_BT.sum(-1), self.length_B, rng, most=1.0)
 
-    reached_T = scores.mask_BT.sum(0)
-    by_position_T = scores.acceptance_BT.sum(0) / reached_T.clamp(min=1)
-    return AcceptanceRow(
-        num_prompts=len(lengths_B),
-        num_tokens=int(lengths_B.sum()),
-        expected_acceptance=interval(scores.acceptance_BT),
-        greedy_draft_acceptance=interval(scores.greedy_draft_BT),
-        greedy_agreement=interval(scores.agreement_BT),
-        acceptance_by_position=[float(mean) for mean in by_position_T],
-    )
+    def acceptance(self, seed: int) -> AcceptanceRow:
+        """Means over the tokens of all texts, with intervals over texts."""
+        scores = self.scores
+        reached_T = scores.mask_BT.sum(0)
+        by_position_T = scores.acceptance_BT.sum(0) / reached_T.clamp(min=1)
+        return AcceptanceRow(
+            num_prompts=len(self.length_B),
+            num_tokens=int(self.length_B.sum()),
+            expected_acceptance=self.mean(scores.acceptance_BT, seed),
+            greedy_draft_acceptance=self.mean(scores.greedy_draft_BT, seed),
+            greedy_agreement=self.mean(scores.agreement_BT, seed),
+            acceptance_by_position=[float(mean) for mean in by_position_T],
+        )
 
 
 def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]:
@@ -253,18 +294,25 @@ def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]
     return usable
 
 
+def _cost_row(target: Model, draft: Model, costs: PassCosts) -> CostRow:
+    return CostRow(
+        target_pass_s=costs.target_pass_s,
+        draft_pass_s=costs.draft_pass_s,
+        cost_ratio=costs.cost_ratio,
+        target_parameters=target.num_parameters,
+        draft_parameters=draft.num_parameters,
+        engine=costs.engine,
+        target_start_s=costs.target_start_s,
+        draft_start_s=costs.draft_start_s,
+    )
+
+
 def _gamma_row(
-    gamma: int,
-    scores: TextScores,
-    budget_B: Tensor,
-    acceptance: AcceptanceRow,
-    costs: PassCosts | None,
-    cost: CostRow,
-    engine: EngineCosts | None,
+    gamma: int, texts: ScoredTexts, acceptance: AcceptanceRow, cost: CostRow, costs: PassCosts
 ) -> GammaRow:
-    tokens_B, blocks_B = scores.tokens_and_blocks(gamma, budget_B)
+    tokens_B, blocks_B = texts.tokens_and_blocks(gamma)
     tau = float(tokens_B.sum() / blocks_B.sum())
-    drafted = scores.drafted_per_block(gamma, budget_B)
+    drafted = texts.drafted_per_block(gamma)
     alpha = min(max(acceptance.expected_acceptance.value, 0.0), 1.0)
     return GammaRow(
         gamma=gamma,
@@ -272,42 +320,80 @@ def _gamma_row(
         block_efficiency=tau,
         drafted_per_block=drafted,
         mbsu=speed_model.mbsu(tau, gamma, cost.draft_parameters / cost.target_parameters),
-        **({} if costs is None else _speeds(gamma, tau, drafted, costs, engine)),
+        **costs.figures(gamma, tau, drafted),
     )
 
 
-def _speeds(
-    gamma: int, tau: float, drafted: float, costs: PassCosts, engine: EngineCosts | None
-) -> dict[str, Any]:
-    """The figures of a gamma that depend on the costs of passes."""
-    drafting, block = costs.drafting_cost_ratio(gamma), costs.block_cost_ratio(gamma)
-    in_full = engine is not None and engine.drafts_in_full
-    break_even = speed_model.break_even_acceptance(gamma, drafting, block)
-    return {
-        "break_even_acceptance": None if math.isinf(break_even) else break_even,
-        # an engine's c depends on gamma: it includes more than the draft's passes
-        "predicted_speedup": speed_model.predicted_speedup(
-            tau, gamma, drafting if engine else costs.cost_ratio
-        ),
-        "drafting_cost_ratio": drafting,
-        "block_cost_ratio": block,
-        "expected_speedup": costs.expected_speedup(tau, gamma, None if in_full else drafted),
-        "block_s": costs.block_s(gamma),
-    }
-
-
-def _passes(
+def _time_best(
     target: Model,
     draft: Model,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[GammaRow],
     begun: Sequence[int],
-    gammas: Sequence[int],
     config: MeasureConfig,
     progress: Progress,
-) -> PassCosts | None:
-    """Costs of passes in the middle of a typical text; None if a model cannot roll back."""
-    if without_rollback(target, draft) is not None:
-        return None
+) -> tuple[GammaRow, list[TriedRow], SpeedRow]:
+    """Choose and time gamma, on separate requests; passes are timed between the requests.
+
+    `begun`: tokens after the first prompt, before the timed passes.
+
+    Returns:
+        The row of this gamma, all tried gammas, and its timing.
+    """
+    prompts, length = prompts[: config.timed_prompts], config.max_new_tokens
+
+    def timed(row: GammaRow) -> Candidate:
+        settings = None, row.gamma, config.sampling
+        drafts = config.draft_sampling
+        return Candidate(row, SpeculativeDecoder(target, draft, *settings, draft_sampling=drafts))
+
+    def fits(candidate: Candidate) -> bool:
+        return all(has_room(candidate.decoder, prompt, length) for prompt in prompts)
+
+    best, *others = map(timed, candidates(rows))
+    others = [candidate for candidate in others if fits(candidate)]
+    choosing = num_choosing(len(prompts)) if others and fits(best) else 0
+    tried = [best, *others] if choosing else []
+    if choosing:
+        best = choose_gamma(
+            tried,
+            prompts[:choosing],
+            max_new_tokens=length,
+            seed=config.seed + len(prompts) * config.timed_repeats,  # not used by time_pairs
+            progress=progress,
+        )
     samplings = config.sampling, config.draft_sampling
-    timer = PassTimer(target, draft, prompt, gammas, *samplings, generated=begun)
-    return timer.run(config.pass_repeats, progress)
+    timer = PassTimer(target, draft, prompts[0], [], *samplings, begun)
+    times = time_pairs(
+        AutoregressiveDecoder(target, config.sampling),
+        best.decoder,
+        prompts[choosing:],
+        max_new_tokens=length,
+        seed=config.seed,
+        num_repeats=config.timed_repeats,
+        progress=progress,
+        between=timer.time_once,
+    )
+    num_requests = len(prompts) - choosing
+    for _ in range(config.pass_repeats - num_requests * config.timed_repeats):
+        timer.time_once()
+    rng = named_generator(config.seed, "bootstrap-speed")
+    decoding = IntervalRow.of(times.decoding_speedup(rng))
+    costs, tau = timer.costs(), times.stats.block_efficiency
+    predicted = costs.predicted_speedup(best.row.block_efficiency, best.row.gamma)
+    speed = SpeedRow(
+        gamma=best.row.gamma,
+        num_requests=num_requests,
+        num_tokens=sum(times.method.tokens),
+        speedup=IntervalRow.of(times.speedup(rng)),
+        decoding_speedup=decoding,
+        cost_ratio=costs.cost_ratio,
+        predicted_speedup=predicted,
+        measured_over_predicted=decoding.value / predicted,
+        engine_efficiency=decoding.value / costs.predicted_speedup(tau, best.row.gamma),
+        baseline_tokens_per_s=times.baseline.tokens_per_s,
+        speculative_tokens_per_s=times.method.tokens_per_s,
+        block_efficiency=tau,
+        acceptance_rate=times.stats.acceptance_rate,
+    )
+    return best.row, [candidate.figures() for candidate in tried], speed

@@ -19,6 +19,7 @@ from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from paceline.models import HfModel
     from paceline.models.contract import Model
@@ -76,7 +77,7 @@ class Writing(Protocol):
 
 
 class Pair(NamedTuple):
-    """Both models prepared for decoding."""
+    """A target and a draft."""
 
     target: HfModel
     draft: HfModel
@@ -102,14 +103,24 @@ def load_models(
     target = load_model(config.target, dtype=config.dtype, device=config.device)
     tokenizer_of(target, config.target)
     progress("loading", 1, 2)
-    draft = load_model(config.draft, dtype=target.dtype, device=config.device)
-    check_same_vocabulary(target, draft)
+    draft = load_beside(target, config.draft, config.device)
     if full_vocabulary:
         draft = draft.without_draft_vocabulary()
     ready = prepare_for_decoding(draft, config.draft_weights)
     pair = Pair(prepare_for_decoding(target), ready)
     progress("loading", 2, 2)
     return pair
+
+
+def load_beside(target: HfModel, path: str | Path, device: str = "auto") -> HfModel:
+    """Load a model in the target's number format.
+
+    Raises:
+        UsageError: the model cannot be loaded, or has another tokenizer than the target.
+    """
+    model = load_model(path, dtype=target.dtype, device=device)
+    check_same_vocabulary(target, model)
+    return model
 
 
 def load_prompts(config: PairConfig, pair: Pair) -> list[list[int]]:

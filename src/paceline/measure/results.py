@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import torch
 from pydantic import BeforeValidator, PlainSerializer
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import Interval
+from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.bounded_means import bounded_mean_interval
+from paceline.rng import named_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def _null_is(unknown: float) -> BeforeValidator:
@@ -39,9 +45,35 @@ class IntervalRow(StrictModel):
     def of(cls, interval: Interval) -> IntervalRow:
         return cls(value=interval.value, low=interval.low, high=interval.high)
 
+    @classmethod
+    def of_ratio(
+        cls,
+        over_B: torch.Tensor,
+        under_B: torch.Tensor,
+        rng: torch.Generator,
+        *,
+        most: float = math.inf,
+    ) -> IntervalRow:
+        """sum(over) / sum(under); see `ratio_interval`."""
+        return cls.of(ratio_interval(over_B, under_B, rng=rng, most=most))
+
+    @classmethod
+    def of_scores(cls, scores: Sequence[float], seed: int) -> IntervalRow | None:
+        """Mean of scores in [0, 1]; None without scores."""
+        if not scores:
+            return None
+        rng = named_generator(seed, "mean score")
+        scores_N = torch.tensor(scores, dtype=torch.float64)
+        return cls.of(bounded_mean_interval(scores_N, rng=rng))
+
+    @property
+    def interval(self) -> Interval:
+        """As a tuple."""
+        return Interval(self.value, self.low, self.high)
+
     def text(self, form: str = ".3f", between: str = " to ") -> str:
         """As `Interval.text`."""
-        return Interval(self.value, self.low, self.high).text(form, between)
+        return self.interval.text(form, between)
 
     def __str__(self) -> str:
         return self.text()
@@ -108,7 +140,7 @@ class GammaRow(StrictModel):
     """block_efficiency / (drafting_cost_ratio gamma + block_cost_ratio), both costs scaled to
     `drafted_per_block` tokens."""
     block_s: float | None = None
-    """Seconds per block; None without costs, and in files of earlier versions."""
+    """Seconds per block; None without costs."""
 
 
 class TriedRow(StrictModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -11,20 +11,26 @@ from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.data import read_prompts
 from paceline.data.input_checks import checked
 from paceline.engines.commands import check_draft_path
-from paceline.engines.contract import Request, Served
+from paceline.engines.contract import Request, check_counts
 from paceline.environment import environment
 from paceline.errors import UsageError
-from paceline.measure.agreement import Agreement
-from paceline.measure.engine_costs import EngineCosts
-from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, first_split, logit_gap
-from paceline.measure.pair import Pair
+from paceline.measure.acceptance import score_texts
+from paceline.measure.agreement import (
+    Agreement,
+    BlockFigures,
+    GreedyCounts,
+    decide_agreement,
+    figures_of,
+    predicted_counts,
+    served_counts,
+)
+from paceline.measure.engine_costs import EngineCosts, mean_context
+from paceline.measure.losslessness import TIE_16_BITS, TIE_FLOAT32, OfSessions, first_split
+from paceline.measure.pair import Pair, load_beside
 from paceline.measure.results import IntervalRow
-from paceline.measure.served_costs import mean_context
-from paceline.measure.served_figures import BlockFigures, ServedConfig, compare_served
-from paceline.measure.served_runs import run_engine
+from paceline.measure.served_runs import ServedConfig, run_engine
 from paceline.measure.starts import Starts
 from paceline.models import HfModel, load_model
-from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.progress import Progress, silent
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.core.bootstrap import Interval
-    from paceline.engines.contract import Served
+    from paceline.engines.contract import Conventions, Served
     from paceline.measure.served_runs import Runs
 
 
@@ -99,48 +105,159 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     """
     checked(config)
     check_draft_path(config.engine.engine, config.engine.draft or config.draft)
-    requests = _requests(config)
-    pair = load_scored(config) if config.engine.engine == "transformers" else None
+    tokenizer = load_tokenizer(config.target)
+    prompts = read_prompts(config.prompts, tokenizer, max_tokens=config.max_prompt_tokens)
+    requests = [
+        Request(prompt, config.max_new_tokens, config.sampling, config.seed + number)
+        for number, prompt in enumerate(prompts[: config.num_prompts])
+    ]
+    in_process = config.engine.engine == "transformers"
+    pair = load_scored(config) if in_process else None
     runs = run_engine(config, pair, requests, progress)
     pair = pair or load_scored(config)
-    drafted = runs.drafted
-    found = compare_served(pair, requests, drafted.served, drafted.conventions, config, progress)
+    drafted, notes = runs.drafted, list(runs.drafted.notes)
+    if config.engine.url is not None:
+        notes.append("a running server is not restarted, so all figures are of one start")
+    elif in_process:
+        notes.append("transformers runs in this process: all figures are of one start")
+    comparison = compare_served(
+        pair, requests, drafted.served, drafted.conventions, config, progress
+    )
     return ServedMeasurement(
         config=config,
         engine=drafted.name,
         engine_version=drafted.version,
         num_requests=len(requests),
-        num_tokens=sum(len(one.tokens) for one in drafted.served),
-        served=found.served,
-        predicted=found.predicted,
-        agreement=found.agreement,
+        num_tokens=sum(len(answer.tokens) for answer in drafted.served),
+        **comparison._asdict(),
         speed=_speed(config, pair, requests, runs),
         environment=environment(),
         target_fingerprint=fingerprint(config.target),
         draft_fingerprint=fingerprint(config.draft),
-        notes=(*drafted.notes, *_notes(config)),
+        notes=tuple(notes),
         starts=runs.starts,
         costs=_costs(config, pair, requests, runs),
     )
 
 
-def _notes(config: ServedConfig) -> list[str]:
-    if config.engine.url is not None:
-        return ["a running server is not restarted, so all figures are of one start"]
-    if config.engine.engine == "transformers":
-        return ["transformers runs in this process: all figures are of one start"]
-    return []
+def load_scored(config: ServedConfig) -> Pair:
+    """Load both models as the engine uses them.
 
-
-def save_costs(found: ServedMeasurement) -> None:
-    """Write the costs of the engine's steps, if timed, to `write_costs.file`.
+    A draft with a reduced vocabulary gets the full one, unless its export contains the reduced one.
 
     Raises:
-        StorageError: The file cannot be written.
+        UsageError: A model cannot be loaded, or the tokenizers differ.
     """
-    output = found.config.write_costs
-    if output is not None and found.costs is not None:
-        atomic_write_text(output.file, found.costs.model_dump_json(indent=2) + "\n")
+    choice, paths = config.engine, (config.target, config.draft)
+    served = choice.target or config.target, choice.draft or config.draft
+    if choice.engine == "transformers":  # runs in this process, with the scored models
+        paths = served
+    target = load_model(paths[0], dtype=config.dtype, device=config.device)
+    draft = load_beside(target, paths[1], config.device)
+    if target.decoder_prompt is not None:
+        raise UsageError(
+            f"{config.target} is an encoder-decoder, which {choice.engine} cannot serve with a "
+            "draft through Paceline; leave --engine out"
+        )
+    if draft.draft_vocabulary is not None and not is_baked(served[1]):
+        draft = draft.without_draft_vocabulary()
+    return Pair(target, draft)
+
+
+class Comparison(NamedTuple):
+    """Figures from an engine's counters, predicted figures, and whether they agree."""
+
+    served: BlockFigures
+    predicted: BlockFigures
+    agreement: Agreement
+
+
+def compare_served(
+    pair: Pair,
+    requests: Sequence[Request],
+    served: Sequence[Served],
+    conventions: Conventions,
+    config: ServedConfig,
+    progress: Progress = silent,
+) -> Comparison:
+    """Score the engine's texts with both models, and compare the prediction with its counters.
+
+    Both describe the same texts, so the random draws of the texts affect both equally.
+
+    Raises:
+        EngineError: The counters do not match the texts.
+    """
+    gamma = config.num_speculative_tokens
+    for answer in served:
+        check_counts(answer, gamma, conventions)
+    counted = [both for both in zip(requests, served, strict=True) if both[1].blocks is not None]
+    prompts = [request.prompt for request, _ in counted]
+    texts = [answer.tokens for _, answer in counted]
+    scores = score_texts(*pair, prompts, texts, config.sampling, progress, config.proposals)
+    settings = scores, gamma, config.max_new_tokens, conventions
+    predicted, actual = predicted_counts(*settings), served_counts(served, gamma)
+    greedy = None
+    if config.sampling.greedy and config.proposals.greedy:
+        greedy = GreedyCounts.of(*settings, float32=pair.target.dtype == torch.float32)
+    return Comparison(
+        served=figures_of(actual, config.seed),
+        predicted=figures_of(predicted, config.seed),
+        agreement=decide_agreement(
+            actual, predicted, engine=config.engine.engine, seed=config.seed, greedy=greedy
+        ),
+    )
+
+
+def _speed(
+    config: ServedConfig, pair: Pair, requests: Sequence[Request], runs: Runs
+) -> ServedSpeed | None:
+    if runs.plain is None:
+        return None
+    plain, drafted = sides = runs.plain.served, runs.drafted.served
+    rates = [
+        sum(len(answer.tokens) for answer in side) / sum(answer.seconds for answer in side)
+        for side in sides
+    ]
+    ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
+    return ServedSpeed(
+        speedup=IntervalRow.of(speedup(*sides, runs.starts, config.seed)),
+        plain_tokens_per_s=rates[0],
+        speculative_tokens_per_s=rates[1],
+        num_equal=sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True)),
+        num_near_ties=ties,
+    )
+
+
+def speedup(
+    plain: Sequence[Served], drafted: Sequence[Served], starts: Starts, seed: int
+) -> Interval:
+    """Seconds per token without / with the draft, with an interval over requests and starts."""
+    sides = [
+        (
+            torch.tensor([answer.seconds for answer in side]),
+            torch.tensor([len(answer.tokens) for answer in side]),
+        )
+        for side in (plain, drafted)
+    ]
+    rng = named_generator(seed, "served speed")
+    return starts.widen(ratio_of_ratios_interval(*sides, rng=rng), 2)
+
+
+def _near_ties(
+    target: HfModel,
+    requests: Sequence[Request],
+    plain: Sequence[Served],
+    drafted: Sequence[Served],
+) -> int:
+    """Number of texts that differ first where rounding may decide between two tokens."""
+    limit = TIE_FLOAT32 if target.dtype == torch.float32 else TIE_16_BITS
+    count = 0
+    for request, without, with_draft in zip(requests, plain, drafted, strict=True):
+        split = first_split(without.tokens, with_draft.tokens)
+        if split is not None and split < min(len(without.tokens), len(with_draft.tokens)):
+            scored = OfSessions(target, request.sampling, target.vocab_size)
+            count += scored.gap(request.prompt, without.tokens[:split]) < limit
+    return count
 
 
 def _costs(
@@ -164,87 +281,12 @@ def _costs(
     )
 
 
-def _requests(config: ServedConfig) -> list[Request]:
-    tokenizer = load_tokenizer(config.target)
-    prompts = read_prompts(config.prompts, tokenizer, max_tokens=config.max_prompt_tokens)
-    return [
-        Request(prompt, config.max_new_tokens, config.sampling, config.seed + number)
-        for number, prompt in enumerate(prompts[: config.num_prompts])
-    ]
-
-
-def load_scored(config: ServedConfig) -> Pair:
-    """Load both models as the engine uses them.
-
-    A draft with a reduced vocabulary gets the full one, unless its export contains the reduced one.
+def save_costs(measurement: ServedMeasurement) -> None:
+    """Write the costs of the engine's steps, if timed, to `write_costs.file`.
 
     Raises:
-        UsageError: A model cannot be loaded, or the tokenizers differ.
+        StorageError: The file cannot be written.
     """
-    choice, paths = config.engine, (config.target, config.draft)
-    served = choice.target or config.target, choice.draft or config.draft
-    if choice.engine == "transformers":  # runs in this process, with the scored models
-        paths = served
-    target = load_model(paths[0], dtype=config.dtype, device=config.device)
-    draft = load_model(paths[1], dtype=target.dtype, device=config.device)
-    check_same_vocabulary(target, draft)
-    if target.decoder_prompt is not None:
-        raise UsageError(
-            f"{config.target} is an encoder-decoder, which {choice.engine} cannot serve with a "
-            "draft through Paceline; leave --engine out"
-        )
-    if draft.draft_vocabulary is not None and not is_baked(served[1]):
-        draft = draft.without_draft_vocabulary()
-    return Pair(target, draft)
-
-
-def _near_ties(
-    target: HfModel,
-    requests: Sequence[Request],
-    plain: Sequence[Served],
-    drafted: Sequence[Served],
-) -> int:
-    """Number of texts that differ first where rounding may decide between two tokens."""
-    limit = TIE_FLOAT32 if target.dtype == torch.float32 else TIE_16_BITS
-    count = 0
-    for request, one, other in zip(requests, plain, drafted, strict=True):
-        split = first_split(one.tokens, other.tokens)
-        if split is None or split >= min(len(one.tokens), len(other.tokens)):
-            continue
-        before = one.tokens[:split]
-        gap = logit_gap(target, request.prompt, before, request.sampling, target.vocab_size)
-        count += gap < limit
-    return count
-
-
-def _speed(
-    config: ServedConfig, pair: Pair, requests: Sequence[Request], runs: Runs
-) -> ServedSpeed | None:
-    if runs.plain is None:
-        return None
-    sides = runs.plain.served, runs.drafted.served
-    tokens = [sum(len(one.tokens) for one in side) for side in sides]
-    seconds = [sum(one.seconds for one in side) for side in sides]
-    ties = _near_ties(pair.target, requests, *sides) if config.sampling.greedy else None
-    return ServedSpeed(
-        speedup=IntervalRow.of(speedup(*sides, runs.starts, config.seed)),
-        plain_tokens_per_s=tokens[0] / seconds[0],
-        speculative_tokens_per_s=tokens[1] / seconds[1],
-        num_equal=sum(a.tokens == b.tokens for a, b in zip(*sides, strict=True)),
-        num_near_ties=ties,
-    )
-
-
-def speedup(
-    plain: Sequence[Served], drafted: Sequence[Served], starts: Starts, seed: int
-) -> Interval:
-    """Seconds per token without / with the draft, with an interval over requests and starts."""
-    sides = [
-        (
-            torch.tensor([one.seconds for one in side]),
-            torch.tensor([len(one.tokens) for one in side]),
-        )
-        for side in (plain, drafted)
-    ]
-    found = ratio_of_ratios_interval(*sides, rng=named_generator(seed, "served speed"))
-    return starts.widen(found, 2)
+    output = measurement.config.write_costs
+    if output is not None and measurement.costs is not None:
+        atomic_write_text(output.file, measurement.costs.model_dump_json(indent=2) + "\n")

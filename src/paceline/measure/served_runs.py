@@ -5,13 +5,26 @@ from __future__ import annotations
 import math
 import time
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from paceline.engines.commands import Drafting, Room, Setup
+from pydantic import Field, model_validator
+
+from paceline.config import Options
+from paceline.data.input_checks import InputChecks
+from paceline.engines.commands import (
+    Drafting,
+    DraftSampling,
+    EngineChoice,
+    Room,
+    Setup,
+    proposals_of,
+)
 from paceline.engines.contract import untested
 from paceline.engines.process import client_of, connect, started
 from paceline.errors import EngineError
-from paceline.measure.served_costs import StepTimer
+from paceline.measure.engine_costs import StepTimer, WriteCosts, check_replaceable
+from paceline.measure.pair import PairConfig
+from paceline.measure.prompt_checks import check_prompts
 from paceline.measure.starts import Starts, spread_of, turns
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import model_directory
@@ -19,11 +32,100 @@ from paceline.models.loading import model_directory
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from paceline.engines.commands import EngineChoice
+    from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import Conventions, Engine, Request, Served
     from paceline.measure.pair import Pair
-    from paceline.measure.served_figures import ServedConfig
     from paceline.progress import Progress
+
+
+class ServedConfig(PairConfig):
+    """Configuration of `measure --engine`.
+
+    Attributes:
+        engine: The engine, by name or with its settings.
+        num_prompts: Number of requests.
+        num_speculative_tokens: Draft tokens per block (gamma). Must match a server that is already
+            running.
+        drafting: How vLLM samples draft tokens. llama-server and SGLang draft greedily;
+            transformers drafts at the square of the request's temperature.
+        plain: Also measure without the draft, unless the server is already running.
+        starts: Number of times that each server is started, with and without the draft in turn. The
+            requests and rounds are divided among the starts. With 1, intervals of seconds leave out
+            the variation between starts. Does not apply to transformers and running servers.
+        write_costs: Also time the engine's steps, for `measure --costs` and `tune --costs`.
+    """
+
+    engine: Annotated[EngineChoice, Options("engine", "url")]
+    num_prompts: int = Field(default=64, ge=1)
+    max_new_tokens: int = Field(default=64, ge=3)
+    num_speculative_tokens: int = Field(default=3, ge=1)
+    drafting: DraftSampling = "greedy"
+    plain: bool = True
+    starts: int = Field(default=2, ge=1)
+    write_costs: Annotated[WriteCosts | None, Options(write_costs="file")] = None
+
+    def check(self) -> InputChecks:
+        """Check the inputs; raises UsageError."""
+        checks = InputChecks()
+        checks.engine(self.engine)
+        checks.device(self.device)
+        models = checks.pair(self.target, self.draft)
+        check_prompts(checks, self, models, new_tokens=self.max_new_tokens)
+        if self.write_costs is not None:
+            checks.file(self.write_costs.file)
+            check_replaceable(self.write_costs.file)
+        return checks
+
+    @model_validator(mode="after")
+    def _fits_the_engine(self) -> ServedConfig:
+        engine = self.engine.engine
+        if self.drafting == "probabilistic" and engine != "vllm":
+            raise ValueError(f"drafting=probabilistic is for vllm, not {engine}; leave it out")
+        if self.draft_sampling is not None:
+            raise ValueError(
+                "draft_sampling does not apply to engines; set drafting=greedy or probabilistic"
+            )
+        if self.sampling.repetition_penalty != 1:
+            raise ValueError(
+                "predictions do not support repetition_penalty, because engines apply it to the "
+                "target only or to part of the text; leave repetition_penalty out"
+            )
+        costs = self.write_costs
+        if costs is not None and self.engine.url is not None:
+            raise ValueError(
+                "write_costs starts the engine with and without the draft, so it cannot use a "
+                "running server; leave url out"
+            )
+        if costs is not None and engine == "transformers" and set(costs.batch_sizes) != {1}:
+            raise ValueError(
+                "transformers assists one text at a time; leave write_costs.batch_sizes at [1]"
+            )
+        if engine == "transformers" and self.sampling.top_p < 1:
+            raise ValueError(
+                "predictions do not support top_p with transformers, which applies it twice to the "
+                "draft; use top_k or neither"
+            )
+        return self
+
+    @property
+    def proposals(self) -> SamplingParams:
+        """Sampling parameters of the engine's drafts."""
+        return proposals_of(self.engine.engine, self.drafting, self.sampling)
+
+    @property
+    def answered_gammas(self) -> list[int]:
+        """Drafted tokens per block of the configurations that answer the requests; 0: no draft."""
+        always_drafts = not self.plain or self.engine.url is not None
+        return [self.num_speculative_tokens, *([] if always_drafts else [0])]
+
+    def num_starts(self, num_requests: int) -> int:
+        """Starts of each server: one if nothing is timed, or the engine cannot be restarted."""
+        costs, choice = self.write_costs, self.engine
+        if choice.engine == "transformers" or choice.url is not None:
+            return 1
+        if costs is None:
+            return min(self.starts, num_requests) if self.plain else 1
+        return min(self.starts, num_requests, costs.num_rounds)
 
 
 class Answers(NamedTuple):
@@ -39,11 +141,18 @@ class Answers(NamedTuple):
     notes: tuple[str, ...]
     by_start: list[dict[int, Served]]
 
+    @classmethod
+    def none_of(cls, engine: Engine) -> Answers:
+        """Without answers so far."""
+        note = untested(engine)
+        notes = () if note is None else (note,)
+        return cls(engine.name, engine.version, engine.conventions, notes, [])
+
     @property
     def served(self) -> list[Served]:
         """In the order of the requests."""
-        found = {number: one for start in self.by_start for number, one in start.items()}
-        return [found[number] for number in sorted(found)]
+        answers = {number: answer for start in self.by_start for number, answer in start.items()}
+        return [answers[number] for number in sorted(answers)]
 
     def logs(self) -> list[float]:
         """Logarithm of the seconds per target pass of each start.
@@ -52,15 +161,16 @@ class Answers(NamedTuple):
         """
         return [
             math.log(
-                sum(one.seconds for one in start.values()) / sum(map(_num_passes, start.values()))
+                sum(answer.seconds for answer in start.values())
+                / sum(map(_num_passes, start.values()))
             )
             for start in self.by_start
         ]
 
 
-def _num_passes(one: Served) -> int:
+def _num_passes(answer: Served) -> int:
     """Target passes, that of the prompt included."""
-    return len(one.tokens) if one.blocks is None else 1 + one.blocks.num_blocks
+    return len(answer.tokens) if answer.blocks is None else 1 + answer.blocks.num_blocks
 
 
 class Runs(NamedTuple):
@@ -91,175 +201,129 @@ def run_engine(
     Raises:
         EngineError: The engine did not answer, or did not draft.
     """
-    number = _num_starts(config, len(requests))
-    steps = None
-    if config.write_costs is not None:
-        steps = StepTimer(config.write_costs, requests, progress, number)
-    if pair is not None:
-        answers = _in_process(config, pair, requests, steps, progress)
-        seconds = 0.0
+    runner = _Runner(config, requests, progress)
+    if pair is None:
+        runner.run_servers()
     else:
-        answers, seconds = _in_servers(config, requests, steps, number, progress)
+        runner.run_in_process(pair)
+    steps, answers = runner.steps, runner.answers
     logs = {} if steps is None else steps.logs()
-    for gamma, one in answers.items():
-        logs.setdefault(gamma, []).append(one.logs())
-    drafted = answers[config.num_speculative_tokens]
-    return Runs(answers.get(0), drafted, steps, spread_of(logs, number, seconds))
+    for gamma, of_gamma in answers.items():
+        logs.setdefault(gamma, []).append(of_gamma.logs())
+    starts = spread_of(logs, runner.num_starts, runner.ready_s)
+    return Runs(answers.get(0), answers[config.num_speculative_tokens], steps, starts)
 
 
-def _num_starts(config: ServedConfig, num_requests: int) -> int:
-    """Starts of each configuration: one if nothing is timed, or the engine cannot be restarted."""
-    costs, choice = config.write_costs, config.engine
-    if choice.engine == "transformers" or choice.url is not None:
-        return 1
-    if costs is None:
-        return min(config.starts, num_requests) if config.plain else 1
-    return min(config.starts, num_requests, costs.num_rounds)
+class _Runner:
+    """Sends the requests to engines, and times their steps.
 
-
-def _in_servers(
-    config: ServedConfig,
-    requests: Sequence[Request],
-    steps: StepTimer | None,
-    number: int,
-    progress: Progress,
-) -> tuple[dict[int, Answers], float]:
-    """Answers by gamma, 0 without the draft, and the seconds until servers were ready."""
-    asked = {config.num_speculative_tokens}
-    if config.plain and config.engine.url is None:  # a running server always drafts
-        asked.add(0)
-    timed = set[int]() if steps is None else {0, *steps.gammas}
-    order = sorted(asked | timed, key=lambda gamma: (gamma not in asked, gamma == 0, gamma))
-    answers: dict[int, Answers] = {}
-    launches = _Launches(len(order) * number, progress)
-    for start, gamma in turns(order, number):
-        with _server(config, gamma, requests, launches) as engine:
-            if gamma in asked:
-                part = range(start, len(requests), number)
-                known = [answers[gamma]] if gamma in answers else None
-                (answers[gamma],) = _serve(
-                    [engine], requests, part, config, progress, known, drafts=gamma > 0
-                )
-            if steps is not None and gamma in timed:
-                steps.time({gamma: engine}, start)
-    return answers, launches.seconds
-
-
-def _in_process(
-    config: ServedConfig,
-    pair: Pair,
-    requests: Sequence[Request],
-    steps: StepTimer | None,
-    progress: Progress,
-) -> dict[int, Answers]:
-    from paceline.engines.assisted import Transformers
-
-    def engine_of(gamma: int) -> Engine:
-        return Transformers(pair.target, pair.draft if gamma else None, gamma)
-
-    gammas = [config.num_speculative_tokens, *([0] if config.plain else [])]
-    engines = [engine_of(one) for one in gammas]
-    answers = _serve(engines, requests, range(len(requests)), config, progress)
-    if steps is not None:
-        steps.time({one: engine_of(one) for one in (0, *steps.gammas)})
-    return dict(zip(gammas, answers, strict=True))
-
-
-def _serve(
-    engines: Sequence[Engine],
-    requests: Sequence[Request],
-    part: Sequence[int],
-    config: ServedConfig,
-    progress: Progress,
-    known: list[Answers] | None = None,
-    *,
-    drafts: bool = True,
-) -> list[Answers]:
-    """Send these requests to every engine, interleaved, after a warm-up request.
-
-    `known`: answers of earlier starts, which are extended. `drafts`: the first engine must draft.
+    Attributes:
+        answers: By gamma; 0 without the draft.
+        steps: Timed steps; None if not configured.
+        ready_s: Seconds until the servers were ready, in all.
     """
-    warm = [engine.serve(requests[part[0]]) for engine in engines]
-    if drafts:
-        _check_drafted(config, warm[0])
-    found = known or [_without_answers(engine) for engine in engines]
-    for answers in found:
-        answers.by_start.append({})
-    for done, number in enumerate(part, 1):
-        for engine, answers in zip(engines, found, strict=True):
-            answers.by_start[-1][number] = engine.serve(requests[number])
-        progress("requests", done, len(part))
-    return found
 
+    def __init__(
+        self, config: ServedConfig, requests: Sequence[Request], progress: Progress
+    ) -> None:
+        self._config, self._requests, self._progress = config, requests, progress
+        self.num_starts = config.num_starts(len(requests))
+        self.answers: dict[int, Answers] = {}
+        self.steps: StepTimer | None = None
+        if config.write_costs is not None:
+            self.steps = StepTimer(config.write_costs, requests, progress, self.num_starts)
+        self.ready_s = 0.0
+        self._num_ready = self._num_servers = 0
 
-def _without_answers(engine: Engine) -> Answers:
-    note = untested(engine)
-    notes = () if note is None else (note,)
-    return Answers(engine.name, engine.version, engine.conventions, notes, [])
+    def run_servers(self) -> None:
+        """Start each server `num_starts` times; it answers its part of the requests."""
+        answering = set(self._config.answered_gammas)
+        timed = set[int]() if self.steps is None else {0, *self.steps.gammas}
+        gammas = sorted(
+            answering | timed, key=lambda gamma: (gamma not in answering, gamma == 0, gamma)
+        )
+        self._num_servers = len(gammas) * self.num_starts
+        for start, gamma in turns(gammas, self.num_starts):
+            with self._server(gamma) as engine:
+                if gamma in answering:
+                    part = range(start, len(self._requests), self.num_starts)
+                    self._serve({gamma: engine}, part)
+                if self.steps is not None and gamma in timed:
+                    self.steps.time({gamma: engine}, start)
 
+    def run_in_process(self, pair: Pair) -> None:
+        """Answer each request with and without the draft in turn."""
+        from paceline.engines.assisted import Transformers
 
-class _Launches:
-    """Progress of servers that start, with the seconds until they are ready."""
+        def engine_of(gamma: int) -> Engine:
+            return Transformers(pair.target, pair.draft if gamma else None, gamma)
 
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._total, self._progress = total, progress
-        self._number, self._begun = 0, 0.0
-        self.seconds = 0.0
+        engines = {gamma: engine_of(gamma) for gamma in self._config.answered_gammas}
+        self._serve(engines, range(len(self._requests)))
+        if self.steps is not None:
+            self.steps.time({gamma: engine_of(gamma) for gamma in (0, *self.steps.gammas)})
+
+    def _serve(self, engines: dict[int, Engine], part: Sequence[int]) -> None:
+        """Send these requests to every engine, interleaved, after a warm-up request."""
+        for gamma, engine in engines.items():
+            warm = engine.serve(self._requests[part[0]])
+            if gamma:
+                self._check_drafted(warm)
+            self.answers.setdefault(gamma, Answers.none_of(engine)).by_start.append({})
+        for done, number in enumerate(part, 1):
+            for gamma, engine in engines.items():
+                answer = engine.serve(self._requests[number])
+                self.answers[gamma].by_start[-1][number] = answer
+            self._progress("requests", done, len(part))
+
+    def _check_drafted(self, answer: Served) -> None:
+        if answer.blocks is not None and answer.blocks.num_drafted:
+            return
+        engine = self._config.engine.engine
+        advice = {
+            "llamacpp": "start llama-server with --spec-type draft-simple, and read its log: it "
+            "ignores drafts whose tokenizer it finds incompatible",
+            "vllm": "start it with --speculative-config",
+            "sglang": "start it with --speculative-algorithm STANDALONE",
+            "transformers": "use longer prompts or raise max_new_tokens",
+        }[engine]
+        raise EngineError(f"{engine} served without the draft: nothing was drafted; {advice}")
 
     @contextmanager
-    def started(self, choice: EngineChoice, setup: Setup) -> Generator[Engine]:
-        self._begun = time.monotonic()
-        with started(choice, setup, self._waiting) as engine:
-            self.seconds += time.monotonic() - self._begun
-            self._number += 1
-            self._report(self.seconds)
+    def _server(self, gamma: int) -> Generator[Engine]:
+        """The running server, or one started with this gamma; 0: without a draft."""
+        config, choice = self._config, self._config.engine
+        if choice.url is not None:
+            with closing(client_of(choice)) as client:
+                yield connect(choice, client)
+            return
+        drafting = None
+        if gamma:
+            drafting = Drafting(choice.draft or config.draft, gamma, config.drafting)
+        sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
+        room = Room(self._context_length(), max(sizes))
+        setup = Setup(choice.target or config.target, drafting, room, config.dtype)
+        begun = time.monotonic()
+
+        def report(stage: str, done: float, total: float, note: str = "") -> None:
+            del stage, done, total, note
+            self._report_servers(self.ready_s + time.monotonic() - begun)
+
+        with started(choice, setup, report) as engine:
+            self.ready_s += time.monotonic() - begun
+            self._num_ready += 1
+            self._report_servers(self.ready_s)
             yield engine
 
-    def _waiting(self, stage: str, done: float, total: float, note: str = "") -> None:
-        del stage, done, total, note
-        self._report(self.seconds + time.monotonic() - self._begun)
+    def _report_servers(self, seconds: float) -> None:
+        note = f"{seconds:.0f} s"
+        self._progress("starting servers", self._num_ready, self._num_servers, note)
 
-    def _report(self, seconds: float) -> None:
-        self._progress("starting servers", self._number, self._total, f"{seconds:.0f} s")
-
-
-@contextmanager
-def _server(
-    config: ServedConfig, gamma: int, requests: Sequence[Request], launches: _Launches
-) -> Generator[Engine]:
-    """The running server, or one started with this gamma; 0: without a draft."""
-    choice = config.engine
-    if choice.url is not None:
-        with closing(client_of(choice)) as client:
-            yield connect(choice, client)
-        return
-    drafting = Drafting(choice.draft or config.draft, gamma, config.drafting) if gamma else None
-    sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
-    room = Room(_context_length(config, requests), max(sizes))
-    setup = Setup(choice.target or config.target, drafting, room, config.dtype)
-    with launches.started(choice, setup) as engine:
-        yield engine
-
-
-def _context_length(config: ServedConfig, requests: Sequence[Request]) -> int:
-    """Tokens of the longest request and one more block, at most the target's context length."""
-    longest = max(len(request.prompt) for request in requests) + config.max_new_tokens
-    limit = inspect_model(model_directory(config.target)).max_length
-    others = config.write_costs.gammas if config.write_costs else ()
-    wanted = longest + max([config.num_speculative_tokens, *others]) + 1
-    return wanted if limit is None else min(wanted, limit)
-
-
-def _check_drafted(config: ServedConfig, answer: Served) -> None:
-    if answer.blocks is not None and answer.blocks.num_drafted:
-        return
-    advice = {
-        "llamacpp": "start llama-server with --spec-type draft-simple, and read its log: it "
-        "ignores drafts whose tokenizer it finds incompatible",
-        "vllm": "start it with --speculative-config",
-        "sglang": "start it with --speculative-algorithm STANDALONE",
-        "transformers": "use longer prompts or raise max_new_tokens",
-    }[config.engine.engine]
-    raise EngineError(
-        f"{config.engine.engine} served without the draft: nothing was drafted; {advice}"
-    )
+    def _context_length(self) -> int:
+        """Tokens of the longest request and one more block, at most the target's context length."""
+        config = self._config
+        longest = max(len(request.prompt) for request in self._requests) + config.max_new_tokens
+        limit = inspect_model(model_directory(config.target)).max_length
+        others = config.write_costs.gammas if config.write_costs else ()
+        length = longest + max([config.num_speculative_tokens, *others]) + 1
+        return length if limit is None else min(length, limit)

@@ -63,14 +63,14 @@ class Starts(StrictModel):
     freedom: int = Field(default=0, ge=0)
     seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
-    def widen(self, found: Interval, terms: int) -> Interval:
+    def widen(self, interval: Interval, terms: int) -> Interval:
         """The interval with the variation between starts.
 
         `terms`: 1 for the seconds of a configuration, 2 for a ratio of two.
         """
         if not self.freedom:
-            return found
-        return product_interval(found, self._factor(0.95, terms))
+            return interval
+        return product_interval(interval, self._factor(0.95, terms))
 
     def at(self, widened: Interval, confidence: float, terms: int = 1) -> Interval:
         """The interval of `widen` at another confidence than 95%.
@@ -119,7 +119,7 @@ def spread_of(logs: Mapping[int, Sequence[Sequence[float]]], number: int, second
     timed = [quantities for quantities in logs.values() if quantities]
     if number < 2 or not timed:
         return Starts(number=number, seconds=seconds)
-    variances = [torch.tensor(one, dtype=torch.float64).var(-1).mean() for one in timed]
+    variances = [torch.tensor(of_starts, dtype=torch.float64).var(-1).mean() for of_starts in timed]
     return Starts(
         number=number,
         deviation=float(torch.stack(variances).mean().sqrt()),
@@ -134,5 +134,5 @@ def turns(configurations: Sequence[int], number: int) -> Iterator[tuple[int, int
     In this order, a machine that becomes steadily slower slows all of them by the same amount.
     """
     for start in range(number):
-        for one in configurations if start % 2 == 0 else reversed(configurations):
-            yield start, one
+        for configuration in configurations if start % 2 == 0 else reversed(configurations):
+            yield start, configuration

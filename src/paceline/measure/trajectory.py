@@ -4,55 +4,59 @@ Paper: Goel et al. 2024, section 3: tau and MBSU at gamma 3 and 5 over checkpoin
 the initial draft, on tasks similar to the training text and on others.
 """
 
+# B batch, T positions, D hidden, V vocabulary
 from __future__ import annotations
 
-import functools
 import json
+import os
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from paceline.config import Options, StrictModel
-from paceline.core.bootstrap import ratio_interval, ratio_of_ratios_interval
-from paceline.core.bounded_means import bounded_mean_interval
+from paceline.config import Options, StrictModel, describe, read_json
+from paceline.core.bootstrap import ratio_of_ratios_interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu
 from paceline.data import CorpusConfig, read_prompts
 from paceline.data.input_checks import InputChecks, checked
+from paceline.errors import UnsupportedModelError, UsageError
 from paceline.measure.acceptance import budgets_of, score_texts
-from paceline.measure.kept_states import KeptStates
-from paceline.measure.measurement import usable_gammas
-from paceline.measure.own_answers import own_scores, scored_examples
-from paceline.measure.pair import after_skipped, sample_texts
+from paceline.measure.measurement import ScoredTexts
+from paceline.measure.pair import after_skipped, load_beside, sample_texts
 from paceline.measure.prompt_checks import check_task
 from paceline.measure.results import IntervalRow
-from paceline.measure.training_stops import Stop, all_runs, stops_of
 from paceline.models import load_model, prepare_for_decoding
-from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.places import PathPart
 from paceline.progress import silent
 from paceline.records import RunDirectory, append_jsonl, atomic_write_text, read_jsonl
 from paceline.rng import named_generator
 from paceline.tasks import TaskChoice
+from paceline.tasks.base import ExamplePrompts, example_prompts
+from paceline.train.checkpoint import saved_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
 
-    from paceline.measure.acceptance import TextScores
+    from paceline.measure.pair import Writing
     from paceline.models import HfModel
+    from paceline.models.contract import Model, Tokenizer
     from paceline.progress import Progress
     from paceline.tasks.base import ExamplePrompts
 
     Case = tuple[str, SamplingParams]  # a task, and how to sample from it
-    Texts = tuple[list[list[int]], list[list[int]]]  # prompts and completions
+    Key = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 
 SCHEMA_VERSION = 4
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
+_START = "start"
+_MOST_BYTES = 2 * 10**9  # of hidden states
 
 
 class Task(CorpusConfig):
@@ -105,7 +109,7 @@ class TrajectoryConfig(StrictModel):
         """Check the inputs; raises UsageError."""
         checks = InputChecks()
         for run in all_runs(self.runs):
-            list(stops_of(run))
+            list(checkpoints_of(run))
         checks.model("target", self.target)
         for name, task in self.tasks.items():
             checks.text(name, task)
@@ -113,6 +117,130 @@ class TrajectoryConfig(StrictModel):
             check_task(checks, name, task, self.skip_prompts + self.num_prompts, self.seed)
         checks.output(self.output)
         return checks
+
+    def writing(self, sampling: SamplingParams) -> Writing:
+        """How texts are written."""
+        return _Writing(sampling, self.max_new_tokens, self.batch_size, self.seed)
+
+
+class _Writing(NamedTuple):
+    sampling: SamplingParams
+    max_new_tokens: int
+    batch_size: int
+    seed: int
+
+
+class Checkpoint(StrictModel):
+    """A draft at some step of a training run: the initial one, a checkpoint or the final one.
+
+    Attributes:
+        run: The run directory.
+        label: `start`, `step N` or `end`.
+        step: Number of optimizer steps of the run.
+        elapsed_s: Seconds that the steps took.
+        path: The model directory.
+        fingerprint: Of the model's files; differs if the run is repeated.
+    """
+
+    run: Path
+    label: str
+    step: int
+    elapsed_s: float
+    path: Path
+    fingerprint: str
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it is the initial draft."""
+        return self.label == _START
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What tells it from other drafts, also of a run that was repeated in its place."""
+        return str(self.run), self.label, self.fingerprint
+
+
+def all_runs(paths: Iterable[Path]) -> list[Path]:
+    """The runs themselves, and those of sweeps that did not diverge, in the order given.
+
+    Raises:
+        UsageError: a run is named twice.
+    """
+    runs = [run for path in paths for run in _runs_of(path)]
+    known: dict[Path, Path] = {}
+    for run in runs:
+        place = run.resolve()
+        if place in known:
+            raise UsageError(f"{known[place]} and {run} are the same run; leave one out")
+        known[place] = run
+    return runs
+
+
+def short_names(runs: set[Path]) -> dict[Path, str]:
+    """The directories without the parents that all of them share."""
+    if len(runs) == 1:
+        return {run: run.name for run in runs}
+    shared = os.path.commonpath([run.absolute() for run in runs])
+    return {run: run.absolute().relative_to(shared).as_posix() for run in runs}
+
+
+def _runs_of(path: Path) -> list[Path]:
+    if not (path / "sweep.json").exists():
+        return [path]
+    cells = read_json(path / "sweep.json")
+    return [
+        path / cell["row"] / cell["column"] / f"seed-{cell['seed']}"
+        for cell in cells
+        if "diverged" not in cell
+    ]
+
+
+def checkpoints_of(path: Path) -> Iterator[Checkpoint]:
+    """The drafts of one run: the initial one, the checkpoints, the final one.
+
+    Raises:
+        UsageError: `path` is not a training run, or its initial draft has changed.
+    """
+    run = RunDirectory(path)
+    manifest = run.read_manifest()
+    if manifest is None:
+        raise UsageError(
+            f"{path} is not a run directory; give one from pretrain or align, or a finished sweep"
+        )
+    config = manifest["config"]
+    start = config.get("draft") or config.get("model")
+    initial = path / "start" if not isinstance(start, str) else Path(start)
+    result = run.read_result()
+    if start is None or (result is not None and "num_steps" not in result):
+        raise UsageError(f"{path} is not a training run; give one from pretrain or align")
+
+    def at(label: str, step: int, elapsed_s: float, model: Path) -> Checkpoint:
+        return Checkpoint(
+            run=path,
+            label=label,
+            step=step,
+            elapsed_s=elapsed_s,
+            path=model,
+            fingerprint=fingerprint(model),
+        )
+
+    first = at(_START, 0, 0.0, initial)
+    inputs = manifest.get("inputs", {})
+    if first.fingerprint != inputs.get("draft", inputs.get("model", first.fingerprint)):
+        raise UsageError(
+            f"the initial draft of {path} at {initial} has changed since the run; restore it, or "
+            "leave the run out"
+        )
+    yield first
+    last = result["num_steps"] if result is not None else -1
+    for checkpoint in sorted(run.checkpoints.glob("step-*")):
+        state = read_json(checkpoint / "state.json")
+        if state["step"] != last:
+            label = f"step {state['step']}"
+            yield at(label, state["step"], state["elapsed_s"], saved_model(checkpoint))
+    if result is not None:
+        final = path / ("draft" if "draft" in result else "model")
+        yield at("end", last, result["elapsed_s"], final)
 
 
 class TextFigures(StrictModel):
@@ -142,7 +270,7 @@ class TrajectoryRow(StrictModel):
     """
 
     schema_version: Literal[4] = SCHEMA_VERSION
-    stop: Stop
+    stop: Checkpoint
     task: str
     sampling: SamplingParams
     num_texts: int
@@ -165,177 +293,161 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Tr
         UsageError: a run has no manifest, or a model or prompt cannot be used.
     """
     checked(config)
-    stops = [stop for path in all_runs(config.runs) for stop in stops_of(path)]
+    drafts = [draft for path in all_runs(config.runs) for draft in checkpoints_of(path)]
     inputs = {"target_fingerprint": fingerprint(config.target)}
     for name, task in config.scored_tasks.items():
         inputs[f"task {name}"] = str(sorted(task.versions().items()))
     run = RunDirectory(config.output)
-    begun = (config.output / "rows.jsonl").exists() or any(config.output.glob("texts/*.json"))
+    file = config.output / "rows.jsonl"
+    begun = file.exists() or any(config.output.glob("texts/*.json"))
     run.check(config, begun=begun, resume=True, may_change={"output", "runs"}, inputs=inputs)
     with run.alone():
-        return _measure(config, stops, run, inputs, progress)
-
-
-def _measure(
-    config: TrajectoryConfig,
-    stops: Sequence[Stop],
-    run: RunDirectory,
-    inputs: dict[str, str],
-    progress: Progress,
-) -> list[TrajectoryRow]:
-    file = config.output / "rows.jsonl"
-    # earlier versions define block efficiency differently; their rows are measured again
-    known_rows = (row for row in read_jsonl(file) if row.get("schema_version") == SCHEMA_VERSION)
-    rows = [TrajectoryRow.model_validate(row) for row in known_rows]
-    known = {(*row.stop.identity, row.task, row.sampling) for row in rows}
-    target = load_model(config.target)
-    tokenizer = tokenizer_of(target, config.target)
-    prompts = {task: _prompts(config, task, target) for task in config.tasks}
-    scored = scored_examples(
-        config.scored_tasks,
-        tokenizer,
-        config.num_prompts,
-        skip=config.skip_prompts,
-        seed=config.seed,
-        encoder=target.decoder_prompt is not None,
-    )
-    prompts |= {task: examples.prompts for task, examples in scored.items()}
-    run.write_manifest(config, **inputs)
-    cases = [(task, sampling) for task in prompts for sampling in config.samplings]
-    # prepared only if a text is missing
-    writer = functools.cache(functools.partial(prepare_for_decoding, target))
-    texts = {case: _texts(writer, prompts[case[0]], config, case, progress) for case in cases}
-    del writer
-    scorer = _Scorer(target, texts, scored, config)
-    initial = {stop.run: stop for stop in stops if stop.is_start}
-    for number, stop in enumerate(stops):
-        for case in cases:
-            if (*stop.identity, *case) in known:
-                continue
-            row = _row(scorer, stop, initial[stop.run], case, config)
-            append_jsonl(file, row.model_dump(mode="json"))
-            rows.append(row)
-        progress("drafts", number + 1, len(stops), stop.label)
-    order = {stop.identity: number for number, stop in enumerate(stops)}
+        rows = _read_rows(file)
+        known = {(*row.stop.identity, row.task, row.sampling) for row in rows}
+        scorer = _Scorer(config, progress)
+        run.write_manifest(config, **inputs)  # only after the target and the prompts were read
+        scorer.sample()
+        initial = {draft.run: draft for draft in drafts if draft.is_start}
+        for number, draft in enumerate(drafts):
+            for case in scorer.cases:
+                if (*draft.identity, *case) not in known:
+                    row = scorer.row(draft, initial[draft.run], case)
+                    append_jsonl(file, row.model_dump(mode="json"))
+                    rows.append(row)
+            progress("drafts", number + 1, len(drafts), draft.label)
+    order = {draft.identity: number for number, draft in enumerate(drafts)}
     rows = [row for row in rows if row.stop.identity in order]
     return sorted(rows, key=lambda row: order[row.stop.identity])
+
+
+def _read_rows(file: Path) -> list[TrajectoryRow]:
+    try:
+        return [TrajectoryRow.model_validate(row) for row in read_jsonl(file)]
+    except ValidationError as error:
+        raise UsageError(
+            f"{file} has a row that is not of a trajectory: {describe(error)}; use another output, "
+            "or remove the file to measure again"
+        ) from None
 
 
 class _Scorer:
     """Scores drafts on the texts of each case; the target processes the texts once.
 
     Scores of initial drafts are kept, since runs share them and later drafts are compared with
-    them.
+    them. Of other drafts, only the last one is kept in memory.
+
+    Attributes:
+        cases: Each task with each sampling.
     """
 
-    def __init__(
-        self,
-        target: HfModel,
-        texts: dict[Case, Texts],
-        scored: dict[str, ExamplePrompts],
-        config: TrajectoryConfig,
-    ) -> None:
-        self.target = target
-        self.texts = texts
-        self._scored, self._config = scored, config
+    def __init__(self, config: TrajectoryConfig, progress: Progress) -> None:
+        self._config, self._progress = config, progress
+        self._target = load_model(config.target)
+        tokenizer = tokenizer_of(self._target, config.target)
+        encoder = self._target.decoder_prompt is not None
+        self._prompts = {
+            task: _prompts(config, corpus, tokenizer, encoder=encoder)
+            for task, corpus in config.tasks.items()
+        }
+        self._scored = _scored_examples(config, tokenizer, encoder=encoder)
+        self._prompts |= {task: examples.prompts for task, examples in self._scored.items()}
+        self.cases = [(task, sampling) for task in self._prompts for sampling in config.samplings]
+        self._texts: dict[Case, tuple[list[list[int]], list[list[int]]]] = {}
+        self._target_logits = KeptStates.of(self._target)
+        self._initial_scores: dict[tuple[str, Case], ScoredTexts] = {}
+        self._draft = lru_cache(maxsize=1)(self._load_draft)
+        self._prepared = lru_cache(maxsize=1)(self._prepare)
         self._own: dict[tuple[str, Case], tuple[float, ...]] = {}
-        self._target_logits = KeptStates.of(target)
-        self._draft: tuple[Path, HfModel] | None = None
-        self._writer: tuple[Path, HfModel] | None = None
-        self._kept: dict[tuple[str, Case], TextScores] = {}
 
-    def draft(self, stop: Stop) -> HfModel:
-        """The draft; only the last one is kept in memory."""
-        if self._draft is None or self._draft[0] != stop.path:
-            draft = load_model(stop.path, dtype=self.target.dtype)
-            check_same_vocabulary(self.target, draft)
-            self._draft = stop.path, draft
-        return self._draft[1]
+    def sample(self) -> None:
+        """Prompts and the target's texts of each case, from the output directory if they exist."""
+        config, writer = self._config, cache(lambda: prepare_for_decoding(self._target))
+        for case in self.cases:
+            task, sampling = case
+            file = config.output / "texts" / f"{task} {sampling.name}.json"
+            if not file.exists():
+                texts: list[list[int]] = []
+                prompts, writing = self._prompts[task], config.writing(sampling)
+                skipped = config.skip_prompts
+                sample_texts(writer(), prompts, writing, texts, self._progress, skipped=skipped)
+                written = {"prompts": prompts, "completions": texts}
+                atomic_write_text(file, json.dumps(written))
+            kept = json.loads(file.read_text("utf-8"))
+            self._texts[case] = kept["prompts"], kept["completions"]
 
-    def _prepared(self, stop: Stop) -> HfModel:
-        """The draft prepared for decoding; likewise."""
-        if self._writer is None or self._writer[0] != stop.path:
-            self._writer = stop.path, prepare_for_decoding(self.draft(stop))
-        return self._writer[1]
+    def _load_draft(self, path: Path) -> HfModel:
+        return load_beside(self._target, path)
 
-    def scores(self, stop: Stop, case: Case) -> TextScores:
-        kept = self._kept.get((stop.fingerprint, case))
-        if kept is not None:
-            return kept
-        given = self.target, self.draft(stop), *self.texts[case], case[1], silent
-        found = score_texts(*given, target_logits=self._target_logits)
-        if stop.is_start:
-            self._kept[stop.fingerprint, case] = found
-        return found
+    def _prepare(self, path: Path) -> HfModel:
+        return prepare_for_decoding(self._draft(path))
 
-    def own(self, stop: Stop, case: Case) -> tuple[float, ...]:
+    def _scores(self, draft: Checkpoint, case: Case) -> ScoredTexts:
+        known = self._initial_scores.get((draft.fingerprint, case))
+        if known is not None:
+            return known
+        prompts, completions = self._texts[case]
+        texts = self._target, self._draft(draft.path), prompts, completions
+        scores = score_texts(*texts, case[1], silent, target_logits=self._target_logits)
+        budget_B = budgets_of(self._target, prompts, self._config.max_new_tokens)
+        scored = ScoredTexts(scores, scores.mask_BT.sum(-1), budget_B)
+        if draft.is_start:
+            self._initial_scores[draft.fingerprint, case] = scored
+        return scored
+
+    def _own_scores(self, draft: Checkpoint, case: Case) -> tuple[float, ...]:
         """Scores of the draft's own answers; none without a metric."""
-        examples = self._scored.get(case[0])
-        if examples is None:
+        task, sampling = case
+        if task not in self._scored:
             return ()
-        key = stop.fingerprint, case
+        key = draft.fingerprint, case
         if key not in self._own:
-            writing = _writing(self._config, case[1])
-            skipped = self._config.skip_prompts
-            self._own[key] = own_scores(self._prepared(stop), examples, writing, skipped=skipped)
+            writing, skipped = self._config.writing(sampling), self._config.skip_prompts
+            writer = self._prepared(draft.path)
+            self._own[key] = own_scores(writer, self._scored[task], writing, skipped=skipped)
         return self._own[key]
 
+    def row(self, draft: Checkpoint, initial: Checkpoint, case: Case) -> TrajectoryRow:
+        """Figures of a draft; `initial`: the initial draft of its run."""
+        config, (task, sampling) = self._config, case
+        before, scored = self._scores(initial, case), self._scores(draft, case)
+        ratio = self._draft(draft.path).num_parameters / self._target.num_parameters
+        gammas = scored.usable_gammas(config.gammas)
+        counts = {gamma: scored.tokens_and_blocks(gamma) for gamma in gammas}
 
-def _row(
-    scorer: _Scorer, stop: Stop, initial: Stop, case: Case, config: TrajectoryConfig
-) -> TrajectoryRow:
-    task, sampling = case
-    target = scorer.target
-    before = scorer.scores(initial, case)
-    scores = scorer.scores(stop, case)
-    lengths_B = scores.mask_BT.sum(-1)
-    ratio = scorer.draft(stop).num_parameters / target.num_parameters
-    budget_B = budgets_of(target, scorer.texts[case][0], config.max_new_tokens)
-    gammas = usable_gammas(config.gammas, int(lengths_B.max()), int(budget_B.max()))
+        def rng() -> torch.Generator:
+            return named_generator(config.seed, "bootstrap")
 
-    def interval(over_B: Tensor, under_B: Tensor, most: float) -> IntervalRow:
-        rng = named_generator(config.seed, "bootstrap")
-        return IntervalRow.of(ratio_interval(over_B, under_B, rng=rng, most=most))
-
-    def gain(gamma: int) -> IntervalRow:
-        both = [each.tokens_and_blocks(gamma, budget_B) for each in (scores, before)]
-        rng = named_generator(config.seed, "bootstrap")
-        return IntervalRow.of(ratio_of_ratios_interval(*both, rng=rng))
-
-    def quality() -> IntervalRow:
-        rng = named_generator(config.seed, "mean score")
-        own_B = torch.tensor(own, dtype=torch.float64)
-        return IntervalRow.of(bounded_mean_interval(own_B, rng=rng))
-
-    taus = {
-        gamma: interval(*scores.tokens_and_blocks(gamma, budget_B), gamma + 1) for gamma in gammas
-    }
-    first, own = stop.is_start, scorer.own(stop, case)
-    return TrajectoryRow(
-        stop=stop,
-        task=task,
-        sampling=sampling,
-        num_texts=len(lengths_B),
-        num_tokens=int(lengths_B.sum()),
-        parameter_ratio=ratio,
-        expected_acceptance=interval(scores.acceptance_BT.sum(-1), lengths_B, 1.0),
-        block_efficiency=taus,
-        gain={} if first else {gamma: gain(gamma) for gamma in gammas},
-        mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
-        quality=quality() if own else None,
-        texts=_figures(scores, gammas, budget_B).model_copy(update={"score": own}),
-    )
-
-
-def _figures(scores: TextScores, gammas: Sequence[int], budget_B: Tensor) -> TextFigures:
-    counts = {gamma: scores.tokens_and_blocks(gamma, budget_B) for gamma in gammas}
-    return TextFigures(
-        tokens=tuple(int(count) for count in scores.mask_BT.sum(-1)),
-        acceptance=_rounded(scores.acceptance_BT.sum(-1)),
-        agreement=_rounded(scores.agreement_BT.sum(-1)),
-        emitted={gamma: _rounded(tokens_B) for gamma, (tokens_B, _) in counts.items()},
-        blocks={gamma: _rounded(blocks_B) for gamma, (_, blocks_B) in counts.items()},
-    )
+        taus = {
+            gamma: IntervalRow.of_ratio(*of_gamma, rng(), most=gamma + 1)
+            for gamma, of_gamma in counts.items()
+        }
+        gains: dict[int, IntervalRow] = {}
+        if not draft.is_start:
+            for gamma, of_gamma in counts.items():
+                both = of_gamma, before.tokens_and_blocks(gamma)
+                gains[gamma] = IntervalRow.of(ratio_of_ratios_interval(*both, rng=rng()))
+        own = self._own_scores(draft, case)
+        return TrajectoryRow(
+            stop=draft,
+            task=task,
+            sampling=sampling,
+            num_texts=len(scored.length_B),
+            num_tokens=int(scored.length_B.sum()),
+            parameter_ratio=ratio,
+            expected_acceptance=scored.mean(scored.scores.acceptance_BT, config.seed),
+            block_efficiency=taus,
+            gain=gains,
+            mbsu={gamma: mbsu(tau.value, gamma, ratio) for gamma, tau in taus.items()},
+            quality=IntervalRow.of_scores(own, config.seed),
+            texts=TextFigures(
+                tokens=tuple(map(int, scored.length_B)),
+                acceptance=_rounded(scored.scores.acceptance_BT.sum(-1)),
+                agreement=_rounded(scored.scores.agreement_BT.sum(-1)),
+                emitted={gamma: _rounded(tokens_B) for gamma, (tokens_B, _) in counts.items()},
+                blocks={gamma: _rounded(blocks_B) for gamma, (_, blocks_B) in counts.items()},
+                score=own,
+            ),
+        )
 
 
 def _rounded(values_B: Tensor) -> tuple[float, ...]:
@@ -343,45 +455,88 @@ def _rounded(values_B: Tensor) -> tuple[float, ...]:
     return tuple(round(float(value), 6) for value in values_B)
 
 
-def _prompts(config: TrajectoryConfig, task: str, target: HfModel) -> list[list[int]]:
-    assert target.tokenizer is not None, "checked before"
-    corpus = config.tasks[task]
+def _prompts(
+    config: TrajectoryConfig, corpus: Task, tokenizer: Tokenizer, *, encoder: bool
+) -> list[list[int]]:
     longest = corpus.max_prompt_tokens or config.max_prompt_tokens
-    encoder = target.decoder_prompt is not None
-    prompts = read_prompts(corpus, target.tokenizer, max_tokens=longest, encoder=encoder)
+    prompts = read_prompts(corpus, tokenizer, max_tokens=longest, encoder=encoder)
     return after_skipped(prompts, config.skip_prompts, corpus.path)[: config.num_prompts]
 
 
-class _Writing(NamedTuple):
-    sampling: SamplingParams
-    max_new_tokens: int
-    batch_size: int
-    seed: int
+def _scored_examples(
+    config: TrajectoryConfig, tokenizer: Tokenizer, *, encoder: bool
+) -> dict[str, ExamplePrompts]:
+    """The examples of each scored task, as prompts; raises UsageError."""
+    examples: dict[str, ExamplePrompts] = {}
+    count, skip, seed = config.num_prompts, config.skip_prompts, config.seed
+    for name, task in config.scored_tasks.items():
+        if task.metric is None:
+            raise UsageError(f"the task {name} has no metric; move it to tasks, as {{path: FILE}}")
+        examples[name] = example_prompts(
+            task, tokenizer, count, skip=skip, seed=seed, encoder=encoder
+        )
+    return examples
 
 
-def _writing(config: TrajectoryConfig, sampling: SamplingParams) -> _Writing:
-    return _Writing(sampling, config.max_new_tokens, config.batch_size, config.seed)
+def own_scores(
+    draft: Model, examples: ExamplePrompts, writing: Writing, *, skipped: int = 0
+) -> tuple[float, ...]:
+    """Score of the answer that the draft writes to each example without the target, 0 to 1.
+
+    `draft`: prepared for decoding. `skipped`: as in `sample_texts`.
+
+    Paper: Zhou et al. 2023, section 5.2, figure 5a: quality of drafts against block efficiency.
+    """
+    answers: list[list[int]] = []
+    sample_texts(draft, examples.prompts, writing, answers, skipped=skipped)
+    scores = [examples.score(number, answer) for number, answer in enumerate(answers)]
+    return tuple(round(score, 6) for score in scores if score is not None)
 
 
-def _texts(
-    writer: Callable[[], HfModel],
-    prompts: list[list[int]],
-    config: TrajectoryConfig,
-    case: Case,
-    progress: Progress,
-) -> Texts:
-    """Prompts of a task and the target's completions, from the output directory if they exist."""
-    task, sampling = case
-    file = config.output / "texts" / f"{task} {name_of(sampling)}.json"
-    if not file.exists():
-        completions: list[list[int]] = []
-        writing = _writing(config, sampling)
-        sample_texts(writer(), prompts, writing, completions, progress, skipped=config.skip_prompts)
-        atomic_write_text(file, json.dumps({"prompts": prompts, "completions": completions}))
-    found = json.loads(file.read_text("utf-8"))
-    return found["prompts"], found["completions"]
+class KeptStates:
+    """Logits of the target before each token of texts; see `acceptance.ForcedLogits`.
 
+    Keeps hidden states of texts while many drafts are scored on these texts: the target's own pass
+    is most of the work of scoring. Its head, a small part, runs again each time.
+    """
 
-def name_of(sampling: SamplingParams) -> str:
-    """Short name of sampling parameters, such as `t0.6 p0.9`."""
-    return sampling.name
+    def __init__(self, target: HfModel, most_bytes: int = _MOST_BYTES) -> None:
+        self.target = target
+        self.head = target.head
+        self._free = most_bytes
+        self._kept: dict[Key, Tensor] = {}
+
+    @classmethod
+    def of(cls, target: HfModel) -> KeptStates | None:
+        """None if the target's logits are an unknown function of its hidden states."""
+        try:
+            return cls(target)
+        except UnsupportedModelError:
+            return None
+
+    def __call__(self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
+        """Shapes: B prompts, tokens [B, T] -> [B, T, V]."""
+        key = tuple(map(tuple, prompts)), tuple(tuple(map(int, tokens_T)) for tokens_T in tokens_BT)
+        hidden_BTD = self._kept.get(key)
+        if hidden_BTD is None:
+            hidden_BTD = self._hidden(prompts, tokens_BT)
+            size = hidden_BTD.nbytes
+            if size <= self._free:
+                self._free -= size
+                self._kept[key] = hidden_BTD
+        return self.head.logits(hidden_BTD)
+
+    def _hidden(self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
+        contexts = decoder_contexts(self.target, prompts)
+        rows = [
+            [*context, *map(int, tokens_T[:-1])]
+            for context, tokens_T in zip(contexts, tokens_BT, strict=True)
+        ]
+        texts = pad(rows)
+        if decoder_prompt_of(self.target) is not None:
+            texts = texts._replace(source=pad(prompts).to(self.target.device))
+        hidden_BTD = self.target.hidden(texts.to(self.target.device))
+        first_B = torch.tensor([len(context) - 1 for context in contexts])
+        places_BT = first_B[:, None] + torch.arange(tokens_BT.shape[1])
+        index_BT1 = places_BT[..., None].to(hidden_BTD.device)
+        return hidden_BTD.gather(1, index_BT1.expand(-1, -1, hidden_BTD.shape[-1]))

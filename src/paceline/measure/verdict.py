@@ -1,20 +1,37 @@
-"""Verdicts on a draft (GO, NO-GO, UNDECIDED, TOO FEW, NOT TIMED), with a reason in one sentence."""
+"""Verdicts on a draft (GO, NO-GO, UNDECIDED, TOO FEW, NOT TIMED), with a reason in one sentence.
 
+Without timed requests, a verdict is on the expected speedups of all gammas. GO needs one gamma
+above 1, so the error rate of a lower bound, 2.5%, is divided by the number of gammas (Bonferroni).
+NO-GO needs all below 1, so an upper bound keeps its 2.5%. Either verdict is wrong in at most 2.5%
+of measurements.
+"""
+
+# B texts
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values, log_distance
-from paceline.measure.expected_speed import confidence_of_low
+from paceline.core.bootstrap import (
+    LEAST_UNITS,
+    Interval,
+    log_distance,
+    product_interval,
+    ratio_interval,
+)
+from paceline.measure.latency import about
+from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.measure.expected_speed import ExpectedSpeed
-    from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
+    from torch import Tensor
 
+    from paceline.measure.latency import PassCosts
+    from paceline.measure.results import AcceptanceRow, GammaRow, SpeedRow
+
+_ERROR_RATE = 0.05
 # A verdict that needs this many times the measurements made, and more, is out of reach.
 _MOST_TIMES = 100
 # Difference from 1 that is not worth calling close to it.
@@ -60,26 +77,93 @@ class Verdict(StrictModel):
         return 0 if self.go else 1
 
 
-def judge(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow) -> Verdict:
+class ExpectedSpeed(NamedTuple):
+    """Expected speedup of a gamma with its interval, and the two parts of its error.
+
+    Attributes:
+        row: The figures of this gamma.
+        speedup: With the errors of the texts and of the costs together.
+        by_texts: The speedup with the error of tau alone.
+        by_costs: 1 with the relative error of the costs alone; unbounded if they have no interval.
+    """
+
+    row: GammaRow
+    speedup: Interval
+    by_texts: Interval
+    by_costs: Interval
+
+
+def confidence_of_low(num_gammas: int) -> float:
+    """Confidence of the interval that has the lower bound of each gamma."""
+    return 1 - _ERROR_RATE / num_gammas
+
+
+def expected_speeds(
+    rows: Sequence[GammaRow],
+    counts: Sequence[tuple[Tensor, Tensor]],
+    costs: PassCosts,
+    *,
+    seed: int,
+    num_resamples: int = 4000,
+) -> list[ExpectedSpeed]:
+    """The expected speedup of each gamma.
+
+    Args:
+        rows: One for each gamma that was tried.
+        counts: Expected tokens and blocks of each text, [B] each, for each gamma.
+        costs: Of blocks, with their errors.
+        seed: Of the bootstrap over texts.
+        num_resamples: Of the bootstrap.
+    """
+    confidences = confidence_of_low(len(rows)), 1 - _ERROR_RATE
+    speeds: list[ExpectedSpeed] = []
+    for row, of_texts in zip(rows, counts, strict=True):
+        by_texts, by_costs = list[Interval](), list[Interval]()
+        for confidence in confidences:
+            rng = named_generator(seed, "expected speedup")
+            tau = ratio_interval(
+                *of_texts, rng=rng, confidence=confidence, num_resamples=num_resamples
+            )
+            scale = row.expected_speedup / tau.value
+            by_texts.append(Interval(row.expected_speedup, tau.low * scale, tau.high * scale))
+            by_costs.append(_by_costs(row, costs, confidence))
+        parts = [Interval(wide.value, wide.low, other.high) for wide, other in (by_texts, by_costs)]
+        speeds.append(ExpectedSpeed(row, product_interval(*parts), *parts))
+    return speeds
+
+
+def _by_costs(row: GammaRow, costs: PassCosts, confidence: float) -> Interval:
+    """1 / the relative cost of a block that drafts `drafted_per_block` tokens."""
+    error = costs.error_of_block(row.gamma, confidence)
+    if not math.isfinite(error[1]):
+        return Interval(1.0, 0.0, math.inf)
+    part = costs.part_drafted(row.gamma, row.drafted_per_block)
+    block = row.drafting_cost_ratio * row.gamma + row.block_cost_ratio
+    cost = 1 + part * (block - 1)
+    low_cost, high_cost = (cost + part * block * (factor - 1) for factor in error)
+    return Interval(1.0, cost / high_cost, cost / low_cost if low_cost > 0 else math.inf)
+
+
+def decide(acceptance: AcceptanceRow, best: GammaRow, speed: SpeedRow) -> Verdict:
     """GO if the whole interval of the measured speedup is above 1, NO-GO if it is below.
 
     UNDECIDED if it includes 1, TOO FEW with fewer than 8 requests (`core.bootstrap.LEAST_UNITS`).
     """
-    count, found = speed.num_requests, speed.speedup
+    count, speedup = speed.num_requests, speed.speedup.interval
+    where = f"at gamma {speed.gamma}"
     if count < LEAST_UNITS:
-        measured = f"measured {found.value:.2f}x at gamma {speed.gamma}"
-        return _too_few(measured, count, "request", "timed_prompts")
-    times, _ = _times_needed(found, found, _EXACT)
+        return _too_few(f"measured {speedup.value:.2f}x {where}", count, "request", "timed_prompts")
+    times, _ = _times_needed(speedup, speedup, _EXACT)
     if times - 1 > _MOST_TIMES:
-        advice = _out_of_reach(found, "timed_prompts and num_prompts")
+        advice = _out_of_reach(speedup, "timed_prompts and num_prompts")
     else:
-        more = _about(count * (times - 1))
+        more = about(count * (times - 1))
         advice = (
             f"about {more:,} more requests would decide at this speedup (raise timed_prompts and "
             "num_prompts)"
         )
-    words = f"measured {{}} at gamma {speed.gamma}"
-    return _by_interval(words, found, _standing(acceptance, best), advice)
+    figure = f"measured {_words(speedup)} {where}"
+    return _by_interval(figure, speedup, _standing(acceptance, best), advice)
 
 
 def not_timed(acceptance: AcceptanceRow, architecture: str) -> Verdict:
@@ -92,68 +176,58 @@ def not_timed(acceptance: AcceptanceRow, architecture: str) -> Verdict:
     return Verdict(go=False, decided=False, timed=False, reason=reason)
 
 
-def judge_expected(
-    acceptance: AcceptanceRow,
-    gammas: Sequence[ExpectedSpeed],
-    pass_repeats: int,
-    engine: str = "",
-    remark: str = "",
+def decide_by_expected(
+    acceptance: AcceptanceRow, speeds: Sequence[ExpectedSpeed], costs: PassCosts
 ) -> tuple[ExpectedSpeed, Verdict]:
-    """As `judge`, by the expected speedups of all gammas; see `expected_speed` for the intervals.
+    """As `decide`, by the expected speedups of all gammas.
 
     GO if some gamma's whole interval is above 1, NO-GO if every gamma's is below. TOO FEW with
-    fewer than 8 texts. `engine`: whose costs were used; empty: passes were timed `pass_repeats`
-    times here. `remark`: on the engine's costs.
+    fewer than 8 texts.
 
     Returns:
         The gamma of the verdict: the fastest of those that support it. And the verdict.
     """
-    best = max(gammas, key=lambda one: (one.speedup.low > 1, one.speedup.high >= 1, one.speedup[0]))
-    count, found = acceptance.num_prompts, best.speedup
-    where = f"{f' in {engine}' if engine else ''} at gamma {best.row.gamma}"
+
+    def support(speed: ExpectedSpeed) -> tuple[bool, bool, float]:
+        return speed.speedup.low > 1, speed.speedup.high >= 1, speed.speedup.value
+
+    best = max(speeds, key=support)
+    count, speedup = acceptance.num_prompts, best.speedup
+    where = f"{costs.engine and f' in {costs.engine}'} at gamma {best.row.gamma}"
     if count < LEAST_UNITS:
-        return best, _too_few(f"expected {found.value:.2f}x{where}", count, "text", "num_prompts")
-    standing = _standing(acceptance, best.row)
-    if engine:
+        return best, _too_few(f"expected {speedup.value:.2f}x{where}", count, "text", "num_prompts")
+    if costs.engine:
         tau = best.row.block_efficiency
-        word, needed = _side(1.0, found), tau / found.value
-        standing = f"{tau:.2f} tokens per target call are {word} the break-even {needed:.2f}"
-        standing = f"{standing}; {remark}" if remark else standing
-    repeats = None if engine else pass_repeats
-    advice = _more_measurements(best, count, repeats, confidence_of_low(len(gammas)))
-    return best, _by_interval(f"expected {{}}{where}", found, standing, advice)
+        side, needed = _side(1.0, speedup), tau / speedup.value
+        standing = f"{tau:.2f} tokens per target call are {side} the break-even {needed:.2f}"
+        standing = f"{standing}; {costs.remark}" if costs.remark else standing
+    else:
+        standing = _standing(acceptance, best.row)
+    advice = _more_measurements(best, count, costs, confidence_of_low(len(speeds)))
+    return best, _by_interval(f"expected {_words(speedup)}{where}", speedup, standing, advice)
 
 
-def _more_measurements(
-    best: ExpectedSpeed, count: int, pass_repeats: int | None, confidence: float
-) -> str:
-    """What would decide the expected speedup. `pass_repeats`: None for the costs of an engine."""
-    if not math.isfinite(best.by_costs.high):
-        if pass_repeats is None:
-            return "the engine's costs have no interval; measure them with more rounds"
-        return f"the costs have no interval; set pass_repeats={least_values(confidence)} or more"
-    prompts, rounds = _times_needed(best.speedup, best.by_texts, best.by_costs)
+def _more_measurements(best: ExpectedSpeed, count: int, costs: PassCosts, confidence: float) -> str:
+    """What would decide the expected speedup."""
+    speedup, by_costs = best.speedup, best.by_costs
+    if not math.isfinite(by_costs.high):
+        return costs.missing_interval(confidence)
+    prompts, rounds = _times_needed(speedup, best.by_texts, by_costs)
     if max(prompts, rounds) - 1 > _MOST_TIMES:
-        settings = "num_prompts" if pass_repeats is None else "num_prompts and pass_repeats"
-        return _out_of_reach(best.speedup, settings)
-    wanted: list[str] = []
+        settings = "num_prompts" if costs.engine else "num_prompts and pass_repeats"
+        return _out_of_reach(speedup, settings)
+    needed: list[str] = []
     if prompts > 1:
-        more = _about(count * (prompts - 1))
-        wanted.append(f"about {more:,} more prompts (num_prompts={count + more})")
+        more = about(count * (prompts - 1))
+        needed.append(f"about {more:,} more prompts (num_prompts={count + more})")
     if rounds > 1:
-        wanted.append(
-            f"{math.ceil(rounds)} times the rounds and starts of the engine in its costs"
-            if pass_repeats is None
-            else f"pass_repeats={_about(pass_repeats * rounds)}"
-        )
-    alone = best.by_costs.low * best.speedup.value <= 1 <= best.by_costs.high * best.speedup.value
+        needed.append(costs.more_rounds(rounds))
+    alone = by_costs.low * speedup.value <= 1 <= by_costs.high * speedup.value
     reason = "the error of the costs alone includes 1: " if alone else ""
-    return f"{reason}{' and '.join(wanted)} would decide at this speedup"
+    return f"{reason}{' and '.join(needed)} would decide at this speedup"
 
 
-def _times_needed(
-    speedup: Interval | IntervalRow, sampled: Interval | IntervalRow, costs: Interval
-) -> tuple[float, float]:
+def _times_needed(speedup: Interval, sampled: Interval, costs: Interval) -> tuple[float, float]:
     """How many times the prompts and the rounds of timing would move the bound near 1 to 1.
 
     Both errors shrink with the root of their number. That of the costs must be at most half of the
@@ -171,27 +245,21 @@ def _times_needed(
     return max(by_sample**2 / (to_one**2 - allowed**2), 1.0), rounds
 
 
-def _out_of_reach(speedup: Interval | IntervalRow, settings: str) -> str:
+def _out_of_reach(speedup: Interval, settings: str) -> str:
     largest = max(speedup.high - 1, 1 - speedup.low)
     if largest > _WIDE:
         return f"the interval is too wide to tell how much would decide (raise {settings})"
     return f"the speedup is within {largest:.1%} of 1"
 
 
-def _about(count: float) -> int:
-    """Rounded up to two digits."""
-    unit = 10 ** max(0, math.floor(math.log10(max(count, 1))) - 1)
-    return math.ceil(max(count, 1) / unit) * unit
+def _words(speedup: Interval) -> str:
+    return f"{speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
 
 
-def _by_interval(
-    template: str, speedup: Interval | IntervalRow, standing: str, advice: str
-) -> Verdict:
-    low, high = speedup.low, speedup.high
-    figure = template.format(f"{speedup.value:.2f}x ({low:.2f} to {high:.2f})")
-    if low > 1:
+def _by_interval(figure: str, speedup: Interval, standing: str, advice: str) -> Verdict:
+    if speedup.low > 1:
         return Verdict(go=True, reason=f"{figure}; {standing}")
-    if high < 1:
+    if speedup.high < 1:
         return Verdict(go=False, reason=f"{figure}, slower than no draft; {standing}")
     reason = f"{figure}: the interval includes 1; {standing}; {advice}"
     return Verdict(go=False, decided=False, includes_one=True, reason=reason)
@@ -201,11 +269,11 @@ def _standing(acceptance: AcceptanceRow, best: GammaRow) -> str:
     alpha, needed = acceptance.expected_acceptance, best.break_even_acceptance
     if needed is None:
         return f"no acceptance breaks even at gamma {best.gamma}"
-    word = _side(needed, alpha)
-    return f"acceptance {alpha.value:.3f} is {word} the break-even {needed:.3f}"
+    side = _side(needed, alpha.interval)
+    return f"acceptance {alpha.value:.3f} is {side} the break-even {needed:.3f}"
 
 
-def _side(border: float, figure: Interval | IntervalRow) -> str:
+def _side(border: float, figure: Interval) -> str:
     """Where the whole interval of a figure lies."""
     if figure.low > border:
         return "above"
@@ -214,11 +282,8 @@ def _side(border: float, figure: Interval | IntervalRow) -> str:
 
 def _too_few(figure: str, count: int, unit: str, setting: str) -> Verdict:
     units = f"{count} {unit}{'s' if count != 1 else ''}"
-    return Verdict(
-        go=False,
-        decided=False,
-        reason=(
-            f"{figure} on {units}, but a verdict needs {LEAST_UNITS}; set {setting}={LEAST_UNITS} "
-            "or more and give as many prompts"
-        ),
+    reason = (
+        f"{figure} on {units}, but a verdict needs {LEAST_UNITS}; set {setting}={LEAST_UNITS} "
+        "or more and give as many prompts"
     )
+    return Verdict(go=False, decided=False, reason=reason)

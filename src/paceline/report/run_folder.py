@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from paceline.bench.grid import Grid
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.prediction import read_predictions
 from paceline.bench.runner import read_rows, without_dropped
 from paceline.bench.schema import ResultRow, family
+from paceline.bench.workbench import Grid
 from paceline.decode.strategies import Autoregressive
 from paceline.errors import UsageError
 from paceline.permissions import Origin

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from paceline.measure.trajectory import name_of as sampling_name
 from paceline.records import atomic_write_bytes
 from paceline.report.plots import load_matplotlib
 
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from paceline.measure.training_stops import Stop
-    from paceline.measure.trajectory import TrajectoryRow
+    from paceline.measure.trajectory import Checkpoint, TrajectoryRow
 
 _SIZE = (6.0, 4.0)  # inches of one panel
 _DPI = 100
@@ -57,7 +55,7 @@ def _draw(panel, rows: Sequence[TrajectoryRow], gamma: int, label: str) -> None:
     panel.grid(alpha=0.3)
 
 
-def along(stops: Sequence[Stop], label: str) -> list[float]:
+def along(stops: Sequence[Checkpoint], label: str) -> list[float]:
     """Return the position of each draft on the axis, with runs concatenated."""
     positions: list[float] = []
     before = last = 0.0
@@ -71,4 +69,4 @@ def along(stops: Sequence[Stop], label: str) -> list[float]:
 
 def name_of(row: TrajectoryRow) -> str:
     """Return the label of the row's line."""
-    return f"{row.task} {sampling_name(row.sampling)}"
+    return f"{row.task} {row.sampling.name}"

@@ -11,10 +11,9 @@ import pytest
 from aligning import write_corpus
 from benching import QUESTIONS, bench_config, write_bench_pair
 from paceline.bench import BenchConfig, Grid, bench, read_rows, runner
-from paceline.bench.grid import expand
 from paceline.bench.prediction import FILE
 from paceline.bench.schema import ResultRow, family, setting
-from paceline.bench.workbench import bench_context, cell_key
+from paceline.bench.workbench import bench_context, cell_key, expand
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless, TokenV3
 from paceline.core.sampling import SamplingParams

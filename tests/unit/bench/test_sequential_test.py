@@ -6,8 +6,7 @@ import pytest
 
 from paceline.bench import ResultRow
 from paceline.bench.measured_frontier import Frontier
-from paceline.bench.sequential_test import Bound, confirm, statement
-from paceline.bench.tune_result import Tried, TuneConfig
+from paceline.bench.sequential_test import Bound, Tried, TuneConfig, confirm, statement
 from paceline.config import validate
 from paceline.core.rules import Chow, Lossless
 from paceline.decode.strategies import DecodingConfig, Speculative

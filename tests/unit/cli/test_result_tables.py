@@ -15,10 +15,9 @@ from paceline.cli.result_tables import (
 from paceline.config import validate
 from paceline.core.rules import BiLDRule, Lenient, Lossless, Lossy
 from paceline.core.sampling import SamplingParams
-from paceline.measure.predicted_frontier import AnalyzeConfig, FrontierRow, PredictedFrontier
+from paceline.measure.analysis import AnalyzeConfig, FrontierRow, PredictedFrontier
 from paceline.measure.results import IntervalRow
-from paceline.measure.training_stops import Stop
-from paceline.measure.trajectory import TextFigures, TrajectoryRow
+from paceline.measure.trajectory import Checkpoint, TextFigures, TrajectoryRow
 from paceline.train.config import Evaluation
 from paceline.train.sweep import Sweep, SweepConfig
 
@@ -88,7 +87,7 @@ def test_a_trajectory_is_a_table_a_task_and_sampling():
     tau = IntervalRow(value=2.412, low=2.294, high=2.529)
     rows = [
         TrajectoryRow(
-            stop=Stop(
+            stop=Checkpoint(
                 run=Path("runs/direct/pretrain"),
                 label=label,
                 step=100 * number,
@@ -123,7 +122,7 @@ def test_runs_of_a_sweep_have_names_that_differ():
     tau = IntervalRow(value=2.412, low=2.294, high=2.529)
     cells = [Path(f"runs/recipes/{recipe}/translation/seed-0") for recipe in ("gkd", "seq_kd")]
     stops = [
-        Stop(run=cell, label="end", step=9, elapsed_s=1.0, path=cell, fingerprint="")
+        Checkpoint(run=cell, label="end", step=9, elapsed_s=1.0, path=cell, fingerprint="")
         for cell in cells
     ]
     rows = [
@@ -178,7 +177,7 @@ def test_a_sweep_says_each_cell_and_what_a_row_differs_by():
 def test_drafts_whose_answers_were_scored_have_a_column_of_quality():
     tau = IntervalRow(value=2.412, low=2.294, high=2.529)
     row = TrajectoryRow(
-        stop=Stop(
+        stop=Checkpoint(
             run=Path("r"), label="end", step=9, elapsed_s=1.0, path=Path("r"), fingerprint=""
         ),
         task="summaries",

@@ -28,8 +28,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
-from paceline.measure.analysis import analyze_rules, rule_effect
-from paceline.measure.predicted_frontier import AnalyzeConfig, analyze_models
+from paceline.measure.analysis import AnalyzeConfig, analyze_models, analyze_rules, rule_effect
 from paceline.models.fakes import TableModel
 
 BINARY: list[Rule] = [
@@ -100,9 +99,9 @@ def test_on_its_own_text_a_rule_is_predicted_to_do_what_it_then_does(
     (row,) = analyze_rules(target, draft, prompts, texts, [served], sampling, (2,), budget=400)
     # a token is rejected or not, a block has up to two accepted: deviations of 1/2 and 1 at most
     spread = 4 * 0.5 / math.sqrt(stats.num_examined) if temperature else 0.02
-    spread_of_tau = 4 * 1 / math.sqrt(stats.num_blocks) if temperature else 0.02
-    assert row.rejection_rate[2].value == pytest.approx(stats.rejection_rate, abs=spread)
-    assert row.block_efficiency[2] == pytest.approx(stats.block_efficiency, abs=spread_of_tau)
+    tau_spread = 4 * 1 / math.sqrt(stats.num_blocks) if temperature else 0.02
+    assert row.blocks[2].rejection_rate.value == pytest.approx(stats.rejection_rate, abs=spread)
+    assert row.blocks[2].block_efficiency == pytest.approx(stats.block_efficiency, abs=tau_spread)
 
 
 @pytest.mark.parametrize("rule", [Lenient("linear", 0.1), Lossy(0.9), Lossy(0.9, "tuned")], ids=str)
@@ -116,7 +115,7 @@ def test_a_loose_rule_changes_greedy_text_at_temperature_0_and_not_at_top_k_1(ru
     ]
     assert changed[0].tvd == 0
     assert changed[1].tvd > 0
-    assert changed[1].rejection_rate[2].value < changed[0].rejection_rate[2].value
+    assert changed[1].blocks[2].rejection_rate.value < changed[0].blocks[2].rejection_rate.value
     decoded = [
         SpeculativeDecoder(target, draft, rule, 2, one).generate([[0], [1]], 12, eos_token_ids=[])
         for one in settings
@@ -146,7 +145,7 @@ def test_the_first_token_counts_where_the_rule_judges_it(rule: Rule):
     )
     assert (stats.num_recovered > 100) == (not rule.exact)
     spread = 4 * 0.5 / math.sqrt(stats.num_examined)
-    assert row.rejection_rate[1].value == pytest.approx(stats.rejection_rate, abs=spread)
+    assert row.blocks[1].rejection_rate.value == pytest.approx(stats.rejection_rate, abs=spread)
 
 
 def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
@@ -157,13 +156,13 @@ def test_a_lossless_rule_is_at_no_distance_and_drafting_alone_at_all_of_it():
     )
     assert lossless.tvd == pytest.approx(0, abs=1e-6)
     assert lossless.kl == pytest.approx(0, abs=1e-6)
-    assert alone.rejection_rate[1].value == 0
+    assert alone.blocks[1].rejection_rate.value == 0
     p, q = tables()
     distances = [cascades.tvd(p[before], q[before]) for before in (1, 2, 3, 4, 5)]
     assert alone.tvd == pytest.approx(math.fsum(distances) / 5, abs=1e-6)
     # alone drafts the first token, too: 4 tokens and 1 in blocks of 3, all 5 in a block of 4
-    assert alone.block_efficiency[3] == pytest.approx(5 / 2)
-    assert alone.block_efficiency[4] == pytest.approx(5)
+    assert alone.blocks[3].block_efficiency == pytest.approx(5 / 2)
+    assert alone.blocks[4].block_efficiency == pytest.approx(5)
 
 
 @pytest.mark.parametrize(
@@ -185,19 +184,19 @@ def test_the_first_token_is_a_drafted_position_but_of_an_exact_rule_or_in_vllm(r
     texts = [[1, 2, 1, 2, 1, 2]] * 4
     (row,) = analyze_rules(*models, [[0]] * 4, texts, [rule], SamplingParams(), (1,), budget=6)
     if rule.exact or isinstance(rule, TargetBonus):  # 5 positions behind the first token: 2 + 2 + 1
-        assert row.rejection_rate[1].value == pytest.approx(0, abs=1e-5)
-        assert row.block_efficiency[1] == pytest.approx(5 / 3, rel=1e-5)
+        assert row.blocks[1].rejection_rate.value == pytest.approx(0, abs=1e-5)
+        assert row.blocks[1].block_efficiency == pytest.approx(5 / 3, rel=1e-5)
     else:  # judged: the first, which is never the draft's here; then as above
         # 6 tokens in 1 + 3 blocks of which 3 were judged; acceptance at the first is 1/3
-        assert row.rejection_rate[1].value == pytest.approx((2 / 3) / 3, rel=1e-5)
-        assert row.block_efficiency[1] == pytest.approx((4 + 1 / 3 + 2) / 4, rel=1e-5)
+        assert row.blocks[1].rejection_rate.value == pytest.approx((2 / 3) / 3, rel=1e-5)
+        assert row.blocks[1].block_efficiency == pytest.approx((4 + 1 / 3 + 2) / 4, rel=1e-5)
 
 
 def test_texts_of_one_token_are_no_blocks_of_an_exact_rule():
     target, draft = (TableModel(values) for values in tables())
     (row,) = analyze_rules(target, draft, [[1]], [[2]], [Lossless()], SamplingParams(), (2,))
-    assert math.isnan(row.rejection_rate[2].value)
-    assert (row.block_efficiency[2], row.drafted_per_block[2]) == (1, 0)
+    assert math.isnan(row.blocks[2].rejection_rate.value)
+    assert (row.blocks[2].block_efficiency, row.blocks[2].drafted_per_block) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -6,33 +6,27 @@ from unittest.mock import patch
 
 import pytest
 
-from paceline.measure import draft_cost
-from paceline.measure.draft_cost import DraftCost, time_draft
+from paceline.measure import latency
+from paceline.measure.latency import DraftCost, PassCosts, time_draft
 from tiny import tiny_pair
 
 
 class TenthOfTheTarget:
     """Times nothing: a drafted token costs a tenth of a target pass, a block one and a fifth."""
 
-    cost_ratio = 0.1
-
     def __init__(self, *_: Any) -> None:
         pass
 
-    def run(self, repeats: int) -> "TenthOfTheTarget":
+    def run(self, repeats: int) -> PassCosts:
         assert repeats > 0
-        return self
-
-    def drafting_cost_ratio(self, gamma: int) -> float:
-        return 0.1
-
-    def block_cost_ratio(self, gamma: int) -> float:
-        return 1.2
+        gammas = range(1, 9)
+        drafting_s = {gamma: 0.1 * gamma for gamma in gammas}
+        return PassCosts(1.0, 0.1, drafting_s, dict.fromkeys(gammas, 1.2))
 
 
 def test_a_draft_pays_where_its_block_s_tokens_make_up_for_what_the_block_costs():
     target, draft = tiny_pair()
-    with patch.object(draft_cost, "PassTimer", TenthOfTheTarget):
+    with patch.object(latency, "PassTimer", TenthOfTheTarget):
         found = time_draft(target, draft)
     sizes = [sum({id(w): w.numel() for w in m.hf.parameters()}.values()) for m in (draft, target)]
     assert found.parameter_ratio == pytest.approx(sizes[0] / sizes[1])

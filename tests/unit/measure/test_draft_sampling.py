@@ -17,8 +17,7 @@ from paceline.measure import latency
 from paceline.measure.acceptance import score_texts
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.latency import PassTimer
-from paceline.measure.measure_config import MeasureConfig
-from paceline.measure.measurement import measure_models
+from paceline.measure.measurement import MeasureConfig, measure_models
 from paceline.models.contract import ModelSession
 from paceline.models.fakes import TableModel
 from paceline.progress import silent
@@ -118,9 +117,9 @@ def test_a_rule_is_predicted_to_do_what_it_does_with_such_drafts(rule: Rule, dra
         *(target, draft, prompts, texts, [rule], sampling, (2,)), budget=400, draft_sampling=drafts
     )
     spread = 4 * 0.5 / math.sqrt(stats.num_examined)
-    assert row.rejection_rate[2].value == pytest.approx(stats.rejection_rate, abs=spread)
+    assert row.blocks[2].rejection_rate.value == pytest.approx(stats.rejection_rate, abs=spread)
     spread = 4 * 1 / math.sqrt(stats.num_blocks)
-    assert row.block_efficiency[2] == pytest.approx(stats.block_efficiency, abs=spread)
+    assert row.blocks[2].block_efficiency == pytest.approx(stats.block_efficiency, abs=spread)
 
 
 @pytest.mark.parametrize(

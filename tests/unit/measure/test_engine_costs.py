@@ -11,16 +11,21 @@ import torch
 
 from aligning import write_pair
 from engine_costs import costs_of, step, write_costs
-from paceline.bench.engine_seconds import in_engine_seconds
 from paceline.bench.schema import Baseline, ExampleRow, ResultRow
+from paceline.bench.tune import in_engine_seconds
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.contract import BlockCounts, Engine, Request, Served, Together, untested
 from paceline.errors import EngineError, PacelineError, UsageError
 from paceline.measure import MeasureConfig, measure
-from paceline.measure.engine_costs import StepCost, check_replaceable, read_costs
-from paceline.measure.served_costs import StepTimer, WriteCosts
+from paceline.measure.engine_costs import (
+    StepCost,
+    StepTimer,
+    WriteCosts,
+    check_replaceable,
+    read_costs,
+)
 from paceline.measure.starts import Starts
 from paceline.models import CausalModel, load_model
 from paceline.models.drafts.save import save_draft
@@ -108,7 +113,7 @@ COSTS = costs_of(
 
 def test_costs_give_the_engines_own_speedup():
     """By hand: a block of 3 takes 19 ms, a step 10, so 1.8 tokens a block are 18 / 19 the speed."""
-    passes = COSTS.pass_costs([1, 2, 3], 1)
+    passes = COSTS.step_costs([1, 2, 3], 1)
     assert passes.expected_speedup(1.8, 3) == pytest.approx(18 / 19)
     assert passes.expected_speedup(1.8, 2) == pytest.approx(18 / 17), (
         "between the two that were timed"
@@ -118,15 +123,17 @@ def test_costs_give_the_engines_own_speedup():
     # by a text's end a block drafted 1.5 of 3 tokens: half of what drafting adds,
     # unless it drafts on
     assert COSTS.block_s(3, 1, 1.5) == pytest.approx(0.0145)
+    assert passes.expected_speedup(1.45, 3, 1.5) == pytest.approx(1)
     in_full = COSTS.model_copy(update={"drafts_in_full": True})
     assert in_full.block_s(3, 1, 1.5) == pytest.approx(0.019)
+    assert in_full.step_costs([3], 1).expected_speedup(1.9, 3, 1.5) == pytest.approx(1)
     # a block is known to a tenth, and so is the step that it is divided by
-    assert COSTS.error_of_block(3, 1) == pytest.approx((0.9 / 1.1, 1.1 / 0.9))
-    assert COSTS.pass_costs([3], 4).expected_speedup(1.8, 3) == pytest.approx(1.8 * 20 / 60)
+    assert passes.error_of_block(3, 0.95) == pytest.approx((0.9 / 1.1, 1.1 / 0.9))
+    assert COSTS.step_costs([3], 4).expected_speedup(1.8, 3) == pytest.approx(1.8 * 20 / 60)
 
 
 def test_a_block_that_was_timed_faster_than_a_step_costs_what_it_was():
-    passes = costs_of(step(0, 0.010), step(2, 0.009)).pass_costs([2], 1)
+    passes = costs_of(step(0, 0.010), step(2, 0.009)).step_costs([2], 1)
     assert passes.expected_speedup(1.5, 2) == pytest.approx(15 / 9)
 
 

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from paceline.measure import latency
-from paceline.measure.gamma_choice import candidates, num_choosing
-from paceline.measure.latency import PassCosts
-from paceline.measure.measure_config import MeasureConfig
-from paceline.measure.measurement import Measurement, measure_models
-from paceline.measure.results import GammaRow
+from paceline.measure.latency import PassCosts, candidates, num_choosing
+from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
 from paceline.models.fakes import TableModel
+from result_rows import gamma_row
 
 PROMPTS = [[number // 25, number // 5 % 5, number % 5] for number in range(64)]
-
-
-def row(gamma: int, expected: float) -> GammaRow:
-    return GammaRow(
-        gamma=gamma,
-        block_efficiency_iid=1.5,
-        block_efficiency=1.5,
-        drafted_per_block=gamma,
-        break_even_acceptance=0.3,
-        predicted_speedup=1.2,
-        mbsu=1.1,
-        drafting_cost_ratio=0.2,
-        block_cost_ratio=1.0,
-        expected_speedup=expected,
-    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +30,7 @@ def row(gamma: int, expected: float) -> GammaRow:
 def test_the_two_best_and_a_shorter_one_are_candidates(
     expected: dict[int, float], wanted: list[int]
 ):
-    rows = [row(gamma, speedup) for gamma, speedup in expected.items()]
+    rows = [gamma_row(gamma, expected_speedup=speedup) for gamma, speedup in expected.items()]
     assert [one.gamma for one in candidates(rows)] == wanted
 
 
@@ -121,7 +106,6 @@ def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: 
         return original(decoder, prompt, max_new_tokens, seed)
 
     monkeypatch.setattr(latency, "time_request", spy)
-    monkeypatch.setattr("paceline.measure.gamma_choice.time_request", spy)
     found = clock.measure(timed_prompts=16)
     assert found.speed is not None
     assert (found.speed.num_requests, [one.num_requests for one in found.tried]) == (12, [4, 4, 2])
@@ -135,7 +119,8 @@ def test_requests_that_chose_are_not_among_those_that_are_reported(monkeypatch: 
 @pytest.mark.slow
 def test_a_gamma_that_the_context_has_no_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch):
     clock = Clock(monkeypatch, draft_s=5)
-    clock.costs = clock.costs._replace(drafting_s={gamma: 5.0 * gamma for gamma in range(1, 9)})
+    seconds = {gamma: 5.0 * gamma for gamma in range(1, 9)}
+    clock.costs = replace(clock.costs, drafting_s=seconds)
     all_tried = {one.gamma for one in clock.measure(timed_prompts=16).tried}
     best = max(clock.measure().gammas, key=lambda one: one.expected_speedup).gamma
     assert max(all_tried) > best

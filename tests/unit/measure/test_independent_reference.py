@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
-from paceline.measure.lossless_reference import OfTransformers
-from paceline.measure.losslessness import VerifyConfig, verify_models
+from paceline.measure.losslessness import OfTransformers, VerifyConfig, verify_models
 from paceline.models import wrap_model
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.causal import HfDecoder
@@ -141,7 +140,7 @@ def test_a_text_may_end_with_the_context():
     room = model.max_length
     assert room is not None
     prompts = [[5] * (room - 3), [6, 7, 8]]
-    (short, long) = OfTransformers(model).greedy(prompts, 9, SamplingParams(), model.vocab_size)
+    (short, long) = OfTransformers(model, SamplingParams(), model.vocab_size).greedy(prompts, 9)
     assert (len(short), len(long)) == (3, 9)
     found = verify_models(
         model, model, [[5] * (room - 8), *PROMPTS], config(max_new_tokens=20, gamma=2)

@@ -7,7 +7,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.measure.acceptance import score_texts
-from paceline.measure.kept_states import KeptStates
+from paceline.measure.trajectory import KeptStates
 from paceline.models import HfModel, wrap_model
 from paceline.progress import silent
 from tiny import tiny_hf, tiny_pair

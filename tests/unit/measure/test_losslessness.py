@@ -11,9 +11,9 @@ from paceline.measure.losslessness import (
     VerifyConfig,
     check_greedy,
     first_split,
+    kept_tokens,
     verify_models,
 )
-from paceline.measure.top_k_borders import kept_tokens
 from paceline.models import wrap_model
 from paceline.models.fakes import TableModel
 from tiny import tiny_hf

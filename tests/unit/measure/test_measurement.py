@@ -11,13 +11,13 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import UsageError
 from paceline.measure import latency
 from paceline.measure.acceptance import score_texts
-from paceline.measure.latency import PairedTimes, PassTimer, time_pairs
-from paceline.measure.measure_config import MeasureConfig
-from paceline.measure.measurement import measure_models
-from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
-from paceline.measure.verdict import judge
+from paceline.measure.latency import PairedTimes, PassTimer, PromptTimes, time_pairs
+from paceline.measure.measurement import MeasureConfig, measure_models
+from paceline.measure.results import IntervalRow
+from paceline.measure.verdict import decide
 from paceline.models.fakes import TableModel
 from paceline.progress import silent
+from result_rows import acceptance_row, gamma_row, speed_row
 
 PROMPTS = [[1, 2], [3], [4, 5, 1], [0, 0]] * 3
 
@@ -147,24 +147,25 @@ def _timed(temperature):
 
 def test_timed_texts_end_where_they_would_when_served():
     greedy, sampled = _timed(0), _timed(1)
-    assert greedy.baseline_tokens == greedy.method_tokens
+    assert greedy.baseline.tokens == greedy.method.tokens
     for times in (greedy, sampled):
-        assert times.stats.num_emitted + times.stats.num_prefill_tokens == sum(times.method_tokens)
-    assert min(sampled.method_tokens) < 2 * 9, "some text met a stop token"
+        assert times.stats.num_emitted + times.stats.num_prefill_tokens == sum(times.method.tokens)
+    assert min(sampled.method.tokens) < 2 * 9, "some text met a stop token"
 
 
 def test_a_text_that_ended_early_does_not_count_as_fast():
     # a second a token both ways, in texts of other lengths
     nothing = [0.0, 0.0]
-    times = PairedTimes([4.0, 2.0], [1.0, 3.0], nothing, nothing, [4, 2], [1, 3], DecodeStats())
+    baseline = PromptTimes([4.0, 2.0], nothing, [4, 2])
+    times = PairedTimes(baseline, PromptTimes([1.0, 3.0], nothing, [1, 3]), DecodeStats())
     assert times.speedup(torch.Generator().manual_seed(0)) == pytest.approx((1, 1, 1))
 
 
 def test_decoding_alone_leaves_the_first_tokens_out():
     # two repeats, each first token after 5 s of a prompt; then 1 s a token against 0.5 s
     firsts, tokens = [10.0, 10.0], [6, 8]
-    baseline, method = [14.0, 16.0], [12.0, 13.0]
-    times = PairedTimes(baseline, method, firsts, firsts, tokens, tokens, DecodeStats(), 2)
+    sides = (PromptTimes(seconds, firsts, tokens) for seconds in ([14.0, 16.0], [12.0, 13.0]))
+    times = PairedTimes(*sides, DecodeStats(), 2)
     rng = torch.Generator().manual_seed(0)
     assert times.decoding_speedup(rng) == pytest.approx((2, 2, 2))
     assert times.speedup(rng).value == pytest.approx(30 / 25)
@@ -211,48 +212,14 @@ def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, t
     costs = timer.costs()
     assert (costs.target_pass_s, costs.draft_pass_s) == (10, 1)
     assert costs.drafting_s == {2: 2, 5: 5}
-    assert costs.judging_s == {2: 10, 5: 10}
+    assert costs.verifying_s == {2: 10, 5: 10}
     assert costs.expected_speedup(1.8, 5) == pytest.approx(1.8 / (5 * costs.cost_ratio + 1))
 
 
-def _verdict(low, high, alpha=0.5, needed=0.3, num_requests=8):
-    interval = IntervalRow(value=alpha, low=alpha, high=alpha)
-    acceptance = AcceptanceRow(
-        num_prompts=1,
-        num_tokens=1,
-        expected_acceptance=interval,
-        greedy_draft_acceptance=interval,
-        greedy_agreement=interval,
-        acceptance_by_position=[alpha],
-    )
-    best = GammaRow(
-        gamma=2,
-        block_efficiency_iid=1.5,
-        block_efficiency=1.5,
-        break_even_acceptance=needed,
-        predicted_speedup=1.2,
-        mbsu=1.1,
-        drafted_per_block=2.0,
-        drafting_cost_ratio=0.2,
-        block_cost_ratio=1.0,
-        expected_speedup=1.2,
-    )
-    speed = SpeedRow(
-        gamma=2,
-        num_requests=num_requests,
-        num_tokens=1,
-        speedup=IntervalRow(value=(low + high) / 2, low=low, high=high),
-        decoding_speedup=interval,
-        cost_ratio=0.2,
-        engine_efficiency=1.0,
-        predicted_speedup=1.2,
-        measured_over_predicted=1.0,
-        baseline_tokens_per_s=1.0,
-        speculative_tokens_per_s=1.0,
-        block_efficiency=1.5,
-        acceptance_rate=alpha,
-    )
-    return judge(acceptance, best, speed)
+def _verdict(low, high, alpha=0.5, num_requests=8):
+    speedup = IntervalRow(value=(low + high) / 2, low=low, high=high)
+    best = gamma_row(2, break_even_acceptance=0.3)
+    return decide(acceptance_row(alpha=alpha), best, speed_row(speedup, num_requests, gamma=2))
 
 
 def test_go_needs_the_whole_interval_above_one():

@@ -14,9 +14,9 @@ from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.errors import InputNote, PromptError, StorageError, UsageError
 from paceline.measure import MeasureConfig, VerifyConfig, measure, verify_losslessness
+from paceline.measure.analysis import AnalyzeConfig, analyze
 from paceline.measure.bounds import BoundsConfig, bounds
 from paceline.measure.perplexity import PerplexityConfig, perplexity
-from paceline.measure.predicted_frontier import AnalyzeConfig, analyze
 from paceline.train import AlignConfig, PretrainConfig, align, pretrain
 
 VERBS: dict[Callable[..., Any], type[Any]] = {

@@ -25,8 +25,8 @@ from paceline.engines.assisted import Transformers
 from paceline.engines.contract import BlockCounts, Conventions, Request, Served
 from paceline.errors import EngineError
 from paceline.export import ExportConfig, export
-from paceline.measure.served import load_scored, measure_served
-from paceline.measure.served_figures import ServedConfig, compare_served
+from paceline.measure.served import compare_served, load_scored, measure_served
+from paceline.measure.served_runs import ServedConfig
 from paceline.models import CausalModel, load_model, wrap_model
 from paceline.models.drafts.save import save_draft
 

@@ -1,6 +1,5 @@
 """Servers that are started in turn: how often, in which order, and what is asked of each."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from engine_costs import costs_of, step
 from fake_servers import serving, vllm_routes
 from near_pair import GAMMA, served_config, write_near_pair
 from paceline.core.bootstrap import Interval
@@ -18,7 +16,6 @@ from paceline.engines.assisted import Transformers
 from paceline.engines.commands import EngineChoice, Setup
 from paceline.engines.contract import Engine, Request, Served, Together
 from paceline.measure import served_runs
-from paceline.measure.engine_costs import read_costs
 from paceline.measure.served import ServedMeasurement, measure_served
 from paceline.measure.starts import Starts, spread_of, turns
 from paceline.models import CausalModel
@@ -145,16 +142,6 @@ def test_a_running_server_is_not_restarted_and_the_result_says_so(
         found = measure_served(served_config(folder, {"engine": "vllm", "url": url}))
     assert found.starts.number == 1
     assert any("a running server is not restarted" in note for note in found.notes)
-
-
-def test_costs_of_earlier_versions_are_of_one_start(tmp_path: Path):
-    values = costs_of(step(0, 0.01), step(2, 0.02)).model_dump(mode="json")
-    del values["starts"]
-    for one in values["steps"]:
-        del one["seconds_by_start"]
-    file = tmp_path / "costs.json"
-    file.write_text(json.dumps(values))
-    assert read_costs(file).starts == Starts(number=1)
 
 
 def test_the_variation_between_starts_is_pooled_and_added_by_students_t():

@@ -14,8 +14,13 @@ from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, UsageError
 from paceline.measure.acceptance import score_texts
-from paceline.measure.training_stops import Stop, stops_of
-from paceline.measure.trajectory import TrajectoryConfig, TrajectoryRow, trajectory
+from paceline.measure.trajectory import (
+    Checkpoint,
+    TrajectoryConfig,
+    TrajectoryRow,
+    checkpoints_of,
+    trajectory,
+)
 from paceline.models import load_model, prepare_for_decoding
 from paceline.progress import silent
 from paceline.report.trajectory_plots import along, draw_trajectories
@@ -55,9 +60,9 @@ def same_case(one: TrajectoryRow, other: TrajectoryRow) -> bool:
 
 
 def test_every_draft_of_the_pipeline_is_there_once_and_in_order(folder: Path):
-    first = [stop.label for stop in stops_of(folder / "first")]
+    first = [stop.label for stop in checkpoints_of(folder / "first")]
     assert first == ["start", "step 4", "end"]
-    (begun, *_, ended) = stops_of(folder / "second")
+    (begun, *_, ended) = checkpoints_of(folder / "second")
     assert begun.path == folder / "first" / "draft"
     assert ended.path == folder / "second" / "draft"
     assert (ended.step, ended.label) == (4, "end")
@@ -103,17 +108,13 @@ def test_rows_that_are_there_are_not_measured_again(folder: Path, tmp_path: Path
         trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
 
 
-def test_rows_of_an_earlier_version_are_measured_again(folder: Path, tmp_path: Path):
+def test_rows_of_another_version_are_refused_in_one_line(folder: Path, tmp_path: Path):
     made = config(folder, tmp_path / "out", runs=[str(folder / "second")])
-    rows = trajectory(made)
+    trajectory(made)
     kept = tmp_path / "out" / "rows.jsonl"
-    old = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
-    for row in old:
-        del row["schema_version"]
-        row["num_tokens"] = 1
-    kept.write_text("".join(json.dumps(row) + "\n" for row in old), "utf-8")
-    assert trajectory(made) == rows
-    assert trajectory(made) == rows
+    kept.write_text(kept.read_text("utf-8").replace('"schema_version": ', '"schema_version": 9'))
+    with pytest.raises(UsageError, match=r"rows.jsonl has a row that is not .* remove the file"):
+        trajectory(made)
 
 
 def test_a_mistake_leaves_the_directory_free(folder: Path, tmp_path: Path):
@@ -170,13 +171,13 @@ def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: P
 
 
 def test_runs_are_laid_end_to_end():
-    def stop(run: str, step: int, elapsed_s: float) -> Stop:
-        place = Path(run)
-        return Stop(run=place, label="", step=step, elapsed_s=elapsed_s, path=place, fingerprint="")
+    def at(run: str, step: int, elapsed_s: float) -> Checkpoint:
+        named = {"run": run, "path": run, "label": "", "fingerprint": ""}
+        return Checkpoint.model_validate(named | {"step": step, "elapsed_s": elapsed_s})
 
-    stops = [stop("a", 0, 0), stop("a", 10, 3), stop("b", 0, 0), stop("b", 4, 2), stop("c", 1, 1)]
-    assert along(stops, "steps") == [0, 10, 10, 14, 15]
-    assert along(stops, "seconds of training") == [0, 3, 3, 5, 6]
+    drafts = [at("a", 0, 0), at("a", 10, 3), at("b", 0, 0), at("b", 4, 2), at("c", 1, 1)]
+    assert along(drafts, "steps") == [0, 10, 10, 14, 15]
+    assert along(drafts, "seconds of training") == [0, 3, 3, 5, 6]
 
 
 def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tmp_path: Path):
@@ -186,10 +187,10 @@ def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tm
     moved = shutil.copytree(folder / "first" / "draft", tmp_path / "draft")
     manifest["config"]["draft"] = str(moved)
     (run / "manifest.json").write_text(json.dumps(manifest))
-    assert [stop.label for stop in stops_of(run)] == ["start", "end"]
+    assert [stop.label for stop in checkpoints_of(run)] == ["start", "end"]
     shutil.copytree(folder / "draft", moved, dirs_exist_ok=True)
     with pytest.raises(UsageError, match=r"the initial draft of .* has changed since the run"):
-        list(stops_of(run))
+        list(checkpoints_of(run))
 
 
 def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path, tmp_path: Path):

@@ -1,38 +1,31 @@
 """What an undecided verdict asks for, worked out by hand, and which gamma a verdict is about."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from paceline.core.bootstrap import Interval, median_interval, product_interval
-from paceline.measure.expected_speed import ExpectedSpeed, expected_speeds
+from paceline.measure.engine_costs import StepCosts
 from paceline.measure.latency import PassCosts
-from paceline.measure.results import AcceptanceRow, GammaRow, IntervalRow, SpeedRow
-from paceline.measure.verdict import Verdict, judge, judge_expected
-
-
-def acceptance(count: int = 32, low: float = 0.45, high: float = 0.55) -> AcceptanceRow:
-    found = IntervalRow(value=0.5, low=low, high=high)
-    return AcceptanceRow(
-        num_prompts=count,
-        num_tokens=64 * count,
-        expected_acceptance=found,
-        greedy_draft_acceptance=found,
-        greedy_agreement=found,
-        acceptance_by_position=[0.5],
-    )
+from paceline.measure.results import GammaRow, IntervalRow
+from paceline.measure.verdict import (
+    ExpectedSpeed,
+    Verdict,
+    decide,
+    decide_by_expected,
+    expected_speeds,
+)
+from result_rows import acceptance_row, gamma_row, speed_row
 
 
 def row(gamma: int, speedup: float = 1.0, drafted: float | None = None) -> GammaRow:
     """A block costs two target passes."""
-    return GammaRow(
-        gamma=gamma,
-        block_efficiency_iid=2.0,
-        block_efficiency=2.0 * speedup,
+    return gamma_row(
+        gamma,
+        2.0 * speedup,
         drafted_per_block=gamma if drafted is None else drafted,
-        break_even_acceptance=0.5,
-        mbsu=1.0,
         drafting_cost_ratio=0.5 / gamma,
         block_cost_ratio=1.5,
         expected_speedup=speedup,
@@ -49,33 +42,31 @@ def expected(gamma: int, speedup: float, texts: float, costs: float) -> Expected
 
 
 def timed(speedup: float, error: float, count: int = 32) -> Verdict:
-    interval = IntervalRow(value=0.5, low=0.45, high=0.55)
-    measured = IntervalRow(
-        value=speedup,
-        low=speedup * math.exp(-error / 100),
-        high=speedup * math.exp(error / 100),
-    )
-    speed = SpeedRow(
-        gamma=3,
-        num_requests=count,
-        num_tokens=64 * count,
-        speedup=measured,
-        decoding_speedup=interval,
-        cost_ratio=0.2,
-        predicted_speedup=1.0,
-        measured_over_predicted=1.0,
-        engine_efficiency=1.0,
-        baseline_tokens_per_s=1.0,
-        speculative_tokens_per_s=1.0,
-        block_efficiency=2.0,
-        acceptance_rate=0.5,
-    )
-    return judge(acceptance(), row(3), speed)
+    low, high = (speedup * math.exp(sign * error / 100) for sign in (-1, 1))
+    measured = IntervalRow(value=speedup, low=low, high=high)
+    return decide(acceptance_row(), row(3), speed_row(measured, count))
 
 
 def by_expected(*found: ExpectedSpeed, repeats: int = 31, engine: str = "") -> tuple[int, Verdict]:
-    best, verdict = judge_expected(acceptance(), found, repeats, engine)
+    costs = PassCosts(1.0, 0.1, {}, {}, block_ratios={3: [2.0] * repeats})
+    if engine:
+        costs = StepCosts.of_blocks(1.0, {3: 2.0}, engine=engine)
+    best, verdict = decide_by_expected(acceptance_row(), found, costs)
     return best.row.gamma, verdict
+
+
+@dataclass(frozen=True)
+class Costs(PassCosts):
+    """With this error of a block."""
+
+    error: tuple[float, float] = (1.0, 1.0)
+
+    def error_of_block(self, gamma: int, confidence: float) -> tuple[float, float]:
+        return self.error
+
+
+def costs_with(low: float, high: float, *, in_full: bool = False) -> Costs:
+    return Costs(1.0, 0.1, {}, {}, drafts_in_full=in_full, error=(low, high))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +169,7 @@ def rounds(count: int) -> PassCosts:
     """A block costs from 1.0 to 2.0 target passes; each round has a speed of its own."""
     ratios = [1 + number / (count - 1 or 1) for number in range(count)]
     seconds = {("target", 1): [1.0 + number for number in range(count)], ("draft", 1): [1.0]}
-    for part in ("drafting", "judging"):
+    for part in ("drafting", "verifying"):
         pairs = zip(ratios, seconds["target", 1], strict=True)
         seconds[part, 2] = [ratio * target / 2 for ratio, target in pairs]
     return PassCosts.of_rounds(seconds, [2])
@@ -198,7 +189,7 @@ def test_the_error_of_a_block_is_that_of_the_median_of_its_rounds():
 
 def test_costs_without_an_interval_say_how_many_rounds_they_need():
     texts = torch.full((32,), 64.0), torch.full((32,), 16.0)
-    found = expected_speeds([row(3, 2.0)], [texts], lambda *_: (0.0, math.inf), seed=0)
+    found = expected_speeds([row(3, 2.0)], [texts], costs_with(0.0, math.inf), seed=0)
     assert found[0].speedup == (2.0, 0.0, math.inf)
     _, verdict = by_expected(*found, repeats=5)
     assert verdict.reason.endswith("the costs have no interval; set pass_repeats=6 or more")
@@ -213,6 +204,7 @@ def test_the_costs_of_a_block_count_as_far_as_it_drafts():
     texts = torch.full((32,), 64.0), torch.full((32,), 32.0)
     for in_full, cost, more in ((True, 2.0, 2.2), (False, 1.5, 1.6)):
         half = row(4, 1.0, drafted=2.0)
-        (found,) = expected_speeds([half], [texts], lambda *_: (0.9, 1.1), seed=0, in_full=in_full)
+        costs = costs_with(0.9, 1.1, in_full=in_full)
+        (found,) = expected_speeds([half], [texts], costs, seed=0)
         assert found.speedup.low == pytest.approx(cost / more)
         assert found.speedup.high == pytest.approx(cost / (2 * cost - more))

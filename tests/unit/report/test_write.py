@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.bench.grid import Grid
 from paceline.bench.measured_frontier import Frontier
 from paceline.bench.schema import ResultRow
+from paceline.bench.workbench import Grid
 from paceline.cli.main import app
 from paceline.core.bootstrap import Interval
 from paceline.core.rules import Chow, ChowLog, Diff, Lossless, Opt

@@ -14,8 +14,7 @@ from paceline.decode.draft_policies import Confident
 from paceline.decode.strategies import Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.measure.measurement import IntervalRow
-from paceline.measure.training_stops import Stop
-from paceline.measure.trajectory import TextFigures, TrajectoryRow
+from paceline.measure.trajectory import Checkpoint, TextFigures, TrajectoryRow
 from paceline.studies.collect import collect
 from paceline.studies.plan import PlannedStage
 from paceline.studies.rows import StudyRow
@@ -54,7 +53,7 @@ INTERVAL = IntervalRow.of(Interval(1.0, 1.0, 1.0))
 def measured(run: str, label: str, *, mark: str = "f", **changes: Any) -> TrajectoryRow:
     """A draft on three prompts."""
     values = {
-        "stop": Stop(
+        "stop": Checkpoint(
             run=Path(run), label=label, step=7, elapsed_s=1.0, path=Path(run), fingerprint=mark
         ),
         "task": "numbers",

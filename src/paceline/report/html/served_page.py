@@ -11,8 +11,8 @@ from paceline.report.html.measure_page import interval_words, sentence
 from paceline.report.html.page import Fact, Figure, Page, Panel, Section, Table, bounded
 
 if TYPE_CHECKING:
+    from paceline.measure.agreement import BlockFigures
     from paceline.measure.served import ServedMeasurement
-    from paceline.measure.served_figures import BlockFigures
     from paceline.report.html.page import Block, Row, Source
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.measure.training_stops import short_names
+from paceline.measure.trajectory import short_names
 from paceline.report.html import charts
 from paceline.report.html.encodings import Axis
 from paceline.report.html.made_by import machine, sampling_words, source_of

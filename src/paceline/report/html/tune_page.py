@@ -13,8 +13,8 @@ from paceline.report.html.page import Fact, Figure, Page, Panel, Section, Table,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.bench.sequential_test import Tried, TuneConfig
     from paceline.bench.tune import Tuned
-    from paceline.bench.tune_result import Tried, TuneConfig
     from paceline.decode.strategies import DecodingConfig
     from paceline.report.html.page import Block, Row
 
