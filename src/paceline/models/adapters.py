@@ -15,16 +15,18 @@ from typing import Any
 
 import huggingface_hub
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from paceline.cache import cached_directory
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.fingerprints import files_fingerprint
-from paceline.models.cached_directory import cached_directory
-from paceline.models.config_files import read_config
-from paceline.models.hf.architectures import is_encoder_decoder
+from paceline.models.checkpoint_files import (
+    ModelLocation,
+    read_config,
+    refuse_incomplete,
+    shapes_in,
+    with_weights,
+)
 from paceline.models.silence import quiet
-from paceline.models.sizes import shapes_in, with_weights
-from paceline.models.weights import refuse_incomplete
 from paceline.places import copy_files
 
 CONFIG = "adapter_config.json"
@@ -145,7 +147,7 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
     """Write the merged model, with tokenizer and other files of the adapter, else of the base."""
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = read_config(str(base), base, {"local_files_only": True})
+        config = read_config(ModelLocation(str(base), str(base)))
         if getattr(config, "quantization_config", None) is not None:
             raise ModelLoadError(
                 f"{base} is quantized, so the adapter in {directory} cannot be merged into it; "
@@ -165,14 +167,12 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
 
 def _load(base: Path, config: Any) -> Any:
     """The base model in float32."""
-    auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
     with tempfile.TemporaryDirectory() as plain:
         for file in base.iterdir():
             if not file.name.startswith("adapter"):  # transformers would attach it
                 (Path(plain) / file.name).symlink_to(file.resolve())
-        options = {"local_files_only": True}
-        hf, info = with_weights(auto, str(base), config, plain, torch.float32, options)
-    refuse_incomplete(str(base), base, hf, info)
+        hf, info = with_weights(ModelLocation(str(base), plain), config, torch.float32)
+    refuse_incomplete(ModelLocation(str(base), str(base)), hf, info)
     return hf
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import huggingface_hub
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from paceline.config import read_json_mapping
 from paceline.errors import (
@@ -27,21 +25,23 @@ from paceline.errors import (
 from paceline.fingerprints import files_fingerprint
 from paceline.models.adapters import adapters_below, has_adapter, merged_adapter
 from paceline.models.admission.tokenizer import admit_tokenizer
-from paceline.models.config_files import needs_code, read_config
+from paceline.models.checkpoint_files import (
+    ModelLocation,
+    needs_code,
+    read_config,
+    refuse_incomplete,
+    refuse_integers,
+    refuse_not_finite,
+    weight_files,
+    with_weights,
+)
 from paceline.models.gguf import converted_gguf, is_gguf
-from paceline.models.hf.architectures import is_encoder_decoder, refuse_by_name
+from paceline.models.hf.architectures import is_encoder_decoder
 from paceline.models.hf.base import HfModel, named_tokens
 from paceline.models.hf.draft_vocabulary import read_draft_vocabulary
 from paceline.models.hf.settings import warn_of_no_end, warn_of_unused
 from paceline.models.precision import choose_precision, shapes_of
 from paceline.models.silence import quiet
-from paceline.models.sizes import with_weights
-from paceline.models.weights import (
-    refuse_incomplete,
-    refuse_integers,
-    refuse_not_finite,
-    weight_files,
-)
 from paceline.models.wrapping import admitted, unchecked
 
 if TYPE_CHECKING:
@@ -83,14 +83,11 @@ def load_model(
     found_device = find_device(device)
     with quiet():
         with open_model(path) as location:
-            config = read_config(location.name, location.source, location.options)
-            refuse_by_name(config)
+            config = read_config(location)
             kind = choose_dtype(dtype, config, found_device)
-            hf, info = with_weights(
-                auto_class(config), location.name, config, location.source, kind, location.options
-            )
-            refuse_incomplete(location.name, location.directory, hf, info)
-            refuse_integers(location.name, location.directory, hf)
+            hf, info = with_weights(location, config, kind)
+            refuse_incomplete(location, hf, info)
+            refuse_integers(location, hf)
             refuse_not_finite(location.name, hf)
             tokenizer = read_tokenizer(location)
         draft_vocabulary = _draft_vocabulary(location, hf, tokenizer)
@@ -110,8 +107,7 @@ def load_head(
     """
     found_device = find_device(device)
     with quiet(), open_model(path) as location:
-        config = read_config(location.name, location.source, location.options)
-        refuse_by_name(config)
+        config = read_config(location)
         if is_encoder_decoder(config):
             raise UnsupportedModelError(
                 f"{location.name} is an encoder-decoder, whose head cannot be loaded alone"
@@ -121,12 +117,9 @@ def load_head(
         if getattr(shape, "layer_types", None):
             shape.layer_types = []
         kind = choose_dtype(dtype, config, found_device)
-        options = location.options | {"config": config}
-        hf, info = with_weights(
-            AutoModelForCausalLM, location.name, config, location.source, kind, options
-        )
+        hf, info = with_weights(location, config, kind)
         info["unexpected_keys"] = ()
-        refuse_incomplete(location.name, location.directory, hf, info)
+        refuse_incomplete(location, hf, info)
         refuse_not_finite(location.name, hf)
         return unchecked(hf.to(found_device).eval(), read_tokenizer(location))
 
@@ -200,13 +193,13 @@ def fingerprint_if_there(path: str | Path) -> str:
 def shapes_at(path: str | Path) -> list[tuple[int, int]]:
     """`shapes_of` the model at this path."""
     with open_model(path) as location:
-        return shapes_of(read_config(location.name, location.source, location.options))
+        return shapes_of(read_config(location))
 
 
 def encoder_decoder_at(path: str | Path) -> bool:
     """True if the model at this path is an encoder-decoder; its weights are not read."""
     with open_model(path) as location:
-        return is_encoder_decoder(read_config(location.name, location.source, location.options))
+        return is_encoder_decoder(read_config(location))
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
@@ -214,19 +207,6 @@ def stored_dtype(path: str | Path) -> torch.dtype | None:
     settings = read_json_mapping(model_directory(path) / "config.json")
     name = str(settings.get("dtype") or settings.get("torch_dtype"))
     return getattr(torch, name) if name in _STORED else None
-
-
-@dataclass(frozen=True)
-class ModelLocation:
-    """A model's path as the user gave it, and the arguments that transformers loads it with."""
-
-    name: str
-    source: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def directory(self) -> Path | None:
-        return Path(self.source) if Path(self.source).is_dir() else None
 
 
 def _directory_of(location: ModelLocation) -> Path:
@@ -250,7 +230,7 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
         directory = Path(path).expanduser()
         try:
             if tokenizer_alone and any((directory / name).exists() for name in _TOKENIZERS):
-                yield ModelLocation(str(path), str(directory), {"local_files_only": True})
+                yield ModelLocation(str(path), str(directory))
             else:
                 yield locate_model(path)
         except (PacelineError, torch.OutOfMemoryError):
@@ -275,7 +255,7 @@ def locate_model(path: str | Path) -> ModelLocation:
     """Find the model directory, convert a GGUF file, or check that a hub id exists."""
     local = Path(path).expanduser()
     if is_gguf(local):
-        return ModelLocation(str(path), str(converted_gguf(local)), {"local_files_only": True})
+        return ModelLocation(str(path), str(converted_gguf(local)))
     if local.is_file():
         raise ModelLoadError(
             f"{path} is a file; name the directory that holds config.json and the weights, or a "
@@ -284,7 +264,7 @@ def locate_model(path: str | Path) -> ModelLocation:
     if not local.exists():
         return _locate_on_hub(str(path))
     if has_adapter(local):
-        return ModelLocation(str(path), str(merged_adapter(local)), {"local_files_only": True})
+        return ModelLocation(str(path), str(merged_adapter(local)))
     if not (local / "config.json").exists():
         hint = "name the directory that holds config.json and the weights"
         if adapters := adapters_below(local):
@@ -297,7 +277,7 @@ def locate_model(path: str | Path) -> ModelLocation:
             f"{path} has a config.json but no weights; expected model.safetensors (or its index) "
             "in the same directory"
         )
-    return ModelLocation(str(path), str(local), {"local_files_only": True})
+    return ModelLocation(str(path), str(local))
 
 
 def _locate_on_hub(name: str) -> ModelLocation:
@@ -311,12 +291,12 @@ def _locate_on_hub(name: str) -> ModelLocation:
         huggingface_hub.model_info(name, timeout=5)
     except Exception as error:  # offline, refused or unknown: use a cached copy if there is one
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return ModelLocation(name, name, {"local_files_only": True})
+            return ModelLocation(name, name, offline=False)
         raise ModelLoadError(
             f"{name} is not a local path or a hub id that can be reached ({first_line(error)}); "
             "check the spelling or the network"
         ) from error
-    return ModelLocation(name, name)
+    return ModelLocation(name, name, offline=False)
 
 
 def read_tokenizer(location: ModelLocation) -> PreTrainedTokenizerBase | None:
@@ -335,23 +315,6 @@ def _draft_vocabulary(location: ModelLocation, hf: Any, tokenizer: Any) -> torch
         return None
     vocab_size = named_tokens(tokenizer, head.weight.shape[0])
     return read_draft_vocabulary(_directory_of(location), vocab_size)
-
-
-def auto_class(config: Any) -> Any:
-    """The class of transformers that loads a model of this configuration.
-
-    Raises:
-        UnsupportedModelError: There is none, as for models of images and text.
-    """
-    auto: Any = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
-    if type(config) not in auto._model_mapping and hasattr(config, "auto_map"):
-        raise needs_code(f"a model of type {config.model_type}")
-    if type(config) not in auto._model_mapping:
-        raise UnsupportedModelError(
-            f"{config.model_type} is no language model that transformers loads with "
-            f"{auto.__name__}; name a model that reads and writes only text"
-        )
-    return auto
 
 
 def find_device(device: str) -> torch.device:

@@ -9,8 +9,8 @@ from torch import nn
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.admission.model import admit
 from paceline.models.hf.architectures import configured_prompt, is_encoder_decoder, refuse_by_name
-from paceline.models.hf.causal import CausalModel, HfDecoder
-from paceline.models.hf.seq2seq import Seq2SeqModel, Seq2SeqPass
+from paceline.models.hf.causal import CausalModel
+from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.settings import refuse_malformed, warn_of_unused
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from paceline.models.hf.base import ForwardPass, HfModel
+    from paceline.models.hf.base import HfModel
 
 
 def wrap_model(
@@ -75,19 +75,13 @@ def unchecked(
             decoder_prompt = configured_prompt(hf.config, hf.generation_config)
         prompt = tuple(decoder_prompt)
         _check_prompt(hf, prompt)
-        return Seq2SeqModel(hf, tokenizer, prompt)
+        return Seq2SeqModel(hf, tokenizer, decoder_prompt=prompt)
     if decoder_prompt is not None:
         raise UsageError(
             f"got decoder_prompt {list(decoder_prompt)}, but {hf.config.model_type} is "
             "decoder-only; begin the prompts themselves with these tokens"
         )
     return CausalModel(hf, tokenizer)
-
-
-def plain_pass(hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> ForwardPass:
-    """The forward pass of transformers."""
-    make = Seq2SeqPass if is_encoder_decoder(hf.config) else HfDecoder
-    return make(hf, draft_vocabulary)
 
 
 def _check_prompt(hf: PreTrainedModel, prompt: tuple[int, ...]) -> None:

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_model
 from paceline.models.precision import choose_precision
-from paceline.models.prepare import TrainingWriter, choose_writer
+from paceline.models.prepare import choose_writer, training_writer
 from paceline.native import compiled
 from paceline.progress import silent
 from paceline.records import RunDirectory, read_jsonl
@@ -145,7 +145,7 @@ def takes_bfloat16(
 
 def writer_of(
     config: TrainSettings, model: HfModel, accelerator: Accelerator, run: RunDirectory
-) -> HfModel | TrainingWriter:
+) -> HfModel:
     """The generator of training text: the model itself, or copies of its weights.
 
     A Llama-like model may be rounded to bfloat16. "auto" times both when a run begins and records
@@ -156,9 +156,7 @@ def writer_of(
         rows = config.batch_size // config.gradient_accumulation_steps
         choose = partial(choose_writer, model, rows)
         precision = _keep_choice(run, "writing", choose, accelerator)
-    writer = TrainingWriter(model)
-    copies = writer.fuses or (precision == "bfloat16" and writer.has_copies)
-    return writer if copies else model
+    return training_writer(model, bfloat16=precision == "bfloat16")
 
 
 def _keep_choice(

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import ModelLoadError, first_line
+from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.models.contract import Texts
 from paceline.models.hf.base import evaluating
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -33,11 +33,6 @@ FAULTS = (
     *(TypeError, ValueError),
 )
 """What models raise for a cache, mask or position that they do not support."""
-
-
-def failed(error: Exception) -> str:
-    """That a pass failed, with the first line of the reason."""
-    return f"failed ({first_line(error)})"
 
 
 @dataclass
@@ -83,6 +78,26 @@ class Comparison:
         self.num_positions += len(wanted_NV)
         if worst > self.largest:
             self.largest, self.where = worst, where
+
+
+def fault_of(what: str, compare: Callable[[], Comparison], tolerance: float) -> str | None:
+    """What is wrong with a pass, in words; None if a comparison stays within a tolerance.
+
+    Raises:
+        PacelineError: As `compare`; other errors are a fault.
+    """
+    try:
+        found = compare()
+    except (torch.OutOfMemoryError, PacelineError):
+        raise
+    except FAULTS as error:
+        return f"failed ({first_line(error)})"
+    if found.largest <= tolerance:
+        return None
+    return (
+        f"gives {what} that differ from transformers by {found.largest:.2g} standard deviations "
+        f"(allowed {tolerance:g}) {found.where}"
+    ).rstrip()
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from paceline.models.hf.layers import kind_of, nested_configs, outer_lists, shorten_config
+from paceline.models.hf.architectures import kind_of, nested_configs, outer_lists, shorten_config
 from paceline.models.silence import quiet
 from paceline.rng import named_generator
 

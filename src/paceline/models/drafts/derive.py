@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.drafts.heads import new_like
-from paceline.models.drafts.layers import shorten_config
-from paceline.models.drafts.scratch import draw_weights
-from paceline.models.drafts.scratch_t5 import draw_t5_weights
+from paceline.models.drafts.scratch import draw_weights, new_like
 from paceline.models.hf.architectures import (
     is_encoder_decoder,
     num_decoder_layers,
     num_encoder_layers,
     set_num_layers,
+    shorten_config,
 )
 
 if TYPE_CHECKING:
@@ -70,10 +68,7 @@ def derive_draft(
     if not 1 <= depth <= count:
         raise UsageError(f"got {depth} layers; wanted 1 to the target's {count}")
     hf = _widest(target, depth, share * target.num_parameters)
-    if hasattr(config, "d_kv"):
-        draw_t5_weights(hf, seed)
-    else:
-        draw_weights(hf, seed)
+    draw_weights(hf, seed)
     if embeddings == "target":
         _copy_embeddings(hf, target.hf)
     hf.generation_config = target.hf.generation_config

@@ -11,12 +11,14 @@ from torch import nn
 
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.hf.architectures import (
+    NUMBERS,
     is_encoder_decoder,
     num_decoder_layers,
     num_encoder_layers,
     set_num_layers,
+    settings_of,
+    shorten_config,
 )
-from paceline.models.hf.layers import NUMBERS, settings_of, shorten_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelLoadError
-from paceline.models.sizes import Size
+from paceline.models.checkpoint_files import Size
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,10 @@ list, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from paceline.core.vocabulary_subset import BANNED_LOGIT
 from paceline.errors import ModelLoadError
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.contract import Texts
-from paceline.models.hf.architectures import context_length
+from paceline.models.hf.architectures import context_length, source_length
 from paceline.models.hf.logit_map import logit_map, unknown_map
 from paceline.models.hf.settings import banned_tokens, forced_eos
 
@@ -85,26 +86,27 @@ class HfModel(ABC):
     """
 
     files: str | None = None
-
     sessions: Sessions = "batch"
-
-    decoder_prompt: tuple[int, ...] | None = None
-    max_source_length: int | None = None
     states: Callable[[Batch], Tensor] | None = None
+
+    plain_pass: ClassVar[Callable[..., ForwardPass]]
+    """The forward pass of transformers, given a model and a draft vocabulary or None."""
+    session_kinds: ClassVar[dict[Sessions, StartSession]]
+    """The kinds of sessions with transformers' forward pass, the fastest first."""
 
     def __init__(
         self,
         hf: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        draft_vocabulary: Tensor | None,
-        decoder: ForwardPass,
-        start: StartSession | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        draft_vocabulary: Tensor | None = None,
+        decoder_prompt: tuple[int, ...] | None = None,
     ) -> None:
-        """`start` begins a session of a faster pass; None for the model's own `sessions`."""
         self.hf = hf
         self.tokenizer = tokenizer
         self.draft_vocabulary = draft_vocabulary
-        self.decoder = decoder
+        self.decoder_prompt = decoder_prompt
+        self.max_source_length = None if decoder_prompt is None else source_length(hf.config)
+        self.decoder = self.plain_pass(hf, draft_vocabulary)
         self.vocab_size = named_tokens(tokenizer, self._head.weight.shape[0])
         self.max_length = context_length(hf.config)
         self.eos_token_ids = stop_tokens(hf, tokenizer)
@@ -113,7 +115,7 @@ class HfModel(ABC):
         self.forced_eos = forced_eos(hf.generation_config, len(self._head.weight))
         banned = banned_tokens(hf.generation_config, self.eos_token_ids, len(self._head.weight))
         self.banned_K = torch.tensor(banned, device=hf.device) if banned else None
-        self._start = start
+        self._start: StartSession | None = None  # of a faster pass; None: the model's `sessions`
 
     @property
     def device(self) -> torch.device:
@@ -135,11 +137,6 @@ class HfModel(ABC):
     def rolls_back(self) -> bool:
         """Whether sessions can roll back, as speculative decoding needs."""
         return rolls_back(self.sessions)
-
-    @property
-    @abstractmethod
-    def session_kinds(self) -> dict[Sessions, StartSession]:
-        """The kinds of sessions with transformers' forward pass, the fastest first."""
 
     @property
     def head_weight(self) -> Tensor:
@@ -179,37 +176,26 @@ class HfModel(ABC):
     def plain_logits(self, batch: Batch) -> Tensor:
         """Logits of transformers without a cache, padding columns included, [B, T, V]."""
 
-    @property
-    @abstractmethod
-    def _again(self) -> Callable[..., Self]:
-        """Constructor of the same kind of model, with this tokenizer."""
-
-    def rewrap(
-        self,
-        hf: PreTrainedModel,
-        draft_vocabulary: Tensor | None = None,
-        decoder: ForwardPass | None = None,
-        start: StartSession | None = None,
-    ) -> Self:
-        """Another model of the same kind, with this tokenizer.
-
-        `decoder` and `start` are a forward pass and the sessions that use it; None for those of
-        transformers.
-        """
-        model = self._again(hf, draft_vocabulary=draft_vocabulary, decoder=decoder, start=start)
+    def rewrap(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> Self:
+        """Another model of the same kind, with this tokenizer."""
+        model = type(self)(hf, self.tokenizer, draft_vocabulary, self.decoder_prompt)
         model.sessions = self.sessions
         return model
 
     def decoding_with(self, decoder: ForwardPass, start: StartSession | None = None) -> Self:
-        """The same model with another forward pass in its sessions."""
-        model = self.rewrap(self.hf, self.draft_vocabulary, decoder, start)
-        model.states = self.states
+        """The same model with another forward pass; `start` begins sessions that use it.
+
+        `start`: None for those of transformers.
+        """
+        model = copy.copy(self)
+        model.decoder, model._start = decoder, start
+        model.weight_change, model.files = 0.0, None
         return model
 
     def reading_with(self, states: Callable[[Batch], Tensor]) -> Self:
         """The same model with other code for `hidden`."""
-        model = self.rewrap(self.hf, self.draft_vocabulary, self.decoder, self._start)
-        model.weight_change, model.states = self.weight_change, states
+        model = copy.copy(self)
+        model.states, model.files = states, None
         return model
 
     def without_draft_vocabulary(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.models.hf.session import CausalSession
+from paceline.models.hf.causal import CausalSession
 from paceline.native.rule_form import native_rule
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ def layers_of(model: CausalModel) -> Any:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_draft_as_wide_as_its_target_is_its_target(architecture: str):
     target = tiny_model(architecture)
-    draft = subclone(target, width_of(target), measure_importance(target, [TEXT]))
+    draft = subclone(target, width_of(target), measure_importance(target, target, [TEXT]))
     assert torch.equal(logits_of(draft), logits_of(target))
 
 
@@ -52,7 +52,7 @@ def test_channels_that_carry_nothing_are_the_ones_to_go_and_nothing_changes(arch
             layer.mlp.down_proj.weight[silent] = 0
     target = wrap_model(hf)
     width = width_of(target)._replace(hidden=24)
-    draft = subclone(target, width, measure_importance(target, [TEXT]))
+    draft = subclone(target, width, measure_importance(target, target, [TEXT]))
     assert draft.hf.config.hidden_size == 24
     torch.testing.assert_close(logits_of(draft), logits_of(target), rtol=1e-3, atol=1e-4)
 
@@ -71,7 +71,7 @@ def test_inner_channels_that_carry_nothing_go_and_the_others_grow():
             layer.mlp.down_proj.weight[:, index : index + 16] = 0
     target = wrap_model(hf)
     width = width_of(target)._replace(inner=32)
-    draft = subclone(target, width, measure_importance(target, [TEXT]))
+    draft = subclone(target, width, measure_importance(target, target, [TEXT]))
     wanted = logits_of(scaled(hf, "mlp.down_proj", math.sqrt(48 / 32)))
     torch.testing.assert_close(logits_of(draft), wanted, rtol=1e-4, atol=1e-5)
 
@@ -94,7 +94,7 @@ def test_heads_that_carry_nothing_go_with_the_keys_that_nobody_asks(
             for head in silent:
                 layer.self_attn.o_proj.weight[:, 8 * head : 8 * head + 8] = 0
     target = wrap_model(hf)
-    draft = subclone(target, width, measure_importance(target, [TEXT]))
+    draft = subclone(target, width, measure_importance(target, target, [TEXT]))
     assert layers_of(draft)[0].self_attn.k_proj.out_features == 8 * width.num_key_heads
     wanted = logits_of(scaled(hf, "self_attn.o_proj", math.sqrt(2)))
     torch.testing.assert_close(logits_of(draft), wanted, rtol=1e-4, atol=1e-5)
@@ -103,7 +103,7 @@ def test_heads_that_carry_nothing_go_with_the_keys_that_nobody_asks(
 def test_importance_is_what_parts_add_to_the_stream():
     """Layer 0 by hand, from its own inputs; another road than hooks on the parts."""
     target = tiny_model("llama")
-    got = measure_importance(target, [TEXT, [], TEXT[:4]])
+    got = measure_importance(target, target, [TEXT, [], TEXT[:4]])
     inputs: dict[str, list[Tensor]] = {"mlp": [], "attention": []}
     layer = layers_of(target)[0]
     layer.mlp.register_forward_hook(lambda _m, args, _o: inputs["mlp"].append(args[0][0]))
@@ -128,7 +128,7 @@ def test_importance_is_what_parts_add_to_the_stream():
 def test_a_narrow_draft_is_saved_loaded_and_decodes(tmp_path: Path):
     tokenizer = tiny_tokenizer()
     target = wrap_model(tiny_hf("llama", vocab_size=len(tokenizer)), tokenizer)
-    importance = measure_importance(target, [TEXT])
+    importance = measure_importance(target, target, [TEXT])
     draft = subclone(target, Width(16, 32, 2, 1), importance)
     assert draft.num_parameters < target.num_parameters / 2
     target.hf.save_pretrained(tmp_path / "target")
@@ -163,7 +163,8 @@ def test_widths_that_cannot_be_are_refused(width: Width, message: str):
 
 
 def test_other_architectures_and_no_text_are_refused():
+    gpt2, llama = tiny_model("gpt2"), tiny_model("llama")
     with pytest.raises(UnsupportedModelError, match="gpt2 is neither Llama-like nor a T5"):
-        measure_importance(tiny_model("gpt2"), [TEXT])
+        measure_importance(gpt2, gpt2, [TEXT])
     with pytest.raises(UsageError, match="got no text to rank"):
-        measure_importance(tiny_model("llama"), [])
+        measure_importance(llama, llama, [])
