@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.errors import UnsupportedModelError
 from paceline.models.gguf import open_gguf
 from paceline.models.gguf.pre_tokenizers import name_of
-from paceline.models.gguf.stops import ENDS
+from paceline.models.gguf.vocabulary import ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

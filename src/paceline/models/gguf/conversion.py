@@ -18,9 +18,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from paceline.cache import cached_directory, is_cached
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.models.checkpoint_files import within
-from paceline.models.gguf.architectures import read_config
+from paceline.models.gguf.architectures import check_frequencies, read_config
 from paceline.models.gguf.fields import GgufFile, checked_reader
-from paceline.models.gguf.rope import check_frequencies
 from paceline.models.gguf.tensors import read_tensors, stored_names
 from paceline.models.gguf.vocabulary import read_vocabulary
 from paceline.models.hf.architectures import refuse_by_name

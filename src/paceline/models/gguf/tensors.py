@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paceline.models.gguf.rope import ROPE_TENSORS
+from paceline.models.gguf.architectures import ROPE_TENSORS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
