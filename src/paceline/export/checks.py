@@ -16,7 +16,7 @@ from paceline.config import StrictModel
 from paceline.errors import ExportError
 from paceline.export.export_inputs import SAMPLES
 from paceline.models import load_model
-from paceline.models.admission.tokenizer_probes import TOKENIZER_FILE, TokenizerFile
+from paceline.models.admission.tokenizer import TOKENIZER_FILE, TokenizerFile
 from paceline.models.checkpoint_files import auto_class
 from paceline.models.gguf import convert_gguf
 from paceline.models.loading import load_tokenizer

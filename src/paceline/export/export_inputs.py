@@ -16,7 +16,7 @@ from paceline.config import parse_yaml, read_json_mapping, read_result
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
 from paceline.models import load_model
-from paceline.models.admission.tokenizer_probes import PROBES
+from paceline.models.admission.tokenizer import PROBES
 from paceline.models.compatibility import check_block, check_same_vocabulary
 from paceline.models.gguf import open_gguf
 from paceline.models.inspection import ModelFacts, inspect_model

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.export.gguf_vocabulary import Tokenizer, add_tokenizer
-from paceline.models.gguf.tensors import rotated_by_pairs, tensor_names
+from paceline.models.gguf.conversion import rotated_by_pairs, tensor_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

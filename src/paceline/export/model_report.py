@@ -34,9 +34,9 @@ from paceline.models.loading import (
     files_of,
     find_device,
     model_directory,
+    unchecked,
 )
 from paceline.models.prepare import describe_pass
-from paceline.models.wrapping import unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

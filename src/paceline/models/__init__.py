@@ -15,9 +15,8 @@ fakes.py          table models for tests
 
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.causal import CausalModel
-from paceline.models.loading import load_model
+from paceline.models.loading import load_model, wrap_model
 from paceline.models.prepare import prepare_for_decoding
-from paceline.models.wrapping import wrap_model
 from paceline.native.backend import use_native_backend
 
 use_native_backend()

@@ -64,8 +64,9 @@ def merged_adapter(directory: Path) -> Path:
         )
     _check_ranks(directory, settings)
     base = _base_of(directory, settings)
-    files = [file for folder in (directory, base) for file in _fingerprinted(folder)]
-    name = f"{directory.name}-{files_fingerprint(files)}"
+    files = [file for folder in (directory, base) for file in sorted(folder.iterdir())]
+    kept = (file for file in files if file.suffix in (".json", ".safetensors", ".bin"))
+    name = f"{directory.name}-{files_fingerprint(kept)}"
     entry = cached_directory("merged", name, lambda folder: _merge_into(folder, directory, base))
     if base == directory:
         warnings.warn(
@@ -138,11 +139,6 @@ def _base_of(directory: Path, settings: dict[str, Any]) -> Path:
         ) from error
 
 
-def _fingerprinted(folder: Path) -> list[Path]:
-    suffixes = (".json", ".safetensors", ".bin")
-    return [file for file in sorted(folder.iterdir()) if file.suffix in suffixes]
-
-
 def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
     """Write the merged model, with tokenizer and other files of the adapter, else of the base."""
     with quiet(), warnings.catch_warnings():
@@ -208,10 +204,8 @@ def _merge(hf: Any, directory: Path, base: Path) -> None:
             f"the adapter in {directory} does not fit {base}: {len(odd)} of its weights are "
             f"missing or unknown, for example {odd[0]}; name the base model that it was trained for"
         )
-    if not tied:
-        return
-    if torch.equal(hf.get_output_embeddings().weight, hf.get_input_embeddings().weight):
+    if tied and torch.equal(hf.get_output_embeddings().weight, hf.get_input_embeddings().weight):
         hf.tie_weights()
-    else:
+    elif tied:
         hf.config.tie_word_embeddings = False
         hf.config.get_text_config(decoder=True).tie_word_embeddings = False

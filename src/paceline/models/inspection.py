@@ -37,13 +37,7 @@ if TYPE_CHECKING:
 
 
 class Header(NamedTuple):
-    """A model without its weights.
-
-    Attributes:
-        hf: The model of transformers on the meta device.
-        tokenizer: Its tokenizer; None if there are no tokenizer files.
-        num_parameters: Distinct weights; 0 if they are not on this machine.
-    """
+    """A model of transformers on the meta device; `num_parameters`: 0 if they are not known."""
 
     hf: Any
     tokenizer: PreTrainedTokenizerBase | None
@@ -53,18 +47,12 @@ class Header(NamedTuple):
 class ModelFacts(NamedTuple):
     """Facts about a model that is not loaded.
 
-    Attributes:
+    Attributes that are not in `contract`:
         path: As given by the user.
         architecture: The model_type; None if unknown.
         num_layers: Number of layers, of the decoder if there is an encoder.
         num_encoder_layers: Number of layers of the encoder; 0 for a decoder-only model.
-        eos_token_ids: Tokens that end a text.
-        decoder_prompt: See `contract.EncoderDecoder`; None for a decoder-only model.
-        max_length: Context length in tokens; None if unlimited or unknown.
-        max_source_length: Maximum number of encoder tokens; None if unlimited or decoder-only.
-        vocab_size: Tokens of the tokenizer.
         num_parameters: Distinct weights; 0 if unknown.
-        tokenizer: The tokenizer in the model's directory; None if missing or unknown.
     """
 
     path: str

@@ -83,13 +83,11 @@ def prepare_for_decoding(
         return model
     if model.device.type == "cuda":
         return with_cuda_graphs(model)
-    if not on_cpu:
-        return model
-    if model.dtype == torch.bfloat16:
+    if on_cpu and model.dtype == torch.bfloat16:
         return _in_bfloat16(model, round_activations=activations == "bfloat16")
-    if model.dtype != torch.float32 or not can_pack():
-        return model
-    return _packed(model, exact=weights == "auto")
+    if on_cpu and model.dtype == torch.float32 and can_pack():
+        return _packed(model, exact=weights == "auto")
+    return model
 
 
 def prepare_for_training(model: HfModel, *, frozen: bool = False) -> HfModel:
@@ -114,9 +112,8 @@ def with_cuda_graphs(model: HfModel) -> HfModel:
 
     Weights that are multiplied together become views of one tensor, also in `hf`.
     """
-    if not LlamaDecoder.supports(model.hf) or not can_record(model.hf.config):
-        return model
-    if model.banned_K is not None:  # recorded passes know no bans
+    possible = LlamaDecoder.supports(model.hf) and can_record(model.hf.config)
+    if not possible or model.banned_K is not None:  # recorded passes know no bans
         return model
 
     def build(each: HfModel) -> HfModel:

@@ -46,7 +46,7 @@ def derive_draft(
 
     Args:
         target: Gives architecture, tokenizer and proportions.
-        share: Maximum share of the target's parameters, in (0, 1).
+        share: In (0, 1).
         num_layers: Number of layers, of the decoder if there is an encoder; None for an eighth of
             the target's. An encoder gets the same share of its layers.
         embeddings: `target` copies the target's embeddings and head, projected to their principal
@@ -129,12 +129,13 @@ def _narrowed_parts(config: PreTrainedConfig, width: int, depth: int) -> PreTrai
     share = width / new.d_model
     layers = max(1, round(num_encoder_layers(config) * depth / num_decoder_layers(config)))
     set_num_layers(new, depth, layers)
-    for name in ("num_heads", "encoder_attention_heads", "decoder_attention_heads"):
+    multiples = dict.fromkeys(
+        ("num_heads", "encoder_attention_heads", "decoder_attention_heads"), 1
+    )
+    multiples |= dict.fromkeys(("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), _ROUND)
+    for name, step in multiples.items():
         if isinstance(getattr(new, name, None), int):
-            setattr(new, name, max(1, round(getattr(new, name) * share)))
-    for name in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
-        if isinstance(getattr(new, name, None), int):
-            setattr(new, name, _ROUND * max(1, round(getattr(new, name) * share / _ROUND)))
+            setattr(new, name, step * max(1, round(getattr(new, name) * share / step)))
     new.d_model = width
     return new
 
@@ -146,16 +147,16 @@ def _group(config: PreTrainedConfig) -> int:
 
 
 def _copy_embeddings(hf: PreTrainedModel, target: PreTrainedModel) -> None:
-    new: Any = hf.get_input_embeddings()
-    old: Any = target.get_input_embeddings()
-    directions_DW = _directions(old.weight.detach().float(), new.weight.shape[1])
+    pairs: list[Any] = [
+        (hf.get_input_embeddings(), target.get_input_embeddings()),
+        (hf.get_output_embeddings(), target.get_output_embeddings()),
+    ]
+    if pairs[1][0] is None or pairs[1][0].weight is pairs[0][0].weight:
+        pairs.pop()
     with torch.no_grad():
-        new.weight.copy_(old.weight.float() @ directions_DW)
-        new_head: Any = hf.get_output_embeddings()
-        old_head: Any = target.get_output_embeddings()
-        if new_head is not None and new_head.weight is not new.weight:
-            directions_DW = _directions(old_head.weight.detach().float(), new.weight.shape[1])
-            new_head.weight.copy_(old_head.weight.float() @ directions_DW)
+        for new, old in pairs:
+            directions_DW = _directions(old.weight.detach().float(), new.weight.shape[1])
+            new.weight.copy_(old.weight.float() @ directions_DW)
         bias_1V = getattr(target, "final_logits_bias", None)  # of BART and its relatives
         if bias_1V is not None:
             cast("Any", hf).final_logits_bias.copy_(bias_1V)

@@ -74,7 +74,20 @@ def read_vocabulary(file: GgufFile) -> tuple[PreTrainedTokenizerBase, Roles]:
         raise file.error(
             f"has a tokenizer of the kind {model!r} (tokenizer.ggml.model), which is not supported"
         )
-    tokenizer.add_tokens(_added(file, tokens, roles))
+    # llama.cpp, "set attributes by model name"
+    name = str(file.get("general.name", "")).lower()
+    strips = "phi-3" in name or "phi3" in name
+    tokenizer.add_tokens(
+        [
+            AddedToken(
+                tokens[number],
+                special=control,
+                normalized=False,
+                rstrip=strips and tokens[number] not in _PHI3_KEEPS,
+            )
+            for number, control in sorted(roles.special.items())
+        ]
+    )
     if tokenizer.get_vocab_size() != len(tokens):
         raise file.error(f"has {len(tokens)} tokens, of which some have the same text")
     _add_ends(file, tokenizer, tokens, roles, add_bos=add_bos)
@@ -125,7 +138,7 @@ def _byte_level(file: GgufFile, tokens: list[str], roles: Roles) -> tuple[Tokeni
     if merges is None:
         raise file.error("has no merges (tokenizer.ggml.merges)")
     file.get("tokenizer.ggml.scores")  # llama.cpp does not use them here
-    vocabulary = _ids(tokens)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     pairs = [_pair(merge) for merge in merges]
     known = [pair for pair in pairs if {*pair, "".join(pair)} <= vocabulary.keys()]
     model = BPE(vocabulary, known, ignore_merges=found.ignore_merges)
@@ -134,8 +147,8 @@ def _byte_level(file: GgufFile, tokens: list[str], roles: Roles) -> tuple[Tokeni
     tokenizer.decoder = _decoder(tokens[number] for number in roles.special)
     if file.get("tokenizer.ggml.add_space_prefix", False):
         raise file.error(
-            "puts a space before the text (tokenizer.ggml.add_space_prefix), which is "
-            "not supported for this kind of tokenizer"
+            "puts a space before the text (tokenizer.ggml.add_space_prefix), which is not "
+            "supported for this kind of tokenizer"
         )
     return tokenizer, found.add_bos
 
@@ -153,10 +166,6 @@ def _pair(merge: str) -> tuple[str, str]:
     return merge[:1] + left, right
 
 
-def _ids(tokens: list[str]) -> dict[str, int]:
-    return {token: number for number, token in enumerate(tokens)}
-
-
 def _sentencepiece(file: GgufFile, tokens: list[str], roles: Roles) -> Tokenizer:
     scores: list[float] | None = file.get("tokenizer.ggml.scores")
     if scores is None:
@@ -164,7 +173,7 @@ def _sentencepiece(file: GgufFile, tokens: list[str], roles: Roles) -> Tokenizer
     file.get("tokenizer.ggml.merges")  # llama.cpp merges by the scores alone
     file.get("tokenizer.ggml.pre")
     unknown = None if roles.unknown is None else tokens[roles.unknown]
-    vocabulary = _ids(tokens)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     merges = _merges(vocabulary, scores)
     model = BPE(vocabulary, merges, unk_token=unknown, fuse_unk=False, byte_fallback=True)
     tokenizer = Tokenizer(model)
@@ -189,50 +198,25 @@ def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, 
     return [(left, right) for _, _, left, right in sorted(found, key=lambda each: each[:2])]
 
 
-def _added(file: GgufFile, tokens: list[str], roles: Roles) -> list[AddedToken]:
-    """Tokens that a text spells as they are."""
-    # llama.cpp, "set attributes by model name"
-    name = str(file.get("general.name", "")).lower()
-    strips = "phi-3" in name or "phi3" in name
-    return [
-        AddedToken(
-            tokens[number],
-            special=control,
-            normalized=False,
-            rstrip=strips and tokens[number] not in _PHI3_KEEPS,
-        )
-        for number, control in sorted(roles.special.items())
-    ]
-
-
 def _add_ends(
     file: GgufFile, tokenizer: Tokenizer, tokens: list[str], roles: Roles, *, add_bos: bool
 ) -> None:
     """Put BOS and EOS around a text as the file says."""
-    wanted = {
-        "bos": (bool(file.get("tokenizer.ggml.add_bos_token", add_bos)), roles.bos),
-        "eos": (bool(file.get("tokenizer.ggml.add_eos_token", False)), roles.eos),
-    }
-    for name, (adds, number) in wanted.items():
+    ends: dict[str, list[str]] = {}
+    for name, number, default in (("bos", roles.bos, add_bos), ("eos", roles.eos, False)):
+        adds = bool(file.get(f"tokenizer.ggml.add_{name}_token", default))
         if adds and number is None:
             raise file.error(
                 f"adds {name.upper()} to texts (tokenizer.ggml.add_{name}_token) but "
                 f"has no tokenizer.ggml.{name}_token_id"
             )
-    before, after = (
-        [tokens[number]] if adds and number is not None else [] for adds, number in wanted.values()
-    )
+        ends[name] = [tokens[number]] if adds and number is not None else []
+    before, after = ends.values()
     if before or after:
+        second = [*(f"{each}:1" for each in before), "$B:1", *(f"{each}:1" for each in after)]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[*before, "$A", *after],
-            pair=[
-                *before,
-                "$A",
-                *after,
-                *(f"{each}:1" for each in before),
-                "$B:1",
-                *(f"{each}:1" for each in after),
-            ],
+            pair=[*before, "$A", *after, *second],
             special_tokens=[(each, tokens.index(each)) for each in {*before, *after}],
         )
 
@@ -249,12 +233,9 @@ def _templates(file: GgufFile) -> str | dict[str, str] | None:
 
 @dataclass(frozen=True)
 class Roles:
-    """Roles of tokens.
+    """Ids of special tokens, of tokens that end a text (`eos` first) and that a text may spell.
 
-    Attributes:
-        bos, eos, unknown, pad: Their ids; None if there is none.
-        ends: Tokens that end a text, `eos` first.
-        special: Tokens that a text may spell; True for control tokens, which a decoded text omits.
+    `special` is True for control tokens, which a decoded text omits.
     """
 
     bos: int | None

@@ -56,7 +56,7 @@ def context_length(config: PreTrainedConfig) -> int | None:
     """
     text = config.get_text_config(decoder=True)
     limits: list[Any] = [_first(text, "max_position_embeddings", *_CONTEXT_NAMES)]
-    for rope in _ropes(text):
+    for rope in ropes_of(text):
         if rope.get("rope_type") in ("longrope", "dynamic"):
             name = "original_max_position_embeddings"
             limits += [rope.get(name), getattr(text, name, None)]
@@ -79,8 +79,7 @@ def is_encoder_decoder(config: PreTrainedConfig) -> bool:
 
 def source_length(config: PreTrainedConfig) -> int | None:
     """Maximum number of encoder tokens of an encoder-decoder, or None if there is no limit."""
-    limit = _first(config, "max_position_embeddings", "max_encoder_position_embeddings")
-    return limit if isinstance(limit, int) and limit > 0 else None
+    return _first(config, "max_position_embeddings", "max_encoder_position_embeddings")
 
 
 def num_decoder_layers(config: PreTrainedConfig) -> int:
@@ -89,16 +88,14 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
     if not is_encoder_decoder(config):
         return text.num_hidden_layers
     # not of `text`: transformers resets decoder_layers there to the default of the class
-    found = [getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers")]
-    return next((count for count in found if isinstance(count, int)), text.num_hidden_layers)
+    return _first(config, "num_decoder_layers", "decoder_layers") or text.num_hidden_layers
 
 
 def num_encoder_layers(config: PreTrainedConfig) -> int:
     """Number of layers of the encoder; 0 for a decoder-only model."""
     if not is_encoder_decoder(config):
         return 0
-    found = [getattr(config, name, None) for name in ("encoder_layers", "num_layers")]
-    return next(count for count in found if isinstance(count, int))
+    return _first(config, "encoder_layers", "num_layers") or 0
 
 
 def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int | None) -> None:
@@ -156,15 +153,17 @@ def configured_token(
     return None
 
 
-def _ropes(text: PreTrainedConfig) -> list[dict[str, Any]]:
-    settings = getattr(text, "rope_parameters", None) or {}  # nested per layer type in some models
+def ropes_of(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """Settings of rotary positions; several if layers of some types have their own."""
+    settings = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in settings.values() if isinstance(value, dict)]
     return nested or [settings]
 
 
-def _first(config: PreTrainedConfig, *names: str) -> Any:
-    """The first of these settings that the config has, or None."""
-    return next((found for name in names if (found := getattr(config, name, None))), None)
+def _first(config: PreTrainedConfig, *names: str) -> int | None:
+    """The first of these settings that is a positive number, or None."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def nested_configs(config: PreTrainedConfig) -> Iterator[Any]:

@@ -62,14 +62,9 @@ class ForwardPass(Protocol):
 class HfModel(ABC):
     """A transformers model and its tokenizer.
 
-    Attributes:
+    Attributes that are not in `contract`:
         hf: The transformers model.
-        tokenizer: Its tokenizer, or None.
         decoder: The forward pass of sessions.
-        vocab_size: Tokens of the tokenizer; logits beyond are padding and are removed.
-        max_length: Context length, None if the architecture sets no limit.
-        eos_token_ids: Tokens that end a text.
-        num_parameters: Distinct weights; tied ones count once.
         draft_vocabulary: The only tokens that sessions may sample, most likely first, [K]; None for
             all. It also makes the head of Llama-like models smaller.
         weight_change: Maximum rounding error of a weight after `prepare_for_decoding`, relative to
@@ -77,10 +72,7 @@ class HfModel(ABC):
         banned_K: Tokens that the generation config forbids, [K], or None. Sessions give them the
             logit -inf, `head` a probability of 0; `plain_logits` and the checks of faster
             passes do not.
-        forced_eos: See `contract.forced_eos_of`.
         states: Faster code for `hidden`, or None.
-        decoder_prompt, max_source_length: See `contract.EncoderDecoder`; None for a decoder-only
-            model.
         sessions: The key of `session_kinds` that gives transformers' logits; see admission/.
         files: Fingerprint of the files that the weights come from; None: not known.
     """
@@ -135,7 +127,6 @@ class HfModel(ABC):
 
     @property
     def rolls_back(self) -> bool:
-        """Whether sessions can roll back, as speculative decoding needs."""
         return rolls_back(self.sessions)
 
     @property
@@ -211,13 +202,7 @@ class HfModel(ABC):
 
     @functools.cached_property
     def _head_is_right(self) -> bool:
-        wanted, got = self._trial_logits
-        limit = _TOLERANCE * wanted.abs().amax(-1, keepdim=True)
-        return bool(((wanted - got).abs() <= limit).all())
-
-    @property
-    def _trial_logits(self) -> tuple[Tensor, Tensor]:
-        """Logits of a few positions by transformers, and by `plain_head`.
+        """Whether `plain_head` gives the logits of transformers at a few positions.
 
         The head reads every other state times a number that makes its logits large.
         """
@@ -240,7 +225,8 @@ class HfModel(ABC):
                 f"the logits of this {self.hf.config.model_type} are NaN or infinite; its weights "
                 "are damaged: copy or create it again"
             )
-        return wanted, got
+        limit = _TOLERANCE * wanted.abs().amax(-1, keepdim=True)
+        return bool(((wanted - got).abs() <= limit).all())
 
     @property
     def _projection(self) -> Head:
@@ -274,11 +260,9 @@ def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
 @contextlib.contextmanager
 def evaluating(hf: PreTrainedModel) -> Iterator[None]:
     """Switch the model to evaluation mode, and restore its mode afterwards."""
-    if not hf.training:
-        yield
-        return
-    training = [module for module in hf.modules() if module.training]
-    hf.eval()
+    training = [module for module in hf.modules() if module.training] if hf.training else []
+    if training:
+        hf.eval()
     try:
         yield
     finally:
@@ -290,8 +274,6 @@ def evaluating(hf: PreTrainedModel) -> Iterator[None]:
 def recorded_hidden_states(model: HfModel) -> Iterator[list[Tensor]]:
     """Record the final hidden states of the model's sessions, one tensor [B, N, D] per pass."""
     recorded: list[Tensor] = []
-    stop = model.decoder.listen(recorded.append)
-    try:
+    with contextlib.ExitStack() as listening:
+        listening.callback(model.decoder.listen(recorded.append))
         yield recorded
-    finally:
-        stop()
