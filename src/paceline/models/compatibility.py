@@ -26,8 +26,9 @@ _ADVICE = "choose or build a draft with the target's own tokenizer"
 
 def written_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Ids of the tokens that a model writes; Marian may have another vocabulary for its sources."""
+    marian: Any = tokenizer
     two = getattr(tokenizer, "separate_vocabs", False)
-    return dict(tokenizer.target_encoder) if two else tokenizer.get_vocab()
+    return dict(marian.target_encoder) if two else tokenizer.get_vocab()
 
 
 def check_same_vocabulary(target: Model, draft: Model) -> int:

@@ -129,9 +129,8 @@ def _narrowed_parts(config: PreTrainedConfig, width: int, depth: int) -> PreTrai
     share = width / new.d_model
     layers = max(1, round(num_encoder_layers(config) * depth / num_decoder_layers(config)))
     set_num_layers(new, depth, layers)
-    multiples = dict.fromkeys(
-        ("num_heads", "encoder_attention_heads", "decoder_attention_heads"), 1
-    )
+    heads = ("num_heads", "encoder_attention_heads", "decoder_attention_heads")
+    multiples = dict.fromkeys(heads, 1)
     multiples |= dict.fromkeys(("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), _ROUND)
     for name, step in multiples.items():
         if isinstance(getattr(new, name, None), int):
