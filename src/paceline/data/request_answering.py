@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import multiprocessing.util
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -30,6 +29,7 @@ from paceline.models.compatibility import check_fits
 from paceline.models.contract import decoder_contexts
 from paceline.models.loading import fingerprint, load_tokenizer, tokenizer_of
 from paceline.progress import silent
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -221,7 +221,7 @@ def provenance(config: GenerateDataConfig, request: Request) -> dict[str, Any]:
         "prompt_was_cut": request.cut,
         "target": config.target,
         "max_new_tokens": config.max_new_tokens,
-        "paceline": importlib.metadata.version("paceline"),
+        "paceline": __version__,
     }
 
 

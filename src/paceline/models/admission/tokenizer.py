@@ -26,6 +26,7 @@ from paceline.config import StrictModel
 from paceline.errors import ModelLoadError, first_line
 from paceline.fingerprints import files_fingerprint
 from paceline.models.admission.results import recall, remember
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from paceline.models.checkpoint_files import ModelLocation
 
 _FORMAT = 2  # increase when the comparison changes, so that kept results are not used
-_PACKAGES = ("paceline", "transformers", "tokenizers", "sentencepiece")
+_PACKAGES = ("transformers", "tokenizers", "sentencepiece")
 _FILES = ("*.json", "*.model", "*.spm", "*.txt", "*.tiktoken")
 _WEIGHTS = ".index.json"  # ends the name of a list of weight files
 _CLASS_SETTINGS = ("padding_side", "truncation_side", "model_input_names")
@@ -288,7 +289,7 @@ def _key(directory: Path) -> str:
     """Hash of what a check depends on: the tokenizer's files, config.json and versions."""
     files = {file for pattern in _FILES for file in directory.glob(pattern)}
     kept = sorted(file for file in files if not file.name.endswith(_WEIGHTS) and file.is_file())
-    facts = [f"{_FORMAT} {files_fingerprint(kept)}"]
+    facts = [f"{_FORMAT} {__version__} {files_fingerprint(kept)}"]
     facts += [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 

@@ -1,8 +1,8 @@
 """Compares texts of every text model class of transformers with those of `generate`.
 
-    .venv/bin/python tests/golden/record_architectures.py            # writes docs/architectures.md
-    .venv/bin/python tests/golden/record_architectures.py --check    # fails if a row has changed
-    .venv/bin/python tests/golden/record_architectures.py llama t5   # prints the rows of these
+    .venv/bin/python tools/golden/record_architectures.py            # writes docs/architectures.md
+    .venv/bin/python tools/golden/record_architectures.py --check    # fails if a row has changed
+    .venv/bin/python tools/golden/record_architectures.py llama t5   # prints the rows of these
 
 Each class is built from its default configuration, with small sizes and random weights in float32.
 """
@@ -280,9 +280,9 @@ Greedy texts of Paceline compared with those of `generate`, for every decoder-on
 encoder-decoder class of transformers {transformers}, with torch {torch}. This page is generated:
 
 ```
-.venv/bin/python tests/golden/record_architectures.py            # writes this page
-.venv/bin/python tests/golden/record_architectures.py --check    # fails if a row has changed
-.venv/bin/python tests/golden/record_architectures.py llama t5   # prints the rows of these classes
+.venv/bin/python tools/golden/record_architectures.py            # writes this page
+.venv/bin/python tools/golden/record_architectures.py --check    # fails if a row has changed
+.venv/bin/python tools/golden/record_architectures.py llama t5   # prints the rows of these classes
 ```
 
 Each class is built from its default configuration with small sizes, short windows and random
