@@ -93,9 +93,7 @@ def environment(setting: str, folder: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "100",
         "PYTHONHASHSEED": "0",
-        "PYTHONPATH": os.pathsep.join(
-            [str(HERE.parents[1] / "tests"), os.environ.get("PYTHONPATH", "")]
-        ),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "tests"), os.environ.get("PYTHONPATH", "")]),
         "PYTHONWARNINGS": "ignore",
     }
     chosen = {"CC": "/bin/false"} if setting == "no-compiler" else {processor.VARIABLE: setting}

@@ -29,13 +29,7 @@ from paceline.models.hf.architectures import (
 )
 from paceline.models.hf.settings import unused_settings, warn_of_no_end, warn_of_unused
 from paceline.models.inspection import inspect_model
-from paceline.models.loading import (
-    choose_dtype,
-    files_of,
-    find_device,
-    model_directory,
-    unchecked,
-)
+from paceline.models.loading import choose_dtype, files_of, find_device, model_directory, unchecked
 from paceline.models.prepare import describe_pass
 
 if TYPE_CHECKING:

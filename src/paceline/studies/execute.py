@@ -21,7 +21,7 @@ import yaml
 
 from paceline.config import read_json_mapping
 from paceline.errors import ConfigError, PacelineError, StudyError, UsageError
-from paceline.processes import connect_to_ray
+from paceline.processes import connect_to_ray, last_lines, stop_groups
 from paceline.records import RunDirectory, atomic_write_text, is_run, storage_errors
 
 if TYPE_CHECKING:
@@ -198,10 +198,7 @@ def _reason(code: int, log: Path, begin: int) -> str:
 
 def last_line(log: Path, begin: int = 0) -> str:
     """The last message after `begin`, or the last line; without the program's name."""
-    with log.open("rb") as stream:
-        stream.seek(max(begin, log.stat().st_size - _LOG_TAIL))
-        lines = stream.read().decode("utf-8", errors="replace").splitlines()
-    lines = [line.strip() for line in lines if line.strip()]
+    lines = last_lines(log, _LOG_TAIL, begin)
     messages = [line for line in lines if line.startswith(_NAME) and "warning: " not in line]
     return (messages or lines or [""])[-1].removeprefix(_NAME)
 
@@ -256,21 +253,7 @@ class LocalRunner:
         with self._lock:
             self._stopped = True
             running = list(self._processes)
-        try:
-            for process in running:
-                _signal(process, signal.SIGTERM)
-            end = time.monotonic() + _STOP_S
-            for process in running:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, end - time.monotonic()))
-        finally:
-            for process in running:
-                _signal(process, signal.SIGKILL)
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        stop_groups(running, _STOP_S)
 
 
 class RayRunner:

@@ -1,27 +1,41 @@
-"""Generates the answers to the requests of a file in batches."""
+"""Answers the requests of a file, by the target or by servers, and stores the records.
 
+Records of a file are written as Parquet at once; those of servers are kept in a journal until then.
+"""
+
+# N positions of completions, K recorded tokens, D hidden size
 from __future__ import annotations
 
 import multiprocessing.util
+import os
+import shutil
+import tempfile
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
+import pyarrow
 import torch
+from pyarrow import parquet
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
+from paceline.core.fused import chunks
 from paceline.core.sampling import SamplingParams
-from paceline.data.borders import inner_tokens
+from paceline.data.collate import collate
+from paceline.data.prompts import TopTokens
 from paceline.data.requests import ModelWriter
-from paceline.data.shards import Answer, ShardStore
-from paceline.data.top_scores import Recorded, record
+from paceline.data.sources import rows_of
+from paceline.data.tokens import inner_tokens, tokens_of
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.commands import Room
+from paceline.engines.commands import Room, Setup
 from paceline.engines.contract import Request as ServedRequest
-from paceline.engines.engine_choice import Setup, check_choice
-from paceline.engines.start import running
-from paceline.engines.text_answers import tokens_of
-from paceline.engines.text_config import EngineWriter, OpenAIWriter
+from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
+from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import ContextLengthError, PromptError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
@@ -29,21 +43,165 @@ from paceline.models.compatibility import check_fits
 from paceline.models.contract import decoder_contexts
 from paceline.models.loading import fingerprint, load_tokenizer, tokenizer_of
 from paceline.progress import silent
+from paceline.records import append_jsonl, read_jsonl, storage_errors
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
     from transformers import PreTrainedTokenizerBase
 
     from paceline.data.requests import GenerateDataConfig, Request, Shard
-    from paceline.data.shards import Journal
     from paceline.decode import Generation
     from paceline.decode.decoder import Decoder
-    from paceline.engines.text_answers import Written
+    from paceline.engines.texts import Written
     from paceline.models.hf.base import HfModel
     from paceline.models.loading import DType
+
+
+class Answer(BaseModel):
+    """One record: a prompt, the target's completion and the settings that produced it.
+
+    Attributes:
+        id: `PROMPT/N` for answer N to a prompt.
+        prompt: The prompt as text, chat template included.
+        completion: The completion as text, without the end-of-text token.
+        prompt_tokens: The target's exact input tokens.
+        completion_tokens: The generated tokens, including any end-of-text token.
+        stop_reason: `eos`, or `length` or `context` if the text was truncated.
+        source: Location of the prompt in its corpus.
+        target_fingerprint: Hash of the target's files.
+        draft, draft_fingerprint: Empty without a draft.
+        dtype, activations: Precision of the target's weights and activations; empty if a server
+            answered.
+        server: Name and version of the server that answered, such as `vllm 0.32.0`; empty if it
+            gives none, or if the target answered here.
+        top_tokens, top_log_probs: The most likely tokens of each position and their log
+            probabilities before sampling settings, most likely first, in nats; empty at a position
+            for which the server gives none; None if they were not recorded.
+        hidden_states: The target's hidden states before each token, bfloat16 bytes, one row per
+            token; None if they were not recorded.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    prompt: str
+    completion: str
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+    stop_reason: Literal["eos", "length", "context"]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    system_prompt: str
+    source: str
+    prompt_was_cut: bool
+    target: str
+    target_fingerprint: str = ""
+    draft: str = ""
+    draft_fingerprint: str = ""
+    num_speculative_tokens: int = 0
+    dtype: str = ""
+    activations: str = ""
+    max_new_tokens: int
+    paceline: str
+    server: str = ""
+    top_tokens: Sequence[Sequence[int]] | None = None
+    top_log_probs: Sequence[Sequence[float]] | None = None
+    hidden_states: bytes | None = None
+
+
+_COLUMNS = list(Answer.model_fields)
+_TYPES = {
+    "top_tokens": pyarrow.list_(pyarrow.list_(pyarrow.int32())),
+    "top_log_probs": pyarrow.list_(pyarrow.list_(pyarrow.float32())),
+    "hidden_states": pyarrow.binary(),
+}
+
+
+class Journal:
+    """Answers of a file that is not complete yet, one JSON line each, in any order."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, Answer]:
+        """The answers by id."""
+        answers = (Answer(**row) for row in read_jsonl(self._path))
+        return {answer.id: answer for answer in answers}
+
+    def append(self, answer: Answer) -> None:
+        """Add an answer; raises StorageError if it cannot be written."""
+        append_jsonl(self._path, answer.model_dump())
+
+    def remove(self) -> None:
+        """Remove it, because the file is complete."""
+        self._path.unlink(missing_ok=True)
+
+
+class ShardStore:
+    """The Parquet files of one run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def written(self) -> set[str]:
+        """Names of all completed files."""
+        return {path.name for path in self.directory.glob("*.parquet")}
+
+    def holds(self, name: str, num_records: int) -> bool:
+        """True if the file exists, is readable and has this number of records."""
+        try:
+            return parquet.read_metadata(self.directory / name).num_rows == num_records
+        except (OSError, pyarrow.ArrowException):
+            return False
+
+    def journal(self, name: str) -> Journal:
+        """The answers of an incomplete file."""
+        return Journal(self.directory / ".partial" / f"{name}.jsonl")
+
+    def foreign(self) -> list[str]:
+        """Files whose columns are those of another version of Paceline."""
+        return [name for name in sorted(self.written()) if self._columns(name) != _COLUMNS]
+
+    def _columns(self, name: str) -> list[str]:
+        try:
+            return parquet.read_schema(self.directory / name).names
+        except (OSError, pyarrow.ArrowException):
+            return _COLUMNS  # a damaged file is not foreign; it is written again
+
+    def write(self, name: str, answers: Sequence[Answer]) -> None:
+        """Write a file atomically.
+
+        Raises:
+            StorageError: the file could not be written.
+        """
+        table = pyarrow.Table.from_pylist([answer.model_dump() for answer in answers])
+        for column, kind in _TYPES.items():  # those of a column without values are unknown
+            index = table.column_names.index(column)
+            table = table.set_column(index, column, table[column].cast(kind))
+        with storage_errors(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.directory, prefix=".writing.") as scratch:
+                path = Path(scratch) / name
+                with path.open("wb") as stream:
+                    parquet.write_table(table, stream)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                path.replace(self.directory / name)
+
+    def read(self, names: Iterable[str] | None = None) -> list[Answer]:
+        """Records of the given files (None: all), ordered by file name."""
+        chosen = sorted(self.written() if names is None else names)
+        tables = (parquet.read_table(self.directory / name) for name in chosen)
+        return [Answer(**row) for table in tables for row in table.to_pylist()]
+
+    def sweep(self) -> None:
+        """Remove incomplete files of workers that were killed."""
+        for scratch in self.directory.glob(".writing.*"):
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 class Answerer:
@@ -151,7 +309,7 @@ class ServerAnswerer:
         self.config = config
         self.tokenizer = load_tokenizer(config.target, alone=True)
         self.end = cast("int | None", self.tokenizer.eos_token_id)
-        self.servers = TextServers(writer, self._tokenize)
+        self.servers = TextServers(writer, partial(tokens_of, tokenizer=self.tokenizer))
 
     def answer(self, shard: Shard, journal: Journal) -> list[Answer]:
         """One record per request, in order; each is in the journal as soon as it is there."""
@@ -177,34 +335,24 @@ class ServerAnswerer:
 
     def _record(self, request: Request, written: Written) -> Answer:
         ended = written.stop_reason == "eos"
-        tokens = tokens_of(
-            written, lambda text: tokens_behind(self.tokenizer, request.tokens, text), self.end
+        tokens = written.tokens_by(
+            lambda text: tokens_behind(self.tokenizer, request.tokens, text), self.end
         )
         has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
         completion = written.text
         if written.tokens is not None:
             text = tokens[:-1] if has_end else tokens
             completion = text_of(self.tokenizer, text, request.tokens)
-        top = written.top
         return Answer(
             **provenance(self.config, request),
             prompt=text_of(self.tokenizer, request.tokens),
             completion=completion,
             completion_tokens=tokens,
             stop_reason=written.stop_reason,
-            target_fingerprint="",
-            draft="",
-            draft_fingerprint="",
-            num_speculative_tokens=0,
-            dtype="",
-            activations="",
             server=written.server,
-            top_tokens=None if top is None else [[token for token, _ in each] for each in top],
-            top_log_probs=None if top is None else [[value for _, value in each] for each in top],
+            top_tokens=written.top_tokens,
+            top_log_probs=written.top_log_probs,
         )
-
-    def _tokenize(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def provenance(config: GenerateDataConfig, request: Request) -> dict[str, Any]:
@@ -240,7 +388,7 @@ def tokens_behind(
         return inner_tokens(prompt, text, tokenizer)
     except PromptError as error:
         warnings.warn(f"an answer is tokenised without its prompt: {error}", stacklevel=2)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokens_of(text, tokenizer)
 
 
 class ShardWriter:
@@ -298,8 +446,65 @@ def _own_server(config: GenerateDataConfig, writer: EngineWriter) -> Iterator[st
     check_choice(choice)
     room = Room(config.max_prompt_tokens + config.max_new_tokens, writer.concurrency)
     # a worker process has a device of its own; Ray hides the other ones
-    own = config.engine == "processes" and config.workers > 1 and torch.cuda.is_available()
+    own = config.pool == "processes" and config.workers > 1 and torch.cuda.is_available()
     gpu = torch.cuda.current_device() if own else None
     setup = Setup(choice.target or config.target, None, room, config.dtype, gpu)
     with running(choice, setup, silent) as client:
         yield client.url
+
+
+_CHUNK = 256  # positions per chunk of probabilities
+
+
+class Recorded(NamedTuple):
+    """Of one completion.
+
+    Attributes:
+        top: The most likely tokens before each token; None: not recorded.
+        hidden: The hidden states that the head reads for each token, bfloat16 bytes in rows; None:
+            not recorded.
+    """
+
+    top: TopTokens | None = None
+    hidden: bytes | None = None
+
+
+@torch.no_grad()
+def record(
+    model: HfModel,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    count: int,
+    batch_size: int,
+    *,
+    hidden_states: bool,
+) -> list[Recorded]:
+    """The `count` most likely tokens before each completion token, at temperature 1.
+
+    `hidden_states`: also the hidden states. Cost: one forward pass over prompts and completions.
+    """
+    rows = rows_of(model, prompts, completions)
+    found: list[Recorded] = []
+    for first in range(0, len(rows), batch_size):
+        part = rows[first : first + batch_size]
+        batch = collate(part).to(model.device)
+        hidden_ND = model.hidden(batch)[batch.mask_BT]
+        lengths = [len(row.tokens) - row.trained_from for row in part]
+        tops = _top(model, hidden_ND, count, lengths) if count else [None] * len(part)
+        states = [_as_bytes(each) if hidden_states else None for each in hidden_ND.split(lengths)]
+        found += map(Recorded, tops, states)
+    return found
+
+
+def _top(model: HfModel, hidden_ND: Tensor, count: int, lengths: Sequence[int]) -> list[TopTokens]:
+    tops = [
+        model.head.log_probs(hidden_ND[chunk], model.vocab_size).topk(min(count, model.vocab_size))
+        for chunk in chunks(len(hidden_ND), _CHUNK)
+    ]
+    log_probs_NK, tokens_NK = (torch.cat(values) for values in zip(*tops, strict=True))
+    of_rows = zip(tokens_NK.split(list(lengths)), log_probs_NK.split(list(lengths)), strict=True)
+    return [TopTokens(tokens.tolist(), log_probs.tolist()) for tokens, log_probs in of_rows]
+
+
+def _as_bytes(hidden_TD: Tensor) -> bytes:
+    return hidden_TD.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
