@@ -16,7 +16,15 @@ from paceline.data.tokens import encode_prompts
 from paceline.errors import ConfigError
 from paceline.models.compatibility import check_fits, check_same_tokenizer, check_same_vocabulary
 from paceline.models.drafts.restricted_head import count_tokens
-from paceline.models.loading import fingerprint_if_there, load_head, load_model, load_tokenizer, model_directory, shapes_at, stored_dtype
+from paceline.models.loading import (
+    fingerprint_if_there,
+    load_head,
+    load_model,
+    load_tokenizer,
+    model_directory,
+    shapes_at,
+    stored_dtype,
+)
 from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
 from paceline.rng import named_generator

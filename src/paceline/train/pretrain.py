@@ -29,7 +29,13 @@ from paceline.data.sources import ExampleStream, FixedText, Shard
 from paceline.errors import ConfigError, PromptError, UsageError
 from paceline.models.compatibility import check_fits
 from paceline.models.drafts.scratch import AnyNewModel, NewTokenizer, write_new_model
-from paceline.models.loading import fingerprint_if_there, load_model, model_directory, stored_dtype, tokenizer_of
+from paceline.models.loading import (
+    fingerprint_if_there,
+    load_model,
+    model_directory,
+    stored_dtype,
+    tokenizer_of,
+)
 from paceline.models.precision import shapes_of
 from paceline.models.prepare import prepare_for_training
 from paceline.progress import silent
