@@ -28,8 +28,9 @@ T5_LIKE = ["t5", "t5_v1_1", "mt5", "umt5"]
 
 
 def logits_of(model: HfModel) -> Tensor:
+    text = TEXT if model.decoder_prompt is None else [9, 4, 33]
     with torch.inference_mode():
-        return model.plain_logits(model.trial_batch(TEXT, TEXT[:4]))
+        return model.plain_logits(model.trial_batch(text, TEXT))
 
 
 def narrowed(target: HfModel, width: Width) -> HfModel:
