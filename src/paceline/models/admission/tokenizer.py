@@ -118,7 +118,7 @@ class TokenizerCheck(StrictModel):
 def check_tokenizer(directory: Path, tokenizer: Any) -> TokenizerCheck:
     """The check of a loaded tokenizer; compares one that was not loaded by `admit_tokenizer`."""
     kept = vars(tokenizer).get(_CHECK)
-    return kept or _compare(tokenizer, _find_reference(directory))
+    return kept or _compare(tokenizer, find_reference(directory))
 
 
 def admit_tokenizer(location: ModelLocation, directory: Path) -> Any:
@@ -165,7 +165,7 @@ def _first(directory: Path, location: ModelLocation) -> tuple[Any, TokenizerChec
     faults: list[str] = []
     reference = None
     try:
-        reference = _find_reference(directory)
+        reference = find_reference(directory)
     except Exception as error:  # tokenizers raises whatever its parser finds
         faults.append(
             f"tokenizer.json cannot be read by the library tokenizers ({first_line(error)}), so "
@@ -490,7 +490,7 @@ class SentencePieceFile:
         return Reading(_unknown_once(found, {*found} - {tokenizer.unk_token}), None)
 
 
-def _find_reference(directory: Path) -> Reference | None:
+def find_reference(directory: Path) -> Reference | None:
     """The reference for the files of a tokenizer; None if no library reads them.
 
     Raises:
