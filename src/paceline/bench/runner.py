@@ -27,9 +27,10 @@ from paceline.bench.workbench import (
     cell_key,
     prepare,
 )
+from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
-from paceline.decode.result import count_blocks
 from paceline.decode.strategies import build_decoder
+from paceline.decode.text import count_blocks
 from paceline.errors import ContextLengthError
 from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
@@ -65,8 +66,8 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
         UsageError: a model, the task or the output cannot be used.
         StorageError: rows cannot be written; rows written before are kept.
     """
+    checked(config)
     run = RunDirectory(config.output)
-    run.check_kind(config)
     with run.alone():
         return _bench(config, run, progress)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline.core.vocabulary_subset import spread
+from paceline.core.sampling import spread
 from paceline.models.hf.draft_vocabulary import head_of
 from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.seq2seq import Seq2SeqPass

@@ -11,7 +11,7 @@ from paceline.models.contract import Texts, pad
 from paceline.models.llama.packing import merged_product
 from paceline.models.prepare import prepare_for_training
 from paceline.models.t5 import T5Pass, T5States
-from paceline.train.freezing import train_all
+from paceline.train.weights import train_all
 from tiny import tiny_hf as made_by_transformers
 
 T5_LIKE = ["t5", "t5_v1_1", "mt5", "umt5"]

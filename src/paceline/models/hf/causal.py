@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from paceline.core.vocabulary_subset import limited
+from paceline.core.sampling import limited
 from paceline.models.contract import ModelSession
 from paceline.models.hf.architectures import body_of
 from paceline.models.hf.base import HfModel, evaluating

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from paceline.core.vocabulary_subset import limited
+from paceline.core.sampling import limited
 from paceline.errors import ContextLengthError
 from paceline.models.contract import Texts, pad
 from paceline.models.hf.base import HfModel, evaluating

@@ -1,0 +1,110 @@
+"""A compiled library is loaded from the cache only if this user made it and it is whole."""
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.cache import _warn
+from paceline.errors import SlowerWarning
+from paceline.native import library
+from paceline.native.library import library_with
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+PLANTED = "#include <stdio.h>\n__attribute__((constructor)) void f(void) {{ fopen({}, {}); }}"
+
+
+def compile_to(path: Path, source: str) -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
+@pytest.fixture
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place in the cache of a library of one function, which a small compiler makes."""
+    _warn.cache_clear()
+    compile_to(tmp_path / "right.so", "int seven(void) { return 7; }")
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n'
+        f'echo made >> {tmp_path}/calls\nexec cp {tmp_path}/right.so "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(library, "_FUNCTIONS", {"seven": ("", "i")})
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "first"))
+    library_with(())
+    (tmp_path / "calls").unlink()
+    # elsewhere, because the system loads each path once
+    shutil.copytree(tmp_path / "first", tmp_path / "cache")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    (entry,) = (tmp_path / "cache/native").iterdir()
+    return entry
+
+
+def calls(entry: Path) -> int:
+    """How often the compiler was started."""
+    file = entry.parents[2] / "calls"
+    return file.read_text().count("made") if file.exists() else 0
+
+
+def replace(entry: Path, source: str) -> None:
+    entry.unlink()
+    compile_to(entry, source)
+    entry.chmod(0o700)
+
+
+@pytest.mark.parametrize("place", ["cache", "cache/native", "library"])
+@pytest.mark.parametrize("fault", ["mode", "owner"])
+def test_code_that_another_user_may_have_planted_is_not_loaded(
+    entry: Path, tmp_path: Path, place: str, fault: str
+):
+    marker = tmp_path / "marker"
+    replace(entry, PLANTED.format(f'"{marker}"', '"w"'))
+    spoiled = entry if place == "library" else tmp_path / place
+    if fault == "mode":
+        spoiled.chmod(0o777)
+    elif os.getuid():
+        pytest.skip("only root can give files away")
+    else:
+        os.chown(spoiled, 65534, -1)
+    if place == "library":
+        assert library_with(()).seven() == 7
+        assert library_with(()).seven() == 7
+        assert calls(entry) == 1, "it was replaced"
+    else:
+        with pytest.warns(UserWarning, match="is not used"):
+            assert library_with(()).seven() == 7
+        assert list(entry.parent.iterdir()) == [entry]
+    assert not marker.exists()
+
+
+def test_a_damaged_library_is_compiled_again(entry: Path):
+    entry.write_bytes(b"\x7fELF and no more")
+    assert library_with(()).seven() == 7
+    replace(entry, "int eight(void) { return 8; }")
+    assert library_with(()).seven() == 7
+    assert calls(entry) == 2
+
+
+def test_a_library_without_a_function_is_one_line_and_pytorch(
+    entry: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(library, "_FUNCTIONS", {"nine": ("", "i")})
+    with pytest.warns(SlowerWarning, match="so PyTorch is used instead"):
+        assert library.compiled.__wrapped__() is None
+
+
+def test_nobody_else_may_write_the_library_whatever_the_umask(entry: Path):
+    entry.unlink()
+    before = os.umask(0)
+    try:
+        library_with(())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o700
